@@ -1,0 +1,40 @@
+# Each target sets itself up: .venv from the lock file, on any machine with Python >= 3.11.
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): locks/dev.txt locks/install pyproject.toml
+	@sh locks/install $(VENV) locks/dev.txt
+
+setup: $(STAMP)  ## make .venv from the lock file
+
+demo: $(STAMP)  ## a real run on two local targets, ready to migrate; HEADLESS=1 moves it without a terminal
+	@$(BIN)/midstream --demo $(if $(HEADLESS),--headless --json)
+
+test: $(STAMP)  ## the test suite without the long campaigns
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(STAMP)  ## the long fault campaigns
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(STAMP)  ## ruff, pyright, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+	@$(BIN)/pyright
+
+format: $(STAMP)  ## mend what ruff can mend
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: $(STAMP)  ## resolve the lock files anew (needs uv)
+	@sh locks/resolve
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache
+
+.PHONY: help setup demo test test-slow lint format lock clean

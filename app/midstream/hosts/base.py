@@ -1,0 +1,75 @@
+"""What midstream asks of a machine: five verbs, the same for this machine and for one behind SSH."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A command that ran to its end."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Process(Protocol):
+    """A command that runs on the host with its pipes open. One reader and one writer thread may use it at once."""
+
+    stdin: BinaryIO
+    stdout: BinaryIO
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. TimeoutError after ``timeout`` seconds; LostContact where the connection is gone."""
+        ...
+
+    def stderr_text(self) -> str:
+        """What it has written to stderr so far (the last 64 KiB)."""
+        ...
+
+    def close(self) -> None:
+        """Close the pipes and end the command. Idempotent."""
+        ...
+
+
+class Host(Protocol):
+    """A machine. Verbs may be used from several threads; each uses a channel of its own on one connection.
+
+    ``root`` is the absolute path of midstream's directory there, known after ``connect``.
+    Errors: HostError (with a line that mends it) on first contact, LostContact when a live connection dies.
+    """
+
+    name: str
+    root: str
+
+    def connect(self) -> None:
+        """Reach the host, check who it is, find ``root``. Idempotent; reconnects after LostContact."""
+        ...
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = 60.0,
+    ) -> Completed:
+        """Run a command to its end. ``argv`` reaches the program as it stands: nothing is ever expanded."""
+        ...
+
+    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+        """Start a command and keep its pipes."""
+        ...
+
+    def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
+        """Run ``midstream.remote.<module>.<function>`` on the host with the host's own Python (>= 3.8, standard
+        library only) and return its JSON-able result: ``host.call("runs.claim_attempt", root=..., run_id=...)``.
+        RemoteError where the function raised."""
+        ...
+
+    def close(self) -> None:
+        """Drop the connection. What was started detached goes on."""
+        ...

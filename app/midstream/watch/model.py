@@ -1,0 +1,133 @@
+"""What is known of the fleet at one moment: immutable values that screens, flags and plans read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from midstream_engine import records
+
+CONNECTING, LIVE, STALE, DOWN = "connecting", "live", "stale", "down"
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One accelerator as the host reports it. None where the host does not say."""
+
+    index: int
+    kind: str  # "NVIDIA A100-SXM4-80GB", "TPU v4", "cpu" for a virtual device
+    memory_total: int | None = None  # bytes
+    memory_used: int | None = None  # bytes
+    utilization: float | None = None  # 0..1, busy time
+    holders: tuple[int, ...] = ()  # pids that use it
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The host itself. Sizes in bytes."""
+
+    hostname: str
+    platform: str  # "Linux-6.1 x86_64 glibc2.36"
+    python: str  # "3.11.7"; empty where there is none
+    cpus: int
+    cpu_used: float  # 0..1
+    memory_total: int
+    memory_used: int
+    disk_total: int  # of the file system of the root
+    disk_free: int
+    clock_skew: float  # seconds, host minus operator, error at most half the round trip
+    accelerators: tuple[Accelerator, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostView:
+    """A host of the fleet file and what is known of it."""
+
+    name: str
+    kind: str  # "local", "ssh"
+    link: str  # CONNECTING, LIVE, STALE or DOWN
+    last_seen: float | None = None  # UTC seconds
+    error: str = ""  # one line: why it is not live, and what mends it
+    machine: Machine | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointView:
+    """A directory under ``checkpoints/``."""
+
+    name: str
+    step: int
+    attempt: int
+    complete: bool
+    accepted: bool  # by the fence
+    size: int = 0  # bytes
+    created: float = 0.0
+    root_digest: str = ""
+    epoch: int = 1
+    pinned: bool = False
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One copy of a run: what lies under one host's root. A migrated run has several; see ``current``."""
+
+    run_id: str
+    host: str
+    fence: records.Fence | None
+    lineage: records.Lineage | None
+    attempt: int  # newest attempt; 0 where there is none
+    status: records.Status | None  # its process 0
+    alive: bool  # positive evidence that the process runs
+    checkpoints: tuple[CheckpointView, ...] = ()
+    curve: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # spliced rows; see records.splice
+    log: Sequence[str] = field(default=(), repr=False)  # the last lines of the newest attempt's process 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.host, self.run_id
+
+    @property
+    def epoch(self) -> int:
+        return self.fence.epoch if self.fence else 0
+
+    @property
+    def state(self) -> str:
+        """The status' state; ``lost`` where it claims to run and no such process does; ``empty`` without status."""
+        if self.status is None:
+            return "empty"
+        if self.status.state not in records.ENDED and not self.alive:
+            return "lost"
+        return self.status.state
+
+    @property
+    def step(self) -> int | None:
+        return self.status.step if self.status else None
+
+    @property
+    def loss(self) -> float | None:
+        for row in reversed(self.curve):
+            if "train/loss" in row:
+                return row["train/loss"]
+        return None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The fleet at one moment. ``version`` grows with every change."""
+
+    version: int
+    time: float
+    hosts: tuple[HostView, ...] = ()
+    runs: tuple[RunView, ...] = ()
+
+    def host(self, name: str) -> HostView | None:
+        return next((host for host in self.hosts if host.name == name), None)
+
+    def copies(self, run_id: str) -> tuple[RunView, ...]:
+        """Every copy of the run, the one with the highest fence epoch first."""
+        return tuple(sorted((run for run in self.runs if run.run_id == run_id), key=lambda run: -run.epoch))
+
+    def current(self) -> tuple[RunView, ...]:
+        """One view a run: the copy with the highest fence epoch."""
+        return tuple(self.copies(run_id)[0] for run_id in sorted({run.run_id for run in self.runs}))

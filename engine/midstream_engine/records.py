@@ -1,0 +1,644 @@
+"""What lies on disk: the run directory, the orders, the fence and the checkpoint's manifest.
+
+Everything that two programs have to agree on is written here once. The engine imports it, the operator's
+app imports it, and it is piped as source to hosts where nothing is installed; therefore it uses the
+standard library alone and runs on Python 3.8.
+
+Paths are POSIX strings, because the reader of a path is often another machine than the one it lies on.
+Times are UTC seconds since the epoch.  Steps: update ``k`` (from 0) consumes batch ``k`` and logs
+``global_step: k``; checkpoint ``step-N`` is the state after ``N`` updates, so the next line is ``N``.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import math
+import os
+import posixpath
+import re
+import time
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+
+FORMAT = "midstream-checkpoint"
+FORMAT_VERSION = 1
+
+MANIFEST = "manifest.json"
+TRAIN = "train.json"
+PACKED = "small.safetensors"
+
+# ---------------------------------------------------------------------------------------- states of an attempt
+
+STARTING = "starting"
+COMPILING = "compiling"
+RESTORING = "restoring"
+WAITING = "waiting"
+REPLAYING = "replaying"
+TRAINING = "training"
+SAVING = "saving"
+HELD = "held"
+STOPPING = "stopping"
+STOPPED = "stopped"
+FINISHED = "finished"
+FAILED = "failed"
+
+STATES = (
+    STARTING, COMPILING, RESTORING, WAITING, REPLAYING, TRAINING,
+    SAVING, HELD, STOPPING, STOPPED, FINISHED, FAILED,
+)  # fmt: skip
+ENDED = frozenset({STOPPED, FINISHED, FAILED})
+
+# Exit codes of ``python -m midstream_engine.train``.
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_FENCED = 7
+
+# Actions of ``order.json``.
+SAVE = "save"
+STOP = "stop"
+RESTORE = "restore"
+PROMOTE = "promote"
+HOLD = "hold"
+ACTIONS = (SAVE, STOP, RESTORE, PROMOTE, HOLD)
+
+
+class RecordError(ValueError):
+    """A file of the run directory is missing, torn or of another shape; the message names the file and field."""
+
+
+# ------------------------------------------------------------------------------------------------------- paths
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPaths:
+    """Where the parts of one run lie under a host's root."""
+
+    root: str
+    run_id: str
+
+    @property
+    def dir(self) -> str:
+        return posixpath.join(self.root, "runs", self.run_id)
+
+    def _in(self, *parts: str) -> str:
+        return posixpath.join(self.dir, *parts)
+
+    @property
+    def config(self) -> str:
+        return self._in("run.yaml")
+
+    @property
+    def lineage(self) -> str:
+        return self._in("lineage.json")
+
+    @property
+    def fence(self) -> str:
+        return self._in("fence.json")
+
+    @property
+    def lock(self) -> str:
+        """Held (flock) around each commit of a checkpoint and each change of fence or lineage."""
+        return self._in(".lock")
+
+    @property
+    def pins(self) -> str:
+        return self._in("pins")
+
+    @property
+    def attempts(self) -> str:
+        return self._in("attempts")
+
+    @property
+    def checkpoints(self) -> str:
+        return self._in("checkpoints")
+
+    def checkpoint(self, name: str) -> str:
+        return self._in("checkpoints", name)
+
+    def attempt(self, number: int) -> "AttemptPaths":
+        return AttemptPaths(self._in("attempts", attempt_name(number)))
+
+
+@dataclasses.dataclass(frozen=True)
+class AttemptPaths:
+    """Where the parts of one attempt lie."""
+
+    dir: str
+
+    def status(self, process: int = 0) -> str:
+        return posixpath.join(self.dir, f"status-{process}.json")
+
+    def log(self, process: int = 0) -> str:
+        return posixpath.join(self.dir, f"log-{process}.txt")
+
+    @property
+    def metrics(self) -> str:
+        return posixpath.join(self.dir, "metrics.jsonl")
+
+    @property
+    def order(self) -> str:
+        return posixpath.join(self.dir, "order.json")
+
+    @property
+    def restore(self) -> str:
+        """The engine's evidence of what it restored: see :class:`Restore`."""
+        return posixpath.join(self.dir, "restore.json")
+
+
+def attempt_name(number: int) -> str:
+    """``3`` -> ``"003"``."""
+    return f"{number:03d}"
+
+
+_CHECKPOINT = re.compile(r"step-(\d+)-a(\d+)")
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def checkpoint_name(step: int, attempt: int) -> str:
+    """``(1200, 3)`` -> ``"step-1200-a003"``."""
+    return f"step-{step}-a{attempt:03d}"
+
+
+def parse_checkpoint_name(name: str) -> Optional[Tuple[int, int]]:
+    """``"step-1200-a003"`` -> ``(1200, 3)``; None for any other name."""
+    match = _CHECKPOINT.fullmatch(name)
+    return (int(match.group(1)), int(match.group(2))) if match else None
+
+
+def check_run_id(run_id: str) -> str:
+    """The id itself where it may name a directory, else RecordError: letters, digits, ``.``, ``_`` and ``-``."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise RecordError(f"run id {run_id!r}: use 1 to 128 letters, digits, '.', '_' or '-', the first a letter or digit")
+    return run_id
+
+
+# ---------------------------------------------------------------------------------------------------- JSON I/O
+
+
+def canonical_json(value: Any) -> bytes:
+    """One spelling for one value: sorted keys, no spaces, UTF-8, no NaN. What digests are computed over."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def write_json(path: str, value: Any, *, durable: bool = True) -> None:
+    """Replace ``path`` atomically. ``durable`` also waits until the new name is on the disk."""
+    write_bytes(path, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n", durable=durable)
+
+
+def write_bytes(path: str, data: bytes, *, durable: bool = True, mode: int = 0o644) -> None:
+    """Replace ``path`` atomically with ``data``."""
+    temporary = f"{path}.tmp-{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    if durable:
+        sync_directory(os.path.dirname(path) or ".")
+
+
+def sync_directory(path: str) -> None:
+    """Wait until the names in a directory are on the disk (where the file system can be asked)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: str) -> Any:
+    """The value in ``path``. FileNotFoundError where it is absent, RecordError where it is torn."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise RecordError(f"{path}: not JSON ({error})") from error
+
+
+def read_json_or_none(path: str) -> Any:
+    """The value in ``path``, or None where there is no such file."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Hold an exclusive advisory lock on ``path``, which is created where it is missing."""
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+Record = TypeVar("Record", bound="_Record")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """A frozen dataclass that knows its JSON form. Fields that a newer version added are ignored on reading."""
+
+    def to_json(self) -> Dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls: Type[Record], value: Any, where: str = "") -> Record:
+        """Raises RecordError naming ``where`` and the field."""
+        name = where or cls.__name__
+        if not isinstance(value, dict):
+            raise RecordError(f"{name}: expected an object, found {type(value).__name__}")
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        missing = [
+            key
+            for key, field in fields.items()
+            if key not in value
+            and field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+        ]
+        if missing:
+            raise RecordError(f"{name}: lacks {', '.join(missing)}")
+        return cls(**{key: value[key] for key in fields if key in value})
+
+    @classmethod
+    def read(cls: Type[Record], path: str) -> Record:
+        return cls.from_json(read_json(path), path)
+
+    @classmethod
+    def read_or_none(cls: Type[Record], path: str) -> Optional[Record]:
+        value = read_json_or_none(path)
+        return None if value is None else cls.from_json(value, path)
+
+    def write(self, path: str, *, durable: bool = True) -> None:
+        write_json(path, self.to_json(), durable=durable)
+
+
+# --------------------------------------------------------------------------------------------- process identity
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessIdentity(_Record):
+    """A process of this boot: a pid alone is reused, a pid with its start time is not."""
+
+    boot_id: str
+    pid: int
+    start_ticks: int
+
+
+def _start_ticks(pid: int) -> Optional[int]:
+    """Field 22 of /proc/PID/stat: start time in clock ticks since boot. None where there is no such process
+    or where it is only a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
+        return file.read().strip()
+
+
+def this_process() -> ProcessIdentity:
+    pid = os.getpid()
+    ticks = _start_ticks(pid)
+    assert ticks is not None
+    return ProcessIdentity(boot_id(), pid, ticks)
+
+
+def identify(pid: int) -> Optional[ProcessIdentity]:
+    """The identity of a running process of this machine, None where there is none."""
+    ticks = _start_ticks(pid)
+    return None if ticks is None else ProcessIdentity(boot_id(), pid, ticks)
+
+
+def is_alive(process: ProcessIdentity) -> bool:
+    """Whether this very process still runs on this machine."""
+    return process.boot_id == boot_id() and _start_ticks(process.pid) == process.start_ticks
+
+
+# -------------------------------------------------------------------------------------------------- run records
+
+
+@dataclasses.dataclass(frozen=True)
+class Status(_Record):
+    """``status-<p>.json``: what one process of an attempt is doing. ``heartbeat`` is rewritten every few seconds."""
+
+    state: str
+    step: int  # updates done: the state the process holds is step-<step>
+    process: int
+    boot_id: str
+    pid: int
+    start_ticks: int
+    heartbeat: float
+    run_id: str = ""
+    attempt: int = 0
+    epoch: int = 1
+    processes: int = 1
+    num_train_steps: int = 0
+    devices: List[Dict[str, Any]] = dataclasses.field(default_factory=list)  # {"kind", "platform", "memory_bytes"}
+    versions: Dict[str, str] = dataclasses.field(default_factory=dict)
+    checkpoint: Optional[str] = None  # newest complete checkpoint that this attempt wrote or restored
+    root_digest: Optional[str] = None  # of that checkpoint
+    order: int = 0  # serial of the last order that was carried out
+    message: str = ""  # one line: why it failed, what it waits for
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.boot_id, self.pid, self.start_ticks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order(_Record):
+    """``order.json``: what a running (or starting) engine is to do. A new order has a higher ``serial``.
+
+    ``save``: save at the next step boundary and go on. ``stop``: save, seal and exit 0; with an ``epoch`` above
+    the engine's own the engine also writes the fence, naming ``holder``, so that its status ``stopped`` is the
+    source's acknowledgement. ``restore``: start from ``checkpoint``, whose root digest must be ``root_digest``.
+    ``hold`` and ``promote`` belong to handover and overtake.
+    """
+
+    action: str
+    epoch: int = 1
+    checkpoint: Optional[str] = None
+    root_digest: Optional[str] = None
+    step: Optional[int] = None
+    holder: str = ""
+    migration: str = ""
+    serial: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Seal(_Record):
+    """What was written under ``epoch`` counts up to and including checkpoint ``step-<step>``, and no further."""
+
+    epoch: int
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Fence(_Record):
+    """``fence.json``: who may go on with the run. ``seals`` holds one entry for every closed epoch, because a
+    writer that was sealed two moves ago must not slip under the newest seal."""
+
+    epoch: int
+    holder: str
+    sealed_step: Optional[int] = None  # the newest seal's step: where the current epoch began
+    seals: List[Dict[str, int]] = dataclasses.field(default_factory=list)
+
+    def accepts(self, epoch: int, step: int) -> bool:
+        """Whether a checkpoint ``step-<step>`` written under ``epoch`` belongs to the accepted lineage."""
+        if epoch >= self.epoch:
+            return True
+        limits = [seal["step"] for seal in self.seals if seal["epoch"] >= epoch]
+        if self.sealed_step is not None:
+            limits.append(self.sealed_step)
+        return bool(limits) and step <= min(limits)
+
+    def sealed(self, epoch: int, holder: str, step: int) -> "Fence":
+        """The fence after handing the run to ``holder`` under ``epoch``, with everything before it sealed at
+        ``step``. RecordError unless ``epoch`` is higher than the present one."""
+        if epoch <= self.epoch:
+            raise RecordError(f"the fence is already at epoch {self.epoch} (holder {self.holder}); cannot seal with {epoch}")
+        return Fence(epoch, holder, step, self.seals + [{"epoch": epoch - 1, "step": step}])
+
+
+def first_fence(holder: str) -> Fence:
+    """The fence of a run that has never moved."""
+    return Fence(1, holder)
+
+
+@dataclasses.dataclass(frozen=True)
+class LineageEntry(_Record):
+    """One attempt in the chain. ``last_step`` is None while it runs."""
+
+    attempt: int
+    epoch: int
+    target: str
+    devices: int
+    device_kind: str
+    first_step: int
+    last_step: Optional[int] = None
+    checkpoint: Optional[str] = None  # the one it started from; None for a fresh start
+    root_digest: Optional[str] = None
+    migration: str = ""
+    started: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Lineage(_Record):
+    """``lineage.json``: the chain of attempts of a run, oldest first."""
+
+    run_id: str
+    attempts: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def entries(self) -> List[LineageEntry]:
+        return [LineageEntry.from_json(entry, "lineage.json") for entry in self.attempts]
+
+    def with_entry(self, entry: LineageEntry) -> "Lineage":
+        """With ``entry`` added, or in the place of the one with the same attempt number."""
+        others = [old for old in self.attempts if old["attempt"] != entry.attempt]
+        return Lineage(self.run_id, sorted(others + [entry.to_json()], key=lambda old: old["attempt"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pin(_Record):
+    """``pins/<migration>.json``: retention may not delete ``checkpoint`` before ``expires``."""
+
+    checkpoint: str
+    expires: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Restore(_Record):
+    """``restore.json``: the engine's evidence, written after restoring and before its first update."""
+
+    checkpoint: str
+    step: int
+    root_digest: str  # recomputed from the bytes that were read
+    expected_root_digest: str
+    witness_recorded: List[float]  # losses of fixed sequences, as the checkpoint's writer measured them
+    witness_recomputed: List[float]  # the same sequences, measured here from the restored state
+    witness_error: float  # largest relative difference
+    batch_digest: str  # of batch ``step``, the next one to be consumed
+    recorded_batch_digest: str  # of the same batch, as the writer expected it
+    devices: int = 0
+    seconds: Dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+# ------------------------------------------------------------------------------------------------------ metrics
+
+
+def parse_metrics(lines: Iterable[str]) -> List[Dict[str, Any]]:
+    """Rows of ``metrics.jsonl``. A torn last line (the writer is still at it, or was killed) is left out; a torn
+    line in the middle is a RecordError."""
+    rows: List[Dict[str, Any]] = []
+    torn: Optional[int] = None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if torn is not None:
+            raise RecordError(f"metrics.jsonl line {torn} is torn, and lines follow it")
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            torn = number
+    return rows
+
+
+def splice(rows: Mapping[int, Sequence[Mapping[str, Any]]], lineage: Lineage, fence: Optional[Fence]) -> List[Dict[str, Any]]:
+    """The run's curve from the rows of each attempt: every step from the newest accepted attempt that has it.
+
+    An attempt's line ``k`` is accepted where the fence accepts the state it led to, ``step-<k+1>``.
+    Rows get the key ``attempt``. Rows without ``global_step`` are left out.
+    """
+    epochs = {entry.attempt: entry.epoch for entry in lineage.entries}
+    chosen: Dict[int, Dict[str, Any]] = {}
+    for attempt in sorted(rows):
+        epoch = epochs.get(attempt, 1)
+        for row in rows[attempt]:
+            step = row.get("global_step")
+            if step is None or (fence is not None and not fence.accepts(epoch, step + 1)):
+                continue
+            if "train/loss" in row or step not in chosen:
+                chosen[step] = dict(row, attempt=attempt)
+            else:
+                chosen[step].update({key: value for key, value in row.items() if key not in ("time",)})
+    return [chosen[step] for step in sorted(chosen)]
+
+
+def relative_difference(a: float, b: float) -> float:
+    """|a-b| / max(|a|, |b|); 0 for two equal values, infinity where one of them is not finite."""
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return 0.0 if a == b else math.inf
+    return 0.0 if a == b else abs(a - b) / max(abs(a), abs(b))
+
+
+def batch_digest(example_digests: Iterable[bytes]) -> str:
+    """SHA-256 over the per-example digests, in global example order."""
+    total = hashlib.sha256()
+    for digest in example_digests:
+        total.update(digest)
+    return total.hexdigest()
+
+
+# --------------------------------------------------------------------------------------------------- checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectEntry(_Record):
+    """One file of a checkpoint (or of a token cache). ``path`` is relative to the manifest."""
+
+    path: str
+    size: int  # bytes
+    sha256: str  # hex
+    crc32c: str = ""  # base64 of the big-endian 4 bytes, as buckets report it
+    host: str = ""  # which host holds it, where a checkpoint is spread; empty: all of them
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayEntry(_Record):
+    """One array. ``grid`` is the number of cells along each axis; ``objects`` lists its files in path order
+    (for an array in ``small.safetensors`` that file alone, and an empty grid)."""
+
+    name: str
+    axes: List[str]
+    shape: List[int]
+    dtype: str
+    grid: List[int]
+    objects: List[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest(_Record):
+    """``manifest.json``: written last; a directory without it is no checkpoint."""
+
+    format: str
+    version: int
+    run_id: str
+    step: int
+    attempt: int
+    epoch: int
+    created: float
+    root_digest: str
+    arrays: List[Dict[str, Any]]
+    objects: List[Dict[str, Any]]
+
+    @classmethod
+    def from_json(cls, value: Any, where: str = "") -> "Manifest":
+        manifest = super().from_json(value, where)
+        if manifest.format != FORMAT:
+            raise RecordError(f"{where or MANIFEST}: format {manifest.format!r} is not {FORMAT!r}")
+        if manifest.version > FORMAT_VERSION:
+            raise RecordError(f"{where or MANIFEST}: version {manifest.version} is newer than this midstream reads ({FORMAT_VERSION})")
+        for entry in manifest.object_entries:
+            if not safe_relative(entry.path):
+                raise RecordError(f"{where or MANIFEST}: object path {entry.path!r} leaves the directory")
+        return manifest
+
+    @property
+    def name(self) -> str:
+        return checkpoint_name(self.step, self.attempt)
+
+    @property
+    def object_entries(self) -> List[ObjectEntry]:
+        return [ObjectEntry.from_json(entry, MANIFEST) for entry in self.objects]
+
+    @property
+    def array_entries(self) -> List[ArrayEntry]:
+        return [ArrayEntry.from_json(entry, MANIFEST) for entry in self.arrays]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all objects, the manifest itself left out."""
+        return sum(entry["size"] for entry in self.objects)
+
+
+def safe_relative(path: str) -> bool:
+    """Whether ``path`` stays below the directory it is relative to, spelled in its one canonical way."""
+    return bool(path) and not path.startswith("/") and path == posixpath.normpath(path) and path.split("/")[0] != ".." and "\0" not in path
+
+
+def root_digest(arrays: Sequence[ArrayEntry], sha256: Mapping[str, str], state: Mapping[str, Any]) -> str:
+    """The checkpoint's identity: SHA-256 of the canonical JSON of the arrays, sorted by name, each with the
+    hashes of its objects (``sha256``: path -> hex), together with ``train.json``'s ``state``."""
+    described = [
+        {
+            "name": array.name,
+            "axes": list(array.axes),
+            "shape": list(array.shape),
+            "dtype": array.dtype,
+            "grid": list(array.grid),
+            "objects": [[path, sha256[path]] for path in array.objects],
+        }
+        for array in sorted(arrays, key=lambda array: array.name)
+    ]
+    return hashlib.sha256(canonical_json({"arrays": described, "state": state})).hexdigest()
+
+
+def crc32c_base64(value: int) -> str:
+    """A crc32c as buckets spell it."""
+    return base64.b64encode(value.to_bytes(4, "big")).decode()
