@@ -1,0 +1,271 @@
+"""The values of a migration: what is asked for, what will be done, what happened. No screen, no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+STOP, HANDOVER, OVERTAKE = "stop", "handover", "overtake"
+
+# The phases in their order; `rollback` replaces the rest when one of them fails.
+PLAN, PREFLIGHT, PREPARE, CUTOVER, RELAUNCH, CERTIFY, FINISH = (
+    "plan",
+    "preflight",
+    "prepare",
+    "cutover",
+    "relaunch",
+    "certify",
+    "finish",
+)
+PHASES = (PLAN, PREFLIGHT, PREPARE, CUTOVER, RELAUNCH, CERTIFY, FINISH)
+ROLLBACK = "rollback"
+
+# States of an event of a phase.
+STARTED, PROGRESS, DONE, FAILED = "started", "progress", "done", "failed"
+
+# States of a migration as a whole.
+RUNNING, INTERRUPTED, COMPLETED, ROLLED_BACK, ROLLBACK_INCOMPLETE = (
+    "running",
+    "interrupted",
+    "completed",
+    "rolled back",
+    "rollback incomplete",
+)
+OPEN_STATES = frozenset({RUNNING, INTERRUPTED, ROLLBACK_INCOMPLETE})
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asks for: `midstream --migrate RUN --to TARGET`."""
+
+    run_id: str
+    target: str
+    mode: str = STOP
+    checkpoint: str = "now"  # "now", "latest", or a step number
+    source: str = ""  # host of the copy to move; empty: the copy with the highest fence epoch
+    source_lost: bool = False
+    certify_steps: int = 16
+    healthy_steps: int = 100
+    overrides: tuple[str, ...] = ()  # engine flags, as they stand
+
+
+@dataclass(frozen=True)
+class Change:
+    """One number of the run, before and after. ``note`` says why it changes, or that it does not matter."""
+
+    name: str
+    before: str
+    after: str
+    note: str = ""
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A migration as a value: printing it is the dry run, executing it is the migration."""
+
+    migration: str  # id: mig-<date>-<run>-<random>
+    run_id: str
+    mode: str
+    source: str  # host name
+    source_attempt: int
+    source_state: str
+    source_step: int
+    target: str  # target name
+    target_host: str
+    source_epoch: int
+    epoch: int  # what the target will run under
+    checkpoint: str  # "now", or the name of a complete checkpoint
+    checkpoint_step: int | None  # None for "now"
+    source_devices: int
+    target_devices: int
+    train_batch_size: int
+    per_device_parallelism: int
+    accumulation: int
+    overrides: tuple[str, ...]  # engine flags of the target's attempt
+    changes: tuple[Change, ...]
+    route: str
+    checkpoint_bytes: int
+    data_digest: str
+    data_bytes: int  # to be copied; 0 where the target has the data
+    steps_lost: int
+    predicted_seconds: Mapping[str, float]  # by ledger entry
+    cost_per_hour: tuple[float | None, float | None] = (None, None)  # source, target
+    warnings: tuple[str, ...] = ()
+    source_lost: bool = False
+    source_acknowledged_stop: bool = False
+    certify_steps: int = 16
+    healthy_steps: int = 100
+    fleet_file: str = ""
+    created: float = 0.0
+
+    @property
+    def predicted_downtime(self) -> float:
+        return sum(self.predicted_seconds.values())
+
+    def command(self) -> str:
+        """The command line that does the same."""
+        import shlex
+
+        words = ["midstream"]
+        if self.fleet_file:
+            words += ["--fleet", self.fleet_file]
+        words += ["--migrate", self.run_id, "--to", self.target, "--mode", self.mode]
+        if self.checkpoint != "now":
+            words += ["--checkpoint", str(self.checkpoint_step)]
+        if self.source_lost:
+            words.append("--source-lost")
+        words += ["--certify-steps", str(self.certify_steps), "--healthy-steps", str(self.healthy_steps)]
+        return shlex.join(words)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        fixed = dict(value)
+        fixed["changes"] = tuple(Change(**change) for change in value["changes"])
+        for name in ("overrides", "warnings", "cost_per_hour"):
+            fixed[name] = tuple(value[name])
+        return cls(**fixed)
+
+
+PASS, WARN, FAIL = "pass", "warn", "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the preflight. ``fix`` is the line that mends it."""
+
+    name: str
+    state: str  # PASS, WARN or FAIL
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the journal, and of ``--json``.
+
+    ``event``: ``phase`` (a phase began, went on, ended), ``check`` (a preflight line), ``command`` (what was run
+    where: the command log), ``note`` (one line for a person), ``result`` (the end).
+    """
+
+    event: str
+    time: float
+    phase: str = ""
+    state: str = ""
+    message: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        value = {key: item for key, item in asdict(self).items() if item not in ("", {})}
+        detail = value.pop("detail", {})
+        return {**value, **{key: item for key, item in detail.items() if key not in value}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        names = ("event", "time", "phase", "state", "message")
+        return cls(
+            **{name: value[name] for name in names if name in value},
+            detail={key: item for key, item in value.items() if key not in names},
+        )
+
+    def line(self) -> str:
+        return json.dumps(self.to_json())
+
+
+# What the downtime is made of, in the order in which it passes.
+LEDGER_ENTRIES = ("quiesce", "save", "copy", "verify", "provision", "install", "compile", "restore", "first_step")
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Downtime: from the end of the last step on the source to the end of the first on the target, in seconds."""
+
+    predicted: Mapping[str, float]
+    measured: Mapping[str, float]
+    last_step_ended: float | None = None  # UTC seconds, source's clock corrected for skew
+    first_step_ended: float | None = None  # UTC seconds, target's clock corrected for skew
+
+    @property
+    def downtime(self) -> float | None:
+        if self.last_step_ended is None or self.first_step_ended is None:
+            return None
+        return self.first_step_ended - self.last_step_ended
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "downtime": self.downtime}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(value["predicted"], value["measured"], value["last_step_ended"], value["first_step_ended"])
+
+
+PROVEN, REFUTED, UNWITNESSED = "proven", "refuted", "unwitnessed"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that the certificate says, and the evidence for it."""
+
+    name: str  # "state", "data", "witness", "trajectory"
+    verdict: str  # PROVEN, REFUTED or UNWITNESSED
+    statement: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The proof that the run continued."""
+
+    migration: str
+    run_id: str
+    source: str
+    target: str
+    step: int  # where the run crossed over
+    checkpoint: str
+    root_digest: str
+    epoch: int
+    claims: tuple[Claim, ...]
+    issued: float
+
+    @property
+    def valid(self) -> bool:
+        """No claim is refuted, and state, data and witness are proven."""
+        return all(claim.verdict == PROVEN for claim in self.claims if claim.name != "trajectory") and all(
+            claim.verdict != REFUTED for claim in self.claims
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "valid": self.valid}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        fixed = {key: item for key, item in value.items() if key != "valid"}
+        fixed["claims"] = tuple(Claim(**claim) for claim in value["claims"])
+        return cls(**fixed)
+
+
+@dataclass(frozen=True)
+class MigrationView:
+    """A migration as its directory tells it. Screens and flags read this; they hold nothing of their own."""
+
+    migration: str
+    plan: Plan
+    state: str  # RUNNING, INTERRUPTED, COMPLETED, ROLLED_BACK or ROLLBACK_INCOMPLETE
+    phase: str  # the newest phase that was begun
+    events: tuple[Event, ...]
+    ledger: Ledger | None = None
+    certificate: Certificate | None = None
+    finished: bool = False  # the source is retired: no rollback any more
+    error: str = ""
+
+    @property
+    def open(self) -> bool:
+        return self.state in OPEN_STATES
