@@ -1,0 +1,112 @@
+"""Which keys a configuration may have: aliases, Levanter's keys without a counterpart, and the nearest known key."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import draccus
+
+from midstream_engine.config import yaml_file
+from midstream_engine.config.errors import ConfigError
+
+ALIASES = {
+    "trainer.per_device_train_parallelism": "trainer.per_device_parallelism",
+    "trainer.jax_compilation_cache": "trainer.jax_compilation_cache_dir",
+}
+
+_RUN_DIRECTORY = "everything of a run lies in its run directory under trainer.root"
+
+# Levanter's keys that mean nothing here, and what happens instead.
+WITHOUT_COUNTERPART = {
+    "data.cache_dir": "token caches lie under trainer.root, by content",
+    "data.cache_options": "token caches are built in one pass",
+    "data.enforce_eos": "every document ends with EOS",
+    "data.ignore_token_id": "no token is left out of the loss",
+    "trainer.checkpointer.base_path": f"checkpoints lie in the run directory; {_RUN_DIRECTORY}",
+    "trainer.checkpointer.append_run_id_to_base_path": _RUN_DIRECTORY,
+    "trainer.distributed": "one process trains on all devices of the host",
+    "trainer.log_dir": f"logs lie in the run directory; {_RUN_DIRECTORY}",
+    "trainer.log_jaxprs": "not recorded",
+    "trainer.log_xla_hlo": "not recorded",
+    "trainer.profiler": "no profile is taken",
+    "trainer.ray": "there is no Ray here",
+    "trainer.replica_dcn_axis_size": "the mesh has the axes data and model",
+    "trainer.replica_ici_axis_size": "the mesh has the axes data and model",
+    "trainer.require_accelerator": "the devices at hand are used, and named in the status",
+    "trainer.shutdown_at_exit": "machines are left to who started them",
+    "trainer.tracker": "metrics are written to metrics.jsonl",
+    "trainer.wandb": "metrics are written to metrics.jsonl",
+    "trainer.watch": "not recorded",
+}
+
+
+def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
+    """``value`` with aliases replaced, one string where a list is meant made a list, and every key checked.
+
+    ``notes`` gets one line for each key that is accepted without effect. Raises ConfigError for an unknown key.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path or 'the configuration'}: expected keys and values, found {value!r}")
+    places = value.places if isinstance(value, yaml_file.Mapping) else {}
+    cls = _choose(cls, value, path)
+    hints = typing.get_type_hints(cls)
+    known = {item.name for item in dataclasses.fields(cls)}
+    result = yaml_file.Mapping()
+    for key, item in value.items():
+        full = f"{path}.{key}" if path else key
+        where = f"{places[key]}: " if key in places else ""
+        if full in WITHOUT_COUNTERPART and key not in known:
+            notes.append(f"{where}{full} has no effect here: {WITHOUT_COUNTERPART[full]}")
+            continue
+        if full in ALIASES:
+            key = ALIASES[full].rpartition(".")[2]
+            if key in value:
+                raise ConfigError(f"{where}{full} is another name of {ALIASES[full]}: give one of them")
+        if key == "type" and issubclass(cls, draccus.ChoiceRegistry):
+            result[key] = item
+            continue
+        if key not in known:
+            raise ConfigError(f"{where}unknown key {full}{_nearest(full, path, known)}")
+        result.places[key] = places.get(key, "")
+        result[key] = _fit(hints[key], item, notes, full)
+    return result
+
+
+def _choose(cls: type, value: Mapping[str, Any], path: str) -> type:
+    """The dataclass that ``value`` describes: of a choice, the one that ``type`` names."""
+    if not issubclass(cls, draccus.ChoiceRegistry):
+        return cls
+    choices = cls.get_known_choices()
+    name = value.get("type", cls.default_choice_name())
+    if name not in choices:
+        near = difflib.get_close_matches(str(name), choices, 1, 0.0)
+        raise ConfigError(f"{path}.type: {name!r} is not known; nearest: {near[0]} (known: {', '.join(sorted(choices))})")
+    return choices[name]
+
+
+def _fit(hint: Any, item: Any, notes: list[str], path: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return normalise(hint, item, notes, path)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        items = [] if item is None else item if isinstance(item, list) else [item]
+        return [_fit(arguments[0], one, notes, path) for one in items]
+    if origin is dict:
+        if not isinstance(item or {}, Mapping):
+            raise ConfigError(f"{path}: expected keys and values, found {item!r}")
+        return {key: _fit(arguments[1], one, notes, f"{path}.{key}") for key, one in (item or {}).items()}
+    return item
+
+
+def _nearest(full: str, path: str, known: set[str]) -> str:
+    prefix = f"{path}." if path else ""
+    near = difflib.get_close_matches(full.rpartition(".")[2], sorted(known), 1, 0.3)
+    if near:
+        return f"; nearest: {prefix}{near[0]}"
+    return f"; known in {path or 'the configuration'}: {', '.join(sorted(known))}"
