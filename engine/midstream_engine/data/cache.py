@@ -1,0 +1,176 @@
+"""The token cache: documents as one long row of token ids, in fixed-size objects, by content.
+
+``<root>/data/<digest>/`` holds ``tokens-00000.bin`` ... (each full but the last), ``offsets.bin`` (int64: where each
+document begins, and the end) and ``manifest.json``. It is built beside its place and renamed into it, so it is whole
+or absent; two engines that build the same content arrive at the same name, and the second finds it taken.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import hashlib
+import os
+import shutil
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from midstream_engine import records
+from midstream_engine.data.errors import DataError
+from midstream_engine.data.tokenizer import Tokenizer
+
+FORMAT = "midstream-tokens"
+VERSION = 1
+OBJECT_BYTES = 64 << 20
+_BUILDING = ".building-"
+
+
+class TokenCache:
+    """A memory-mapped row of tokens. ``dtype`` is uint16 or uint32, little-endian."""
+
+    def __init__(self, directory: str):
+        """Opens what lies there. DataError where an object is missing or has another size than the manifest says."""
+        self.directory = directory
+        path = os.path.join(directory, records.MANIFEST)
+        try:
+            manifest = records.read_json(path)
+        except (FileNotFoundError, records.RecordError) as error:
+            raise DataError(f"{directory} is no token cache: {error}") from None
+        if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+            raise DataError(f"{path}: not a token cache of version {VERSION}")
+        self.manifest: dict[str, Any] = manifest
+        self.digest: str = manifest["digest"]
+        self.tokenizer: str = manifest["tokenizer"]
+        self.tokens: int = manifest["tokens"]
+        self.documents: int = manifest["documents"]
+        dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
+        self._blocks: list[np.ndarray] = []
+        self._starts = [0]
+        for entry in manifest["objects"]:
+            file = os.path.join(directory, entry["path"])
+            size = os.path.getsize(file) if os.path.exists(file) else None
+            if size != entry["size"]:
+                raise DataError(f"{file}: {size} bytes where the manifest says {entry['size']}; remove {directory}")
+            if entry["path"].startswith("tokens-"):
+                self._blocks.append(np.memmap(file, dtype, "r"))
+                self._starts.append(self._starts[-1] + len(self._blocks[-1]))
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens [start, start + count) as int32. Shape [count]."""
+        if not 0 <= start <= start + count <= self.tokens:
+            raise IndexError(f"tokens {start}..{start + count} of {self.tokens}")
+        result = np.empty(count, np.int32)
+        done = 0
+        while done < count:
+            block = bisect_right(self._starts, start + done) - 1
+            inside = start + done - self._starts[block]
+            part = self._blocks[block][inside : inside + count - done]
+            result[done : done + len(part)] = part
+            done += len(part)
+        return result
+
+
+class _Objects:
+    """Writes a stream of bytes as objects of ``limit`` bytes, hashing as it goes."""
+
+    def __init__(self, directory: str, pattern: str, limit: int):
+        self.entries: list[records.ObjectEntry] = []
+        self._directory, self._pattern, self._limit = directory, pattern, limit
+        self._buffer = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= self._limit:
+            self._object(bytes(self._buffer[: self._limit]))
+            del self._buffer[: self._limit]
+
+    def close(self) -> None:
+        if self._buffer:
+            self._object(bytes(self._buffer))
+            self._buffer.clear()
+
+    def _object(self, data: bytes) -> None:
+        name = self._pattern.format(len(self.entries))
+        with open(os.path.join(self._directory, name), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        crc = records.crc32c_base64(google_crc32c.value(data))
+        self.entries.append(records.ObjectEntry(name, len(data), hashlib.sha256(data).hexdigest(), crc))
+
+
+def build(data_root: str, texts: Iterable[bytes], tokenizer: Tokenizer, object_bytes: int = OBJECT_BYTES) -> TokenCache:
+    """Tokenize ``texts`` into a cache under ``data_root``; each document ends with EOS. Peak memory is one object.
+
+    Raises DataError where there is no text at all.
+    """
+    os.makedirs(data_root, exist_ok=True)
+    _remove_abandoned(data_root)
+    process = records.this_process()
+    owner = base64.urlsafe_b64encode(f"{process.boot_id} {process.pid} {process.start_ticks}".encode()).decode().rstrip("=")
+    directory = tempfile.mkdtemp(prefix=f"{_BUILDING}{owner}.", dir=data_root)
+    try:
+        manifest = _write(directory, texts, tokenizer, object_bytes)
+        final = os.path.join(data_root, manifest["digest"])
+        os.chmod(directory, 0o755)
+        if not os.path.exists(os.path.join(final, records.MANIFEST)):
+            with contextlib.suppress(OSError):  # another engine was first; what lies there is opened below
+                os.rename(directory, final)
+                records.sync_directory(data_root)
+        return TokenCache(final)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _write(directory: str, texts: Iterable[bytes], tokenizer: Tokenizer, object_bytes: int) -> dict[str, Any]:
+    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
+    tokens = _Objects(directory, "tokens-{:05d}.bin", object_bytes // dtype.itemsize * dtype.itemsize)
+    eos = np.asarray([tokenizer.eos], dtype).tobytes()
+    offsets = [0]
+    for text in texts:
+        ids = tokenizer.encode(text)
+        tokens.write(ids.astype(dtype).tobytes())
+        tokens.write(eos)
+        offsets.append(offsets[-1] + len(ids) + 1)
+    if len(offsets) == 1:
+        raise DataError("data: there is no document in the files that the urls name")
+    tokens.close()
+    index = _Objects(directory, "offsets.bin", 1 << 62)
+    index.write(np.asarray(offsets, "<i8").tobytes())
+    index.close()
+    objects = [dataclasses.asdict(entry) for entry in tokens.entries + index.entries]
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tokenizer": tokenizer.id,
+        "vocab_size": tokenizer.vocab_size,
+        "eos": tokenizer.eos,
+        "dtype": dtype.name,
+        "tokens": offsets[-1],
+        "documents": len(offsets) - 1,
+        "objects": objects,
+    }
+    manifest["digest"] = hashlib.sha256(records.canonical_json(manifest)).hexdigest()
+    records.write_json(os.path.join(directory, records.MANIFEST), manifest)
+    return manifest
+
+
+def _remove_abandoned(data_root: str) -> None:
+    """Remove what engines of this machine left that were killed while they built."""
+    for name in os.listdir(data_root):
+        if not name.startswith(_BUILDING):
+            continue
+        encoded = name[len(_BUILDING) :].partition(".")[0]
+        try:
+            boot_id, pid, ticks = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode().split(" ")
+            owner = records.ProcessIdentity(boot_id, int(pid), int(ticks))
+        except ValueError:
+            continue
+        if owner.boot_id == records.boot_id() and not records.is_alive(owner):
+            shutil.rmtree(os.path.join(data_root, name), ignore_errors=True)

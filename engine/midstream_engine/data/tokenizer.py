@@ -1,0 +1,72 @@
+"""Bytes of text to token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Protocol
+
+import numpy as np
+
+from midstream_engine.data.errors import DataError
+
+
+class Tokenizer(Protocol):
+    """``id`` changes whenever the same text would become other tokens."""
+
+    id: str
+    vocab_size: int
+    eos: int
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """The ids of one document, without EOS. Shape [tokens]."""
+        ...
+
+
+class ByteTokenizer:
+    """One token a byte: id = the byte's value. EOS is id 256, which no text contains."""
+
+    id = "bytes-v1"
+    vocab_size = 257
+    eos = 256
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, np.uint8)
+
+
+class FileTokenizer:
+    """A Hugging Face ``tokenizer.json``. Text that is not UTF-8 is read with replacement characters."""
+
+    def __init__(self, path: str, eos_token: str):
+        try:
+            from tokenizers import Tokenizer as HfTokenizer
+        except ImportError:
+            raise DataError(f"data.tokenizer: {path} needs the package tokenizers (the extra 'hf')") from None
+        with open(path, "rb") as file:
+            content = file.read()
+        try:
+            self._tokenizer = HfTokenizer.from_str(content.decode())
+        except Exception as error:  # noqa: BLE001 (the package raises bare Exception)
+            raise DataError(f"data.tokenizer: {path} is no tokenizer.json: {error}") from None
+        eos = self._tokenizer.token_to_id(eos_token)
+        if eos is None:
+            raise DataError(f"data.eos_token: {eos_token!r} is not in the vocabulary of {path}")
+        self.eos = eos
+        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.id = f"tokenizer.json:{hashlib.sha256(content).hexdigest()}:{eos_token}"
+
+    def encode(self, text: bytes) -> np.ndarray:
+        encoding = self._tokenizer.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False)
+        return np.asarray(encoding.ids, np.uint32)
+
+
+def load_tokenizer(name: str, eos_token: str) -> Tokenizer:
+    """``bytes``, or the path of a ``tokenizer.json`` (or of the folder that holds it)."""
+    if name == "bytes":
+        return ByteTokenizer()
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
+        path = os.path.join(path, "tokenizer.json")
+    if not os.path.isfile(path):
+        raise DataError(f"data.tokenizer: {name!r} is neither 'bytes' nor the path of a tokenizer.json")
+    return FileTokenizer(path, eos_token)
