@@ -1,0 +1,134 @@
+"""Bring a run's history along: config, lineage, and every attempt's metrics, status, restore evidence and log.
+
+A target that knew the run before may know an attempt further than the source does: its metrics are never replaced
+by a part of themselves. Orders are not history, and the fence is the migration's to write.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+from midstream.errors import RemoteError
+from midstream.hosts.base import Host
+from midstream.transfer.errors import TransferError
+from midstream.transfer.model import HistoryReport
+from midstream.transfer.progress import Meter
+from midstream.transfer.route import Place, Relay
+from midstream.transfer.streams import disk_full, send_all
+from midstream_engine import records
+
+METRICS = "metrics.jsonl"
+SLACK = 1 << 20  # bytes beside the files
+CALL = 300.0  # seconds
+
+
+def copy_history(
+    source: Host, target: Host, run_id: str, *, source_root: str, target_root: str, cancel: Event | None = None
+) -> HistoryReport:
+    """Copy the history of ``run_id``, every file verified by its hash at the target. Of a log the end travels.
+
+    TransferError, TransferCancelled, LostContact; the same call goes on."""
+    there = records.RunPaths(target_root, run_id)
+    route = Relay(Place(source, records.RunPaths(source_root, run_id).dir), Place(target, there.dir))
+    try:
+        described = source.call("history.describe", root=source_root, run_id=run_id, timeout=CALL)
+    except RemoteError as error:
+        if error.kind != "RecordError":
+            raise
+        raise TransferError(f"{source.name}: {error.message}") from error
+    files: list[dict[str, Any]] = described["files"]
+    found = _compare(Place(source, source_root), Place(target, target_root), run_id, files)
+    wanted, kept, aside = _sort_out(found)
+
+    needed = sum(entry["size"] for entry in wanted)
+    ready = target.call("objects.prepare", directory=there.dir, manifest=None, needed=needed + SLACK, timeout=CALL)
+    if not ready["fits"]:
+        raise disk_full(route, needed, ready["free"])
+    set_aside = [
+        (path, target.call("history.set_aside", root=target_root, run_id=run_id, path=path, timeout=CALL))
+        for path in aside
+    ]
+
+    def explain(path: str, what: str) -> TransferError:
+        return TransferError(f"{path} of {route.source} changed while it was copied ({what})", "run it again", path)
+
+    send_all(route, wanted, Meter(needed, len(wanted)), explain=explain, streams=1, cancel=cancel)
+    if described["lineage"] is not None:
+        target.call(
+            "history.merge_lineage", root=target_root, run_id=run_id, lineage=described["lineage"], timeout=CALL
+        )
+    return HistoryReport(
+        files=len(files),
+        bytes=needed,
+        copied=tuple(entry["path"] for entry in wanted),
+        kept=tuple(kept),
+        set_aside=tuple(set_aside),
+    )
+
+
+@dataclass(frozen=True)
+class _Both:
+    """A file of the source's history, and what the target has under its name."""
+
+    entry: dict[str, Any]
+    size: int | None  # at the target, bytes; None where it is absent
+    shared: bool  # the bytes up to the shorter one's end are the same
+
+    @property
+    def path(self) -> str:
+        return self.entry["path"]
+
+    @property
+    def attempt(self) -> str:
+        return posixpath.dirname(self.path)
+
+    @property
+    def is_metrics(self) -> bool:
+        return posixpath.basename(self.path) == METRICS
+
+    @property
+    def same(self) -> bool:
+        return self.shared and self.size == self.entry["size"]
+
+    @property
+    def further(self) -> bool:
+        """The target's metrics go on where the source's end."""
+        return self.is_metrics and self.shared and self.size is not None and self.size > self.entry["size"]
+
+
+def _sort_out(files: list[_Both]) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """Which entries to copy, which paths to leave as the target has them, which of the target's to set aside first.
+
+    Metrics are append-only, so of two that share their beginning the longer one is the later one. Metrics that do
+    not share it belong to two attempts that took the same number: the source's are the run's."""
+    further = {file.attempt for file in files if file.further}
+    wanted, kept, aside = [], [], []
+    for file in files:
+        if file.same:
+            continue
+        whole_log = "offset" in file.entry and file.entry["offset"] > 0 and (file.size or 0) >= file.entry["size"]
+        if file.attempt in further or whole_log:
+            kept.append(file.path)
+            continue
+        if file.is_metrics and file.size is not None and not file.shared:
+            aside.append(file.path)
+        wanted.append(file.entry)
+    return wanted, kept, aside
+
+
+def _compare(source: Place, target: Place, run_id: str, files: list[dict[str, Any]]) -> list[_Both]:
+    """Look at the target's files of the same names; hash what both have. ``directory`` of the places is the root."""
+
+    def ask(place: Place, function: str, **arguments: Any) -> Any:
+        return place.host.call(function, root=place.directory, run_id=run_id, timeout=CALL, **arguments)
+
+    sizes = ask(target, "history.sizes", paths=[entry["path"] for entry in files])
+    both = [(entry, size) for entry, size in zip(files, sizes, strict=True) if size is not None]
+    ranges = [[entry["path"], min(entry["size"], size)] for entry, size in both]
+    theirs = ask(target, "history.digests", ranges=ranges)
+    ours = ask(source, "history.digests", ranges=ranges)
+    shared = {path: one == other for (path, _), one, other in zip(ranges, theirs, ours, strict=True)}
+    return [_Both(entry, size, shared.get(entry["path"], False)) for entry, size in zip(files, sizes, strict=True)]
