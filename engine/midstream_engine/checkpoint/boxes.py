@@ -1,0 +1,62 @@
+"""Boxes: rectangular parts of an array, and how one part is put together from others.
+
+Saving puts cells together from shards; restoring puts shards together from cells. Both are the same operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+# One (start, stop) pair an axis.
+Box = tuple[tuple[int, int], ...]
+
+
+def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """A tuple of slices (as a sharding gives it) as a box."""
+    return tuple(part.indices(length)[:2] for part, length in zip(index, shape, strict=True))
+
+
+def whole(shape: Sequence[int]) -> Box:
+    return tuple((0, length) for length in shape)
+
+
+def extent(box: Box) -> tuple[int, ...]:
+    """The shape of the part."""
+    return tuple(stop - start for start, stop in box)
+
+
+def volume(box: Box) -> int:
+    """Number of elements; 1 for a scalar."""
+    return math.prod(extent(box))
+
+
+def overlap(a: Box, b: Box) -> Box | None:
+    """What two boxes share; None where that is nothing."""
+    shared = tuple(
+        (max(start, other_start), min(stop, other_stop))
+        for (start, stop), (other_start, other_stop) in zip(a, b, strict=True)
+    )
+    return shared if all(start < stop for start, stop in shared) else None
+
+
+def within(part: Box, outer: Box) -> tuple[slice, ...]:
+    """The slices that pick ``part`` out of an array that holds ``outer``."""
+    return tuple(slice(start - origin, stop - origin) for (start, stop), (origin, _) in zip(part, outer, strict=True))
+
+
+def gather(box: Box, pieces: Sequence[tuple[Box, np.ndarray]]) -> np.ndarray | None:
+    """The contents of ``box`` from disjoint ``pieces``; a view where one piece holds all of it, else a copy. None where
+    the pieces do not cover the box."""
+    shared = [(part, origin, data) for origin, data in pieces if (part := overlap(box, origin)) is not None]
+    if len(shared) == 1 and shared[0][0] == box:
+        _, origin, data = shared[0]
+        return data[within(box, origin)]
+    if sum(volume(part) for part, _, _ in shared) != volume(box):
+        return None
+    result = np.empty(extent(box), pieces[0][1].dtype)
+    for part, origin, data in shared:
+        result[within(part, box)] = data[within(part, origin)]
+    return result

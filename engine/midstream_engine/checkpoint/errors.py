@@ -1,0 +1,55 @@
+"""What can be wrong with a checkpoint. Every message is one clear line, or a line and a diff."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be written or read."""
+
+
+class CheckpointFull(CheckpointError):
+    """The disk (or a quota, or a limit on file sizes) has no room for the checkpoint."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """What lies on the disk is not what was saved; the message names the object."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One array that both sides have, but differently; the three fields are (checkpoint, wanted) pairs or None."""
+
+    name: str
+    axes: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    shape: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    dtype: tuple[str, str] | None = None
+
+    def __str__(self) -> str:
+        parts = []
+        for label, pair in (("axes", self.axes), ("shape", self.shape), ("dtype", self.dtype)):
+            if pair is not None:
+                parts.append(f"{label} {_spell(pair[0])} in the checkpoint, {_spell(pair[1])} wanted")
+        return f"{self.name}: {'; '.join(parts)}"
+
+
+def _spell(value: object) -> str:
+    return "[" + ", ".join(map(str, value)) + "]" if isinstance(value, tuple) else str(value)
+
+
+class CheckpointMismatch(CheckpointError):
+    """The checkpoint is sound, but holds other arrays than the model and optimizer that are to be restored."""
+
+    SHOWN = 12  # names a list
+
+    def __init__(self, where: str, missing: list[str], extra: list[str], different: list[Difference]):
+        self.missing = missing
+        self.extra = extra
+        self.different = different
+        lines = [f"{where} does not fit: {len(missing)} missing, {len(extra)} extra, {len(different)} different"]
+        for label, entries in (("missing", missing), ("extra", extra), ("different", list(map(str, different)))):
+            lines += [f"  {label}: {entry}" for entry in entries[: self.SHOWN]]
+            if len(entries) > self.SHOWN:
+                lines.append(f"  {label}: and {len(entries) - self.SHOWN} more")
+        super().__init__("\n".join(lines))

@@ -1,0 +1,233 @@
+"""Restore a checkpoint onto any mesh: every object is read once, checked, and handed to the devices part by part."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from midstream_engine.checkpoint import zarr
+from midstream_engine.checkpoint.bounded import Task, run_bounded
+from midstream_engine.checkpoint.boxes import Box, box_of, extent, overlap, volume, whole, within
+from midstream_engine.checkpoint.contents import check_layout
+from midstream_engine.checkpoint.discover import check_train, read_manifest
+from midstream_engine.checkpoint.dtypes import numpy_dtype
+from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Difference
+from midstream_engine.checkpoint.grid import cell_shape, cells_of
+from midstream_engine.checkpoint.objects import Directory, ObjectStore, read_object
+from midstream_engine.checkpoint.packed import unpack
+from midstream_engine.checkpoint.tree import LogicalArray, flatten, flatten_shardings, unflatten
+from midstream_engine.records import PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A restored state and the evidence of what it is."""
+
+    tree: Any
+    root_digest: str  # recomputed from the bytes that were read
+    expected_root_digest: str  # the manifest's
+    train: dict[str, Any]  # train.json: state, provenance, witness
+    manifest: Manifest
+    seconds: float
+
+
+def restore_checkpoint(directory: str, template: Any, shardings: Any) -> Restored:
+    """The state in ``directory`` as arrays on devices.
+
+    ``template`` is a pytree like the one that was saved, of arrays or ShapeDtypeStructs (inside NamedArrays for named
+    ones, as ``eqx.filter_eval_shape`` gives); leaves that are no arrays are taken over from it. ``shardings`` has one
+    sharding for each array leaf, or is one for all.
+
+    Beside the arrays themselves, host memory holds the objects in flight (``bounded.IN_FLIGHT``) and the parts that
+    are being put together, at most those of two arrays' worth.
+
+    Raises CheckpointMismatch, before any array is read, where names, axes, shapes or dtypes differ: nothing is
+    converted silently. Raises CheckpointCorrupt, naming the object, where the bytes are not what was saved.
+    """
+    start = time.monotonic()
+    manifest = read_manifest(directory)
+    check_layout(directory, manifest)
+    wanted = flatten(template)
+    placed = flatten_shardings(template, shardings)
+    check_fit(directory, manifest, wanted)
+    check_divides(wanted, placed)
+    store = Directory(directory)
+    hashes: dict[str, str] = {}
+    objects = {entry.path: entry for entry in manifest.object_entries}
+
+    raw, hashes[TRAIN] = read_object(store, objects[TRAIN])
+    try:
+        train = check_train(json.loads(bytes(raw)), f"{directory}: object {TRAIN}")
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{directory}: object {TRAIN}: not JSON ({error})") from error
+
+    arrays = _read_arrays(store, manifest, objects, placed, hashes)
+    digest = root_digest(manifest.array_entries, hashes, train["state"])
+    if digest != manifest.root_digest:
+        raise CheckpointCorrupt(
+            f"{directory}: root digest {digest} recomputed from the bytes "
+            f"differs from the manifest's {manifest.root_digest}"
+        )
+    return Restored(
+        tree=unflatten(template, arrays),
+        root_digest=digest,
+        expected_root_digest=manifest.root_digest,
+        train=train,
+        manifest=manifest,
+        seconds=time.monotonic() - start,
+    )
+
+
+def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray]) -> None:
+    """CheckpointMismatch, with a diff, unless the manifest has exactly the ``wanted`` arrays."""
+    found = {entry.name: entry for entry in manifest.array_entries}
+    different = []
+    for name in sorted(found.keys() & wanted.keys()):
+        have, want = found[name], wanted[name]
+        axes, shape = tuple(have.axes), tuple(have.shape)
+        difference = Difference(
+            name,
+            axes=None if axes == want.axes else (axes, want.axes),
+            shape=None if shape == want.shape else (shape, want.shape),
+            dtype=None if have.dtype == want.dtype else (have.dtype, want.dtype),
+        )
+        if difference != Difference(name):
+            different.append(difference)
+    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if missing or extra or different:
+        raise CheckpointMismatch(where, missing, extra, different)
+
+
+def check_divides(wanted: dict[str, LogicalArray], shardings: dict[str, Sharding]) -> None:
+    """CheckpointError unless every sharding divides its array."""
+    for name, array in wanted.items():
+        try:
+            shardings[name].shard_shape(array.shape)
+        except ValueError as error:
+            axes = ", ".join(f"{axis}={length}" for axis, length in zip(array.axes, array.shape, strict=True))
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(f"{name} [{axes}] cannot be laid out on this mesh: {reason}") from error
+
+
+class _Assembly:
+    """One array on its way to the devices: parts are filled from cells and leave as soon as they are full."""
+
+    def __init__(self, entry: ArrayEntry, sharding: Sharding):
+        self.shape = tuple(entry.shape)
+        self.dtype = numpy_dtype(entry.dtype)
+        self.sharding = sharding
+        self._devices: dict[Box, list[Any]] = {}
+        for device, index in sharding.addressable_devices_indices_map(self.shape).items():
+            box = whole(self.shape) if index is None else box_of(index, self.shape)
+            self._devices.setdefault(box, []).append(device)
+        self._open: dict[Box, tuple[np.ndarray, int]] = {}
+        self._shards: list[jax.Array] = []
+        self._lock = threading.Lock()
+
+    def wants(self, box: Box) -> bool:
+        """Whether any part on this process's devices needs the cell."""
+        return volume(box) > 0 and any(overlap(box, part) for part in self._devices)
+
+    def add(self, box: Box, data: np.ndarray) -> None:
+        """Take in the contents of one cell."""
+        for part, devices in self._devices.items():
+            if part == box:
+                self._send(data, devices)
+                continue
+            shared = overlap(part, box)
+            if shared is None:
+                continue
+            with self._lock:
+                buffer, missing = self._open.get(part) or (np.empty(extent(part), self.dtype), volume(part))
+                self._open[part] = buffer, missing
+            buffer[within(shared, part)] = data[within(shared, box)]
+            with self._lock:
+                missing = self._open[part][1] - volume(shared)
+                self._open[part] = buffer, missing
+                if not missing:
+                    del self._open[part]
+            if not missing:
+                self._send(buffer, devices)
+
+    def _send(self, data: np.ndarray, devices: list[Any]) -> None:
+        shards = [jax.device_put(data, device) for device in devices]
+        with self._lock:
+            self._shards += shards
+
+    def finish(self) -> jax.Array:
+        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, self._shards)
+
+
+def _read_arrays(
+    store: ObjectStore,
+    manifest: Manifest,
+    objects: dict[str, ObjectEntry],
+    shardings: dict[str, Sharding],
+    hashes: dict[str, str],
+) -> dict[str, jax.Array]:
+    """Every array of the manifest, on its devices; ``hashes`` receives what was observed, by path."""
+    entries = manifest.array_entries
+    assemblies = {entry.name: _Assembly(entry, shardings[entry.name]) for entry in entries}
+    tasks: list[Task] = []
+    lock = threading.Lock()
+
+    def observe(path: str, *, cell: bool = False) -> memoryview:
+        data, sha256 = read_object(store, objects[path], cell=cell)
+        with lock:
+            hashes[path] = sha256
+        return data
+
+    packed = [entry for entry in entries if not entry.grid]
+    if packed:
+        tasks.append((objects[PACKED].size, lambda: _take_packed(store.where, observe(PACKED), packed, assemblies)))
+    for entry in entries:
+        if entry.grid:
+            tasks += _cell_tasks(store.where, entry, objects, assemblies[entry.name], observe)
+    run_bounded(tasks)
+    return {name: assembly.finish() for name, assembly in assemblies.items()}
+
+
+def _cell_tasks(
+    where: str,
+    entry: ArrayEntry,
+    objects: dict[str, ObjectEntry],
+    assembly: _Assembly,
+    observe: Callable[..., memoryview],
+) -> list[Task]:
+    described = zarr.metadata_path(entry.name)
+    lengths = cell_shape(entry.shape, entry.grid)
+
+    def check_metadata() -> None:
+        flaw = zarr.disagreement(bytes(observe(described)), entry)
+        if flaw:
+            raise CheckpointCorrupt(f"{where}: object {described}: {flaw}")
+
+    tasks: list[Task] = [(objects[described].size, check_metadata)]
+    for index, box in cells_of(entry.shape, entry.grid):
+
+        def read(path: str = zarr.cell_path(entry.name, index), box: Box = box) -> None:
+            data = observe(path, cell=True)
+            assembly.add(box, np.frombuffer(data[:-4], numpy_dtype(entry.dtype)).reshape(lengths))
+
+        tasks.append((objects[zarr.cell_path(entry.name, index)].size, read))
+    return tasks
+
+
+def _take_packed(where: str, raw: memoryview, entries: list[ArrayEntry], assemblies: dict[str, _Assembly]) -> None:
+    try:
+        arrays = unpack(raw)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointCorrupt(f"{where}: object {PACKED}: {error}") from error
+    for entry in entries:
+        array = arrays.get(entry.name)
+        if array is None or list(array.shape) != entry.shape or array.dtype != numpy_dtype(entry.dtype):
+            raise CheckpointCorrupt(f"{where}: object {PACKED}: {entry.name} is not in it as the manifest says")
+        assemblies[entry.name].add(whole(array.shape), array)

@@ -1,0 +1,277 @@
+"""Save a state: snapshot (device to host), write (hashed in threads), commit (under the fence, manifest last).
+
+Only the snapshot needs the training loop to stand still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import math
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from midstream_engine.checkpoint import fence as fences
+from midstream_engine.checkpoint import zarr
+from midstream_engine.checkpoint.bounded import Task, run_bounded
+from midstream_engine.checkpoint.boxes import Box, box_of, gather, whole
+from midstream_engine.checkpoint.discover import read_manifest
+from midstream_engine.checkpoint.dtypes import numpy_dtype
+from midstream_engine.checkpoint.errors import CheckpointError, CheckpointFull
+from midstream_engine.checkpoint.grid import cell_shape, cells_of, grid_of
+from midstream_engine.checkpoint.objects import Directory, Discard, bytes_of, write_cell, write_object
+from midstream_engine.checkpoint.packed import pack
+from midstream_engine.checkpoint.tree import LogicalArray, flatten
+from midstream_engine.records import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    PACKED,
+    TRAIN,
+    ArrayEntry,
+    Manifest,
+    ObjectEntry,
+    RunPaths,
+    canonical_json,
+    checkpoint_name,
+    locked,
+    root_digest,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostArray:
+    """One array in host memory, as the disjoint pieces that the devices held."""
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: list[tuple[Box, np.ndarray]]
+
+    def part(self, box: Box) -> np.ndarray:
+        """The contents of ``box``. CheckpointError where this process does not hold all of it."""
+        data = gather(box, self.pieces)
+        if data is None:
+            raise CheckpointError(
+                f"{self.name}: this process does not hold the part {list(box)} of it; "
+                "a state that is spread over several processes cannot be saved yet"
+            )
+        return data
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What was written: enough to commit it."""
+
+    arrays: list[ArrayEntry]
+    objects: list[ObjectEntry]
+    root_digest: str
+
+
+class _Target(Protocol):
+    def write(self, path: str, blocks: Any) -> None: ...
+
+
+def save_checkpoint(
+    paths: RunPaths,
+    tree: Any,
+    *,
+    step: int,
+    attempt: int,
+    epoch: int,
+    state: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    witness: Mapping[str, Any] | None,
+) -> Manifest:
+    """Save ``tree`` and ``state`` as ``step-<step>-a<attempt>``; returns the manifest once it is on the disk.
+
+    A complete checkpoint is never overwritten: saving the same state again returns the manifest that is there. What an
+    earlier, torn try of the same attempt left behind is replaced.
+
+    Raises Fenced where the fence does not accept (epoch, step), CheckpointFull where there is no room (what was written
+    is removed, older checkpoints are left alone), CheckpointError where another state already has this name.
+    """
+    fences.check(paths, epoch, step)
+    document = train_document(state, provenance, witness)
+    arrays = snapshot(tree)
+    directory = paths.checkpoint(checkpoint_name(step, attempt))
+    if os.path.exists(os.path.join(directory, MANIFEST)):
+        return _already_saved(paths, directory, arrays, document)
+    with _removed_on_failure(directory):
+        written = write(directory, arrays, document)
+        return commit(paths, directory, written, step=step, attempt=attempt, epoch=epoch)
+
+
+def train_document(
+    state: Mapping[str, Any], provenance: Mapping[str, Any], witness: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """``train.json``. Its values are what JSON makes of them, so that what is hashed is what will be read back.
+
+    Raises CheckpointError for a value that JSON cannot hold (NaN and infinity included).
+    """
+    try:
+        return json.loads(canonical_json({"state": state, "provenance": provenance, "witness": witness}))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{TRAIN} cannot hold this training state: {error}") from error
+
+
+def snapshot(tree: Any) -> list[HostArray]:
+    """Copy every array of ``tree`` to host memory; each part once, however often it is replicated.
+
+    On the CPU backend the pieces are views of the device buffers and keep them alive.
+    """
+    logical = flatten(tree).values()
+    for array in logical:
+        numpy_dtype(array.dtype)
+        if isinstance(array.value, jax.Array):
+            for shard in array.value.addressable_shards:
+                shard.data.copy_to_host_async()
+    return [HostArray(array.name, array.axes, array.shape, array.dtype, _pieces(array)) for array in logical]
+
+
+def _pieces(array: LogicalArray) -> list[tuple[Box, np.ndarray]]:
+    if isinstance(array.value, jax.Array):
+        shards = {box_of(shard.index, array.shape): shard for shard in array.value.addressable_shards}
+        return [(box, np.asarray(shard.data)) for box, shard in sorted(shards.items())]
+    return [(whole(array.shape), np.asarray(array.value))]
+
+
+def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Written:
+    """Write everything but the manifest into ``directory``, which is emptied first."""
+    if os.path.lexists(directory):
+        shutil.rmtree(directory)
+    os.makedirs(directory)
+    needed = stored_bytes(arrays)
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise CheckpointFull(f"{directory}: no room for the checkpoint: {needed} bytes needed, {free} free; {_MEND}")
+    store = Directory(directory)
+    try:
+        written = write_objects(store, arrays, document)
+        store.sync()
+    except OSError as error:
+        if error.errno in _FULL:
+            raise CheckpointFull(
+                f"{directory}: no room for the checkpoint: {needed} bytes needed ({error.strerror}); {_MEND}"
+            ) from error
+        raise CheckpointError(f"{directory}: cannot be written: {error}") from error
+    return written
+
+
+# No space, over quota, over the limit on a file's size (RLIMIT_FSIZE).
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MEND = "free some space or change trainer.checkpointer.base_path; older checkpoints are untouched"
+
+
+def stored_bytes(arrays: list[HostArray]) -> int:
+    """Bytes that the arrays will take on the disk, small change (headers, file system blocks) included roughly."""
+    return sum(math.prod(array.shape) * numpy_dtype(array.dtype).itemsize for array in arrays) + (1 << 16)
+
+
+def write_objects(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> Written:
+    """Write arrays and ``train.json`` to ``store``, in threads, with bounded bytes in flight."""
+    entries: list[ArrayEntry] = []
+    objects: dict[str, ObjectEntry] = {}
+    lock = threading.Lock()
+    small: dict[str, np.ndarray] = {}
+    tasks: list[Task] = []
+
+    def later(size: int, make: Callable[[], ObjectEntry]) -> None:
+        def task() -> None:
+            entry = make()
+            with lock:
+                objects[entry.path] = entry
+
+        tasks.append((size, task))
+
+    for array in arrays:
+        grid = grid_of(array.axes, array.shape, array.dtype)
+        if grid:
+            paths = zarr.object_paths(array.name, array.shape, grid)
+            _plan_cells(store, array, grid, later)
+        else:
+            paths = [PACKED]
+            small[array.name] = array.part(whole(array.shape))
+        entries.append(ArrayEntry(array.name, list(array.axes), list(array.shape), array.dtype, list(grid), paths))
+    if small:
+        packed = pack(small)
+        later(len(packed), lambda: write_object(store, PACKED, memoryview(packed)))
+    train = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+    later(len(train), lambda: write_object(store, TRAIN, memoryview(train)))
+    run_bounded(tasks)
+    hashes = {path: entry.sha256 for path, entry in objects.items()}
+    return Written(
+        entries,
+        [objects[path] for path in sorted(objects)],
+        root_digest(entries, hashes, document["state"]),
+    )
+
+
+def _plan_cells(
+    store: _Target, array: HostArray, grid: tuple[int, ...], later: Callable[[int, Callable[[], ObjectEntry]], None]
+) -> None:
+    text = zarr.metadata(array.axes, array.shape, array.dtype, grid)
+    later(len(text), lambda: write_object(store, zarr.metadata_path(array.name), memoryview(text)))
+    size = math.prod(cell_shape(array.shape, grid)) * numpy_dtype(array.dtype).itemsize
+    for index, box in cells_of(array.shape, grid):
+
+        def make(path: str = zarr.cell_path(array.name, index), box: Box = box) -> ObjectEntry:
+            return write_cell(store, path, bytes_of(array.part(box)))
+
+        later(size, make)
+
+
+def commit(paths: RunPaths, directory: str, written: Written, *, step: int, attempt: int, epoch: int) -> Manifest:
+    """Make what was written a checkpoint: the manifest, last, while the fence is known to accept it.
+
+    Raises Fenced where it does not.
+    """
+    manifest = Manifest(
+        format=FORMAT,
+        version=FORMAT_VERSION,
+        run_id=paths.run_id,
+        step=step,
+        attempt=attempt,
+        epoch=epoch,
+        created=time.time(),
+        root_digest=written.root_digest,
+        arrays=[entry.to_json() for entry in written.arrays],
+        objects=[entry.to_json() for entry in written.objects],
+    )
+    with locked(paths.lock):
+        fences.check(paths, epoch, step)
+        manifest.write(os.path.join(directory, MANIFEST))
+    return manifest
+
+
+def _already_saved(paths: RunPaths, directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Manifest:
+    """The manifest that is there, after making sure that it is of this very state."""
+    manifest = read_manifest(directory)
+    digest = write_objects(Discard(), arrays, document).root_digest
+    if digest != manifest.root_digest:
+        raise CheckpointError(
+            f"{directory} is complete and holds another state (root digest {manifest.root_digest[:12]}, "
+            f"this one is {digest[:12]}): a checkpoint is never overwritten"
+        )
+    return manifest
+
+
+@contextlib.contextmanager
+def _removed_on_failure(directory: str) -> Any:
+    """Remove what was written where the save fails; a process that is killed leaves a torn directory instead."""
+    try:
+        yield
+    except BaseException:
+        if not os.path.exists(os.path.join(directory, MANIFEST)):
+            shutil.rmtree(directory, ignore_errors=True)
+        raise

@@ -1,0 +1,154 @@
+"""Logical names: a pytree of arrays as a flat dict, the same for every mesh and every process.
+
+``model/blocks/attn/qkv/weight`` is made of field names, dict keys and indices on the way from the root to the leaf. A
+haliax NamedArray is one leaf and keeps its axis names; the axes of a plain array are ``dim_0, dim_1, ...``. A typed
+PRNG key becomes its key data with one more axis, named after the generator (``key<fry>``), so that another generator is
+a difference of axes and not a silent reinterpretation.
+
+Leaves that are no arrays (functions, Python numbers, strings) belong to the configuration: they are not saved, and a
+restored tree takes them from its template.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from haliax import NamedArray
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicalArray:
+    """One array of a tree. ``value`` is a jax or numpy array, or a ShapeDtypeStruct where the tree is a template; for
+    a typed PRNG key it is the key data."""
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str  # numpy's name, which is zarr's too: "float32", "bfloat16", "uint32", "bool"
+    value: Any
+
+
+def flatten(tree: Any) -> dict[str, LogicalArray]:
+    """Every array leaf of ``tree`` by its logical name, sorted by name.
+
+    Raises ValueError where a name cannot be a path or where two leaves get the same one.
+    """
+    found: dict[str, LogicalArray] = {}
+    for path, leaf in _leaves(tree):
+        array = _array_of(leaf)
+        if array is None:
+            continue
+        name = _name(path)
+        if name in found:
+            raise ValueError(f"two leaves of the tree are both named {name!r}")
+        axes = _axes(leaf, array)
+        if _is_key(array):
+            value = _key_data(array)
+            axes = (*axes, str(array.dtype))
+        else:
+            value = array
+        found[name] = LogicalArray(name, axes, tuple(map(int, value.shape)), np.dtype(value.dtype).name, value)
+    return dict(sorted(found.items()))
+
+
+def unflatten(template: Any, arrays: Mapping[str, Any]) -> Any:
+    """``template`` with every array leaf replaced by ``arrays[name]`` (key data becomes typed keys again).
+
+    Raises KeyError for a name that ``arrays`` lacks.
+    """
+
+    def replace(path: tuple[Any, ...], leaf: Any) -> Any:
+        old = _array_of(leaf)
+        if old is None:
+            return leaf
+        value = arrays[_name(path)]
+        if _is_key(old):
+            value = jax.random.wrap_key_data(value, impl=_generator(old))
+        return NamedArray(value, leaf.axes) if isinstance(leaf, NamedArray) else value
+
+    return jax.tree_util.tree_map_with_path(replace, template, is_leaf=_is_named)
+
+
+def flatten_shardings(template: Any, shardings: Any) -> dict[str, jax.sharding.Sharding]:
+    """The sharding of each array leaf of ``template`` by logical name.
+
+    ``shardings`` is one sharding for all, or a pytree with one sharding for each array leaf in the template's order; it
+    may stand in the place of a NamedArray or inside it. Raises ValueError where their number differs.
+    """
+    names = [_name(path) for path, leaf in _leaves(template) if _array_of(leaf) is not None]
+    if isinstance(shardings, jax.sharding.Sharding):
+        return dict.fromkeys(names, shardings)
+    leaves = jax.tree_util.tree_leaves(shardings, is_leaf=lambda node: isinstance(node, jax.sharding.Sharding))
+    found = [leaf for leaf in leaves if isinstance(leaf, jax.sharding.Sharding)]
+    if len(found) != len(names):
+        raise ValueError(f"{len(found)} shardings for {len(names)} arrays: give one for each array leaf")
+    return dict(zip(names, found, strict=True))
+
+
+def _is_named(node: Any) -> bool:
+    return isinstance(node, NamedArray)
+
+
+def _leaves(tree: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_named)[0]
+
+
+def _array_of(leaf: Any) -> Any:
+    """The array in a leaf; None where the leaf holds none."""
+    array = leaf.array if isinstance(leaf, NamedArray) else leaf
+    return array if isinstance(array, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)) else None
+
+
+def _axes(leaf: Any, array: Any) -> tuple[str, ...]:
+    if isinstance(leaf, NamedArray):
+        return tuple(axis.name for axis in leaf.axes)
+    return tuple(f"dim_{number}" for number in range(len(array.shape)))
+
+
+def _is_key(array: Any) -> bool:
+    return jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _key_data(array: Any) -> Any:
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return jax.eval_shape(jax.random.key_data, array)
+    return jax.random.key_data(array)
+
+
+def _generator(keys: Any) -> Any:
+    """The generator of typed keys, which jax tells of arrays and tracers, but not of a ShapeDtypeStruct."""
+    found = []
+    jax.eval_shape(lambda traced: found.append(jax.random.key_impl(traced)), keys)
+    return found[0]
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    segments = [_segment(key) for key in path] or ["value"]
+    for segment in segments:
+        if not _SEGMENT.fullmatch(segment):
+            raise ValueError(
+                f"{segment!r} in {'/'.join(segments)!r} cannot be a part of an array's name: "
+                "use letters, digits, '_', '-' and '.'"
+            )
+    return "/".join(segments)
+
+
+def _segment(key: Any) -> str:
+    match key:
+        case GetAttrKey(name=name):
+            return name
+        case DictKey(key=name):
+            return str(name)
+        case SequenceKey(idx=index):
+            return str(index)
+        case FlattenedIndexKey(key=index):
+            return str(index)
+    return str(key)
