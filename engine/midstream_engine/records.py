@@ -173,7 +173,9 @@ def parse_checkpoint_name(name: str) -> Optional[Tuple[int, int]]:
 def check_run_id(run_id: str) -> str:
     """The id itself where it may name a directory, else RecordError: letters, digits, ``.``, ``_`` and ``-``."""
     if not _RUN_ID.fullmatch(run_id):
-        raise RecordError(f"run id {run_id!r}: use 1 to 128 letters, digits, '.', '_' or '-', the first a letter or digit")
+        raise RecordError(
+            f"run id {run_id!r}: use 1 to 128 letters, digits, '.', '_' or '-', the first a letter or digit"
+        )
     return run_id
 
 
@@ -421,8 +423,10 @@ class Fence(_Record):
         """The fence after handing the run to ``holder`` under ``epoch``, with everything before it sealed at
         ``step``. RecordError unless ``epoch`` is higher than the present one."""
         if epoch <= self.epoch:
-            raise RecordError(f"the fence is already at epoch {self.epoch} (holder {self.holder}); cannot seal with {epoch}")
-        return Fence(epoch, holder, step, self.seals + [{"epoch": epoch - 1, "step": step}])
+            raise RecordError(
+                f"the fence is already at epoch {self.epoch} (holder {self.holder}); cannot seal with {epoch}"
+            )
+        return Fence(epoch, holder, step, [*self.seals, {"epoch": epoch - 1, "step": step}])
 
 
 def first_fence(holder: str) -> Fence:
@@ -461,7 +465,7 @@ class Lineage(_Record):
     def with_entry(self, entry: LineageEntry) -> "Lineage":
         """With ``entry`` added, or in the place of the one with the same attempt number."""
         others = [old for old in self.attempts if old["attempt"] != entry.attempt]
-        return Lineage(self.run_id, sorted(others + [entry.to_json()], key=lambda old: old["attempt"]))
+        return Lineage(self.run_id, sorted([*others, entry.to_json()], key=lambda old: old["attempt"]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -509,7 +513,9 @@ def parse_metrics(lines: Iterable[str]) -> List[Dict[str, Any]]:
     return rows
 
 
-def splice(rows: Mapping[int, Sequence[Mapping[str, Any]]], lineage: Lineage, fence: Optional[Fence]) -> List[Dict[str, Any]]:
+def splice(
+    rows: Mapping[int, Sequence[Mapping[str, Any]]], lineage: Lineage, fence: Optional[Fence]
+) -> List[Dict[str, Any]]:
     """The run's curve from the rows of each attempt: every step from the newest accepted attempt that has it.
 
     An attempt's line ``k`` is accepted where the fence accepts the state it led to, ``step-<k+1>``.
@@ -593,7 +599,9 @@ class Manifest(_Record):
         if manifest.format != FORMAT:
             raise RecordError(f"{where or MANIFEST}: format {manifest.format!r} is not {FORMAT!r}")
         if manifest.version > FORMAT_VERSION:
-            raise RecordError(f"{where or MANIFEST}: version {manifest.version} is newer than this midstream reads ({FORMAT_VERSION})")
+            raise RecordError(
+                f"{where or MANIFEST}: version {manifest.version} is newer than this midstream reads ({FORMAT_VERSION})"
+            )
         for entry in manifest.object_entries:
             if not safe_relative(entry.path):
                 raise RecordError(f"{where or MANIFEST}: object path {entry.path!r} leaves the directory")
@@ -619,7 +627,13 @@ class Manifest(_Record):
 
 def safe_relative(path: str) -> bool:
     """Whether ``path`` stays below the directory it is relative to, spelled in its one canonical way."""
-    return bool(path) and not path.startswith("/") and path == posixpath.normpath(path) and path.split("/")[0] != ".." and "\0" not in path
+    return (
+        bool(path)
+        and not path.startswith("/")
+        and path == posixpath.normpath(path)
+        and path.split("/")[0] != ".."
+        and "\0" not in path
+    )
 
 
 def root_digest(arrays: Sequence[ArrayEntry], sha256: Mapping[str, str], state: Mapping[str, Any]) -> str:

@@ -1,0 +1,3 @@
+from midstream.cli import main
+
+raise SystemExit(main())

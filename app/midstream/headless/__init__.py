@@ -1,0 +1,8 @@
+"""Every mode without a screen: text for people, JSON lines for programs."""
+
+from midstream.headless.act import launch, stop
+from midstream.headless.look import checkpoints, init, status
+from midstream.headless.move import follow, migrate, resume
+from midstream.headless.verify import verify
+
+__all__ = ["checkpoints", "follow", "init", "launch", "migrate", "resume", "status", "stop", "verify"]

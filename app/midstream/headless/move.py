@@ -1,0 +1,171 @@
+"""Moving runs without a screen: plan, preflight, and following the migration's own process."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from midstream.errors import Exit, HostError, MidstreamError
+from midstream.headless.look import look, plain
+from midstream.output import Output, size
+
+if TYPE_CHECKING:
+    from midstream.fleet.config import Fleet
+    from midstream.migrate.model import Event, MigrationView
+
+
+def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
+    """Plan, preflight, then follow the migration's own process to its end."""
+    from midstream.hosts.open import Hosts
+    from midstream.migrate import plan as planning
+    from midstream.migrate import preflight, process
+    from midstream.migrate.model import FAIL, Request
+
+    request = Request(
+        run_id=options.migrate,
+        target=options.to,
+        mode=options.mode,
+        checkpoint=options.checkpoint,
+        source_lost=options.source_lost,
+        certify_steps=options.certify_steps,
+        healthy_steps=options.healthy_steps,
+        overrides=engine,
+    )
+    hosts = Hosts(fleet)
+    try:
+        plan = planning.make_plan(fleet, hosts, look(fleet, hosts), request)
+        output.value({"event": "plan", **plan.to_json()}, planning.describe(plan) if options.dry_run else "")
+        if not options.dry_run and not output.as_json:
+            for line in planning.describe(plan):
+                output.talk(line)
+        failed = []
+        for check in preflight.run_checks(fleet, hosts, plan):
+            mark = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}[check.state]
+            output.value(
+                {"event": "check", **plain(check)},
+                f"{mark} {check.name}: {check.detail}" + (f" ({check.fix})" if check.fix else ""),
+            )
+            if check.state == FAIL:
+                failed.append(check)
+    except HostError as error:
+        # Nothing was touched: what cannot be reached is a refusal, not a failure.
+        error.code = Exit.REFUSED
+        raise
+    finally:
+        hosts.close()
+    if failed:
+        raise MidstreamError(f"preflight refused: {failed[0].name}: {failed[0].detail}", failed[0].fix, Exit.REFUSED)
+    if options.dry_run:
+        output.value({"event": "result", "ok": True, "dry_run": True, "run": plan.run_id, "migration": None})
+        return Exit.DONE
+    if plan.steps_lost and not options.yes:
+        raise MidstreamError(
+            f"{plan.steps_lost} steps after {plan.checkpoint} would be given up",
+            "say --yes to agree, or --checkpoint now",
+            Exit.REFUSED,
+        )
+    return follow(process.start(fleet, plan), output)
+
+
+def resume(options: argparse.Namespace, output: Output) -> int:
+    """`--continue` and `--rollback`."""
+    from midstream.migrate import directory, process
+
+    if options.continue_:
+        migration = directory.MigrationDirectory.find(options.continue_).migration
+        process.continue_(migration)
+        return follow(migration, output, only_new=True)
+    view = directory.view(options.rollback)
+    if not view.finished:
+        given_up = _steps_on_target(view)
+        if given_up and not options.yes:
+            raise MidstreamError(
+                f"a rollback gives up {given_up} steps that {view.plan.target} has done",
+                "say --yes to agree",
+                Exit.REFUSED,
+            )
+    process.rollback(view.migration)
+    return follow(view.migration, output, only_new=True)
+
+
+def _steps_on_target(view: MigrationView) -> int:
+    """Updates past the seal on the target; 0 where it does not answer, for then nothing is known to be given up."""
+    from midstream.fleet.config import load_fleet
+    from midstream.hosts.open import Hosts
+    from midstream.migrate import process
+    from midstream.migrate.directory import MigrationDirectory
+
+    fleet = load_fleet(MigrationDirectory(view.migration).fleet_file)
+    hosts = Hosts(fleet)
+    try:
+        host = hosts.get(view.plan.target_host)
+        described = host.call("runs.describe", root=host.root, run_id=view.plan.run_id)
+    except HostError:
+        return 0
+    finally:
+        hosts.close()
+    return process.steps_given_up(view, described["status"]["step"] if described["status"] else None)
+
+
+def follow(migration: str, output: Output, *, only_new: bool = False) -> int:
+    """Print a migration's journal as it grows. Ctrl-C leaves it running and says how to come back."""
+    import time
+
+    from midstream.migrate import process
+
+    began = time.time() - 1.0
+    code: int | None = None
+    try:
+        for event in process.follow(migration):
+            if only_new and event.time < began:
+                continue
+            if event.event == "result":
+                code = int(event.detail["exit_code"])
+            if event.event not in ("fact", "trace"):
+                _tell(event, output)
+    except KeyboardInterrupt:
+        output.talk(f"\nmidstream: the migration goes on by itself; midstream --continue {migration} follows it again")
+        return Exit.INTERRUPTED
+    if code is None:
+        raise MidstreamError(
+            f"the process of migration {migration} is gone",
+            f"midstream --continue {migration} goes on with it",
+            Exit.INTERRUPTED,
+        )
+    return code
+
+
+def _tell(event: Event, output: Output) -> None:
+    if output.as_json:
+        output.value(event.to_json())
+        return
+    detail = event.detail
+    if event.event == "phase" and event.state == "progress":
+        done, total = detail["bytes_done"], detail["bytes_total"]
+        output.talk(f"    {detail['what']}: {size(done)} of {size(total)}, {size(detail['bytes_per_second'])}/s")
+    elif event.event == "phase":
+        output.talk(f"{event.phase}: {event.state}" + (f": {event.message}" if event.message else ""))
+    elif event.event == "command":
+        output.talk(f"    [{detail['host']}] {event.message}")
+    elif event.event == "result":
+        output.value({}, result_lines(event))
+    else:
+        output.talk(f"    {event.message}")
+
+
+def result_lines(event: Event) -> list[str]:
+    """The end of a migration for people."""
+    detail = event.detail
+    lines = [f"{detail['run']}: {detail['outcome']}" + (f": {event.message}" if event.message else "")]
+    certificate = detail.get("certificate")
+    if certificate:
+        lines.append(
+            f"certificate: {'valid' if certificate['valid'] else 'NOT VALID'}, "
+            f"step {certificate['step']}, root digest {certificate['root_digest'][:16]}"
+        )
+        lines += [f"  {claim['verdict']:<11} {claim['name']}: {claim['statement']}" for claim in certificate["claims"]]
+    ledger = detail.get("ledger")
+    if ledger and ledger.get("downtime") is not None:
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in ledger["measured"].items() if seconds >= 0.05)
+        lines.append(f"downtime: {ledger['downtime']:.1f} s ({parts})")
+    return lines

@@ -1,0 +1,173 @@
+"""The certificate: what was proven about a move, from evidence that is re-read, not remembered.
+
+Four claims. *State*: the root digest of what was restored is that of what was sealed. *Data*: the next batch is the
+batch that the source would have taken. *Witness*: fixed sequences give the same losses on both accelerators, in
+float32 at the highest matmul precision, so the source need not be alive. *Trajectory*: losses past the seal agree
+with the source's own, where it has any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from midstream.migrate.model import PROVEN, REFUTED, UNWITNESSED, Certificate, Claim, Plan
+from midstream_engine import records
+
+WITNESS_TOLERANCE = 1e-4  # relative
+TRAJECTORY_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}  # relative
+
+
+def certify(
+    plan: Plan,
+    sealed: Mapping[str, Any],
+    restore: records.Restore,
+    target_rows: Sequence[Mapping[str, Any]],
+    source_rows: Sequence[Mapping[str, Any]],
+) -> Certificate:
+    """The certificate for a move sealed at ``sealed`` (step, checkpoint, root_digest), from the target's restore
+    evidence and the metric rows with losses of both sides."""
+    step = int(sealed["step"])
+    claims = (
+        _state(sealed, restore),
+        _data(step, restore, target_rows),
+        _witness(restore),
+        _trajectory(step, target_rows, source_rows, _precision(plan)),
+    )
+    return Certificate(
+        migration=plan.migration,
+        run_id=plan.run_id,
+        source=plan.source,
+        target=plan.target,
+        step=step,
+        checkpoint=str(sealed["checkpoint"]),
+        root_digest=str(sealed["root_digest"]),
+        epoch=plan.epoch,
+        claims=claims,
+        issued=time.time(),
+    )
+
+
+def _verdict(holds: bool) -> str:
+    return PROVEN if holds else REFUTED
+
+
+def _state(sealed: Mapping[str, Any], restore: records.Restore) -> Claim:
+    same = restore.root_digest == sealed["root_digest"] and restore.step == sealed["step"]
+    statement = (
+        f"the restored state is the sealed state, root digest {restore.root_digest[:12]}"
+        if same
+        else f"restored step {restore.step}, root digest {restore.root_digest[:12]}; "
+        f"sealed step {sealed['step']}, root digest {str(sealed['root_digest'])[:12]}"
+    )
+    return Claim(
+        "state",
+        _verdict(same),
+        statement,
+        {
+            "sealed": sealed["root_digest"],
+            "restored": restore.root_digest,
+            "sealed_step": sealed["step"],
+            "restored_step": restore.step,
+        },
+    )
+
+
+def _data(step: int, restore: records.Restore, rows: Sequence[Mapping[str, Any]]) -> Claim:
+    consumed = next((row.get("batch_digest", "") for row in rows if row["global_step"] == step), "")
+    same = bool(consumed) and restore.recorded_batch_digest == restore.batch_digest == consumed
+    statement = (
+        f"batch {step} is the one that the source would have taken next"
+        if same
+        else f"batch {step}: the source recorded {restore.recorded_batch_digest[:12] or 'nothing'}, "
+        f"the target computed {restore.batch_digest[:12]} and consumed {consumed[:12] or 'nothing yet'}"
+    )
+    return Claim(
+        "data",
+        _verdict(same),
+        statement,
+        {"recorded": restore.recorded_batch_digest, "computed": restore.batch_digest, "consumed": consumed},
+    )
+
+
+def _witness(restore: records.Restore) -> Claim:
+    pairs = list(zip(restore.witness_recorded, restore.witness_recomputed, strict=False))
+    whole = bool(pairs) and len(restore.witness_recorded) == len(restore.witness_recomputed)
+    worst = max((records.relative_difference(a, b) for a, b in pairs), default=float("inf"))
+    holds = whole and worst <= WITNESS_TOLERANCE
+    statement = (
+        f"{len(pairs)} fixed sequences give the same losses, largest relative difference {worst:.1e}"
+        if holds
+        else f"losses of {len(pairs)} fixed sequences differ by up to {worst:.1e} relative, {WITNESS_TOLERANCE:.0e} allowed"
+        if whole
+        else "the checkpoint carries no complete witness"
+    )
+    return Claim(
+        "witness",
+        _verdict(holds) if whole else UNWITNESSED,
+        statement,
+        {
+            "recorded": list(restore.witness_recorded),
+            "recomputed": list(restore.witness_recomputed),
+            "largest_relative_difference": worst if whole else None,
+            "tolerance": WITNESS_TOLERANCE,
+        },
+    )
+
+
+def _trajectory(
+    step: int, target_rows: Sequence[Mapping[str, Any]], source_rows: Sequence[Mapping[str, Any]], precision: str
+) -> Claim:
+    theirs = {row["global_step"]: row["train/loss"] for row in source_rows if row["global_step"] >= step}
+    pairs = [
+        (row["global_step"], theirs[row["global_step"]], row["train/loss"])
+        for row in target_rows
+        if row["global_step"] in theirs
+    ]
+    if not pairs:
+        return Claim("trajectory", UNWITNESSED, "the source has no losses past the seal to compare with")
+    tolerance = TRAJECTORY_TOLERANCE[precision]
+    differences = [records.relative_difference(a, b) for _, a, b in pairs]
+    worst = max(differences)
+    allowed = f"{worst:.1e} relative (allowed {tolerance:.0e}, {precision})"
+    return Claim(
+        "trajectory",
+        _verdict(worst <= tolerance),
+        f"{len(pairs)} losses past the seal agree with the source's within {allowed}"
+        if worst <= tolerance
+        else f"losses past the seal differ from the source's by up to {allowed}, "
+        f"at step {pairs[differences.index(worst)][0]}",
+        {"steps": [list(pair) for pair in pairs], "largest_relative_difference": worst, "tolerance": tolerance},
+    )
+
+
+def _precision(plan: Plan) -> str:
+    policy = next((change.after for change in plan.changes if change.name == "precision"), "f32")
+    low = ("bfloat16", "bf16", "float16", "f16", "half")
+    return "bf16" if any(word in policy.replace("=", ",").split(",") for word in low) else "f32"
+
+
+_MARKS = {PROVEN: "✓", REFUTED: "✗", UNWITNESSED: "–"}
+
+
+def page(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
+    """The certificate for people: Markdown, with the losses around the seam."""
+    lines = [
+        f"# {proof.run_id}: {proof.source} → {proof.target} at step {proof.step}",
+        "",
+        f"**{'Certified' if proof.valid else 'Not certified'}**, migration `{proof.migration}`, epoch {proof.epoch},",
+        f"issued {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(proof.issued))}.",
+        "",
+        f"Checkpoint `{proof.checkpoint}`, root digest `{proof.root_digest}`.",
+        "",
+        "| | claim | verdict |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {_MARKS[claim.verdict]} | {claim.name}: {claim.statement} | {claim.verdict} |" for claim in proof.claims
+    ]
+    lines += ["", "Losses around the seam:", "", "| step | train/loss | attempt |", "|---:|---:|---:|"]
+    seam = [row for row in curve if "train/loss" in row and abs(row["global_step"] - proof.step) <= 8]
+    lines += [f"| {row['global_step']} | {row['train/loss']!r} | {row['attempt']} |" for row in seam]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,154 @@
+"""What a phase has at hand while a migration is carried out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from midstream.errors import MidstreamError
+from midstream_engine import records
+
+if TYPE_CHECKING:
+    from midstream.fleet.config import Fleet
+    from midstream.hosts.base import Host
+    from midstream.hosts.open import Hosts
+    from midstream.migrate.directory import MigrationDirectory
+    from midstream.migrate.journal import Journal
+    from midstream.migrate.model import Plan
+    from midstream.transfer.model import Progress
+    from midstream.watch.model import RunView, Snapshot
+    from midstream.watch.watcher import Watch
+
+
+class RollbackRequested(Exception):
+    """A person asked for the rollback while the migration was under way."""
+
+
+class NeedsOperator(MidstreamError):
+    """The migration cannot go on by itself, and rolling back would give up more than it saves. The message says what
+    happened, ``fix`` which lines there are to choose from."""
+
+
+class Phase(Protocol):
+    """One step of a migration. ``run`` may be called again after a kill at any moment: it looks at what the journal
+    and the hosts say, and does what is still to be done."""
+
+    name: str
+
+    def run(self, move: Move) -> None: ...
+
+
+@dataclass
+class Move:
+    """A migration that is being carried out."""
+
+    plan: Plan
+    directory: MigrationDirectory
+    journal: Journal
+    fleet: Fleet
+    hosts: Hosts
+    watch: Watch
+    phase: str = ""
+    _last_progress: float = field(default=0.0, repr=False)
+
+    @property
+    def source(self) -> Host:
+        return self.hosts.get(self.plan.source)
+
+    @property
+    def target(self) -> Host:
+        return self.hosts.get(self.plan.target_host)
+
+    @property
+    def source_paths(self) -> records.RunPaths:
+        return records.RunPaths(self.source.root, self.plan.run_id)
+
+    @property
+    def target_paths(self) -> records.RunPaths:
+        return records.RunPaths(self.target.root, self.plan.run_id)
+
+    # ------------------------------------------------------------------------------------------ telling
+
+    def note(self, message: str, **detail: Any) -> None:
+        """One line for a person."""
+        self.journal.write("note", phase=self.phase, message=message, **detail)
+
+    def command(self, host: Host, line: str) -> None:
+        """One line of the command log: what is done where, as a person would type it."""
+        self.journal.write("command", phase=self.phase, message=line, host=host.name)
+
+    def progress(self, what: str) -> Callable[[Progress], None]:
+        """A receiver of copy progress, at most four lines a second and the last one always."""
+
+        def tell(progress: Progress) -> None:
+            self.check_requests()
+            now = time.monotonic()
+            done = progress.bytes_done >= progress.bytes_total
+            if now - self._last_progress < 0.25 and not done:
+                return
+            self._last_progress = now
+            self.journal.write(
+                "phase",
+                phase=self.phase,
+                state="progress",
+                what=what,
+                bytes_done=progress.bytes_done,
+                bytes_total=progress.bytes_total,
+                objects_done=progress.objects_done,
+                objects_total=progress.objects_total,
+                object=progress.object,
+                bytes_per_second=progress.bytes_per_second,
+                eta_seconds=progress.eta_seconds,
+            )
+
+        return tell
+
+    # ------------------------------------------------------------------------------------------ looking
+
+    def check_requests(self) -> None:
+        """Raises RollbackRequested where a person asked for it and it was not begun yet."""
+        if self.phase != "rollback" and self.directory.request_file.exists():
+            raise RollbackRequested
+
+    def run_on(self, snapshot: Snapshot, host: str) -> RunView | None:
+        """The copy of the run on ``host``, where the host answers now."""
+        view = snapshot.host(host)
+        if view is None or view.link != "live":
+            return None
+        return next((run for run in snapshot.runs if run.key == (host, self.plan.run_id)), None)
+
+    def wait_for(self, what: str, host: str, predicate: Callable[[RunView], bool], timeout: float) -> RunView:
+        """The run's copy on ``host`` once ``predicate`` holds for it.
+
+        While the host does not answer, its silence is no evidence of anything: time without contact does not count
+        towards ``timeout``, up to ten times of it. MidstreamError names ``what`` was waited for.
+        """
+        deadline = time.monotonic() + 10 * timeout
+        heard = 0.0
+        told = False
+        while heard < timeout and time.monotonic() < deadline:
+            self.check_requests()
+            began = time.monotonic()
+            seen: list[RunView] = []
+
+            def found(snapshot: Snapshot, seen: list[RunView] = seen) -> bool:
+                run = self.run_on(snapshot, host)
+                if run is not None and predicate(run):
+                    seen.append(run)
+                    return True
+                return False
+
+            if self.watch.wait_for(found, timeout=1.0) is not None and seen:
+                return seen[-1]
+            view = self.watch.snapshot().host(host)
+            if view is not None and view.link == "live":
+                heard += time.monotonic() - began
+                told = False
+            elif not told:
+                self.note(f"{host} does not answer; waiting: losing contact is not losing the run")
+                told = True
+        raise MidstreamError(
+            f"{what}: not within {timeout:.0f} s on {host}", f"midstream --status shows what {host} does"
+        )

@@ -1,0 +1,18 @@
+"""The phases of a migration, in the order in which they run."""
+
+from __future__ import annotations
+
+from midstream.migrate.move import Phase
+from midstream.migrate.phases.certify import Certify
+from midstream.migrate.phases.cutover import Cutover
+from midstream.migrate.phases.finish import Finish
+from midstream.migrate.phases.prepare import Prepare
+from midstream.migrate.phases.relaunch import Relaunch
+
+
+def phases() -> tuple[Phase, ...]:
+    """What follows plan and preflight, in its order."""
+    return (Prepare(), Cutover(), Relaunch(), Certify(), Finish())
+
+
+__all__ = ["phases"]

@@ -1,0 +1,168 @@
+"""Mode `stop`: seal the source, copy the sealed state, verify it where it arrived."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from midstream.errors import MidstreamError
+from midstream.launch.start import stop_attempt
+from midstream.migrate.model import CUTOVER
+from midstream.migrate.move import Move
+from midstream.transfer.copy import copy_history, copy_objects, verify_objects
+from midstream.watch.model import RunView
+from midstream_engine import records
+
+SEAL_TIMEOUT = 900.0  # seconds: a step and a save of a large run
+PIN_SECONDS = 86400.0
+
+
+class Cutover:
+    """After this phase the target holds the sealed checkpoint and the run's history, and no fence accepts another
+    step of the source."""
+
+    name = CUTOVER
+
+    def run(self, move: Move) -> None:
+        if not move.journal.known("sealed"):
+            sealed = self._seal(move)
+            move.journal.fact(sealed=sealed)
+            move.note(f"the source is sealed at step {sealed['step']}", step=sealed["step"])
+        sealed = move.journal.known("sealed")
+        name = sealed["checkpoint"]
+        move.source.call(
+            "runs.pin",
+            root=move.source.root,
+            run_id=move.plan.run_id,
+            migration=move.plan.migration,
+            checkpoint=name,
+            expires=time.time() + PIN_SECONDS,
+        )
+        self._copy(move, name)
+        self._verify(move, name, sealed["root_digest"])
+
+    # ------------------------------------------------------------------------------------------ the seal
+
+    def _seal(self, move: Move) -> dict[str, Any]:
+        """Positive evidence that the source is closed under the new epoch, and what it was closed with."""
+        plan, source = move.plan, move.source
+        described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+        fence = records.Fence.from_json(described["fence"])
+        if fence.epoch > plan.epoch or (fence.epoch == plan.epoch and fence.holder != plan.target):
+            raise MidstreamError(
+                f"run {plan.run_id} was moved on to {fence.holder} (epoch {fence.epoch}) meanwhile",
+                "plan again: midstream --status shows where it is",
+            )
+        if fence.epoch < plan.epoch:
+            if described["alive"] and plan.checkpoint == "now":
+                self._order_seal(move, described["attempt"])
+            else:
+                self._seal_closed(move, described)
+        return self._sealed_facts(move)
+
+    def _order_seal(self, move: Move, attempt: int) -> None:
+        """The running engine saves, writes the fence itself and stops: its status is the acknowledgement."""
+        plan, source = move.plan, move.source
+        order = records.Order(records.STOP, epoch=plan.epoch, holder=plan.target, migration=plan.migration)
+        move.journal.fact(source_was_alive=True, sealing_attempt=attempt, ordered=time.time())
+        serial = source.call(
+            "runs.give_order", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
+        )
+        move.journal.fact(seal_serial=serial)
+        move.command(source, f"order: save, seal epoch {plan.epoch} for {plan.target}, stop (attempt {attempt})")
+
+        def ended(run: RunView) -> bool:
+            return (
+                run.attempt == attempt
+                and run.status is not None
+                and (run.state in records.ENDED or run.state == "lost")
+            )
+
+        run = move.wait_for("the source's acknowledgement of the seal", source.name, ended, SEAL_TIMEOUT)
+        move.journal.fact(stop_seen=time.time())
+        # An engine that died or finished before it read the order has not sealed; its process is gone, so we may.
+        described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+        if records.Fence.from_json(described["fence"]).epoch < plan.epoch:
+            message = run.status.message if run.status else ""
+            move.note(
+                f"the source ended by itself ({run.state}{': ' + message if message else ''}); sealing what it left"
+            )
+            self._seal_closed(move, described)
+
+    def _seal_closed(self, move: Move, described: dict[str, Any]) -> None:
+        """Seal at a checkpoint that exists. A source that still runs is stopped first (it saves as it stops)."""
+        plan, source = move.plan, move.source
+        if described["alive"]:
+            move.journal.fact(source_was_alive=True, ordered=time.time())
+            move.command(source, f"stop attempt {described['attempt']} (SIGTERM: it saves)")
+            stop_attempt(source, plan.run_id, described["attempt"], timeout=SEAL_TIMEOUT)
+            move.journal.fact(stop_seen=time.time())
+            described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+        usable = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
+        if plan.checkpoint != "now":
+            usable = [point for point in usable if point["name"] == plan.checkpoint]
+        if not usable:
+            raise MidstreamError(
+                f"{source.name} has no complete checkpoint to move", "midstream --checkpoints RUN shows what is there"
+            )
+        step = max(point["step"] for point in usable)
+        source.call(
+            "runs.seal", root=source.root, run_id=plan.run_id, epoch=plan.epoch, holder=plan.target, sealed_step=step
+        )
+        move.command(source, f"fence: epoch {plan.epoch}, holder {plan.target}, sealed at step {step}")
+
+    def _sealed_facts(self, move: Move) -> dict[str, Any]:
+        """Read back from the source's disk what was sealed: the fence and the newest checkpoint that it accepts."""
+        plan, source = move.plan, move.source
+        described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+        fence = records.Fence.from_json(described["fence"])
+        if fence.epoch != plan.epoch or fence.holder != plan.target or fence.sealed_step is None:
+            raise MidstreamError(f"{source.name} stopped without sealing epoch {plan.epoch}", "plan again")
+        points = [p for p in described["checkpoints"] if p["complete"] and p["step"] == fence.sealed_step]
+        if plan.checkpoint != "now":
+            points = [point for point in points if point["name"] == plan.checkpoint]
+        if not points:
+            raise MidstreamError(
+                f"the fence on {source.name} seals step {fence.sealed_step}, of which no complete checkpoint is there",
+                "midstream --checkpoints RUN shows what is there",
+            )
+        point = max(points, key=lambda point: point["attempt"])
+        return {
+            "checkpoint": point["name"],
+            "step": point["step"],
+            "root_digest": point["root_digest"],
+            "bytes": point["size"],
+            "fence": fence.to_json(),
+            "attempt": described["attempt"],
+        }
+
+    # ------------------------------------------------------------------------------------------ the copy
+
+    def _copy(self, move: Move, name: str) -> None:
+        source, target = move.source, move.target
+        began = time.monotonic()
+        move.command(source, f"copy {move.source_paths.dir} (config, lineage, metrics) to {target.name}")
+        copy_history(source, target, move.plan.run_id, source_root=source.root, target_root=target.root)
+        here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
+        move.command(source, f"copy {here} to {target.name}:{there}")
+        report = copy_objects(source, here, target, there, progress=move.progress("checkpoint"))
+        move.journal.fact(copy_seconds=time.monotonic() - began, copied_bytes=report.bytes_sent)
+
+    def _verify(self, move: Move, name: str, expected: str) -> None:
+        """Read every object back from the target's disk. The root digest is computed there, from those bytes."""
+        began = time.monotonic()
+        directory = move.target_paths.checkpoint(name)
+        move.command(move.target, f"sha256 of every object in {directory}")
+        report = verify_objects(move.target, directory)
+        if not report.ok:
+            path, what = report.problems[0]
+            raise MidstreamError(
+                f"{move.target.name}:{directory}/{path}: {what} after the copy", "the copy is not used; try again"
+            )
+        if report.root_digest != expected:
+            raise MidstreamError(
+                f"{move.target.name}:{directory} has root digest {report.root_digest[:12]}, sealed was {expected[:12]}",
+                "the copy is not used; midstream --verify shows which objects differ",
+            )
+        move.journal.fact(verify_seconds=time.monotonic() - began)
+        move.note(f"{report.objects} objects verified on {move.target.name}, root digest {expected[:12]}")

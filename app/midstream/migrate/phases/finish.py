@@ -1,0 +1,39 @@
+"""After enough healthy steps the source is retired by the fence. Nothing is deleted."""
+
+from __future__ import annotations
+
+from midstream.migrate.model import FINISH
+from midstream.migrate.move import Move, NeedsOperator
+from midstream.watch.model import RunView
+from midstream_engine import records
+
+HEALTHY_TIMEOUT = 7 * 86400.0
+
+
+class Finish:
+    """Waits for `--healthy-steps` updates on the target, then gives up the way back."""
+
+    name = FINISH
+
+    def run(self, move: Move) -> None:
+        plan, sealed = move.plan, move.journal.known("sealed")
+        attempt = move.journal.known("target_attempt")
+        goal = sealed["step"] + plan.healthy_steps
+
+        def decided(run: RunView) -> bool:
+            if run.status is None or run.attempt < attempt:
+                return False
+            return run.status.step >= goal or run.state in records.ENDED or run.state == "lost"
+
+        run = move.wait_for(f"step {goal} on the target", plan.target_host, decided, HEALTHY_TIMEOUT)
+        step = run.status.step if run.status else 0
+        if step < goal and run.state != records.FINISHED:
+            message = run.status.message if run.status else ""
+            raise NeedsOperator(
+                f"the run on {plan.target} ended at step {step} ({run.state}{': ' + message if message else ''}), "
+                f"before {plan.healthy_steps} healthy steps",
+                f"midstream --continue {plan.migration} starts it there again, "
+                f"midstream --rollback {plan.migration} --yes goes back to step {sealed['step']} on {plan.source}",
+            )
+        move.source.call("runs.unpin", root=move.source.root, run_id=plan.run_id, migration=plan.migration)
+        move.note(f"{plan.source} is retired: its copy of {plan.run_id} stays as it is, under epoch {plan.epoch}")

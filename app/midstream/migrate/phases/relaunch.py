@@ -1,0 +1,96 @@
+"""Hand the fence over and start the run on the target from exactly what was sealed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from midstream.errors import MidstreamError
+from midstream.launch.start import start_attempt
+from midstream.migrate.model import RELAUNCH
+from midstream.migrate.move import Move
+from midstream.watch.model import RunView
+from midstream_engine import records
+
+START_TIMEOUT = 1800.0  # seconds: restore and compile of a large model
+
+
+class Relaunch:
+    """Runs only after the seal: the journal's fact ``sealed`` is the evidence. Never starts a second engine: an attempt
+    of this migration that lives is adopted."""
+
+    name = RELAUNCH
+
+    def run(self, move: Move) -> None:
+        sealed = move.journal.known("sealed")
+        plan, target = move.plan, move.target
+        target.call("runs.put_fence", root=target.root, run_id=plan.run_id, fence=sealed["fence"])
+        number = _living_attempt(move)
+        if number is None:
+            point = _newest(move) or sealed
+            order = records.Order(
+                records.RESTORE,
+                epoch=plan.epoch,
+                checkpoint=point["checkpoint"],
+                root_digest=point["root_digest"],
+                step=point["step"],
+                migration=plan.migration,
+            )
+            move.journal.fact(relaunching=True)  # from here on a rollback has to look at the target
+            attempt = start_attempt(
+                target,
+                move.fleet.hosts[plan.target_host],
+                target=plan.target,
+                run_id=plan.run_id,
+                epoch=plan.epoch,
+                order=order,
+                overrides=plan.overrides,
+                at_least=sealed["attempt"] + 1,
+            )
+            number = attempt.number
+            move.command(target, f"start attempt {number} of {plan.run_id} from {order.checkpoint}")
+        else:
+            move.note(f"attempt {number} of this migration runs on {target.name} already")
+        move.journal.fact(target_attempt=number)
+        wait_training(move, target.name, number)
+
+
+def _living_attempt(move: Move) -> int | None:
+    """The attempt on the target that this migration started and that still runs."""
+    target, run_id = move.target, move.plan.run_id
+    found: dict[str, Any] | None = target.call(
+        "runs.attempt_of_migration", root=target.root, run_id=run_id, migration=move.plan.migration
+    )
+    return found["attempt"] if found and found["alive"] else None
+
+
+def _newest(move: Move) -> dict[str, Any] | None:
+    """The target's own newest checkpoint under this epoch, where an earlier attempt there has saved one: a run that
+    goes on again must not fall back to the migrated state."""
+    target, plan = move.target, move.plan
+    described = target.call("runs.describe", root=target.root, run_id=plan.run_id)
+    own = [p for p in described["checkpoints"] if p["complete"] and p["accepted"] and p["epoch"] == plan.epoch]
+    if not own:
+        return None
+    point = max(own, key=lambda point: (point["step"], point["attempt"]))
+    return {"checkpoint": point["name"], "root_digest": point["root_digest"], "step": point["step"]}
+
+
+def wait_training(move: Move, host: str, attempt: int) -> RunView:
+    """Until the attempt has done an update. MidstreamError with its last log lines where it ended."""
+
+    def decided(run: RunView) -> bool:
+        if run.attempt != attempt:
+            return False
+        if run.state in records.ENDED or run.state == "lost":
+            return True
+        return any(row["attempt"] == attempt and "train/loss" in row for row in run.curve[-64:])
+
+    run = move.wait_for("the first update of the new attempt", host, decided, START_TIMEOUT)
+    if run.state in ("failed", "stopped", "lost"):
+        message = run.status.message if run.status else ""
+        last = next((line for line in reversed(run.log) if line.strip()), "")
+        raise MidstreamError(
+            f"attempt {attempt} on {host} ended ({run.state}): {message or last or 'no word of it in its log'}",
+            f"its log: {host}:{records.RunPaths(move.hosts.get(host).root, run.run_id).attempt(attempt).log()}",
+        )
+    return run

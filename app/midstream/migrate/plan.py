@@ -1,0 +1,299 @@
+"""From a request to a plan: what would be moved, where to, in which shape, and what it would cost. No side effects."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from midstream.errors import HostError, MidstreamError, RemoteError, UsageError
+from midstream.migrate import directory, ledger, shape
+from midstream.migrate.model import Change, Plan, Request
+from midstream_engine import records
+
+if TYPE_CHECKING:
+    from midstream.fleet.config import Fleet
+    from midstream.hosts.base import Host
+    from midstream.hosts.open import Hosts
+    from midstream.watch.model import HostView, RunView, Snapshot
+
+MODES = ("stop",)
+
+
+def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) -> Plan:
+    """The plan for ``request``. Reads from source and target, changes nothing.
+
+    UsageError where run, target, mode or checkpoint do not exist; MidstreamError where the move is impossible.
+    """
+    if request.mode not in MODES:
+        raise UsageError(f"mode {request.mode!r} is not known", f"this version moves runs in mode {', '.join(MODES)}")
+    target = fleet.target(request.target)
+    if len(target.hosts) != 1:
+        raise UsageError(
+            f"target {target.name} has {len(target.hosts)} hosts", "this version moves runs to targets of one host"
+        )
+    target_host = target.hosts[0]
+    run = _find_run(fleet, snapshot, request)
+    if run.host == target_host:
+        raise UsageError(f"run {run.run_id} is on {target_host} already", "choose another target")
+    source, destination = hosts.get(run.host), hosts.get(target_host)
+    if run.status is None or run.fence is None:
+        raise UsageError(
+            f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {target.name}"
+        )
+
+    config = training_config(source, run.run_id)
+    trainer = config.get("trainer") or {}
+    checkpoint = _choose_checkpoint(run, request)
+    newest = _newest_complete(run)
+    manifest = read_manifest(source, run.run_id, newest) if newest else None
+    train = _train(source, run.run_id, newest) if newest else None
+
+    source_devices = max(1, len(run.status.devices))
+    target_devices = _devices(snapshot.host(target_host), target_host)
+    batch = int(trainer.get("train_batch_size") or 0)
+    model_axis = int(trainer.get("model_axis_size") or 1)
+    limit = int(trainer.get("per_device_parallelism") or -1)
+    before = shape.batch_shape(batch, source_devices, limit, model_axis)
+    after = shape.batch_shape(batch, target_devices, limit, model_axis)
+
+    data_digest = str((train or {}).get("state", {}).get("data_digest", ""))
+    data_bytes = _missing_data(source, destination, data_digest) if data_digest else 0
+    size = manifest.size if manifest else 0
+    sealed = checkpoint.step if checkpoint else None
+    lost = max(0, run.status.step - sealed) if sealed is not None else 0
+    return Plan(
+        migration=directory.new_id(run.run_id),
+        run_id=run.run_id,
+        mode=request.mode,
+        source=run.host,
+        source_attempt=run.attempt,
+        source_state=run.state,
+        source_step=run.status.step,
+        target=target.name,
+        target_host=target_host,
+        source_epoch=run.fence.epoch,
+        epoch=run.fence.epoch + 1,
+        checkpoint=checkpoint.name if checkpoint else "now",
+        checkpoint_step=sealed,
+        source_devices=source_devices,
+        target_devices=target_devices,
+        train_batch_size=batch,
+        per_device_parallelism=after.per_device,
+        accumulation=after.accumulation,
+        overrides=request.overrides,
+        changes=_changes(run, before, after, source_devices, target_devices, trainer),
+        route="relayed through this machine",
+        checkpoint_bytes=size,
+        data_digest=data_digest,
+        data_bytes=data_bytes,
+        steps_lost=lost,
+        predicted_seconds=ledger.predict(run.curve, size),
+        cost_per_hour=(fleet.hosts[run.host].price_per_hour, fleet.hosts[target_host].price_per_hour),
+        warnings=_warnings(run, snapshot, lost, newest is None),
+        source_lost=request.source_lost,
+        certify_steps=request.certify_steps,
+        healthy_steps=request.healthy_steps,
+        created=time.time(),
+    )
+
+
+def _find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
+    """The copy to move: the one with the highest fence epoch, whichever hosts answer."""
+    silent = [host for host in snapshot.hosts if host.link != "live"]
+    copies = [copy for copy in snapshot.copies(request.run_id) if not request.source or copy.host == request.source]
+    if not copies:
+        known = sorted({run.run_id for run in snapshot.runs})
+        near = difflib.get_close_matches(request.run_id, known, 3)
+        hint = (
+            f"did you mean {', '.join(near)}?"
+            if near
+            else f"known: {', '.join(known)}"
+            if known
+            else "no host holds a run"
+        )
+        if silent:
+            hint += "; not answering: " + ", ".join(f"{host.name} ({host.error or host.link})" for host in silent)
+        raise UsageError(f"no run {request.run_id!r}" + (f" on {request.source}" if request.source else ""), hint)
+    run = copies[0]
+    if run.fence is not None and run.fence.holder:
+        # The fence may name a later holder than the copies that answer.
+        held_by = fleet.target(run.fence.holder).hosts if run.fence.holder in fleet.target_names else ()
+        unreachable = [host for host in silent if host.name in held_by and host.name != run.host]
+        if unreachable and not request.source_lost:
+            host = unreachable[0]
+            raise HostError(
+                f"run {run.run_id} belongs to {host.name}, which does not answer: {host.error or host.link}",
+                "mend the connection; where that machine is certainly gone, --source-lost goes on from this copy",
+            )
+    return run
+
+
+def _choose_checkpoint(run: RunView, request: Request):
+    """None for "now" (a final save at the seal), else the complete, accepted checkpoint to go on from."""
+    usable = [point for point in run.checkpoints if point.complete and point.accepted]
+    if request.checkpoint == "now":
+        if run.alive:
+            return None
+        request_kind = "latest"  # nobody is there to save: the newest complete one is all there is
+    else:
+        request_kind = request.checkpoint
+    if request_kind == "latest":
+        if not usable:
+            raise MidstreamError(
+                f"run {run.run_id} on {run.host} has no complete checkpoint",
+                "start it again there, or wait for its first save",
+            )
+        return max(usable, key=lambda point: (point.step, point.attempt))
+    if not request_kind.isdigit():
+        raise UsageError(
+            f"--checkpoint {request.checkpoint!r}: not now, latest or a step number",
+            "midstream --checkpoints RUN lists them",
+        )
+    chosen = [point for point in usable if point.step == int(request_kind)]
+    if not chosen:
+        steps = ", ".join(str(point.step) for point in sorted(usable, key=lambda point: point.step)) or "none"
+        raise UsageError(
+            f"run {run.run_id} on {run.host} has no complete checkpoint at step {request_kind}",
+            f"complete ones: {steps}",
+        )
+    return max(chosen, key=lambda point: point.attempt)
+
+
+def _newest_complete(run: RunView) -> str:
+    usable = [point for point in run.checkpoints if point.complete and point.accepted]
+    return max(usable, key=lambda point: (point.step, point.attempt)).name if usable else ""
+
+
+def training_config(source: Host, run_id: str) -> dict[str, Any]:
+    import yaml
+
+    path = records.RunPaths(source.root, run_id).config
+    try:
+        text = source.call("runs.read_text", path=path)
+        return yaml.safe_load(text) or {}
+    except (RemoteError, yaml.YAMLError) as error:
+        raise MidstreamError(
+            f"{source.name}:{path} cannot be read: {error}", "the run directory needs its run.yaml"
+        ) from error
+
+
+def _json_at(host: Host, path: str) -> Any:
+    import json
+
+    return json.loads(host.call("runs.read_text", path=path))
+
+
+def read_manifest(host: Host, run_id: str, name: str) -> records.Manifest:
+    path = f"{records.RunPaths(host.root, run_id).checkpoint(name)}/{records.MANIFEST}"
+    return records.Manifest.from_json(_json_at(host, path), f"{host.name}:{path}")
+
+
+def _train(host: Host, run_id: str, name: str) -> dict[str, Any]:
+    return _json_at(host, f"{records.RunPaths(host.root, run_id).checkpoint(name)}/{records.TRAIN}")
+
+
+def data_directory(host: Host, digest: str) -> str:
+    """Where a token cache lies on a host."""
+    return f"{host.root}/data/{digest}"
+
+
+def has_manifest(host: Host, directory: str) -> bool:
+    """Whether a complete tree of objects lies there."""
+    try:
+        _json_at(host, f"{directory}/{records.MANIFEST}")
+    except RemoteError:
+        return False
+    return True
+
+
+def _missing_data(source: Host, target: Host, digest: str) -> int:
+    """Bytes of the token cache that the target lacks."""
+    if has_manifest(target, data_directory(target, digest)):
+        return 0
+    try:
+        described = _json_at(source, f"{data_directory(source, digest)}/{records.MANIFEST}")
+    except RemoteError:
+        return 0  # preflight says so
+    return sum(entry["size"] for entry in described["objects"])
+
+
+def _devices(host: HostView | None, name: str) -> int:
+    if host is None or host.machine is None:
+        reason = f": {host.error}" if host is not None and host.error else ""
+        raise HostError(
+            f"target {name} does not answer{reason}", f"midstream --status shows it; mend the connection to {name}"
+        )
+    return max(1, len(host.machine.accelerators))
+
+
+def _changes(
+    run: RunView,
+    before: shape.BatchShape,
+    after: shape.BatchShape,
+    source_devices: int,
+    target_devices: int,
+    trainer: Mapping[str, Any],
+) -> tuple[Change, ...]:
+    kind = run.status.devices[0].get("kind", "") if run.status and run.status.devices else ""
+    return (
+        Change("devices", f"{source_devices} {kind}".strip(), str(target_devices)),
+        Change(
+            "batch",
+            str(before.train_batch_size),
+            str(after.train_batch_size),
+            "kept: the schedule and the data order stand",
+        ),
+        Change("steps", str(trainer.get("num_train_steps", "")), str(trainer.get("num_train_steps", "")), "kept"),
+        Change(
+            "per device",
+            str(before.per_device),
+            str(after.per_device),
+            "how the batch lies on the devices; changes no result",
+        ),
+        Change(
+            "accumulation", str(before.accumulation), str(after.accumulation), "weighted by tokens; changes no result"
+        ),
+        Change("precision", str(trainer.get("mp") or "f32"), str(trainer.get("mp") or "f32")),
+    )
+
+
+def _warnings(run: RunView, snapshot: Snapshot, lost: int, unsaved: bool) -> tuple[str, ...]:
+    warnings = []
+    if lost:
+        warnings.append(f"{lost} steps after the chosen checkpoint are given up")
+    if unsaved and run.alive:
+        warnings.append("the run has not saved yet: bytes and times are unknown until its first checkpoint")
+    if not run.alive:
+        warnings.append(f"the source does not run ({run.state}): the move starts from its newest complete checkpoint")
+    stale = [host.name for host in snapshot.hosts if host.link != "live"]
+    if stale:
+        warnings.append(f"not answering: {', '.join(stale)}; a later copy of the run there would not be seen")
+    return tuple(warnings)
+
+
+def describe(plan: Plan) -> list[str]:
+    """The plan in lines for a person: what `--dry-run` prints and the wizard shows."""
+    megabyte = 1e6
+    lines = [
+        f"migration  {plan.migration}",
+        f"run        {plan.run_id}  step {plan.source_step} ({plan.source_state})",
+        f"from       {plan.source}  {plan.source_devices} devices  epoch {plan.source_epoch}",
+        f"to         {plan.target}  {plan.target_devices} devices  epoch {plan.epoch}",
+        f"mode       {plan.mode}",
+        f"checkpoint {plan.checkpoint}"
+        + ("" if plan.checkpoint_step is not None else " (a final save when the source is sealed)"),
+        f"copies     {plan.checkpoint_bytes / megabyte:.1f} MB of state, {plan.data_bytes / megabyte:.1f} MB of data",
+        f"route      {plan.route}",
+        f"loses      {plan.steps_lost} steps",
+    ]
+    for change in plan.changes:
+        arrow = f"{change.before} -> {change.after}" if change.changed else f"{change.after} (kept)"
+        note = f"  {change.note}" if change.note and change.changed else ""
+        lines.append(f"{change.name:<10} {arrow}{note}")
+    seconds = ", ".join(f"{name} {value:.1f}" for name, value in plan.predicted_seconds.items() if value)
+    lines.append(f"downtime   about {plan.predicted_downtime:.0f} s ({seconds})")
+    lines += [f"warning    {warning}" for warning in plan.warnings]
+    lines.append(f"same as    {plan.command()}")
+    return lines

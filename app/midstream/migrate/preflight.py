@@ -1,0 +1,195 @@
+"""What must hold before anything is touched. Every check passes, warns or fails, and says how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from midstream.errors import HostError, MidstreamError, RemoteError
+from midstream.migrate import plan as planning
+from midstream.migrate import shape
+from midstream.migrate.model import FAIL, PASS, WARN, Check, Plan
+from midstream_engine import records
+
+if TYPE_CHECKING:
+    from midstream.fleet.config import Fleet
+    from midstream.hosts.base import Host
+    from midstream.hosts.open import Hosts
+
+MINIMUM_PYTHON = (3, 11)
+SKEW_LIMIT = 5.0  # seconds; more confuses a reader of logs, the fence does not depend on clocks
+DISK_SLACK = 1.1  # of the bytes that arrive
+ENVIRONMENT_BYTES = 2e9  # an engine's environment, where it has to be built
+
+
+def run_checks(fleet: Fleet, hosts: Hosts, plan: Plan) -> Iterator[Check]:
+    """The checks of a plan, one after the other. No side effects on any host."""
+    source = yield from _reach(hosts, plan.source, "source")
+    target = yield from _reach(hosts, plan.target_host, "target")
+    if source is None or target is None:
+        return
+    yield from _source(source, plan)
+    yield from _target(target, plan, fleet)
+    yield from _fit(source, plan)
+
+
+def _reach(hosts: Hosts, name: str, role: str):
+    try:
+        host = hosts.get(name)
+        host.connect()
+    except HostError as error:
+        yield Check(f"{role} answers", FAIL, error.message, error.fix)
+        return None
+    yield Check(f"{role} answers", PASS, name)
+    return host
+
+
+def _source(source: Host, plan: Plan) -> Iterator[Check]:
+    described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+    fence = records.Fence.from_json(described["fence"])
+    if fence.epoch != plan.source_epoch:
+        yield Check(
+            "fence",
+            FAIL,
+            f"the run is at epoch {fence.epoch} (holder {fence.holder}) now, planned was {plan.source_epoch}",
+            "it was moved meanwhile: plan again",
+        )
+    else:
+        yield Check("fence", PASS, f"epoch {fence.epoch}, holder {fence.holder}")
+    complete = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
+    if described["alive"]:
+        yield Check(
+            "source runs",
+            PASS,
+            f"attempt {described['attempt']}, step {plan.source_step}; it will save as it is sealed",
+        )
+    elif complete:
+        yield Check("source runs", WARN, f"it does not ({plan.source_state}); its newest complete checkpoint is moved")
+    else:
+        yield Check(
+            "source runs", FAIL, "it does not, and it left no complete checkpoint", "start it again on its source"
+        )
+    if plan.checkpoint != "now":
+        name = plan.checkpoint
+        found = any(point["name"] == name for point in complete)
+        yield Check(
+            "checkpoint",
+            PASS if found else FAIL,
+            f"{name} is complete and accepted" if found else f"{name} is not complete, or not accepted by the fence",
+            "" if found else "midstream --checkpoints RUN lists those that are",
+        )
+
+
+def _target(target: Host, plan: Plan, fleet: Fleet) -> Iterator[Check]:
+    config = fleet.hosts[plan.target_host]
+    facts: dict[str, Any] = target.call("checks.facts", root=target.root)
+    yield from _python(target, facts, config.python)
+    yield _libc(facts)
+    needed = (plan.checkpoint_bytes + plan.data_bytes) * DISK_SLACK
+    if not config.python and not facts["root_exists"]:
+        needed += ENVIRONMENT_BYTES
+    free = facts["disk_free"]
+    yield Check(
+        "disk",
+        PASS if free > needed else FAIL,
+        f"{free / 1e9:.1f} GB free at {target.root}, {needed / 1e9:.2f} GB needed",
+        "" if free > needed else f"free space on {target.name}, or choose another root in the fleet file",
+    )
+    if not facts["root_writable"]:
+        yield Check(
+            "root",
+            FAIL,
+            f"{target.root} cannot be written",
+            f"chown it on {target.name}, or set root: in the fleet file",
+        )
+    memory = facts["memory_available"]
+    if memory and plan.checkpoint_bytes:
+        # Virtual devices share the host's memory; the state, its gradients and a snapshot have to fit.
+        enough = memory > 2 * plan.checkpoint_bytes
+        yield Check(
+            "memory",
+            PASS if enough else WARN,
+            f"{memory / 1e9:.1f} GB available, the state is {plan.checkpoint_bytes / 1e9:.2f} GB",
+        )
+    yield from _occupied(target, plan)
+
+
+def _python(target: Host, facts: dict[str, Any], configured: str | None) -> Iterator[Check]:
+    version, where = facts["python"], facts["executable"]
+    if configured:
+        found = target.run([configured, "-c", "import platform; print(platform.python_version())"])
+        if found.returncode:
+            yield Check(
+                "python", FAIL, f"{configured} does not run on {target.name}", "mend `python:` in the fleet file"
+            )
+            return
+        version, where = found.stdout.decode().strip(), configured
+    new_enough = tuple(int(part) for part in version.split(".")[:2]) >= MINIMUM_PYTHON
+    yield Check(
+        "python",
+        PASS if new_enough else FAIL,
+        f"{version} ({where})",
+        "" if new_enough else f"the engine needs 3.11 or newer: install one on {target.name} and name it as `python:`",
+    )
+
+
+def _libc(facts: dict[str, Any]) -> Check:
+    name, _, version = facts["libc"].partition(" ")
+    if name != "glibc" or not version:
+        return Check("glibc", WARN, f"{facts['libc'] or 'unknown'}: jaxlib's wheels are built for glibc 2.27 or newer")
+    new_enough = tuple(int(part) for part in version.split(".")[:2]) >= (2, 27)
+    return Check(
+        "glibc", PASS if new_enough else FAIL, version, "" if new_enough else "jaxlib needs glibc 2.27: a newer system"
+    )
+
+
+def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
+    others = []
+    for run_id in target.call("runs.list_runs", root=target.root):
+        described = target.call("runs.describe", root=target.root, run_id=run_id)
+        if not described["alive"]:
+            continue
+        if run_id == plan.run_id:
+            yield Check(
+                "run is free",
+                FAIL,
+                f"an attempt of {run_id} runs on {target.name} already",
+                "two lineages would run: stop the one that is wrong with --stop, or move from there",
+            )
+            return
+        others.append(run_id)
+    if others:
+        yield Check(
+            "target is free", WARN, f"{', '.join(others)} trains there too", "stop it, or expect both to be slow"
+        )
+    else:
+        yield Check("target is free", PASS, "nothing trains there")
+
+
+def _fit(source: Host, plan: Plan) -> Iterator[Check]:
+    if plan.data_digest:
+        here = planning.has_manifest(source, planning.data_directory(source, plan.data_digest))
+        state = PASS if here or not plan.data_bytes else FAIL
+        detail = f"{plan.data_bytes / 1e6:.1f} MB to copy" if plan.data_bytes else "the target has it"
+        yield Check("data", state if plan.data_bytes else PASS, f"token cache {plan.data_digest[:12]}: {detail}")
+    described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+    complete = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
+    if not complete:
+        yield Check(
+            "divisibility", WARN, "no checkpoint yet: the axes are not known; the engine checks them before it compiles"
+        )
+        return
+    newest = max(complete, key=lambda point: point["step"])["name"]
+    path = f"{records.RunPaths(source.root, plan.run_id).checkpoint(newest)}/{records.MANIFEST}"
+    try:
+        manifest = planning.read_manifest(source, plan.run_id, newest)
+        trainer = planning.training_config(source, plan.run_id).get("trainer") or {}
+    except (RemoteError, MidstreamError) as error:
+        yield Check("divisibility", FAIL, f"{path}: {error}")
+        return
+    problems = shape.check_axes(manifest.array_entries, trainer, plan.target_devices)
+    if problems:
+        for problem in problems:
+            yield Check("divisibility", FAIL, problem, "choose a target with one of these device counts")
+    else:
+        yield Check("divisibility", PASS, f"every sharded axis divides over {plan.target_devices} devices")

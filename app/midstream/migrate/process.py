@@ -1,0 +1,155 @@
+"""The process that carries a migration out. It has a session of its own and outlives the terminal that started it.
+
+python -m midstream.migrate.process ID [--rollback]
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.migrate import directory as directories
+from midstream.migrate import model
+from midstream.migrate.directory import MigrationDirectory
+from midstream.migrate.journal import Journal, follow_events
+
+if TYPE_CHECKING:
+    from midstream.fleet.config import Fleet
+
+START_TIMEOUT = 30.0
+WATCH_INTERVAL = 0.25  # seconds; the downtime waits on what the watch sees
+
+
+def start(fleet: Fleet, plan: model.Plan) -> str:
+    """Write the plan down and begin to carry it out, detached. Returns the migration's id."""
+    directory = directories.create(plan, fleet.text)
+    _spawn(directory)
+    return directory.migration
+
+
+def continue_(migration: str) -> None:
+    """Go on with a migration that was interrupted. UsageError where it has ended; nothing where it is under way."""
+    directory = MigrationDirectory.find(migration)
+    view = directory.view()
+    if directory.is_held():
+        return
+    if not view.open:
+        raise UsageError(f"migration {directory.migration} has ended ({view.state})", "there is nothing to continue")
+    _spawn(directory)
+
+
+def rollback(migration: str) -> None:
+    """Take a migration back: by the process that carries it out where there is one, else by a new one. UsageError
+    where the source is retired or it was rolled back already."""
+    directory = MigrationDirectory.find(migration)
+    view = directory.view()
+    if view.finished:
+        raise UsageError(
+            f"migration {directory.migration} is finished: {view.plan.source} is retired",
+            f"move it back instead: midstream --migrate {view.plan.run_id} --to {view.plan.source}",
+        )
+    if view.state == model.ROLLED_BACK:
+        raise UsageError(f"migration {directory.migration} was rolled back already", "midstream --status shows the run")
+    directory.request_file.write_text("rollback\n")
+    if not directory.is_held():
+        _spawn(directory, "--rollback")
+
+
+def steps_given_up(view: model.MigrationView, target_step: int | None) -> int:
+    """Updates that a rollback would give up: what the target did past the seal."""
+    sealed = next(
+        (event.detail["sealed"] for event in view.events if event.event == "fact" and "sealed" in event.detail), None
+    )
+    return max(0, target_step - sealed["step"]) if sealed and target_step is not None else 0
+
+
+def follow(migration: str) -> Iterator[model.Event]:
+    """The journal from its first line on, as it is written, until the process that writes it has ended."""
+    directory = MigrationDirectory.find(migration)
+    ended = threading.Event()
+    stopped = threading.Event()
+
+    def watch() -> None:
+        while directory.is_held() and not stopped.wait(0.1):
+            pass
+        ended.set()
+
+    watcher = threading.Thread(target=watch, name="migration-process", daemon=True)
+    watcher.start()
+    try:
+        yield from follow_events(directory.journal_file, until=ended)
+    finally:
+        stopped.set()
+
+
+def _spawn(directory: MigrationDirectory, *flags: str) -> None:
+    """Start the process and wait until it holds the migration, so that a follower finds it there."""
+    with directory.log_file.open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "midstream.migrate.process", directory.migration, *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "MIDSTREAM_STATE": str(directories.state_directory().absolute())},
+            cwd="/",
+        )
+    # The journal's owner reaps itself from our side: a zombie would look alive to nobody, but would stay.
+    threading.Thread(target=child.wait, name="migration-reaper", daemon=True).start()
+    deadline = time.monotonic() + START_TIMEOUT
+    begun = directory.journal_file.stat().st_size if directory.journal_file.exists() else 0
+    while time.monotonic() < deadline:
+        written = directory.journal_file.stat().st_size if directory.journal_file.exists() else 0
+        if directory.is_held() or written > begun:
+            return
+        if child.poll() is not None:
+            tail = directory.log_file.read_text(errors="replace").strip().splitlines()
+            raise MidstreamError(
+                f"the migration's process ended at once: {tail[-1] if tail else 'no word'}", f"see {directory.log_file}"
+            )
+        time.sleep(0.02)
+    raise MidstreamError(
+        f"the migration's process did not begin within {START_TIMEOUT:.0f} s", f"see {directory.log_file}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    migration, rolling_back = words[0], "--rollback" in words[1:]
+    from midstream.fleet.config import load_fleet
+    from midstream.hosts.open import Hosts
+    from midstream.migrate.executor import execute
+    from midstream.migrate.move import Move
+    from midstream.watch.watcher import Watch
+
+    directory = MigrationDirectory(migration)
+    plan = directory.plan()
+    with directory.held():
+        journal = Journal(directory.journal_file)
+        if directory.journal_file.stat().st_size:
+            journal.write("note", state="resumed", message="resumed by another process")
+        fleet = load_fleet(directory.fleet_file)
+        hosts = Hosts(fleet)
+        watch = Watch(fleet, hosts, interval=WATCH_INTERVAL, only={plan.source, plan.target_host})
+        watch.start()
+        try:
+            return int(execute(Move(plan, directory, journal, fleet, hosts, watch), rollback=rolling_back))
+        except MidstreamError as error:
+            journal.write(
+                "result", message=str(error), ok=False, exit_code=int(Exit.INTERRUPTED), outcome=model.INTERRUPTED
+            )
+            return Exit.INTERRUPTED
+        finally:
+            watch.stop()
+            hosts.close()
+            journal.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What the flags print: stdout is data, stderr is talk. With --json every line of stdout is one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any, TextIO
+
+from midstream.errors import MidstreamError
+
+
+class Output:
+    """Where a headless command writes."""
+
+    def __init__(self, as_json: bool, data: TextIO | None = None, talk: TextIO | None = None):
+        self.as_json = as_json
+        self._data = data or sys.stdout
+        self._talk = talk or sys.stderr
+
+    def value(self, value: dict[str, Any], text: str | list[str] = "") -> None:
+        """A datum: the JSON object under --json, else its text."""
+        if self.as_json:
+            self._write(self._data, json.dumps(value, default=str))
+        else:
+            for line in [text] if isinstance(text, str) else text:
+                self._write(self._data, line)
+
+    def talk(self, line: str) -> None:
+        """A line for the person who waits."""
+        self._write(self._talk, line)
+
+    def error(self, error: MidstreamError) -> None:
+        """The one line that says what is wrong and what to do."""
+        self.talk(f"midstream: {error}")
+        if self.as_json:
+            self.value(
+                {
+                    "event": "result",
+                    "ok": False,
+                    "error": error.message,
+                    "fix": error.fix,
+                    "exit_code": int(error.code),
+                }
+            )
+
+    @staticmethod
+    def _write(stream: TextIO, line: str) -> None:
+        stream.write(line + "\n")
+        stream.flush()
+
+
+def size(count: float) -> str:
+    """Bytes for people: ``4.2 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def age(then: float | None, now: float | None = None) -> str:
+    """Seconds since ``then`` for people: ``12s``, ``4m``, ``3h``, ``2d``; ``-`` where unknown."""
+    if not then:
+        return "-"
+    seconds = max(0.0, (time.time() if now is None else now) - then)
+    for limit, divisor, unit in ((90, 1, "s"), (5400, 60, "m"), (129600, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.0f}{unit}"
+    return f"{seconds / 86400:.0f}d"
+
+
+def table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Columns as wide as their widest cell."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

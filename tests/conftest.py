@@ -1,0 +1,30 @@
+"""What all tests share: the closing count of tests that this machine could not run."""
+
+from __future__ import annotations
+
+import collections
+import os
+
+import pytest
+
+# Work under test reads these; a test that wants one sets it.
+for name in ("MIDSTREAM_FLEET", "MIDSTREAM_STATE", "MIDSTREAM_ROOT", "RUN_ID", "XLA_FLAGS"):
+    os.environ.pop(name, None)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for every reason that tests were skipped for; the reason names what installs the missing part."""
+    reasons: collections.Counter[str] = collections.Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason.removeprefix("Skipped: ")] += 1
+    if reasons:
+        terminalreporter.section("skipped, and what would run them")
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the migrations of the person who runs it."""
+    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path_factory.mktemp("state")))
