@@ -99,7 +99,7 @@ def _witness(restore: records.Restore) -> Claim:
     statement = (
         f"{len(pairs)} fixed sequences give the same losses, largest relative difference {worst:.1e}"
         if holds
-        else f"losses of {len(pairs)} fixed sequences differ by up to {worst:.1e} relative, {WITNESS_TOLERANCE:.0e} allowed"
+        else f"losses of {len(pairs)} fixed sequences differ by up to {worst:.1e} relative ({WITNESS_TOLERANCE:.0e})"
         if whole
         else "the checkpoint carries no complete witness"
     )

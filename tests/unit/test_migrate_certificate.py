@@ -1,0 +1,78 @@
+"""The certificate says what the evidence says, and nothing more."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from midstream.migrate import certificate
+from midstream.migrate.model import PROVEN, REFUTED, UNWITNESSED, Certificate, Change, Plan
+from midstream_engine import records
+from unit.sample_plan import PLAN
+
+SEALED = {"checkpoint": "step-10-a001", "step": 10, "root_digest": "d1"}
+RESTORE = records.Restore("step-10-a001", 10, "d1", "d1", [2.0, 3.0], [2.0, 3.00001], 3e-6, "b10", "b10")
+ROWS = [{"global_step": 10, "train/loss": 2.5, "batch_digest": "b10", "attempt": 2}]
+
+
+def verdicts(proof: Certificate) -> dict[str, str]:
+    return {claim.name: claim.verdict for claim in proof.claims}
+
+
+def test_a_faithful_restore_is_proven_and_a_sealed_source_leaves_no_trajectory():
+    proof = certificate.certify(PLAN, SEALED, RESTORE, ROWS, [])
+    assert verdicts(proof) == {"state": PROVEN, "data": PROVEN, "witness": PROVEN, "trajectory": UNWITNESSED}
+    assert proof.valid
+
+
+@pytest.mark.parametrize(
+    ("claim", "restore", "rows"),
+    [
+        ("state", {"root_digest": "d2"}, ROWS),
+        ("state", {"step": 9}, ROWS),
+        ("data", {"batch_digest": "b11"}, ROWS),
+        ("data", {"recorded_batch_digest": ""}, ROWS),
+        ("data", {}, [{**ROWS[0], "batch_digest": "b11"}]),
+        ("data", {}, []),
+        ("witness", {"witness_recomputed": [2.0, 3.01]}, ROWS),
+        ("witness", {"witness_recomputed": [2.0, float("nan")]}, ROWS),
+    ],
+)
+def test_each_kind_of_difference_refutes_its_claim(claim: str, restore: dict, rows: list):
+    proof = certificate.certify(PLAN, SEALED, dataclasses.replace(RESTORE, **restore), rows, [])
+    assert verdicts(proof)[claim] == REFUTED
+    assert not proof.valid
+
+
+@pytest.mark.parametrize("recomputed", [[], [2.0]])
+def test_a_missing_witness_is_not_a_proof(recomputed: list):
+    proof = certificate.certify(PLAN, SEALED, dataclasses.replace(RESTORE, witness_recomputed=recomputed), ROWS, [])
+    assert verdicts(proof)["witness"] == UNWITNESSED
+    assert not proof.valid
+
+
+def test_losses_past_the_seal_are_compared_where_the_source_has_them():
+    close = [{"global_step": 9, "train/loss": 9.9}, {"global_step": 10, "train/loss": 2.5 * (1 + 5e-5)}]
+    far = [{"global_step": 10, "train/loss": 2.6}]
+    assert verdicts(certificate.certify(PLAN, SEALED, RESTORE, ROWS, close))["trajectory"] == PROVEN
+    refuted = certificate.certify(PLAN, SEALED, RESTORE, ROWS, far)
+    assert verdicts(refuted)["trajectory"] == REFUTED
+    assert not refuted.valid
+    half = dataclasses.replace(PLAN, changes=(Change("precision", "x", "p=f32,c=bfloat16"),))
+    barely = [{"global_step": 10, "train/loss": 2.5 * 1.01}]
+    assert verdicts(certificate.certify(half, SEALED, RESTORE, ROWS, barely))["trajectory"] == PROVEN
+
+
+def test_a_certificate_and_a_plan_survive_their_json():
+    proof = certificate.certify(PLAN, SEALED, RESTORE, ROWS, [])
+    assert Certificate.from_json(proof.to_json()) == proof
+    assert Plan.from_json(PLAN.to_json()) == PLAN
+
+
+def test_the_page_says_the_verdict_and_shows_the_seam():
+    proof = certificate.certify(PLAN, SEALED, RESTORE, ROWS, [])
+    page = certificate.page(proof, ROWS)
+    assert "**Certified**" in page
+    assert "| 10 | 2.5 | 2 |" in page
+    assert "**Not certified**" in certificate.page(dataclasses.replace(proof, claims=()), ROWS) or proof.valid

@@ -1,0 +1,101 @@
+"""A migration's directory: the journal survives kills, one process at a time carries it out."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from midstream.errors import MidstreamError, UsageError
+from midstream.migrate import directory, model, process
+from midstream.migrate.directory import MigrationDirectory
+from midstream.migrate.journal import Journal, follow_events, read_events
+from unit.sample_plan import PLAN
+
+
+@pytest.fixture
+def migration() -> MigrationDirectory:
+    return directory.create(PLAN, "hosts: {}\n")
+
+
+def test_facts_are_known_to_the_process_that_continues(migration: MigrationDirectory):
+    journal = Journal(migration.journal_file)
+    journal.fact(sealed={"step": 10})
+    journal.close()
+    assert Journal(migration.journal_file).known("sealed") == {"step": 10}
+
+
+def test_a_torn_last_line_is_left_out_and_does_not_swallow_the_next(migration: MigrationDirectory):
+    journal = Journal(migration.journal_file)
+    journal.fact(one=1)
+    journal.close()
+    with migration.journal_file.open("ab") as file:
+        file.write(b'{"event": "fact", "ti')
+    again = Journal(migration.journal_file)
+    assert again.known("one") == 1
+    again.fact(two=2)
+    assert Journal(migration.journal_file).known("two") == 2
+    assert [event.detail for event in read_events(migration.journal_file)] == [{"one": 1}, {"two": 2}]
+
+
+def test_a_follower_sees_every_line_once_and_ends_with_the_writer(migration: MigrationDirectory):
+    journal, ended, seen = Journal(migration.journal_file), threading.Event(), []
+    follower = threading.Thread(
+        target=lambda: seen.extend(follow_events(migration.journal_file, until=ended, poll=0.01))
+    )
+    follower.start()
+    for number in range(50):
+        journal.write("note", message=str(number))
+    ended.set()
+    follower.join(10)
+    assert [event.message for event in seen] == [str(number) for number in range(50)]
+
+
+def test_one_process_at_a_time_holds_a_migration(migration: MigrationDirectory):
+    assert not migration.is_held()
+    with migration.held():
+        assert migration.is_held()
+        with pytest.raises(MidstreamError, match="another process"), migration.held():
+            pass
+    assert not migration.is_held()
+
+
+def test_a_migration_whose_process_is_gone_shows_as_interrupted(migration: MigrationDirectory):
+    journal = Journal(migration.journal_file)
+    journal.write("phase", phase=model.CUTOVER, state=model.STARTED)
+    view = migration.view()
+    assert (view.state, view.phase, view.open) == (model.INTERRUPTED, model.CUTOVER, True)
+    with migration.held():
+        assert migration.view().state == model.RUNNING
+    journal.write("result", ok=True, exit_code=0, outcome=model.COMPLETED)
+    assert migration.view().state == model.COMPLETED
+    assert not migration.view().open
+
+
+def test_a_finished_migration_is_not_rolled_back(migration: MigrationDirectory):
+    journal = Journal(migration.journal_file)
+    journal.write("phase", phase=model.FINISH, state=model.DONE)
+    journal.write("result", ok=True, exit_code=0, outcome=model.COMPLETED)
+    with pytest.raises(UsageError, match="is retired"):
+        process.rollback(migration.migration)
+    with pytest.raises(UsageError, match="nothing to continue"):
+        process.continue_(migration.migration)
+
+
+def test_migrations_are_found_by_a_part_of_their_id(migration: MigrationDirectory):
+    assert directory.MigrationDirectory.find("m").migration == "m"
+    with pytest.raises(UsageError, match="no migration 'x'"):
+        directory.MigrationDirectory.find("x")
+    assert [view.migration for view in directory.list_migrations()] == ["m"]
+
+
+def test_events_survive_their_json():
+    event = model.Event("phase", 1.5, model.CUTOVER, model.PROGRESS, detail={"bytes_done": 3, "what": "data"})
+    assert model.Event.from_json(event.to_json()) == event
+
+
+def test_ids_sort_by_time_and_differ():
+    ids = {directory.new_id("run") for _ in range(50)}
+    assert len(ids) > 40
+    assert all("-run-" in name and os.sep not in name for name in ids)
