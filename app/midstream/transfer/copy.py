@@ -15,10 +15,10 @@ from typing import Any
 
 from midstream.errors import RemoteError
 from midstream.hosts.base import Host
+from midstream.hosts.programs import run_program
 from midstream.transfer.errors import TransferError
 from midstream.transfer.model import CopyReport, Progress
 from midstream.transfer.progress import Meter
-from midstream.transfer.reports import run_program
 from midstream.transfer.route import Place, Relay, Route
 from midstream.transfer.streams import STREAMS, disk_full, send_all
 from midstream_engine import records
@@ -42,7 +42,7 @@ def copy_objects(
     last, and only when every object is verified at the target.
 
     TransferError names the object that is missing or corrupt at the source, or the bytes that do not fit;
-    TransferCancelled; LostContact. After each of them the target is without a new manifest, and the same call
+    Cancelled; LostContact. After each of them the target is without a new manifest, and the same call
     sends only what is not there yet."""
     started = time.monotonic()
     route = Relay(Place(source, source_dir), Place(target, target_dir))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.errors import Exit, MidstreamError
+from midstream.errors import MidstreamError
 
 
 class TransferError(MidstreamError):
@@ -11,9 +11,3 @@ class TransferError(MidstreamError):
     def __init__(self, message: str, fix: str = "", path: str = ""):
         super().__init__(message, fix)
         self.path = path
-
-
-class TransferCancelled(TransferError):
-    """The copy was cancelled. What was verified stays, and is not sent again."""
-
-    code = Exit.INTERRUPTED

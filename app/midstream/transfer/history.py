@@ -30,7 +30,7 @@ def copy_history(
 ) -> HistoryReport:
     """Copy the history of ``run_id``, every file verified by its hash at the target. Of a log the end travels.
 
-    TransferError, TransferCancelled, LostContact; the same call goes on."""
+    TransferError, Cancelled, LostContact; the same call goes on."""
     there = records.RunPaths(target_root, run_id)
     route = Relay(Place(source, records.RunPaths(source_root, run_id).dir), Place(target, there.dir))
     try:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from midstream.errors import LostContact, MidstreamError
 from midstream.hosts.base import Host
 from midstream.hosts.far import start_program
-from midstream.transfer.reports import last_words, reports
+from midstream.hosts.programs import last_words, reports
 
 CHUNK = 1 << 18  # bytes taken from the source at once. Larger writes stall in SSH windows
 ENDING = 10.0  # seconds that a program may take to end once its pipes are closed

@@ -8,7 +8,8 @@ from queue import Empty, Queue
 from threading import Event
 from typing import Any
 
-from midstream.transfer.errors import TransferCancelled, TransferError
+from midstream.hosts.programs import Cancelled
+from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.route import Route, Stream
 
@@ -42,7 +43,7 @@ def send_all(
     """Send ``objects`` (``{path, size, sha256}``) and return once every one is verified at the target.
 
     ``explain(path, what)`` words the error of an object that arrived with another hash. Other errors: TransferError,
-    TransferCancelled, LostContact. At the first of them all streams are closed."""
+    Cancelled, LostContact. At the first of them all streams are closed."""
     if not objects:
         return
     events: Queue[tuple[Stream, dict[str, Any]]] = Queue()
@@ -54,7 +55,7 @@ def send_all(
             running.append(route.start(lot, events))
         while len(finished) < len(running):
             if cancel is not None and cancel.is_set():
-                raise TransferCancelled(f"the copy to {route.target} was cancelled")
+                raise Cancelled(f"the copy to {route.target} was cancelled")
             try:
                 stream, report = events.get(timeout=POLL)
             except Empty:

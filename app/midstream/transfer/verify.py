@@ -6,10 +6,10 @@ from collections.abc import Callable
 from threading import Event
 
 from midstream.hosts.base import Host
+from midstream.hosts.programs import run_program
 from midstream.transfer.errors import TransferError
 from midstream.transfer.model import Progress, VerifyReport
 from midstream.transfer.progress import Meter
-from midstream.transfer.reports import run_program
 from midstream_engine import records
 
 
@@ -24,7 +24,7 @@ def verify_objects(
     """Hash every object on its host against the manifest, and recompute a checkpoint's root digest from the manifest's
     arrays, the hashes that were measured, and ``train.json``'s state.
 
-    TransferError where there is no manifest, TransferCancelled, LostContact."""
+    TransferError where there is no manifest, Cancelled, LostContact."""
     problems: list[tuple[str, str]] = []
     read = objects = 0
     meter: Meter | None = None

@@ -1,4 +1,4 @@
-"""What a streaming program on a host says, line by line."""
+"""Streaming programs on a host that talk in JSON, a line at a time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from collections.abc import Iterator, Mapping
 from threading import Event
 from typing import Any
 
-from midstream.errors import RemoteError
+from midstream.errors import Exit, MidstreamError, RemoteError
 from midstream.hosts.base import Host, Process
 from midstream.hosts.far import start_program
-from midstream.transfer.errors import TransferCancelled
 
 ENDING = 30.0  # seconds that a program may take to end after its last line
+LAST = ("done", "verified", "problem")
+
+
+class Cancelled(MidstreamError):
+    """Somebody set the event that a long work watches. What was done so far stays done."""
+
+    code = Exit.INTERRUPTED
 
 
 def reports(process: Process) -> Iterator[dict[str, Any]]:
@@ -32,18 +38,18 @@ def run_program(
 ) -> Iterator[dict[str, Any]]:
     """Run a program of ``midstream.remote`` that only talks, and yield its lines.
 
-    RemoteError where it fails without a word, TransferCancelled where ``cancel`` was set between two lines,
-    LostContact where the connection dies."""
+    RemoteError where it ends without its last word (``done``, ``verified``, ``problem``), Cancelled where ``cancel``
+    was set between two lines, LostContact where the connection dies."""
     process = start_program(host, function, dict(arguments))
     try:
-        spoke = False
+        spoken = False
         for report in reports(process):
             if cancel is not None and cancel.is_set():
-                raise TransferCancelled(f"cancelled while {function} ran on {host.name}")
-            spoke = report["event"] in ("done", "verified", "problem")
+                raise Cancelled(f"cancelled while {function} ran on {host.name}")
+            spoken = report["event"] in LAST
             yield report
         status = process.wait(ENDING)
-        if not spoke:
+        if not spoken:
             raise RemoteError(f"{function} on {host.name} ended with {status}: {last_words(process)}")
     finally:
         process.close()

@@ -1,0 +1,187 @@
+"""Start an attempt of a run on one host, follow it until it is where it should be, stop it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+from midstream.errors import HostError, LostContact
+from midstream.fleet.config import HostConfig
+from midstream.hosts.base import Host
+from midstream.hosts.programs import Cancelled
+from midstream.launch.bundle import EngineInstall, install_engine
+from midstream.launch.environment import Environment, prepare_environment
+from midstream.launch.errors import LaunchError
+from midstream_engine import records
+
+POLL = 0.3  # seconds between two looks at an attempt
+RECONNECT = 1.0  # seconds between two tries to reach a host again
+MODULE = "midstream_engine.train"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An engine that was started. ``process`` is its identity on the host of that name."""
+
+    host: str
+    run_id: str
+    number: int
+    process: records.ProcessIdentity
+
+
+def start_attempt(
+    host: Host,
+    config: HostConfig,
+    *,
+    target: str,
+    run_id: str,
+    epoch: int,
+    order: records.Order | None = None,
+    overrides: Sequence[str] = (),
+    config_text: str | None = None,
+    at_least: int = 1,
+    engine: EngineInstall | None = None,
+    environment: Environment | None = None,
+) -> Attempt:
+    """Claim the run's next attempt (its number is at least ``at_least``) and start the engine in it, apart from this
+    connection. ``config_text`` becomes run.yaml where the run has none; ``order`` is there before the engine is.
+
+    Engine and environment are put on the host where they are not given. LaunchError, HostError."""
+    engine = engine or install_engine(host)
+    environment = environment or prepare_environment(host, config)
+    paths = records.RunPaths(host.root, run_id)
+    number = host.call("runs.claim_attempt", root=host.root, run_id=run_id, at_least=at_least)
+    identity = host.call(
+        "engine.start",
+        root=host.root,
+        run_id=run_id,
+        number=number,
+        argv=[
+            environment.python,
+            "-m",
+            MODULE,
+            "--config_path",
+            paths.config,
+            "--trainer.id",
+            run_id,
+            "--trainer.root",
+            host.root,
+            *overrides,
+        ],
+        env=engine_environment(host.root, config, engine.directory, target, run_id, number, epoch),
+        setup=list(config.setup),
+        config=config_text,
+        order=None if order is None else order.to_json(),
+    )
+    return Attempt(host.name, run_id, number, records.ProcessIdentity.from_json(identity))
+
+
+def engine_environment(
+    root: str, config: HostConfig, engine: str, target: str, run_id: str, number: int, epoch: int
+) -> dict[str, str]:
+    """What the engine finds in its environment beside the host's own. The fleet file's ``env:`` may say anything that
+    midstream does not have to know itself."""
+    own = dict(config.env)
+    env = {
+        "PYTHONUNBUFFERED": "1",
+        **own,
+        "PYTHONPATH": ":".join(filter(None, (engine, own.get("PYTHONPATH")))),
+        "MIDSTREAM_ROOT": root,
+        "MIDSTREAM_ATTEMPT": str(number),
+        "MIDSTREAM_EPOCH": str(epoch),
+        "MIDSTREAM_TARGET": target,
+        "RUN_ID": run_id,
+    }
+    devices = getattr(config, "devices", None)
+    if devices:
+        flag = f"--xla_force_host_platform_device_count={devices}"
+        env["JAX_PLATFORMS"] = "cpu"
+        env["XLA_FLAGS"] = " ".join(filter(None, (own.get("XLA_FLAGS"), flag)))
+    return env
+
+
+def look(host: Host, run_id: str, attempt: int) -> Mapping[str, Any]:
+    """What the host says of the attempt: ``{status, process, alive, log}``. See ``remote.engine.attempt``."""
+    return host.call("engine.attempt", root=host.root, run_id=run_id, number=attempt)
+
+
+def wait_state(
+    host: Host,
+    run_id: str,
+    attempt: int,
+    states: Collection[str],
+    timeout: float,
+    cancel: Event | None = None,
+) -> records.Status:
+    """The attempt's status as soon as its state is one of ``states``.
+
+    LaunchError, with the engine's last lines, where it ended otherwise, died, or took more than ``timeout`` seconds;
+    Cancelled, which leaves it running. A lost connection is made again until then: it says nothing of the engine."""
+    deadline = time.monotonic() + timeout
+    what = f"attempt {attempt} of {run_id} on {host.name}"
+    lost: HostError | None = None
+    seen: Mapping[str, Any] | None = None
+    while True:
+        if cancel is not None and cancel.is_set():
+            raise Cancelled(f"no longer waiting for {what}; it goes on")
+        try:
+            if lost is not None:
+                host.connect()
+            seen, lost = look(host, run_id, attempt), None
+        except LostContact as error:
+            lost = error
+        except HostError as error:
+            if lost is None:
+                raise
+            lost = error
+        if seen is not None and lost is None:
+            status = None if seen["status"] is None else records.Status.from_json(seen["status"])
+            if status is not None and status.state in states:
+                return status
+            _check_running(host, what, status, seen)
+        if time.monotonic() >= deadline:
+            raise lost or _late(what, seen, states, timeout)
+        pause = POLL if lost is None else RECONNECT
+        if cancel is not None:
+            cancel.wait(pause)
+        else:
+            time.sleep(pause)
+
+
+def _check_running(host: Host, what: str, status: records.Status | None, seen: Mapping[str, Any]) -> None:
+    """LaunchError where the engine has ended, or is gone without saying so."""
+    log = tuple(seen["log"])
+    said = next((line for line in reversed(log) if line.strip()), "its log is empty")
+    if status is not None and status.state in records.ENDED:
+        raise LaunchError(f"{what} ended ({status.state}): {status.message or said}", log=log)
+    if not seen["alive"]:
+        raise LaunchError(f"{what} is gone without a word: {said}", f"its log lies on {host.name}", log=log)
+
+
+def _late(what: str, seen: Mapping[str, Any] | None, states: Collection[str], timeout: float) -> LaunchError:
+    state = "has no status yet" if not seen or seen["status"] is None else f"is {seen['status']['state']}"
+    wanted = " or ".join(sorted(states))
+    return LaunchError(f"{what} {state} after {timeout:.0f} s, not {wanted}", log=tuple(seen["log"]) if seen else ())
+
+
+def stop_attempt(host: Host, run_id: str, attempt: int, timeout: float) -> records.Status:
+    """Ask the engine to save at the next step boundary, seal and exit; its last status. One that has ended already
+    is left alone. LaunchError where it died of it, or is still at it after ``timeout`` seconds."""
+    host.call("engine.signal_attempt", root=host.root, run_id=run_id, number=attempt, name="SIGTERM")
+    return wait_state(host, run_id, attempt, records.ENDED, timeout)
+
+
+def kill_attempt(host: Host, run_id: str, attempt: int, timeout: float = 30.0) -> bool:
+    """End the engine at once; nothing is saved. For a rollback, once it did not stop by itself. Returns once it is
+    gone; False where it was not there. LaunchError where it is not gone after ``timeout`` seconds."""
+    if not host.call("engine.signal_attempt", root=host.root, run_id=run_id, number=attempt, name="SIGKILL"):
+        return False
+    deadline = time.monotonic() + timeout
+    while look(host, run_id, attempt)["alive"]:
+        if time.monotonic() >= deadline:
+            raise LaunchError(f"attempt {attempt} of {run_id} on {host.name} survives SIGKILL", "look at the host")
+        time.sleep(POLL)
+    return True

@@ -1,0 +1,226 @@
+"""Put the engine on this host, start it apart from any connection, and say how an attempt is doing."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import os
+import posixpath
+import shlex
+import shutil
+import signal
+import tarfile
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from midstream_engine import records
+
+STAMP = ".complete.json"
+LAUNCHED = "launch.json"  # in the attempt's directory: the process, before it has written a status
+LOG_BYTES = 16384  # of a log's end that are looked at
+SETUP_FAILED = 78  # sysexits' EX_CONFIG
+
+
+# ------------------------------------------------------------------------------------------------------ install
+
+
+def installed(root: str, digest: str) -> Optional[str]:
+    """The directory of the engine ``digest``, None where it is not there or a file of it is not what was installed."""
+    directory = _engine_directory(root, digest)
+    try:
+        stamp = records.read_json_or_none(posixpath.join(directory, STAMP))
+        if stamp is None:
+            return None
+        for path, sha256 in stamp["files"].items():
+            with open(posixpath.join(directory, path), "rb") as file:
+                if hashlib.sha256(file.read()).hexdigest() != sha256:
+                    return None
+    except (records.RecordError, FileNotFoundError, KeyError):
+        return None
+    return directory
+
+
+def install(root: str, digest: str, archive: str) -> str:
+    """Unpack the engine (base64 of a gzipped tar whose SHA-256 is ``digest``) and return its directory. It appears
+    there at once and whole; a second installer finds it done."""
+    present = installed(root, digest)
+    if present is not None:
+        return present
+    tar = gzip.decompress(base64.b64decode(archive))
+    if hashlib.sha256(tar).hexdigest() != digest:
+        raise ValueError("the engine's archive is not the one that was announced")
+    directory = _engine_directory(root, digest)
+    temporary = "{}.incoming-{}".format(directory, os.getpid())
+    os.makedirs(temporary)
+    try:
+        files = _unpack(tar, temporary)
+        records.write_json(posixpath.join(temporary, STAMP), {"digest": digest, "files": files})
+        with records.locked(posixpath.join(root, "engines", ".lock")):
+            present = installed(root, digest)
+            if present is not None:
+                return present
+            if os.path.exists(directory):  # damaged: nobody can be relying on it
+                shutil.rmtree(directory)
+            os.rename(temporary, directory)
+            records.sync_directory(os.path.dirname(directory))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return directory
+
+
+def _engine_directory(root: str, digest: str) -> str:
+    return posixpath.join(root, "engines", digest[:16])
+
+
+def _unpack(tar: bytes, directory: str) -> Dict[str, str]:
+    """Write the archive's files, and return their hashes by path."""
+    files = {}
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        for member in archive:
+            if not (member.isfile() and records.safe_relative(member.name)):
+                raise ValueError("the engine's archive holds {!r}".format(member.name))
+            source = archive.extractfile(member)
+            assert source is not None
+            content = source.read()
+            path = posixpath.join(directory, member.name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            records.write_bytes(path, content)
+            files[member.name] = hashlib.sha256(content).hexdigest()
+    return files
+
+
+# -------------------------------------------------------------------------------------------------------- start
+
+
+def start(
+    root: str,
+    run_id: str,
+    number: int,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    setup: Sequence[str] = (),
+    config: Optional[str] = None,
+    order: Optional[Mapping[str, Any]] = None,
+) -> Dict[str, Any]:
+    """Write the attempt's order, and the run's config where there is none yet; start ``argv`` in a session of its own,
+    its output appended to the attempt's log. Returns the process' identity, which ``setup`` does not change: the
+    engine takes the shell's place."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    attempt = paths.attempt(number)
+    with records.locked(paths.lock):
+        if not os.path.exists(paths.config):
+            if config is None:
+                raise FileNotFoundError("run {} has no config: {} is missing".format(run_id, paths.config))
+            records.write_bytes(paths.config, config.encode())
+    if order is not None:
+        records.write_json(attempt.order, dict(order))
+    command = with_setup(argv, setup)
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH")}
+    environment.update(env)
+    return spawn(command, environment, paths.dir, attempt.log(), posixpath.join(attempt.dir, LAUNCHED))
+
+
+def with_setup(argv: Sequence[str], setup: Sequence[str]) -> List[str]:
+    """``argv`` after the lines of ``setup``, which one shell evaluates; one that fails ends it and is named."""
+    if not setup:
+        return list(argv)
+    lines = [
+        "eval {0} || {{ echo setup: {0} failed >&2; exit {1}; }}".format(shlex.quote(line), SETUP_FAILED)
+        for line in setup
+    ]
+    return ["/bin/sh", "-c", "\n".join([*lines, 'exec "$@"']), "sh", *argv]
+
+
+def spawn(argv: Sequence[str], env: Mapping[str, str], directory: str, log: str, launched: str) -> Dict[str, Any]:
+    """Start ``argv`` as a grandchild in a session of its own and return its identity once it runs. ``launched`` is
+    written by the process itself before it becomes ``argv``, so none runs unrecorded. OSError where it cannot run."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    reading, writing = os.pipe()  # closed by the exec
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            if os.fork() == 0:
+                identity = dataclasses.asdict(records.this_process())
+                records.write_json(launched, dict(identity, argv=list(argv)))
+                os.write(writing, json.dumps(identity).encode() + b"\n")
+                _become(argv, env, directory, output, writing)
+        except BaseException as error:  # noqa: BLE001  the parent raises it
+            os.write(writing, json.dumps({"error": str(error)}).encode() + b"\n")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.close(output)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as pipe:
+        said = [json.loads(line) for line in pipe]
+    errors = [line["error"] for line in said if "error" in line]
+    if errors or not said:
+        raise OSError("{} cannot be started: {}".format(argv[0], errors[0] if errors else "its process died"))
+    return said[0]
+
+
+def _become(argv: Sequence[str], env: Mapping[str, str], directory: str, output: int, keep: int) -> None:
+    """Shed what belongs to the connection, then exec."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != keep:
+            with contextlib.suppress(OSError):  # the listing's own descriptor
+                os.close(int(name))
+    os.chdir(directory)
+    os.execvpe(argv[0], list(argv), dict(env))
+
+
+# ---------------------------------------------------------------------------------------------------- look after
+
+
+def attempt(root: str, run_id: str, number: int, lines: int = 20) -> Dict[str, Any]:
+    """``{status, process, alive, log}`` of an attempt's process 0: its status or None, the identity under which it
+    was started or None, whether that very process runs, and the last lines of its log."""
+    paths = records.RunPaths(root, records.check_run_id(run_id)).attempt(number)
+    if not os.path.isdir(paths.dir):
+        raise FileNotFoundError("run {} has no attempt {}".format(run_id, number))
+    # Liveness first: an engine that ends between the two looks has written its last status by then.
+    known = records.read_json_or_none(posixpath.join(paths.dir, LAUNCHED))
+    process = None if known is None else records.ProcessIdentity.from_json(known, LAUNCHED)
+    alive = process is not None and records.is_alive(process)
+    status = records.read_json_or_none(paths.status())
+    if process is None and status is not None:
+        process = records.Status.from_json(status, paths.status()).identity
+        alive = records.is_alive(process)
+    return {
+        "status": status,
+        "process": None if process is None else process.to_json(),
+        "alive": alive,
+        "log": _tail(paths.log(), lines),
+    }
+
+
+def signal_attempt(root: str, run_id: str, number: int, name: str) -> bool:
+    """Send the signal of that name to the attempt's very process. False where it does not run."""
+    found = attempt(root, run_id, number)
+    if not found["alive"]:
+        return False
+    try:
+        os.kill(found["process"]["pid"], signal.Signals[name])
+    except ProcessLookupError:  # it ended just now
+        return False
+    return True
+
+
+def _tail(path: str, lines: int) -> List[str]:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.stat(path).st_size - LOG_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-lines:]
+    except FileNotFoundError:
+        return []
