@@ -1,0 +1,1 @@
+"""The learning-rate schedule and AdamW."""

@@ -1,0 +1,106 @@
+"""The layers that models are made of, on named axes. What midstream uses of haliax's modules is ``Stacked`` alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+from haliax import Axis, NamedArray
+from jaxtyping import PRNGKeyArray
+
+
+_DRAWS = 12
+
+
+def normal(key: PRNGKeyArray, axes: Sequence[Axis], deviation: float) -> NamedArray:
+    """Normal numbers with standard deviation ``deviation``, cut off at 6 of it; float32.
+
+    The sum of twelve 16-bit uniform integers (Irwin-Hall), scaled by one multiplication. Everything before that is
+    integer arithmetic, so the numbers are bit-identical on any mesh, compiler and accelerator; the usual inverse error
+    function is not.
+    """
+    shape = tuple(axis.size for axis in axes)
+    total = jnp.zeros(shape, jnp.int32)
+    for draw in range(_DRAWS):
+        total += jax.random.bits(jax.random.fold_in(key, draw), shape, jnp.uint16).astype(jnp.int32)
+    centred = 2 * total - _DRAWS * 0xFFFF  # variance: 12 * 4 * (65536^2 - 1) / 12
+    return hax.named(centred.astype(jnp.float32) * (deviation / (2 * math.sqrt(65536.0**2 - 1))), tuple(axes))
+
+
+class Linear(eqx.Module):
+    """``weight`` [In..., Out...], ``bias`` [Out...] or None."""
+
+    weight: NamedArray
+    bias: NamedArray | None
+    In: tuple[Axis, ...] = eqx.field(static=True)
+    Out: tuple[Axis, ...] = eqx.field(static=True)
+
+    @classmethod
+    def init(
+        cls, In: Sequence[Axis], Out: Sequence[Axis], *, key: PRNGKeyArray, scale: float, use_bias: bool = True
+    ) -> Linear:
+        """Normal with standard deviation ``scale``; the bias is zero."""
+        weight = normal(key, (*In, *Out), scale)
+        return cls(weight, hax.zeros(tuple(Out)) if use_bias else None, tuple(In), tuple(Out))
+
+    def __call__(self, x: NamedArray) -> NamedArray:
+        """[..., In...] -> [..., Out...]."""
+        y = hax.dot(x, self.weight, axis=self.In)
+        return y if self.bias is None else y + self.bias
+
+
+class LayerNorm(eqx.Module):
+    """Over one axis, in float32 whatever the input's dtype (Ba, Kiros & Hinton 2016)."""
+
+    weight: NamedArray
+    bias: NamedArray | None
+    axis: Axis = eqx.field(static=True)
+    epsilon: float = eqx.field(static=True)
+
+    @classmethod
+    def init(cls, axis: Axis, epsilon: float, use_bias: bool = True) -> LayerNorm:
+        return cls(hax.ones(axis), hax.zeros(axis) if use_bias else None, axis, epsilon)
+
+    def __call__(self, x: NamedArray) -> NamedArray:
+        wide = x.astype(jnp.float32)
+        centred = wide - hax.mean(wide, self.axis)
+        variance = hax.mean(centred * centred, self.axis)
+        y = (centred * hax.rsqrt(variance + self.epsilon)).astype(x.dtype) * self.weight
+        return y if self.bias is None else y + self.bias
+
+
+class Embedding(eqx.Module):
+    """A table ``weight`` [rows, columns]."""
+
+    weight: NamedArray
+    Rows: Axis = eqx.field(static=True)
+
+    @classmethod
+    def init(cls, Rows: Axis, Columns: Axis, *, key: PRNGKeyArray, scale: float) -> Embedding:
+        return cls(normal(key, (Rows, Columns), scale), Rows)
+
+    def __call__(self, index: NamedArray) -> NamedArray:
+        """int [...] -> [..., columns]."""
+        return self.weight.take(self.Rows, index)
+
+
+def dropout(x: NamedArray, rate: float, Batch: Axis, keys: NamedArray | None, site: int | jax.Array) -> NamedArray:
+    """``x`` with each element zeroed with probability ``rate`` and the rest scaled up; ``x`` itself without ``keys``.
+
+    ``keys`` (uint32 [Batch, "key"]) holds one key an example, so what an example loses depends on the example alone:
+    not on its place in a micro-batch, and not on the device that has it. ``site`` tells the layers' places apart.
+    """
+    if keys is None or rate == 0.0:
+        return x
+    others = tuple(axis for axis in x.axes if axis.name != Batch.name)
+    shape = tuple(axis.size for axis in others)
+
+    def keep(key: jax.Array) -> jax.Array:
+        return jax.random.bernoulli(jax.random.fold_in(key, site), 1.0 - rate, shape)
+
+    mask = hax.named(jax.vmap(keep)(keys.rearrange((Batch.name, "key")).array), (Batch, *others))
+    return hax.where(mask, x / (1.0 - rate), 0.0).rearrange(x.axes)

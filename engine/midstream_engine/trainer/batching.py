@@ -1,0 +1,73 @@
+"""How a global batch is cut: over the devices, and into micro-batches one after the other."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from haliax import Axis, NamedArray
+from jax.sharding import NamedSharding, PartitionSpec
+
+from midstream_engine.config.errors import ConfigError
+from midstream_engine.models.lm import BATCH, POSITION
+from midstream_engine.trainer.mesh import Layout
+
+log = logging.getLogger(__name__)
+MICRO = "micro"  # the axis of micro-batches, walked in order
+
+
+@dataclass(frozen=True)
+class Cut:
+    """``micro`` micro-batches of ``size`` examples. Example e of the batch is row e % size of micro-batch e // size."""
+
+    micro: int
+    size: int
+    sharding: NamedSharding  # of [micro, batch, position]
+
+    @property
+    def examples(self) -> int:
+        return self.micro * self.size
+
+    def axes(self, positions: int) -> tuple[Axis, Axis, Axis]:
+        return Axis(MICRO, self.micro), Axis(BATCH, self.size), Axis(POSITION, positions)
+
+    def put(self, array: np.ndarray, dtype: type = np.int32) -> NamedArray:
+        """[batch, position] on this host -> [micro, batch, position] on the devices."""
+        cut = np.ascontiguousarray(array.reshape(self.micro, self.size, -1), dtype)
+        return NamedArray(jax.device_put(cut, self.sharding), self.axes(array.shape[-1]))
+
+    def shape(self, positions: int, dtype: type = np.int32) -> NamedArray:
+        """The shape of what ``put`` gives, for lowering ahead of time."""
+        axes = self.axes(positions)
+        struct = jax.ShapeDtypeStruct(tuple(axis.size for axis in axes), dtype, sharding=self.sharding)
+        return NamedArray(struct, axes)  # pyright: ignore[reportArgumentType]
+
+
+def cut_batch(layout: Layout, batch_size: int, per_device: int, name: str = "trainer.per_device_parallelism") -> Cut:
+    """``per_device`` examples on each device at a time; -1, or more than a device's share: its share at once.
+
+    Raises ConfigError where the micro-batches would not be equal.
+    """
+    shards = layout.batch_shards
+    if batch_size % shards:
+        good = [count for count in range(1, batch_size + 1) if batch_size % count == 0]
+        raise ConfigError(
+            f"trainer.train_batch_size: {batch_size} does not divide over {shards} devices; "
+            f"it does over {', '.join(map(str, good))}"
+        )
+    share = batch_size // shards
+    if per_device > share:
+        log.info("%s: %d is more than a device's share of the batch; using %d", name, per_device, share)
+    at_once = share if per_device < 1 else min(per_device, share)
+    if share % at_once:
+        good = [count for count in range(1, share + 1) if share % count == 0]
+        raise ConfigError(
+            f"{name}: {at_once} does not divide each device's {share} examples of a batch; "
+            f"use one of {', '.join(map(str, good))}"
+        )
+    names = layout.compute.get(layout.batch_axis, ())
+    part = names[0] if len(names) == 1 else names or None
+    sharding = NamedSharding(layout.mesh, PartitionSpec(None, part, None))
+    return Cut(share // at_once, at_once * shards, sharding)

@@ -1,0 +1,64 @@
+"""What training changes, and how it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jmp
+import optax
+from haliax import NamedArray
+from jaxtyping import PRNGKeyArray
+
+from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.models.lm import LmModel, init_model
+from midstream_engine.trainer.mesh import Layout
+
+
+class TrainState(eqx.Module):
+    """Everything that is saved as arrays. ``key`` never changes: randomness is a function of it and of the example."""
+
+    model: LmModel
+    optimizer: Any  # optax state: moments like the model, counts int32 []
+    key: PRNGKeyArray
+
+
+def initializer(
+    config: TrainLmConfig, vocab_size: int, optimizer: optax.GradientTransformation, policy: jmp.Policy
+) -> Callable[[], TrainState]:
+    """A function without arguments that makes the state before the first update."""
+
+    def init() -> TrainState:
+        key_model, key_train = jax.random.split(jax.random.key(config.trainer.seed))
+        model = policy.cast_to_param(init_model(config.model, vocab_size, key_model))
+        return TrainState(model, optimizer.init(model), key_train)  # pyright: ignore[reportArgumentType]
+
+    return init
+
+
+def abstract_state(init: Callable[[], TrainState]) -> TrainState:
+    """The state's shapes: NamedArrays of ShapeDtypeStruct, nothing is allocated."""
+    return eqx.filter_eval_shape(init)
+
+
+def fresh_state(init: Callable[[], TrainState], layout: Layout) -> TrainState:
+    """The state before the first update, made in place: no device ever holds more than its shards.
+
+    Bit-identical on any mesh, because jax's default generator is partitionable.
+    """
+    template = abstract_state(init)
+    with layout.active():
+        return jax.jit(init, out_shardings=layout.at_rest(template))()
+
+
+def with_shardings(template: Any, shardings: Any) -> Any:
+    """``template`` (shapes) with each array's sharding attached: what lowering ahead of time wants."""
+
+    def attach(leaf: Any, sharding: Any) -> Any:
+        if isinstance(leaf, NamedArray):
+            return NamedArray(attach(leaf.array, sharding), leaf.axes)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(attach, template, shardings, is_leaf=lambda node: isinstance(node, NamedArray))
