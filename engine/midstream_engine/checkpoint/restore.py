@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from midstream_engine.checkpoint import zarr
 from midstream_engine.checkpoint.bounded import Task, run_bounded
@@ -58,7 +59,7 @@ def restore_checkpoint(directory: str, template: Any, shardings: Any) -> Restore
     wanted = flatten(template)
     placed = flatten_shardings(template, shardings)
     check_fit(directory, manifest, wanted)
-    check_divides(wanted, placed)
+    check_divides(directory, wanted, placed)
     store = Directory(directory)
     hashes: dict[str, str] = {}
     objects = {entry.path: entry for entry in manifest.object_entries}
@@ -106,15 +107,25 @@ def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray]) -
         raise CheckpointMismatch(where, missing, extra, different)
 
 
-def check_divides(wanted: dict[str, LogicalArray], shardings: dict[str, Sharding]) -> None:
-    """CheckpointError unless every sharding divides its array."""
+def check_divides(where: str, wanted: dict[str, LogicalArray], shardings: dict[str, Sharding]) -> None:
+    """CheckpointError, naming the axis, unless every sharding divides its array."""
     for name, array in wanted.items():
         try:
             shardings[name].shard_shape(array.shape)
         except ValueError as error:
-            axes = ", ".join(f"{axis}={length}" for axis, length in zip(array.axes, array.shape, strict=True))
-            reason = str(error).splitlines()[0]
-            raise CheckpointError(f"{name} [{axes}] cannot be laid out on this mesh: {reason}") from error
+            reason = _uneven(array, shardings[name]) or str(error)
+            raise CheckpointError(f"{where} cannot be laid out on this mesh: {name}: {reason}") from error
+
+
+def _uneven(array: LogicalArray, sharding: Sharding) -> str:
+    """Which axis does not divide; empty where that is not what is wrong."""
+    if isinstance(sharding, NamedSharding):
+        for axis, length, mapped in zip(array.axes, array.shape, sharding.spec, strict=False):
+            names = mapped if isinstance(mapped, tuple) else (mapped,) if isinstance(mapped, str) else ()
+            parts = math.prod(sharding.mesh.shape[name] for name in names)
+            if length % parts:
+                return f"its axis {axis}={length} does not divide over {parts} devices"
+    return ""
 
 
 class _Assembly:
@@ -131,19 +142,18 @@ class _Assembly:
         self._open: dict[Box, tuple[np.ndarray, int]] = {}
         self._shards: list[jax.Array] = []
         self._lock = threading.Lock()
-
-    def wants(self, box: Box) -> bool:
-        """Whether any part on this process's devices needs the cell."""
-        return volume(box) > 0 and any(overlap(box, part) for part in self._devices)
+        for part, devices in self._devices.items():
+            if not volume(part):
+                self._send(np.empty(extent(part), self.dtype), devices)
 
     def add(self, box: Box, data: np.ndarray) -> None:
         """Take in the contents of one cell."""
         for part, devices in self._devices.items():
-            if part == box:
-                self._send(data, devices)
-                continue
             shared = overlap(part, box)
             if shared is None:
+                continue
+            if shared == part and part == box:
+                self._send(data, devices)
                 continue
             with self._lock:
                 buffer, missing = self._open.get(part) or (np.empty(extent(part), self.dtype), volume(part))

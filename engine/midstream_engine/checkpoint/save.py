@@ -170,7 +170,7 @@ def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> 
 
 # No space, over quota, over the limit on a file's size (RLIMIT_FSIZE).
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_MEND = "free some space or change trainer.checkpointer.base_path; older checkpoints are untouched"
+_MEND = "free some there and save again; older checkpoints are untouched"
 
 
 def stored_bytes(arrays: list[HostArray]) -> int:

@@ -1,0 +1,135 @@
+"""The grid: equal cells, from axes, shape and dtype alone; no thousands of crumbs, no object that is too large."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream_engine.checkpoint.bounded import run_bounded
+from midstream_engine.checkpoint.boxes import extent, gather, overlap, volume
+from midstream_engine.checkpoint.dtypes import SAFETENSORS, numpy_dtype
+from midstream_engine.checkpoint.grid import LARGEST, PACK_BELOW, SMALLEST, cell_shape, cells_of, grid_of
+
+AXES = ("layers", "vocab", "mlp", "heads", "head_size", "embed", "position", "dim_0")
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> tuple[tuple[str, ...], tuple[int, ...], str]:
+    axes = tuple(draw(st.lists(st.sampled_from(AXES), max_size=4, unique=True)))
+    length = st.one_of(st.integers(1, 4096), st.sampled_from([64, 768, 1024, 2048, 4096, 50304]))
+    return axes, tuple(draw(length) for _ in axes), draw(st.sampled_from(sorted(SAFETENSORS)))
+
+
+@given(arrays())
+def test_cells_are_equal_and_of_sensible_size(array):
+    axes, shape, dtype = array
+    grid = grid_of(axes, shape, dtype)
+    size = math.prod(shape) * numpy_dtype(dtype).itemsize
+    assert (grid == ()) == (size < PACK_BELOW)
+    if not grid:
+        return
+    lengths = cell_shape(shape, grid)
+    assert all(length * parts == whole for length, parts, whole in zip(lengths, grid, shape, strict=True))
+    cell = math.prod(lengths) * numpy_dtype(dtype).itemsize
+    if math.prod(grid) > 1:
+        cut_only_along_layers = all(parts == 1 or axis == "layers" for axis, parts in zip(axes, grid, strict=True))
+        assert cell >= SMALLEST or (cut_only_along_layers and size > LARGEST)
+    for axis, parts in zip(axes, grid, strict=True):
+        if axis in ("head_size", "position"):
+            assert parts == 1
+        elif axis != "layers":
+            assert parts <= 64
+            assert parts & (parts - 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "grid"),
+    [
+        (("layers", "mlp", "embed"), (12, 3072, 768), (1, 1, 32)),  # GPT-2 124M: 3.4 MiB objects
+        (("position", "embed"), (1024, 768), (1, 1)),
+        (("layers", "mlp"), (12, 3072), ()),
+        (("vocab", "embed"), (50304, 768), (1, 64)),
+        (("layers", "mlp", "embed"), (36, 14336, 4096), (1, 4, 64)),  # 8B: 31.5 MiB
+        (("layers", "mlp", "embed"), (80, 28672, 8192), (4, 8, 64)),  # 70B: 35 MiB
+        ((), (), ()),
+    ],
+)
+def test_the_grid_of_known_models_stays_as_it_is(axes, shape, grid):
+    """Another grid would give the same state another digest: changing this means a new version of the format."""
+    assert grid_of(axes, shape, "float32") == grid
+
+
+def test_a_model_of_124m_parameters_becomes_hundreds_of_objects_not_thousands():
+    block = {
+        ("layers", "qkv", "heads", "head_size", "embed"): (12, 3, 12, 64, 768),
+        ("layers", "heads", "head_size", "embed"): (12, 12, 64, 768),
+        ("layers", "mlp", "embed"): (12, 3072, 768),
+        ("layers", "embed", "mlp"): (12, 768, 3072),
+        ("vocab", "embed"): (50304, 768),
+    }
+    objects = sum(math.prod(grid_of(axes, shape, "float32")) for axes, shape in block.items())
+    assert 3 * objects < 600  # parameters and two moments
+
+
+def test_an_unknown_dtype_is_refused_by_name():
+    with pytest.raises(ValueError, match="'complex64' cannot be stored"):
+        grid_of(("embed",), (4,), "complex64")
+
+
+@given(st.data())
+def test_a_box_is_put_together_from_any_disjoint_pieces(data):
+    import numpy as np
+
+    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 4, 12]), min_size=1, max_size=3)))
+    array = np.arange(math.prod(shape)).reshape(shape)
+
+    def divisors(length):
+        return st.sampled_from([parts for parts in range(1, length + 1) if length % parts == 0])
+
+    cuts = [tuple(data.draw(divisors(length)) for length in shape) for _ in range(2)]
+    pieces = [(box, array[tuple(slice(*part) for part in box)]) for _, box in cells_of(shape, cuts[0])]
+    for _, box in cells_of(shape, cuts[1]):
+        result = gather(box, pieces)
+        assert result is not None
+        assert result.shape == extent(box)
+        assert (result == array[tuple(slice(*part) for part in box)]).all()
+        needed = [piece for piece in pieces if overlap(piece[0], box)]
+        if volume(box) > 0:
+            assert gather(box, [piece for piece in pieces if piece is not needed[0]]) is None
+
+
+def test_tasks_never_hold_more_bytes_than_allowed_and_a_huge_one_runs_alone():
+    import random
+    import threading
+
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    sizes = [random.Random(seed).randint(1, 60) for _ in range(200)] + [250]
+    lock, held, most = threading.Lock(), 0, []
+
+    def work(size: int) -> None:
+        nonlocal held
+        with lock:
+            held += size
+            most.append((held, size))
+        with lock:
+            held -= size
+
+    run_bounded([(size, lambda size=size: work(size)) for size in sizes], in_flight=100, threads=8)
+    assert len(most) == len(sizes)
+    assert all(total <= 100 or total == size for total, size in most)
+
+
+def test_the_first_failure_stops_what_has_not_begun():
+    begun = []
+
+    def fail() -> None:
+        raise OSError("no")
+
+    tasks = [(1, fail)] + [(1, lambda number=number: begun.append(number)) for number in range(10_000)]
+    with pytest.raises(OSError, match="no"):
+        run_bounded(tasks, threads=2)
+    assert len(begun) < 10_000

@@ -1,0 +1,146 @@
+"""The same state is the same bytes, whatever mesh wrote it; and any mesh reads what any other wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from haliax import NamedArray
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from checkpoint_states import save
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.restore import Restored, restore_checkpoint
+from midstream_engine.checkpoint.tree import flatten
+from midstream_engine.records import Manifest, RunPaths
+
+Layers, Embed, Mlp, Vocab = (
+    hax.Axis("layers", 2),
+    hax.Axis("embed", 768),
+    hax.Axis("mlp", 1536),
+    hax.Axis("vocab", 1344),
+)
+
+
+def make_state() -> dict[str, Any]:
+    """9 MiB in four cells along embed, 2 MiB of bf16, 4 MiB in two; and small ones that are sharded too."""
+    a, b, c, d = jax.random.split(jax.random.key(3), 4)
+    return {
+        "up": hax.random.normal(a, (Layers, Mlp, Embed)),
+        "table": hax.random.normal(b, (Vocab, Embed)),
+        "half": hax.random.normal(c, (Vocab, Embed)).astype(jnp.bfloat16),
+        "bias": hax.random.normal(d, (Layers, Mlp)),
+        "opt": (jnp.array(3, jnp.int32), {"scale": jnp.linspace(0, 1, 64)}),
+        "key": jax.random.key(11),
+        "activation": jax.nn.gelu,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A mesh of ``data x model`` devices, and which axes are mapped to its two axes."""
+
+    data: int
+    model: int = 1
+    fsdp: str = "embed"
+    tensor: str = "mlp"
+
+    def shardings(self, template: Any) -> Any:
+        devices = np.array(jax.devices()[: self.data * self.model]).reshape(self.data, self.model)
+        mesh = Mesh(devices, ("data", "model"))
+
+        def place(leaf: Any) -> NamedSharding | None:
+            if isinstance(leaf, NamedArray):
+                names = {self.fsdp: "data", self.tensor: "model"}
+                return NamedSharding(mesh, PartitionSpec(*(names.get(axis.name) for axis in leaf.axes)))
+            return NamedSharding(mesh, PartitionSpec()) if hasattr(leaf, "dtype") else None
+
+        return jax.tree_util.tree_map(place, template, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
+
+
+LAYOUTS = [
+    Layout(1),
+    Layout(2),
+    Layout(8),
+    Layout(3),  # straddles cells: 768/3 is no multiple of 768/4
+    Layout(2, 4),
+    Layout(4, 2, fsdp="mlp", tensor="embed"),
+    Layout(4, 2, fsdp="vocab", tensor="layers"),
+]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> tuple[RunPaths, Manifest, dict[str, Any]]:
+    paths = RunPaths(str(tmp_path_factory.mktemp("original")), "run")
+    state = make_state()
+    return paths, save(paths, state), state
+
+
+def restore(paths: RunPaths, manifest: Manifest, layout: Layout) -> Restored:
+    template = eqx.filter_eval_shape(make_state)
+    return restore_checkpoint(paths.checkpoint(manifest.name), template, layout.shardings(template))
+
+
+def contents(directory: str) -> dict[str, bytes]:
+    root = Path(directory)
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_restored_and_saved_again_by_another_mesh_it_is_the_same_bytes(original, layout, tmp_path):
+    paths, manifest, state = original
+    restored = restore(paths, manifest, layout)
+    assert restored.root_digest == restored.expected_root_digest == manifest.root_digest
+    for name, array in flatten(restored.tree).items():
+        np.testing.assert_array_equal(np.asarray(array.value), np.asarray(flatten(state)[name].value), err_msg=name)
+
+    there = RunPaths(str(tmp_path), "run")
+    again = save(there, restored.tree)
+    assert again.root_digest == manifest.root_digest
+    before, after = contents(paths.checkpoint(manifest.name)), contents(there.checkpoint(again.name))
+    assert before.keys() == after.keys()
+    assert {path for path in before if before[path] != after[path]} <= {"manifest.json"}  # which has the time in it
+    assert dataclasses.replace(again, created=manifest.created) == manifest
+
+
+def test_restored_arrays_lie_as_the_shardings_say(original):
+    paths, manifest, _ = original
+    layout = Layout(4, 2)
+    tree = restore(paths, manifest, layout).tree
+    assert tree["up"].array.sharding.shard_shape(tree["up"].array.shape) == (2, 1536 // 2, 768 // 4)
+    assert {shard.data.shape for shard in tree["up"].array.addressable_shards} == {(2, 768, 192)}
+    assert tree["key"].dtype == jax.random.key(0).dtype
+    assert len(tree["key"].sharding.device_set) == 8
+    assert tree["activation"] is jax.nn.gelu
+
+
+def test_a_restored_state_may_be_donated_to_a_training_step(original):
+    """The arrays own their memory: an update in place harms neither them nor what is read later."""
+    paths, manifest, state = original
+    tree = restore(paths, manifest, Layout(2)).tree
+    expected = np.asarray(state["up"].array) + 1
+    update = jax.jit(lambda x: x + 1, donate_argnums=0)
+    np.testing.assert_array_equal(np.asarray(update(tree["up"].array)), expected)
+    assert restore(paths, manifest, Layout(1)).root_digest == manifest.root_digest
+
+
+def test_another_state_has_another_digest(original, tmp_path):
+    _, manifest, state = original
+    flipped = np.asarray(state["bias"].array).copy()
+    flipped.view(np.uint32)[0, 0] ^= 1
+    other = dict(state, bias=NamedArray(jnp.asarray(flipped), state["bias"].axes))
+    assert save(RunPaths(str(tmp_path), "run"), other).root_digest != manifest.root_digest
+
+
+def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read(original, monkeypatch):
+    paths, manifest, _ = original
+    monkeypatch.setattr("midstream_engine.checkpoint.restore.read_object", None)
+    with pytest.raises(CheckpointError, match=r"half: its axis embed=768 does not divide over 5 devices"):
+        restore(paths, manifest, Layout(5))

@@ -1,0 +1,204 @@
+"""Saving and restoring: every dtype comes back bit for bit, nothing is overwritten, nothing is converted silently."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from checkpoint_states import PROVENANCE, STATE, WITNESS, plain_state, save
+from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete, read_train
+from midstream_engine.checkpoint.dtypes import SAFETENSORS, numpy_dtype
+from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
+from midstream_engine.checkpoint.fence import Fenced, read_fence, seal
+from midstream_engine.checkpoint.restore import restore_checkpoint
+from midstream_engine.checkpoint.tree import flatten
+from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.records import Fence, RunPaths, first_fence
+
+
+@pytest.fixture
+def paths(tmp_path) -> RunPaths:
+    return RunPaths(str(tmp_path), "run")
+
+
+@pytest.fixture
+def device() -> SingleDeviceSharding:
+    return SingleDeviceSharding(jax.devices()[0])
+
+
+def test_a_state_comes_back_bit_for_bit(paths, device):
+    tree = plain_state()
+    manifest = save(paths, tree)
+    restored = restore_checkpoint(paths.checkpoint(manifest.name), tree, device)
+    assert restored.root_digest == restored.expected_root_digest == manifest.root_digest
+    assert restored.train == {"state": STATE, "provenance": PROVENANCE, "witness": WITNESS}
+    assert jax.tree_util.tree_structure(restored.tree) == jax.tree_util.tree_structure(tree)
+    for name, array in flatten(restored.tree).items():
+        assert isinstance(array.value, jax.Array)
+        assert array.value.sharding == device
+        assert np.asarray(array.value).tobytes() == flatten(tree)[name].value.tobytes(), name
+
+
+@pytest.mark.parametrize("dtype", sorted(set(SAFETENSORS) - {"int64", "uint64", "float64"}))
+@pytest.mark.parametrize("shape", [(), (3, 5), (1024, 1280)], ids=str)
+def test_every_dtype_packed_or_in_cells_comes_back_bit_for_bit(paths, device, dtype, shape):
+    random = np.random.default_rng(0)
+    raw = random.integers(0, 2 if dtype == "bool" else 256, math.prod(shape) * numpy_dtype(dtype).itemsize, np.uint8)
+    array = raw.view(numpy_dtype(dtype)).reshape(shape)  # any bits: NaNs with payloads, denormals, negative zeros
+    manifest = save(paths, {"x": jnp.asarray(array)})
+    assert bool(manifest.array_entries[0].grid) == (array.nbytes >= 1 << 20)
+    restored = restore_checkpoint(paths.checkpoint(manifest.name), {"x": array}, device)
+    assert np.asarray(restored.tree["x"]).tobytes() == array.tobytes()
+
+
+def test_the_same_state_saved_twice_is_one_checkpoint_and_another_state_is_refused(paths):
+    first = save(paths, plain_state())
+    written = {path: path.stat().st_mtime_ns for path in Path(paths.checkpoint(first.name)).rglob("*")}
+    assert save(paths, plain_state(), provenance={"another": "machine"}) == first
+    with pytest.raises(CheckpointError, match=r"holds another state.*never overwritten"):
+        save(paths, plain_state(seed=1))
+    with pytest.raises(CheckpointError, match="holds another state"):
+        save(paths, plain_state(), state=dict(STATE, seed=1))
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+def test_what_a_torn_try_left_behind_is_replaced(paths):
+    torn = Path(paths.checkpoint("step-7-a001"))
+    (torn / "arrays/model/wide/c/9").mkdir(parents=True)
+    (torn / "arrays/model/wide/c/9/9").write_bytes(b"left over")
+    (torn / "train.json").write_bytes(b"{")
+    manifest = save(paths, plain_state())
+    report = verify_checkpoint(str(torn), deep=True)
+    assert report.sound
+    assert report.unlisted == []
+    assert report.root_digest == manifest.root_digest
+
+
+def test_tuples_and_integer_keys_in_the_training_state_are_digested_as_they_are_read_back(paths, device):
+    manifest = save(paths, {"x": np.zeros(3, np.float32)}, state={"schedule": (1, 2), "by_step": {7: 0.1}})
+    restored = restore_checkpoint(paths.checkpoint(manifest.name), {"x": np.zeros(3, np.float32)}, device)
+    assert restored.root_digest == manifest.root_digest
+    assert restored.train["state"] == {"schedule": [1, 2], "by_step": {"7": 0.1}}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, object(), b"bytes"])
+def test_a_training_state_that_json_cannot_hold_is_refused_and_nothing_is_written(paths, value):
+    with pytest.raises(CheckpointError, match=r"train\.json cannot hold this training state"):
+        save(paths, plain_state(), state={"x": value})
+    assert list_checkpoints(paths) == []
+
+
+def test_an_array_of_an_unknown_dtype_is_refused_and_nothing_is_written(paths):
+    with pytest.raises(ValueError, match="float8_e4m3fn"):
+        save(paths, {"x": np.zeros(2, ml_dtypes.float8_e4m3fn)})
+    assert list_checkpoints(paths) == []
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_with_a_diff_before_any_array_is_read(paths, device, monkeypatch):
+    tree = plain_state()
+    manifest = save(paths, tree)
+    wanted = plain_state()
+    wanted["model"]["new"] = np.zeros(3, np.float32)
+    del wanted["mask"]
+    wanted["model"]["bias"] = np.zeros((2048,), ml_dtypes.bfloat16)
+    wanted["model"]["wide"] = np.zeros((256, 2048), np.float32)
+    monkeypatch.setattr("midstream_engine.checkpoint.restore.read_object", None)
+    with pytest.raises(CheckpointMismatch) as caught:
+        restore_checkpoint(paths.checkpoint(manifest.name), wanted, device)
+    assert caught.value.missing == ["model/new"]
+    assert caught.value.extra == ["mask"]
+    assert [difference.name for difference in caught.value.different] == ["model/bias", "model/wide"]
+    assert str(caught.value).splitlines() == [
+        f"{paths.checkpoint(manifest.name)} does not fit: 1 missing, 1 extra, 2 different",
+        "  missing: model/new",
+        "  extra: mask",
+        "  different: model/bias: dtype float32 in the checkpoint, bfloat16 wanted",
+        "  different: model/wide: shape [512, 2048] in the checkpoint, [256, 2048] wanted",
+    ]
+
+
+def test_the_newest_is_by_step_then_attempt_and_torn_ones_are_never_chosen(paths):
+    small = {"x": np.zeros(3, np.float32)}
+    assert newest_complete(paths, None) is None
+    for step, attempt in [(9, 1), (10, 1), (10, 2), (2, 3)]:
+        save(paths, small, step, attempt)
+    os.makedirs(paths.checkpoint("step-11-a002"))
+    os.makedirs(paths.checkpoint("not-a-checkpoint"))
+    assert [(found.name, found.complete) for found in list_checkpoints(paths)] == [
+        ("step-2-a003", True),
+        ("step-9-a001", True),
+        ("step-10-a001", True),
+        ("step-10-a002", True),
+        ("step-11-a002", False),
+    ]
+    assert newest_complete(paths, None) == "step-10-a002"
+    assert read_train(paths.checkpoint("step-10-a002"))["state"] == STATE
+
+
+def test_a_manifest_that_is_rotten_is_not_answered_with_an_older_state(paths):
+    small = {"x": np.zeros(3, np.float32)}
+    save(paths, small, 1)
+    newest = save(paths, small, 2)
+    manifest = Path(paths.checkpoint(newest.name), "manifest.json")
+    manifest.write_bytes(manifest.read_bytes()[:-40])
+    with pytest.raises(CheckpointCorrupt, match=r"step-2-a001/manifest\.json: not JSON.*move the directory away"):
+        newest_complete(paths, None)
+
+
+def test_a_directory_under_another_name_is_not_taken_for_that_step(paths):
+    made = save(paths, {"x": np.zeros(3, np.float32)}, 2)
+    os.rename(paths.checkpoint(made.name), paths.checkpoint("step-5-a001"))
+    with pytest.raises(CheckpointCorrupt, match="its manifest is that of step-2-a001"):
+        newest_complete(paths, None)
+
+
+def test_what_an_older_epoch_saves_past_the_seal_is_refused_at_once_and_at_commit(paths, monkeypatch):
+    small = {"x": np.zeros(3, np.float32)}
+    os.makedirs(paths.dir)
+    first_fence("small").write(paths.fence)
+    save(paths, small, 10)
+    fence = seal(paths, epoch=2, holder="large", step=10)
+    assert fence == Fence(2, "large", 10, [{"epoch": 1, "step": 10}]) == read_fence(paths)
+    with pytest.raises(Fenced, match="held by large under epoch 2, sealed at step 10"):
+        save(paths, small, 11)
+
+    # The seal arrives while the objects are being written: the commit alone can tell.
+    from midstream_engine.checkpoint import save as module
+
+    original = module.write_objects
+
+    def sealed_meanwhile(*arguments):
+        written = original(*arguments)
+        seal(paths, epoch=3, holder="third", step=12)
+        return written
+
+    monkeypatch.setattr(module, "write_objects", sealed_meanwhile)
+    with pytest.raises(Fenced, match="held by third"):
+        save(paths, small, 13, attempt=2, epoch=2)
+    assert [found.name for found in list_checkpoints(paths)] == ["step-10-a001"]
+    monkeypatch.undo()
+    assert save(paths, small, 12, attempt=2, epoch=2).epoch == 2  # at the seal, not past it
+    assert newest_complete(paths, read_fence(paths)) == "step-12-a002"
+
+
+def test_a_checkpoint_past_the_seal_is_never_chosen(paths):
+    small = {"x": np.zeros(3, np.float32)}
+    save(paths, small, 10)
+    save(paths, small, 20)  # before the fence knew better: written by the source after it was sealed elsewhere
+    assert newest_complete(paths, Fence(2, "large", 10, [{"epoch": 1, "step": 10}])) == "step-10-a001"
+
+
+def test_sealing_twice_is_sealing_once_and_a_lower_epoch_is_refused(paths):
+    os.makedirs(paths.dir)
+    first_fence("small").write(paths.fence)
+    assert seal(paths, epoch=2, holder="large", step=10) == seal(paths, epoch=2, holder="large", step=10)
+    with pytest.raises(Fenced, match="already at epoch 2"):
+        seal(paths, epoch=2, holder="other", step=10)

@@ -1,0 +1,113 @@
+"""Logical names: the same for every mesh, and never ambiguous."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import haliax as hax
+import haliax.nn as hnn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from midstream_engine.checkpoint.tree import flatten, flatten_shardings, unflatten
+
+Embed, Mlp, Layers = hax.Axis("embed", 8), hax.Axis("mlp", 16), hax.Axis("layers", 3)
+
+
+class Block(eqx.Module):
+    up: hnn.Linear
+    activation: object
+
+    @staticmethod
+    def init(*, key):
+        return Block(hnn.Linear.init(Embed, Mlp, key=key), jax.nn.gelu)
+
+
+class Training(eqx.Module):
+    model: object
+    opt_state: object
+    key: jax.Array
+    step: jax.Array
+    rate: float = 0.5
+
+
+@pytest.fixture
+def training() -> Training:
+    model = hnn.Stacked.init(Layers, Block)(key=jax.random.split(jax.random.key(0), 3))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(1e-3)))
+    return Training(model, optimizer.init(eqx.filter(model, eqx.is_array)), jax.random.key(5), jnp.array(4))
+
+
+def test_names_are_fields_and_indices_and_axes_are_kept(training):
+    arrays = flatten(training)
+    assert {name: array.axes for name, array in arrays.items()} == {
+        "key": ("key<fry>",),
+        "model/stacked/up/bias": ("layers", "mlp"),
+        "model/stacked/up/weight": ("layers", "mlp", "embed"),
+        "opt_state/1/0/count": (),
+        "opt_state/1/0/mu/stacked/up/bias": ("layers", "mlp"),
+        "opt_state/1/0/mu/stacked/up/weight": ("layers", "mlp", "embed"),
+        "opt_state/1/0/nu/stacked/up/bias": ("layers", "mlp"),
+        "opt_state/1/0/nu/stacked/up/weight": ("layers", "mlp", "embed"),
+        "opt_state/1/2/count": (),
+        "step": (),
+    }
+    assert list(arrays) == sorted(arrays)
+    assert (arrays["key"].shape, arrays["key"].dtype) == ((2,), "uint32")
+
+
+def test_a_template_without_arrays_has_the_same_names_shapes_and_dtypes(training):
+    template = eqx.filter_eval_shape(lambda: training)
+    described = {name: (a.axes, a.shape, a.dtype) for name, a in flatten(training).items()}
+    assert {name: (a.axes, a.shape, a.dtype) for name, a in flatten(template).items()} == described
+
+
+def test_unflatten_undoes_flatten_typed_keys_and_functions_included(training):
+    template = eqx.filter_eval_shape(lambda: training)
+    again = unflatten(template, {name: array.value for name, array in flatten(training).items()})
+    assert jax.tree_util.tree_structure(again) == jax.tree_util.tree_structure(training)
+    assert again.key.dtype == training.key.dtype
+    assert again.rate == 0.5
+    for name, array in flatten(again).items():
+        np.testing.assert_array_equal(np.asarray(array.value), np.asarray(flatten(training)[name].value))
+
+
+def test_another_key_generator_is_a_difference_of_axes():
+    assert flatten({"key": jax.random.key(0)})["key"].axes == ("key<fry>",)
+    assert flatten({"key": jax.random.key(0, impl="rbg")})["key"].axes == ("key<rbg>",)
+    assert flatten({"keys": jax.random.split(jax.random.key(0), 3)})["keys"].axes == ("dim_0", "key<fry>")
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "", "a b", "-x", ".hidden"])
+def test_a_name_that_cannot_be_a_path_is_refused(name):
+    with pytest.raises(ValueError, match="cannot be a part of an array's name"):
+        flatten({name: np.zeros(2)})
+
+
+def test_two_leaves_with_one_name_are_refused():
+    class Both:
+        pass
+
+    jax.tree_util.register_pytree_with_keys(
+        Both,
+        lambda _: (((jax.tree_util.DictKey("1"), np.zeros(2)), (jax.tree_util.SequenceKey(1), np.ones(2))), None),
+        lambda *_: Both(),
+    )
+    with pytest.raises(ValueError, match="both named 'x/1'"):
+        flatten({"x": Both()})
+
+
+def test_shardings_may_stand_for_or_inside_named_arrays(training):
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    inside = jax.tree_util.tree_map(lambda leaf: one if eqx.is_array(leaf) else None, training)
+    instead = jax.tree_util.tree_map(
+        lambda leaf: one if isinstance(leaf, hax.NamedArray) or eqx.is_array(leaf) else None,
+        training,
+        is_leaf=lambda leaf: isinstance(leaf, hax.NamedArray),
+    )
+    for shardings in (one, inside, instead):
+        assert flatten_shardings(training, shardings) == dict.fromkeys(flatten(training), one)
+    with pytest.raises(ValueError, match="1 shardings for 10 arrays"):
+        flatten_shardings(training, [one])
