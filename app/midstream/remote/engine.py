@@ -205,6 +205,20 @@ def attempt(root: str, run_id: str, number: int, lines: int = 20) -> Dict[str, A
     }
 
 
+def run(root: str, run_id: str) -> Dict[str, Any]:
+    """``{config, fence, attempt, alive}`` of a run: whether it has a config, its fence or None, its newest attempt (0:
+    none) and whether any of its attempts runs."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    names = os.listdir(paths.attempts) if os.path.isdir(paths.attempts) else []
+    numbers = sorted(int(name) for name in names if name.isdigit())
+    return {
+        "config": os.path.exists(paths.config),
+        "fence": records.read_json_or_none(paths.fence),
+        "attempt": numbers[-1] if numbers else 0,
+        "alive": any(attempt(root, run_id, number, 0)["alive"] for number in numbers),
+    }
+
+
 def signal_attempt(root: str, run_id: str, number: int, name: str) -> bool:
     """Send the signal of that name to the attempt's very process. False where it does not run."""
     found = attempt(root, run_id, number)

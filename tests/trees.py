@@ -1,0 +1,84 @@
+"""Trees of objects for tests: random files with a manifest, and a small real checkpoint written by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from midstream_engine import records
+
+SOURCES = [str(Path(__file__).parents[1] / name) for name in ("app", "engine")]
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_tree(directory: Path, contents: dict[str, bytes], **manifest: Any) -> list[dict[str, Any]]:
+    """Write the objects and a manifest that names them; returns the manifest's ``objects``."""
+    objects = []
+    for path, content in contents.items():
+        place = directory / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+        objects.append({"path": path, "size": len(content), "sha256": sha256(content), "crc32c": ""})
+    (directory / records.MANIFEST).write_text(json.dumps({**manifest, "objects": objects}, indent=1))
+    return objects
+
+
+def random_contents(rng: random.Random, sizes: list[int]) -> dict[str, bytes]:
+    """Objects of these sizes, some in folders, one with a name that shells would trip over."""
+    names = [f"{rng.choice(['', 'a/', 'a/b/'])}object-{index}" for index in range(len(sizes))]
+    if names:
+        names[0] = "a b'\"$(touch x)\n-rf"
+    return {name: rng.randbytes(size) for name, size in zip(names, sizes, strict=True)}
+
+
+def write_checkpoint(directory: Path, rng: random.Random, arrays: int = 3, cells: int = 4, size: int = 5000) -> str:
+    """A checkpoint as the format says, with arbitrary bytes as chunks; returns its root digest."""
+    contents: dict[str, bytes] = {}
+    entries = []
+    for number in range(arrays):
+        paths = [f"model/array{number}/c/{cell}" for cell in range(cells)]
+        contents.update({path: rng.randbytes(size) for path in paths})
+        entries.append(
+            records.ArrayEntry(f"model/array{number}", ["embed"], [cells * size // 4], "float32", [cells], paths)
+        )
+    state = {"step": 7, "seed": rng.randrange(1000)}
+    contents[records.TRAIN] = json.dumps({"state": state, "provenance": {}}).encode()
+    hashes = {path: sha256(content) for path, content in contents.items()}
+    digest = records.root_digest(entries, hashes, state)
+    write_tree(
+        directory,
+        contents,
+        format=records.FORMAT,
+        version=records.FORMAT_VERSION,
+        run_id="run",
+        step=7,
+        attempt=1,
+        epoch=1,
+        created=1.0,
+        root_digest=digest,
+        arrays=[entry.to_json() for entry in entries],
+    )
+    return digest
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Every file below ``directory`` with its bytes."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def far_program(function: str, arguments: dict[str, Any], **popen: Any) -> subprocess.Popen[bytes]:
+    """A function of midstream.remote in an interpreter of its own, as on a host."""
+    module, name = function.split(".")
+    code = (
+        f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote import {module};"
+        f" sys.exit({module}.{name}(**json.loads(sys.argv[1])))"
+    )
+    return subprocess.Popen([sys.executable, "-c", code, json.dumps(arguments)], **popen)

@@ -1,0 +1,114 @@
+"""What launching does with files: the config as one text, the engine as one archive."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from midstream.errors import Exit, UsageError
+from midstream.launch.bundle import build_bundle
+from midstream.launch.config_file import read_config
+from midstream.remote import engine
+
+
+def test_a_config_without_includes_travels_as_it_stands(tmp_path: Path) -> None:
+    text = "# a comment\ntrainer: {num_train_steps: 1_000}\noptimizer:\n  learning_rate: 6e-4\n"
+    (tmp_path / "run.yaml").write_text(text)
+    assert read_config(tmp_path / "run.yaml") == text
+
+
+def test_includes_are_put_into_the_text_relative_to_the_file_that_includes(tmp_path: Path) -> None:
+    (tmp_path / "parts" / "deep").mkdir(parents=True)
+    (tmp_path / "run.yaml").write_text(
+        "data: !include parts/data.yaml\nlist: [1, !include parts/deep/one.yaml]\nname: ok\n"
+    )
+    (tmp_path / "parts" / "data.yaml").write_text("train: !include deep/one.yaml\nseq: 1024\n")
+    (tmp_path / "parts" / "deep" / "one.yaml").write_text("{rate: 6e-4, on: 'yes', text: \"6e-4\"}\n")
+    text = read_config(tmp_path / "run.yaml")
+    one = {"rate": "6e-4", "on": "yes", "text": "6e-4"}
+    assert "!include" not in text
+    value = yaml.load(text, yaml.BaseLoader)
+    assert value == {"data": {"train": one, "seq": "1024"}, "list": ["1", one], "name": "ok"}
+    assert "rate: 6e-4" in text, "a number keeps its spelling"
+    assert "'6e-4'" in text or '"6e-4"' in text, "and a string its quotes"
+
+
+def test_merges_and_anchors_survive_an_expansion(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("{a: 1, b: 2}\n")
+    (tmp_path / "run.yaml").write_text("x: &x {<<: !include base.yaml, b: 3}\ny: *x\n")
+    assert yaml.safe_load(read_config(tmp_path / "run.yaml")) == {"x": {"a": 1, "b": 3}, "y": {"a": 1, "b": 3}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("run.yaml", "a: [1\nb: 2\n", "run.yaml:2: malformed YAML"),
+        ("run.yaml", "a: 1\nb: !include none.yaml\n", "run.yaml:2: !include"),
+        ("run.yaml", "a: !include run.yaml\n", "run.yaml:1: !include run.yaml leads back to the file itself"),
+        ("run.yaml", "a: !include [x]\n", "run.yaml:1: !include takes the path of a file"),
+        ("other.yaml", "", "run.yaml: No such file"),
+    ],
+)
+def test_a_config_that_cannot_be_read_says_where(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_config(tmp_path / "run.yaml")
+    assert said in str(caught.value)
+    assert caught.value.code == Exit.USAGE
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    directory = tmp_path / "package"
+    (directory / "inner").mkdir(parents=True)
+    (directory / "__init__.py").write_text("")
+    (directory / "inner" / "__init__.py").write_text("VALUE = 1\n")
+    return directory
+
+
+def test_the_same_sources_are_the_same_bundle(package: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere" / "package"
+    shutil.copytree(package, other)
+    (other / "inner" / "__pycache__").mkdir()
+    (other / "inner" / "__pycache__" / "x.pyc").write_bytes(b"x")
+    (other / "__init__.py").chmod(0o600)
+    os.utime(other / "__init__.py", (1, 1))
+    assert build_bundle(package) == build_bundle(other)
+    (other / "inner" / "__init__.py").write_text("VALUE = 2\n")
+    assert build_bundle(package).digest != build_bundle(other).digest
+
+
+def archive(package: Path) -> tuple[str, str]:
+    import base64
+    import gzip
+
+    bundle = build_bundle(package)
+    return bundle.digest, base64.b64encode(gzip.compress(bundle.tar)).decode()
+
+
+def test_an_engine_is_installed_once_and_mended_when_a_file_was_changed(package: Path, tmp_path: Path) -> None:
+    root = str(tmp_path / "root")
+    digest, packed = archive(package)
+    assert engine.installed(root, digest) is None
+    directory = Path(engine.install(root, digest, packed))
+    assert engine.installed(root, digest) == str(directory)
+    assert (directory / "package/inner/__init__.py").read_text() == "VALUE = 1\n"
+    before = (directory / engine.STAMP).stat()
+    assert engine.install(root, digest, packed) == str(directory)
+    assert (directory / engine.STAMP).stat().st_ino == before.st_ino
+    (directory / "package/inner/__init__.py").write_text("VALUE = 3\n")
+    assert engine.installed(root, digest) is None
+    engine.install(root, digest, packed)
+    assert (directory / "package/inner/__init__.py").read_text() == "VALUE = 1\n"
+    assert sorted(os.listdir(directory.parent)) == [".lock", directory.name]
+
+
+def test_an_archive_that_is_not_what_was_announced_is_refused(package: Path, tmp_path: Path) -> None:
+    _, packed = archive(package)
+    with pytest.raises(ValueError, match="not the one that was announced"):
+        engine.install(str(tmp_path / "root"), "0" * 64, packed)
+    assert not list((tmp_path / "root").glob("engines/*"))

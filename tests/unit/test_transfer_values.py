@@ -1,0 +1,94 @@
+"""The parts of a copy that are arithmetic: shares, rates, and which of two histories is the later one."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from midstream.transfer.history import _Both, _sort_out
+from midstream.transfer.progress import Meter
+from midstream.transfer.streams import WORTHWHILE, share_out
+
+MIB = 1 << 20
+
+
+def entries(sizes: list[int]) -> list[dict[str, Any]]:
+    return [{"path": str(index), "size": size, "sha256": ""} for index, size in enumerate(sizes)]
+
+
+def test_every_object_is_in_one_lot_and_the_lots_are_about_equal() -> None:
+    seed = 5
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(50):
+        objects = entries([rng.randrange(16 * MIB) for _ in range(rng.randrange(8, 60))])
+        lots = share_out(objects, 2)
+        assert sorted(int(entry["path"]) for lot in lots for entry in lot) == list(range(len(objects)))
+        assert all([int(entry["path"]) for entry in lot] == sorted(int(entry["path"]) for entry in lot) for lot in lots)
+        if len(lots) == 2:
+            one, other = (sum(entry["size"] for entry in lot) for lot in lots)
+            assert abs(one - other) <= 16 * MIB
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lots"),
+    [([], 0), ([5], 1), ([WORTHWHILE], 1), ([WORTHWHILE * 4], 1), ([WORTHWHILE, WORTHWHILE], 2), ([10] * 1000, 1)],
+)
+def test_a_stream_is_opened_only_where_it_is_worth_it(sizes: list[int], lots: int) -> None:
+    assert len(share_out(entries(sizes), 2)) == lots
+
+
+def test_the_rate_is_of_what_was_sent_lately_and_the_eta_of_what_is_left() -> None:
+    now = 100.0
+    meter = Meter(1000, 4, clock=lambda: now)
+    meter.present("a", 400)
+    assert meter.progress.eta_seconds is None, "what was found there says nothing of the link"
+    meter.begin()
+    now += 1.0
+    meter.arrived(10)
+    assert meter.progress.bytes_per_second == pytest.approx(10)
+    for _ in range(20):
+        now += 1.0
+        meter.arrived(20)
+    progress = meter.progress
+    assert progress.bytes_per_second == pytest.approx(20, rel=0.1), "a slow beginning is forgotten"
+    assert (progress.bytes_done, progress.objects_done) == (810, 1)
+    assert progress.eta_seconds == pytest.approx(190 / progress.bytes_per_second)
+    meter.arrived(190)
+    assert meter.progress.eta_seconds == 0.0
+
+
+def both(path: str, source: int, target: int | None, shared: bool, **entry: int) -> _Both:
+    return _Both({"path": path, "offset": 0, "size": source, "sha256": "", **entry}, target, shared)
+
+
+METRICS, STATUS, LOG = "attempts/001/metrics.jsonl", "attempts/001/status-0.json", "attempts/001/log-0.txt"
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "kept", "aside"),
+    [
+        ([both(METRICS, 10, None, False), both(STATUS, 5, None, False)], [METRICS, STATUS], [], []),
+        ([both(METRICS, 10, 10, True), both(STATUS, 5, 5, True)], [], [], []),
+        ([both(METRICS, 10, 6, True)], [METRICS], [], []),
+        ([both(METRICS, 10, 20, True), both(STATUS, 5, 5, False)], [], [METRICS, STATUS], []),
+        ([both(METRICS, 10, 20, False), both(STATUS, 5, 5, False)], [METRICS, STATUS], [], [METRICS]),
+        ([both(METRICS, 10, 6, False)], [METRICS], [], [METRICS]),
+        ([both(LOG, 10, 50, False, offset=40)], [], [LOG], []),
+        ([both(LOG, 10, 4, True)], [LOG], [], []),
+        ([both("run.yaml", 10, 12, False)], ["run.yaml"], [], []),
+    ],
+    ids=[
+        "new", "same", "source is further", "target is further", "another attempt, longer", "another attempt, shorter",
+        "the target has the whole log", "the log grew", "the source's config",
+    ],
+)  # fmt: skip
+def test_which_of_two_histories_is_the_later_one(
+    files: list[_Both], wanted: list[str], kept: list[str], aside: list[str]
+) -> None:
+    found = _sort_out(files)
+    assert [entry["path"] for entry in found[0]] == wanted, json.dumps(found[0])
+    assert found[1:] == (kept, aside)
