@@ -6,7 +6,7 @@ from midstream_engine.config.load import Loaded, from_mapping, load_config
 from midstream_engine.config.model import Gpt2Config, LmConfig
 from midstream_engine.config.optimizer import AdamConfig, OptimizerConfig
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.config.trainer import CheckpointerConfig, KeepEvery, TrainerConfig
+from midstream_engine.config.trainer import CheckpointerConfig, TrainerConfig
 
 __all__ = [
     "AdamConfig",
@@ -14,7 +14,6 @@ __all__ = [
     "ConfigError",
     "DataConfig",
     "Gpt2Config",
-    "KeepEvery",
     "Loaded",
     "LmConfig",
     "OptimizerConfig",

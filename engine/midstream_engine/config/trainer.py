@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from midstream_engine.checkpoint.policy import KeepEvery, KeepPolicy
 from midstream_engine.config.errors import ConfigError
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
@@ -25,18 +26,6 @@ def seconds(text: str | float, where: str) -> float:
 
 
 @dataclass(frozen=True)
-class KeepEvery:
-    """Permanent checkpoints every ``every`` steps, up to and including step ``until`` (None: for good)."""
-
-    every: int
-    until: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ConfigError(f"trainer.checkpointer.keep: every: {self.every} is not positive")
-
-
-@dataclass(frozen=True)
 class CheckpointerConfig:
     """When to save. Time-based checkpoints are temporary, step-based ones are kept."""
 
@@ -44,11 +33,14 @@ class CheckpointerConfig:
     keep: list[KeepEvery] = field(default_factory=lambda: [KeepEvery(10_000)])
 
     def __post_init__(self) -> None:
-        seconds(self.save_interval, "trainer.checkpointer.save_interval")
+        try:
+            self.policy()
+        except ValueError as error:
+            raise ConfigError(f"trainer.checkpointer: {error}") from None
 
-    @property
-    def save_interval_seconds(self) -> float:
-        return seconds(self.save_interval, "trainer.checkpointer.save_interval")
+    def policy(self) -> KeepPolicy:
+        """The same as the checkpoints' own rules."""
+        return KeepPolicy(seconds(self.save_interval, "trainer.checkpointer.save_interval"), tuple(self.keep))
 
 
 @dataclass(frozen=True)

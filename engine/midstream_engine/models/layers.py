@@ -24,9 +24,11 @@ def normal(key: PRNGKeyArray, axes: Sequence[Axis], deviation: float) -> NamedAr
     function is not.
     """
     shape = tuple(axis.size for axis in axes)
-    total = jnp.zeros(shape, jnp.int32)
-    for draw in range(_DRAWS):
-        total += jax.random.bits(jax.random.fold_in(key, draw), shape, jnp.uint16).astype(jnp.int32)
+
+    def add(draw: jax.Array, total: jax.Array) -> jax.Array:
+        return total + jax.random.bits(jax.random.fold_in(key, draw), shape, jnp.uint16).astype(jnp.int32)
+
+    total = jax.lax.fori_loop(0, _DRAWS, add, jnp.zeros(shape, jnp.int32))
     centred = 2 * total - _DRAWS * 0xFFFF  # variance: 12 * 4 * (65536^2 - 1) / 12
     return hax.named(centred.astype(jnp.float32) * (deviation / (2 * math.sqrt(65536.0**2 - 1))), tuple(axes))
 

@@ -1,0 +1,5 @@
+"""Where metrics go."""
+
+from midstream_engine.tracking.metrics import MetricsFile
+
+__all__ = ["MetricsFile"]

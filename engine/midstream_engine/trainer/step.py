@@ -74,7 +74,7 @@ def train_step(
             (total, gradient), _ = jax.lax.scan(add, start, inputs)
 
         gradient = jax.tree.map(lambda leaf: leaf / counted, gradient)
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         rate = schedule(schedule_count(state.optimizer))
         updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.model)  # pyright: ignore[reportArgumentType]
         model: Any = optax.apply_updates(state.model, updates)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,143 @@
+"""One launch of a run: its number, its epoch, its place in the lineage."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from midstream_engine import records
+from midstream_engine.errors import EngineError, FencedError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What the launcher says, or what the engine found for itself where nobody launched it."""
+
+    paths: records.RunPaths
+    number: int
+    epoch: int
+    target: str
+    launched: bool  # the launcher claimed the directory and redirected the log
+
+    @property
+    def files(self) -> records.AttemptPaths:
+        return self.paths.attempt(self.number)
+
+
+def open_attempt(root: str, run_id: str, environment: Mapping[str, str]) -> Attempt:
+    """The attempt that ``MIDSTREAM_ATTEMPT``, ``MIDSTREAM_EPOCH`` and ``MIDSTREAM_TARGET`` describe; what they leave
+    open is claimed here: the next free attempt number, the fence's epoch, a first fence for a new run.
+
+    Raises FencedError where the fence has a higher epoch than the one given, EngineError for values that make no sense.
+    """
+    try:
+        paths = records.RunPaths(root, records.check_run_id(run_id))
+    except records.RecordError as error:
+        raise EngineError(str(error)) from None
+    target = environment.get("MIDSTREAM_TARGET") or socket.gethostname()
+    for directory in (paths.attempts, paths.checkpoints, paths.pins):
+        os.makedirs(directory, exist_ok=True)
+    given_epoch = _number(environment, "MIDSTREAM_EPOCH")
+    given_attempt = _number(environment, "MIDSTREAM_ATTEMPT")
+    with records.locked(paths.lock):
+        fence = records.Fence.read_or_none(paths.fence)
+        if fence is None:
+            fence = dataclasses.replace(records.first_fence(target), epoch=given_epoch or 1)
+            fence.write(paths.fence)
+    epoch = fence.epoch if given_epoch is None else given_epoch
+    if fence.epoch > epoch:
+        raise FencedError(
+            f"run {run_id} was handed to {fence.holder} (epoch {fence.epoch}, sealed at step {fence.sealed_step}); "
+            f"epoch {epoch} may not go on with it"
+        )
+    if given_attempt is not None:
+        number = given_attempt
+        os.makedirs(paths.attempt(number).dir, exist_ok=True)
+    else:
+        number = claim_attempt(paths)
+    return Attempt(paths, number, epoch, target, given_attempt is not None)
+
+
+def claim_attempt(paths: records.RunPaths) -> int:
+    """The next attempt number, taken by creating its directory: only one process can."""
+    while True:
+        taken = [int(name) for name in os.listdir(paths.attempts) if name.isdigit()]
+        number = max(taken, default=0) + 1
+        try:
+            os.mkdir(paths.attempt(number).dir)
+        except FileExistsError:
+            continue
+        return number
+
+
+def record_start(attempt: Attempt, entry: records.LineageEntry) -> None:
+    """Append the attempt to ``lineage.json``."""
+    _edit_lineage(attempt, entry)
+
+
+def record_end(attempt: Attempt, last_step: int) -> None:
+    """Write into ``lineage.json`` that the attempt ended with the state ``step-<last_step>``."""
+    lineage = records.Lineage.read_or_none(attempt.paths.lineage)
+    for entry in lineage.entries if lineage else []:
+        if entry.attempt == attempt.number:
+            _edit_lineage(attempt, dataclasses.replace(entry, last_step=last_step))
+
+
+def _edit_lineage(attempt: Attempt, entry: records.LineageEntry) -> None:
+    paths = attempt.paths
+    with records.locked(paths.lock):
+        lineage = records.Lineage.read_or_none(paths.lineage) or records.Lineage(paths.run_id)
+        lineage.with_entry(entry).write(paths.lineage)
+
+
+def lineage_entry(
+    attempt: Attempt,
+    *,
+    devices: list[dict[str, Any]],
+    first_step: int,
+    checkpoint: str | None,
+    root_digest: str | None,
+    migration: str,
+) -> records.LineageEntry:
+    """The attempt's entry at its start."""
+    return records.LineageEntry(
+        attempt=attempt.number,
+        epoch=attempt.epoch,
+        target=attempt.target,
+        devices=len(devices),
+        device_kind=devices[0]["kind"] if devices else "",
+        first_step=first_step,
+        checkpoint=checkpoint,
+        root_digest=root_digest,
+        migration=migration,
+        started=time.time(),
+    )
+
+
+def write_config(paths: records.RunPaths, resolved: Mapping[str, Any]) -> None:
+    """``run.yaml``: the configuration with every default written out."""
+    text = yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True)
+    records.write_bytes(paths.config, b"# The resolved configuration of the newest attempt.\n" + text.encode())
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise EngineError(f"{name}={text!r} is not a number from 1")
+    return number

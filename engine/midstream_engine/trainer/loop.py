@@ -1,0 +1,208 @@
+"""The training loop: one update after the other, and what was asked for at the boundaries between them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from haliax import NamedArray
+
+from midstream_engine import records
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.fence import Fenced, read_fence, seal
+from midstream_engine.data.batches import Batch
+from midstream_engine.data.prefetch import Prefetch
+from midstream_engine.errors import EngineError, FencedError
+from midstream_engine.tracking.metrics import MetricsFile
+from midstream_engine.trainer import flops
+from midstream_engine.trainer.attempt import Attempt
+from midstream_engine.trainer.programs import Programs
+from midstream_engine.trainer.requests import Requests, Wanted
+from midstream_engine.trainer.saving import Saver
+from midstream_engine.trainer.setup import Setup
+from midstream_engine.trainer.state import TrainState
+from midstream_engine.trainer.step import StepResult
+from midstream_engine.trainer.status import StatusFile
+
+log = logging.getLogger(__name__)
+LOG_EVERY = 10.0  # seconds between lines of progress in the log
+
+
+class Loop:
+    """Trains from ``step`` until the end or until it is told to stop. ``step``: updates done."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        programs: Programs,
+        saver: Saver,
+        requests: Requests,
+        attempt: Attempt,
+        status: StatusFile,
+        metrics: MetricsFile,
+        state: TrainState,
+        step: int,
+    ):
+        self.state, self.step = state, step
+        self._setup, self._programs, self._saver = setup, programs, saver
+        self._requests, self._attempt, self._status, self._metrics = requests, attempt, status, metrics
+        self._trainer = setup.config.trainer
+        self._fence_seen: tuple[int, int] | None = None
+        self._logged = 0.0
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.template.model))
+        self._flops = flops.training_flops_per_token(setup.config.model, parameters) * setup.tokens_per_step
+        device_peak = flops.peak(jax.devices()[0].device_kind) if "16" in str(setup.policy.compute_dtype) else None
+        self._peak = None if device_peak is None else device_peak * setup.layout.mesh.size
+
+    def run(self) -> str:
+        """The state in which it ended: FINISHED or STOPPED. Raises EngineError, FencedError, CheckpointError."""
+        source = Prefetch(self._prepare, self.step)
+        self._status.update(state=records.TRAINING, step=self.step)
+        try:
+            while True:
+                self._check_fence()
+                wanted = self._requests.look()
+                if wanted.stop and self._stop(wanted):
+                    return records.STOPPED
+                if self.step >= self._trainer.num_train_steps:
+                    self._save("end of training")
+                    return records.FINISHED
+                self._answer(wanted)
+                if self._saver.due(self.step, time.monotonic()):
+                    self._try_save("checkpointer")
+                self._update(source)
+        finally:
+            source.close()
+
+    # ------------------------------------------------------------------------------------------------- one update
+
+    def _prepare(self, index: int) -> tuple[Batch, NamedArray, NamedArray]:
+        batch = self._setup.batches.batch(index)
+        return batch, self._setup.cut.put(batch.tokens), self._setup.cut.put(batch.loss_mask)
+
+    def _update(self, source: Prefetch[tuple[Batch, NamedArray, NamedArray]]) -> None:
+        began = time.monotonic()
+        batch, tokens, mask = source.next()
+        loaded = time.monotonic()
+        number = jax.device_put(np.int32(self.step), self._setup.layout.replicated())
+        self.state, result = self._programs.step(self.state, number, tokens, mask)
+        loss = float(result.loss)  # waits for the update
+        duration = time.monotonic() - loaded
+        index, self.step = self.step, self.step + 1
+        self._check_finite(loss, index)
+        row = self._row(index, batch, loss, result, duration, loaded - began)
+        if self._programs.evaluate is not None and self._evaluation_due():
+            row["eval/loss"] = self._programs.evaluate(self.state)
+        self._metrics.write(row)
+        self._status.update(step=self.step)
+        if time.monotonic() - self._logged > LOG_EVERY or self.step == self._trainer.num_train_steps:
+            self._logged = time.monotonic()
+            log.info("step %d: loss %.4f, %.0f ms", index, loss, 1000 * duration)
+
+    def _row(
+        self, index: int, batch: Batch, loss: float, result: StepResult, duration: float, loading: float
+    ) -> dict[str, Any]:
+        tokens = self._setup.tokens_per_step
+        row = {
+            "global_step": index,
+            "train/loss": loss,
+            "optim/learning_rate": float(result.learning_rate),
+            "grad/norm/total": float(result.gradient_norm),
+            "throughput/tokens_per_second": tokens / duration,
+            "throughput/duration": duration,
+            "throughput/loading_time": loading,
+            "throughput/total_tokens": (index + 1) * tokens,
+            "time": time.time(),
+            "batch_digest": batch.digest,
+        }
+        if self._peak is not None:
+            row["throughput/mfu"] = self._flops / duration / self._peak
+        return row
+
+    def _evaluation_due(self) -> bool:
+        return self.step % self._trainer.steps_per_eval == 0 or self.step == self._trainer.num_train_steps
+
+    def _check_finite(self, loss: float, index: int) -> None:
+        if math.isnan(loss) and self._trainer.crash_on_nan:
+            raise EngineError(f"the loss of step {index} is NaN (trainer.crash_on_nan: false trains on)")
+        if math.isinf(loss) and self._trainer.crash_on_inf:
+            raise EngineError(f"the loss of step {index} is infinite (trainer.crash_on_inf: false trains on)")
+
+    # ------------------------------------------------------------------------------------------------- boundaries
+
+    def _check_fence(self) -> None:
+        """A stat a step: a run that was handed to someone else is not trained on."""
+        try:
+            status = os.stat(self._attempt.paths.fence)
+        except FileNotFoundError:
+            return
+        if (status.st_mtime_ns, status.st_ino) == self._fence_seen:
+            return
+        self._fence_seen = (status.st_mtime_ns, status.st_ino)
+        fence = read_fence(self._attempt.paths)
+        if fence is not None and fence.epoch > self._attempt.epoch:
+            raise FencedError(
+                f"the run was handed to {fence.holder} (epoch {fence.epoch}, sealed at step {fence.sealed_step}): "
+                f"this attempt ends at step {self.step}"
+            )
+
+    def _answer(self, wanted: Wanted) -> None:
+        """Save where asked to; say what cannot be done."""
+        if wanted.save:
+            done = self._try_save("requested")
+            if done and wanted.order is not None and wanted.order.action == records.SAVE:
+                self._acknowledge(wanted.order)
+        if wanted.order is not None and wanted.order.action not in (records.SAVE, records.STOP):
+            log.warning("order %d (%s) is not understood by a run that trains", wanted.order.serial, wanted.order.action)
+
+    def _stop(self, wanted: Wanted) -> bool:
+        """Save, hand the run over where the order says so, and report whether the run is to end.
+
+        A save that fails ends the run where a signal asked for it, because whoever sent it will not wait. An order can
+        be given again: training goes on, and the status says why.
+        """
+        order = wanted.order if wanted.order is not None and wanted.order.action == records.STOP else None
+        self._status.update(state=records.STOPPING, step=self.step)
+        if order is None:
+            self._save("stop")
+            return True
+        if not self._try_save("stop"):
+            self._status.update(state=records.TRAINING)
+            return False
+        if order.epoch > self._attempt.epoch:
+            try:
+                fence = seal(self._attempt.paths, epoch=order.epoch, holder=order.holder, step=self.step)
+            except Fenced as error:
+                raise FencedError(str(error)) from None
+            log.info("sealed at step %d: epoch %d belongs to %s", self.step, fence.epoch, fence.holder)
+        self._acknowledge(order, write=False)
+        return True
+
+    def _acknowledge(self, order: records.Order, write: bool = True) -> None:
+        self._status.update(order=order.serial, message="")
+        if write:
+            self._status.write()
+        log.info("order %d (%s) carried out at step %d", order.serial, order.action, self.step)
+
+    def _try_save(self, reason: str) -> bool:
+        """Save; where that fails, say so and let training go on."""
+        try:
+            self._save(reason)
+        except (CheckpointError, OSError) as error:
+            message = f"step {self.step} not saved: {str(error).splitlines()[0]}"
+            log.error(message)
+            self._status.update(message=message)
+            self._status.write()
+            return False
+        return True
+
+    def _save(self, reason: str) -> None:
+        try:
+            self._saver.save(self.state, self.step, reason)
+        except Fenced as error:
+            raise FencedError(str(error)) from None

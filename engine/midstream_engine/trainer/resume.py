@@ -1,0 +1,170 @@
+"""Where a run goes on: which checkpoint, whether it is the one that was meant, and the evidence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from midstream_engine import records
+from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete, read_manifest, read_train
+from midstream_engine.checkpoint.fence import read_fence
+from midstream_engine.checkpoint.restore import restore_checkpoint
+from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.errors import EngineError
+from midstream_engine.optim.adam import schedule_count
+from midstream_engine.trainer.attempt import Attempt
+from midstream_engine.trainer.setup import Setup
+from midstream_engine.trainer.state import TrainState
+from midstream_engine.trainer.witness import TOLERANCE, Witness, worst_error
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A checkpoint to start from. ``root_digest``: what it has to be; None where nobody said."""
+
+    directory: str
+    own: bool  # it lies in the run's own directory
+    root_digest: str | None
+    migration: str
+    state: dict[str, Any]  # train.json's state
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.directory)
+
+    @property
+    def step(self) -> int:
+        return self.state["step"]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The state to go on with."""
+
+    state: TrainState
+    step: int
+    root_digest: str
+
+
+def find_origin(attempt: Attempt, config: TrainLmConfig) -> Origin | None:
+    """The checkpoint that this attempt starts from; None for a fresh start.
+
+    An order to restore names it. Otherwise it is the run's own newest complete one that the fence accepts, then
+    ``trainer.load_checkpoint_path``. Raises EngineError rather than answering with a fresh start where the run has a
+    past that cannot be read.
+    """
+    order = records.Order.read_or_none(attempt.files.order)
+    if order is not None and order.action == records.RESTORE:
+        if not order.checkpoint or records.parse_checkpoint_name(order.checkpoint) is None:
+            raise EngineError(f"{attempt.files.order}: restore names no checkpoint (found {order.checkpoint!r})")
+        return _origin(attempt.paths.checkpoint(order.checkpoint), True, order.root_digest, order.migration)
+    fence = read_fence(attempt.paths)
+    name = newest_complete(attempt.paths, fence)
+    wish = config.trainer.load_checkpoint
+    if name is not None:
+        if wish is False:
+            log.warning("trainer.load_checkpoint is false, but the run has a checkpoint of its own: it goes on from %s", name)
+        return _origin(attempt.paths.checkpoint(name), True, None, "")
+    existing = list_checkpoints(attempt.paths)
+    if any(found.complete for found in existing):
+        raise EngineError(
+            f"run {attempt.paths.run_id} has checkpoints, but its fence (epoch {fence.epoch if fence else 0}) accepts none "
+            "of them; restore names one, another --trainer.id starts afresh"
+        )
+    if fence is not None and fence.sealed_step is not None:
+        raise EngineError(
+            f"run {attempt.paths.run_id} was handed over at step {fence.sealed_step}, and that checkpoint is not here; "
+            "copy it, or start afresh under another --trainer.id"
+        )
+    for found in existing:
+        log.warning("checkpoint %s has no manifest: a save that was cut off; passed over", found.name)
+    if config.trainer.load_checkpoint_path and wish is not False:
+        return _origin(_resolve(os.path.expanduser(config.trainer.load_checkpoint_path)), False, None, "")
+    if wish is True:
+        raise EngineError(f"trainer.load_checkpoint is true, and run {attempt.paths.run_id} has no checkpoint to load")
+    return None
+
+
+def _origin(directory: str, own: bool, root_digest: str | None, migration: str) -> Origin:
+    read_manifest(directory)  # without one it is none
+    return Origin(directory, own, root_digest, migration, read_train(directory)["state"])
+
+
+def _resolve(path: str) -> str:
+    """A checkpoint's directory from its path or that of the folder or run that holds it."""
+    for folder in (path, os.path.join(path, "checkpoints")):
+        if os.path.exists(os.path.join(folder, records.MANIFEST)):
+            return os.path.abspath(folder)
+        names = [name for name in os.listdir(folder) if records.parse_checkpoint_name(name)] if os.path.isdir(folder) else []
+        complete = [name for name in names if os.path.exists(os.path.join(folder, name, records.MANIFEST))]
+        if complete:
+            return os.path.abspath(os.path.join(folder, max(complete, key=lambda name: records.parse_checkpoint_name(name) or (0, 0))))
+    raise EngineError(f"trainer.load_checkpoint_path: there is no complete checkpoint at {path}")
+
+
+def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> None:
+    """EngineError where the configuration would read other batches than the run's: the order of data is part of it."""
+    trainer, state = config.trainer, origin.state
+    wanted = {
+        "trainer.train_batch_size": (state["batch_schedule"][-1]["size"], trainer.train_batch_size),
+        "trainer.seed": (state["seed"], trainer.seed),
+        "model.seq_len": (state["seq_len"], config.model.seq_len),
+        "data.shuffle": (state["shuffle"], config.data.shuffle),
+        "data.tokenizer": (state["tokenizer"], tokenizer),
+    }
+    for name, (theirs, ours) in wanted.items():
+        if theirs != ours:
+            raise EngineError(f"{name} is {ours}, but checkpoint {origin.name} was trained with {theirs}: its data order would change")
+
+
+def restore(origin: Origin, setup: Setup) -> tuple[Resumed, dict[str, Any]]:
+    """The state in ``origin`` on the devices, and its train.json. Raises EngineError where it is another than meant."""
+    restored = restore_checkpoint(origin.directory, setup.template, setup.shardings)
+    if origin.root_digest is not None and restored.root_digest != origin.root_digest:
+        raise EngineError(
+            f"{origin.directory} has root digest {restored.root_digest}, the order names {origin.root_digest}: not restored"
+        )
+    state: TrainState = restored.tree
+    count = int(np.asarray(schedule_count(state.optimizer)))
+    if count != restored.train["state"]["optimizer_count"]:
+        raise EngineError(f"{origin.directory}: the optimizer has counted {count} updates, train.json says otherwise")
+    log.info("restored %s in %.2f s: root digest %s", origin.name, restored.seconds, restored.root_digest)
+    return Resumed(state, origin.step, restored.root_digest), restored.train
+
+
+def prove(
+    origin: Origin, resumed: Resumed, train: dict[str, Any], setup: Setup, witness: Witness, seconds: dict[str, float]
+) -> records.Restore:
+    """The evidence that the restored state is the saved one and that the next batch is the next batch."""
+    began = time.monotonic()
+    measured = witness.measure(resumed.state.model, setup.batches.batch(resumed.step))
+    recorded = train.get("witness") or {}
+    losses = [float(loss) for loss in recorded.get("losses", [])]
+    error = worst_error(losses, measured.losses)
+    evidence = records.Restore(
+        checkpoint=origin.name,
+        step=resumed.step,
+        root_digest=resumed.root_digest,
+        expected_root_digest=read_manifest(origin.directory).root_digest,
+        witness_recorded=losses,
+        witness_recomputed=measured.losses,
+        witness_error=min(error, sys.float_info.max),
+        batch_digest=measured.batch_digest,
+        recorded_batch_digest=recorded.get("batch_digest", ""),
+        devices=setup.layout.mesh.size,
+        seconds={**seconds, "witness": time.monotonic() - began},
+    )
+    if error > TOLERANCE:
+        log.error("witness: losses differ by %.2e from those recorded with %s (tolerance %.0e)", error, origin.name, TOLERANCE)
+    if evidence.batch_digest != evidence.recorded_batch_digest:
+        log.error("batch %d is not the one that %s expects next", resumed.step, origin.name)
+    log.info("witness: worst relative difference %.2e over %d sequences", error, len(losses))
+    return evidence

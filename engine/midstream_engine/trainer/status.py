@@ -1,0 +1,91 @@
+"""``status-<p>.json``: what this process is doing, and the heartbeat that shows it is still doing it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from typing import Any
+
+from midstream_engine import records
+
+log = logging.getLogger(__name__)
+HEARTBEAT = 1.5  # seconds; readers expect one at least every two
+
+
+class StatusFile:
+    """Holds the status and writes it: durably with each change of state, otherwise as it comes."""
+
+    def __init__(self, path: str, *, run_id: str, attempt: int, epoch: int, num_train_steps: int, process: int = 0):
+        identity = records.this_process()
+        self._path = path
+        self._lock = threading.Lock()
+        self._status = records.Status(
+            state=records.STARTING, step=0, process=process, heartbeat=time.time(), run_id=run_id, attempt=attempt,
+            epoch=epoch, num_train_steps=num_train_steps, **identity.to_json(),
+        )  # fmt: skip
+        self._ended = threading.Event()
+        self._write(durable=True)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    @property
+    def value(self) -> records.Status:
+        return self._status
+
+    def update(self, **changes: Any) -> None:
+        """Change fields. A new ``state`` is written at once, the rest with the next heartbeat."""
+        with self._lock:
+            before = self._status.state
+            self._status = dataclasses.replace(self._status, **changes)
+            changed = self._status.state != before
+        if changed:
+            self._write(durable=True)
+
+    def write(self) -> None:
+        """Write now, with what the fields say."""
+        self._write(durable=True)
+
+    def close(self) -> None:
+        """Stop the heartbeat. The last status stays."""
+        self._ended.set()
+        self._thread.join(timeout=5)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT):
+            try:
+                self._write(durable=False)
+            except OSError as error:  # a full disk must not stop training
+                log.warning("status not written: %s", error)
+
+    def _write(self, *, durable: bool) -> None:
+        with self._lock:
+            self._status = dataclasses.replace(self._status, heartbeat=time.time())
+            self._status.write(self._path, durable=durable)
+
+
+def describe_devices() -> list[dict[str, Any]]:
+    """``[{"kind", "platform", "memory_bytes"}]`` of all devices; memory_bytes is None where jax does not say."""
+    import jax
+
+    described = []
+    for device in jax.devices():
+        stats = device.memory_stats() if device.platform != "cpu" else None
+        memory = (stats or {}).get("bytes_limit")
+        described.append({"kind": device.device_kind, "platform": device.platform, "memory_bytes": memory})
+    return described
+
+
+def versions() -> dict[str, str]:
+    """Of the interpreter and of the packages that decide results."""
+    import platform
+    from importlib import metadata
+
+    found = {"python": platform.python_version()}
+    for package in ("midstream", "jax", "jaxlib", "haliax", "equinox", "optax", "numpy"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:  # the engine bundle is not an installed distribution
+            continue
+    return found
