@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> int:
     """Re-hash a checkpoint where it lies: a directory here, HOST:PATH, or a run's newest one."""
-    from midstream.fleet.config import Fleet, LocalHostConfig
-    from midstream.hosts.local import LocalHost
+    from midstream.fleet.config import Fleet, LocalHost
+    from midstream.hosts.local import LocalMachine
     from midstream.hosts.open import Hosts
     from midstream.transfer.copy import verify_objects
 
@@ -26,7 +26,7 @@ def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> 
     hosts = Hosts(fleet) if fleet else Hosts(Fleet())
     try:
         if fleet is None:
-            host, directory = LocalHost("here", LocalHostConfig()), os.path.abspath(text)
+            host, directory = LocalMachine("here", LocalHost()), os.path.abspath(text)
         elif ":" in text.split("/")[0]:
             name, directory = text.split(":", 1)
             if name not in fleet.hosts:

@@ -38,12 +38,14 @@ class Process(Protocol):
 class Host(Protocol):
     """A machine. Verbs may be used from several threads; each uses a channel of its own on one connection.
 
-    ``root`` is the absolute path of midstream's directory there, known after ``connect``.
+    ``root`` is the absolute path of midstream's directory there, ``far_python`` the interpreter (3.8 or newer) that our
+    own functions run in; both are known after ``connect``.
     Errors: HostError (with a line that mends it) on first contact, LostContact when a live connection dies.
     """
 
     name: str
     root: str
+    far_python: str
 
     def connect(self) -> None:
         """Reach the host, check who it is, find ``root``. Idempotent; reconnects after LostContact."""

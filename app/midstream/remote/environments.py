@@ -87,7 +87,9 @@ def build(root: str, name: str, lock: str, python: str, uv: Optional[str], env: 
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(directory)
     how = "uv" if uv else "venv and pip"
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")}
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
+    }
     environment.update(env)
     try:
         for argv in _commands(directory, lock, python, uv):

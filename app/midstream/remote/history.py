@@ -7,12 +7,12 @@ Histories grow while they are read: a file is described by the bytes it had when
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import posixpath
 import re
 from typing import Any, Dict, List, Optional, Sequence
 
+from midstream.remote.tree import file_sha256
 from midstream_engine import records
 
 LOG_TAIL = 1 << 20  # bytes of each log that travel: its end
@@ -24,24 +24,11 @@ _METRICS = "metrics.jsonl"
 _RESTORE = "restore.json"
 
 
-def _sha256(path: str, offset: int, size: int) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        file.seek(offset)
-        while size > 0:
-            data = file.read(min(size, 1 << 20))
-            if not data:
-                break
-            digest.update(data)
-            size -= len(data)
-    return digest.hexdigest()
-
-
 def _entry(directory: str, path: str, tail: Optional[int] = None) -> Dict[str, Any]:
     place = posixpath.join(directory, path)
     total = os.stat(place).st_size
     size = total if tail is None else min(total, tail)
-    return {"path": path, "offset": total - size, "size": size, "sha256": _sha256(place, total - size, size)}
+    return {"path": path, "offset": total - size, "size": size, "sha256": file_sha256(place, total - size, size)}
 
 
 def describe(root: str, run_id: str) -> Dict[str, Any]:
@@ -82,13 +69,13 @@ def sizes(root: str, run_id: str, paths: Sequence[str]) -> List[Optional[int]]:
 
 def digests(root: str, run_id: str, ranges: Sequence[Sequence[Any]]) -> List[str]:
     """SHA-256 of the first ``size`` bytes of each ``[path, size]``."""
-    return [_sha256(_place(root, run_id, path), 0, size) for path, size in ranges]
+    return [file_sha256(_place(root, run_id, path), 0, size) for path, size in ranges]
 
 
 def set_aside(root: str, run_id: str, path: str) -> str:
     """Keep the file under a name of its own, beside the one that will take its place. Returns that name."""
     place = _place(root, run_id, path)
-    name = "{}.aside-{}".format(path, _sha256(place, 0, os.stat(place).st_size)[:12])
+    name = "{}.aside-{}".format(path, file_sha256(place)[:12])
     with contextlib.suppress(FileExistsError):  # an earlier call got so far
         os.link(place, _place(root, run_id, name))
     return name

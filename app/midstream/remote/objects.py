@@ -1,13 +1,12 @@
-"""Trees of objects on the machine where they lie: described, hashed, sent and received as a stream of frames.
+"""Trees of objects on their way: sent and received as a stream of frames.
 
-A tree is a directory with a manifest whose ``objects`` name every file, its size and its SHA-256. What
-arrives is written under ``.incoming/`` below the target directory and hashed while it is written; an object
-takes its own name only when size and hash agree, and the manifest is written last. So whatever lies under
-an object's own name was verified once, and a copy that was killed goes on from what lies on disk.
+What arrives is written under ``.incoming/`` below the target directory and hashed while it is written; an object
+takes its own name only when size and hash agree, and the manifest is written last. So whatever lies under an
+object's own name was verified once, and a copy that was killed goes on from what lies on disk.
 
-The streaming programs (``send``, ``receive``, ``survey``, ``verify``) own stdin and stdout. ``send`` writes
-frames; the others write one JSON object a line. Frame: kind (u8), object's index in the argument list (u32),
-offset in the object (u64), length of the payload (u32), big-endian, then the payload.
+``send`` writes frames to stdout; ``receive`` reads them from stdin and writes one JSON object a line. Frame: kind
+(u8), object's index in the argument list (u32), offset in the object (u64), length of the payload (u32), big-endian,
+then the payload.
 """
 
 from __future__ import annotations
@@ -17,136 +16,23 @@ import errno
 import fcntl
 import hashlib
 import io
-import json
 import os
 import posixpath
 import struct
 import sys
-import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, BinaryIO, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, BinaryIO, Dict, Optional, Sequence, Set
 
+from midstream.remote.tree import INCOMING, emit, end_with_operator, inside
 from midstream_engine import records
 
-INCOMING = ".incoming"
 HEADER = struct.Struct(">BIQI")
 DATA, FAILED, FINISH = 1, 2, 3
 FRAME = 1 << 20  # bytes of one write to the stream: headers and payloads, many small files together
 MIN_PAYLOAD = 1 << 14  # a frame's payload is cut shorter only at the end of an object
 REPORT = 8 << 20  # bytes between two reports of progress inside large objects
 SETTLING = 4  # threads that fsync finished objects while the next ones arrive
-HASHERS = 4
-
-
-# ------------------------------------------------------------------------------------------------------ shared
-
-
-def _emit(event: str, **fields: Any) -> None:
-    """One line to the operator. Several threads report."""
-    line = json.dumps(dict(fields, event=event)).encode() + b"\n"
-    with _emitting:
-        sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
-
-
-_emitting = threading.Lock()
-
-
-def _file_sha256(path: str, size: Optional[int] = None) -> str:
-    """SHA-256 of the file, or of its first ``size`` bytes. hashlib releases the GIL: threads run in parallel."""
-    digest = hashlib.sha256()
-    view = memoryview(bytearray(FRAME))
-    with open(path, "rb", buffering=0) as file:
-        left = size
-        while left is None or left > 0:
-            count = file.readinto(view if left is None else view[: min(left, FRAME)])
-            if not count:
-                break
-            digest.update(view[:count])
-            left = None if left is None else left - count
-    return digest.hexdigest()
-
-
-def _inside(directory: str, path: str) -> str:
-    if not records.safe_relative(path) or path.split("/")[0] == INCOMING:
-        raise records.RecordError("object path {!r} leaves the directory".format(path))
-    return posixpath.join(directory, path)
-
-
-def _check(directory: str, entry: Dict[str, Any]) -> Optional[str]:
-    """What is wrong with one object, or None. Reads all of it."""
-    path = _inside(directory, entry["path"])
-    try:
-        size = os.stat(path).st_size
-        if size != entry["size"]:
-            return "{} bytes, the manifest says {}".format(size, entry["size"])
-        found = _file_sha256(path)
-    except FileNotFoundError:
-        return "missing"
-    except OSError as error:
-        return "cannot be read: {}".format(error.strerror)
-    if found != entry["sha256"]:
-        return "SHA-256 is {}, the manifest says {}".format(found, entry["sha256"])
-    return None
-
-
-def _checked(directory: str, objects: Iterable[Dict[str, Any]]) -> Iterator[Tuple[Dict[str, Any], Optional[str]]]:
-    """Each object with what is wrong with it, in the order in which the threads finish. A few are read ahead."""
-    with ThreadPoolExecutor(max(2, min(HASHERS, os.cpu_count() or 1))) as pool:
-        running: Dict[Future, Dict[str, Any]] = {}
-        queue = iter(objects)
-        while True:
-            for entry in queue:
-                running[pool.submit(_check, directory, entry)] = entry
-                if len(running) >= 4 * HASHERS:
-                    break
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
-
-
-def _manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[Dict[str, Any]]]:
-    """Text, value and objects of a tree's manifest. RecordError where it is absent or of another shape."""
-    where = posixpath.join(directory, name)
-    try:
-        with open(where, encoding="utf-8", newline="") as file:
-            text = file.read()
-        value = json.loads(text)
-        objects = [
-            {"path": str(entry["path"]), "size": int(entry["size"]), "sha256": str(entry["sha256"])}
-            for entry in value["objects"]
-        ]
-    except FileNotFoundError:
-        raise records.RecordError("{}: there is no {}: not a complete tree".format(directory, name)) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise records.RecordError("{}: not a manifest ({!r})".format(where, error)) from error
-    for entry in objects:
-        _inside(directory, entry["path"])
-    if len({entry["path"] for entry in objects}) != len(objects):
-        raise records.RecordError("{}: names an object twice".format(where))
-    return text, value, objects
-
-
-def describe(directory: str, manifest: str) -> Dict[str, Any]:
-    """The tree's manifest as text, its objects, and those that are missing or of another size (not hashed)."""
-    text, _, objects = _manifest(directory, manifest)
-    problems = []
-    for entry in objects:
-        try:
-            size = os.stat(_inside(directory, entry["path"])).st_size
-        except FileNotFoundError:
-            problems.append([entry["path"], "missing"])
-            continue
-        if size != entry["size"]:
-            problems.append([entry["path"], "{} bytes, the manifest says {}".format(size, entry["size"])])
-    return {"manifest": text, "objects": objects, "problems": problems}
-
-
-def check(directory: str, entry: Dict[str, Any]) -> Optional[str]:
-    """What is wrong with one object where it lies, or None."""
-    return _check(directory, entry)
 
 
 # --------------------------------------------------------------------------------------------------- the sender
@@ -155,6 +41,7 @@ def check(directory: str, entry: Dict[str, Any]) -> Optional[str]:
 def send(directory: str, objects: Sequence[Dict[str, Any]]) -> int:
     """Write the objects (``{path, size}``, and ``offset`` where only the file's end is wanted) to stdout as
     frames. One that cannot be read, or is shorter than said, is a FAILED frame, and ends the stream."""
+    end_with_operator()
     buffer = bytearray(FRAME)
     view = memoryview(buffer)
     out = sys.stdout.buffer
@@ -173,7 +60,7 @@ def send(directory: str, objects: Sequence[Dict[str, Any]]) -> int:
     try:
         for index, entry in enumerate(objects):
             try:
-                with open(_inside(directory, entry["path"]), "rb", buffering=0) as file:
+                with open(inside(directory, entry["path"]), "rb", buffering=0) as file:
                     file.seek(entry.get("offset", 0))
                     done = 0
                     while True:
@@ -202,7 +89,7 @@ def send(directory: str, objects: Sequence[Dict[str, Any]]) -> int:
         out.write(HEADER.pack(FINISH, 0, 0, 0))
         out.flush()
     except BrokenPipeError:  # the receiver has ended, and says why on its own channel
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         return 1
     return 0
 
@@ -237,7 +124,7 @@ class _Arriving:
 
     def __init__(self, directory: str, incoming: str, index: int, entry: Dict[str, Any]):
         self.entry = entry
-        self.place = _inside(directory, entry["path"])
+        self.place = inside(directory, entry["path"])
         self.temporary = posixpath.join(incoming, "{}-{}-{}".format(index, os.getpid(), entry["sha256"][:16]))
         self.received = 0
         self.digest = hashlib.sha256()
@@ -293,6 +180,7 @@ class _Receiver:
                 _read(source, header)
                 kind, index, offset, length = HEADER.unpack(header)
                 if kind == FINISH:
+                    self._report()
                     break
                 if length > FRAME or index >= len(self.objects):
                     raise _Problem("protocol", message="a frame of {} bytes for object {}".format(length, index))
@@ -336,7 +224,7 @@ class _Receiver:
     def _settle(self, arriving: _Arriving) -> None:
         arriving.settle()
         self.unsettled.discard(arriving)
-        _emit("object", path=arriving.entry["path"], bytes=arriving.entry["size"])
+        emit("object", path=arriving.entry["path"], bytes=arriving.entry["size"])
 
     def _wait_for(self, at_most: int) -> None:
         """Until no more than ``at_most`` objects are being settled. Raises what a settling thread raised."""
@@ -348,8 +236,11 @@ class _Receiver:
     def _progress(self, count: int) -> None:
         self.reported += count
         if self.reported >= REPORT or time.monotonic() - self.spoke > 0.2:
-            _emit("bytes", bytes=self.reported)
-            self.reported, self.spoke = 0, time.monotonic()
+            self._report()
+
+    def _report(self) -> None:
+        emit("bytes", bytes=self.reported)
+        self.reported, self.spoke = 0, time.monotonic()
 
 
 def receive(directory: str, objects: Sequence[Dict[str, Any]]) -> int:
@@ -360,13 +251,13 @@ def receive(directory: str, objects: Sequence[Dict[str, Any]]) -> int:
     try:
         receiver.run(sys.stdin.buffer)
     except _Problem as problem:
-        _emit("problem", **problem.fields)
+        emit("problem", **problem.fields)
         return 1
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        _emit("problem", kind="full" if full else "system", message=str(error), free=free_bytes(directory))
+        emit("problem", kind="full" if full else "system", message=str(error), free=free_bytes(directory))
         return 1
-    _emit("done")
+    emit("done")
     return 0
 
 
@@ -422,7 +313,7 @@ def commit(directory: str, manifest: str, text: str, objects: Sequence[Dict[str,
     """Write the manifest, last and atomically, once every object is in its place with its size."""
     parents = {directory}
     for entry in objects:
-        path = _inside(directory, entry["path"])
+        path = inside(directory, entry["path"])
         if os.stat(path).st_size != entry["size"]:
             raise records.RecordError("{}: not {} bytes any more".format(path, entry["size"]))
         parents.add(os.path.dirname(path))
@@ -430,61 +321,3 @@ def commit(directory: str, manifest: str, text: str, objects: Sequence[Dict[str,
         records.sync_directory(parent)
     _sweep(directory)
     records.write_bytes(posixpath.join(directory, manifest), text.encode())
-
-
-def survey(directory: str, objects: Sequence[Dict[str, Any]]) -> int:
-    """Which objects lie there with the right hash. Lines: ``checked`` with ``path``, ``bytes`` and ``right``."""
-    for entry, wrong in _checked(directory, objects):
-        _emit("checked", path=entry["path"], bytes=entry["size"], right=wrong is None)
-    _emit("done")
-    return 0
-
-
-# --------------------------------------------------------------------------------------------------- verifying
-
-
-def verify(directory: str, manifest: str) -> int:
-    """Every object against size and hash, and a checkpoint's root digest from the bytes that were read. Lines: ``tree``
-    with ``bytes`` and ``objects``, ``checked`` with ``path``, ``bytes`` and ``wrong``; at the end ``verified``."""
-    try:
-        _, value, objects = _manifest(directory, manifest)
-    except records.RecordError as error:
-        _emit("problem", kind="manifest", message=str(error))
-        return 1
-    _emit("tree", bytes=sum(entry["size"] for entry in objects), objects=len(objects))
-    wrong_paths = set()
-    for entry, wrong in _checked(directory, objects):
-        if wrong is not None:
-            wrong_paths.add(entry["path"])
-        _emit("checked", path=entry["path"], bytes=entry["size"], wrong=wrong)
-    extra = sorted(set(_files(directory)) - {entry["path"] for entry in objects} - {manifest})
-    digest: Optional[str] = None
-    problems: List[List[str]] = []
-    if value.get("format") == records.FORMAT:
-        try:
-            digest = _root_digest(directory, records.Manifest.from_json(value, manifest), wrong_paths)
-        except (records.RecordError, FileNotFoundError, KeyError) as error:
-            problems.append([manifest, "its root digest cannot be recomputed: {}".format(error)])
-        else:
-            if digest != value["root_digest"]:
-                problems.append([manifest, "root digest is {}, it says {}".format(digest, value["root_digest"])])
-    recorded = value["root_digest"] if value.get("format") == records.FORMAT else None
-    _emit("verified", extra=extra, recorded=recorded, recomputed=digest, problems=problems)
-    return 0
-
-
-def _root_digest(directory: str, manifest: records.Manifest, wrong: Set[str]) -> str:
-    """From the measured hashes: an object that is not what the manifest says has none."""
-    sha256 = {entry.path: entry.sha256 for entry in manifest.object_entries if entry.path not in wrong}
-    train = records.read_json(posixpath.join(directory, records.TRAIN))
-    lost = sorted({path for array in manifest.array_entries for path in array.objects} - set(sha256))
-    if lost:
-        raise records.RecordError("{} is missing or corrupt".format(lost[0]))
-    return records.root_digest(manifest.array_entries, sha256, train["state"])
-
-
-def _files(directory: str) -> Iterator[str]:
-    """Paths of all files below ``directory``, relative to it."""
-    for parent, _, names in os.walk(directory):
-        for name in names:
-            yield posixpath.relpath(posixpath.join(parent, name), directory)

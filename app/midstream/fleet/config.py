@@ -1,0 +1,217 @@
+"""The fleet file: hosts, targets and stores, as frozen dataclasses. docs/hosts.md tells what each field does."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import draccus
+
+from midstream.errors import UsageError
+
+DEFAULT_ROOT = "~/.midstream"
+
+
+@dataclass(frozen=True)
+class HostConfig(draccus.ChoiceRegistry):
+    """A machine.
+
+    ``python`` names an interpreter that has the engine's packages; ``setup`` are shell lines before the engine starts;
+    ``env`` is added to its environment; ``devices`` asks for that many virtual CPU devices in the place of real ones.
+    """
+
+    root: str = DEFAULT_ROOT
+    python: str | None = None
+    setup: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    devices: int | None = None
+    price_per_hour: float | None = None  # in whatever currency all of the file's prices are
+
+
+@HostConfig.register_subclass("local")
+@dataclass(frozen=True)
+class LocalHost(HostConfig):
+    """This machine."""
+
+
+@HostConfig.register_subclass("ssh")
+@dataclass(frozen=True)
+class SshHost(HostConfig):
+    """A machine behind an SSH server. ``address`` is ``[user@]name[:port]``; the name may be an alias of ~/.ssh/config
+    (``ssh_config`` names another file), which fills in what the address leaves open."""
+
+    address: str = ""
+    port: int | None = None
+    user: str | None = None
+    identity_file: str | None = None
+    ssh_config: str = "~/.ssh/config"
+    known_hosts: str | None = None  # in the place of UserKnownHostsFile
+
+
+@dataclass(frozen=True)
+class TargetConfig(draccus.ChoiceRegistry):
+    """One or more hosts that form one mesh."""
+
+
+@TargetConfig.register_subclass("hosts")
+@dataclass(frozen=True)
+class HostsTarget(TargetConfig):
+    """Hosts that are there already."""
+
+    hosts: list[str] = field(default_factory=list)
+    shared_root: str | None = None
+
+
+@dataclass(frozen=True)
+class _FleetFile:
+    hosts: dict[str, HostConfig] = field(default_factory=dict)
+    targets: dict[str, TargetConfig] = field(default_factory=dict)
+
+
+# Kinds that the fleet file may name and that this version does not drive yet.
+LATER_TARGETS = ("tpu", "slurm")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Hosts, by name, that a run can be started on together."""
+
+    name: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Everything that midstream knows about machines. ``text`` is the file as it was read."""
+
+    hosts: Mapping[str, HostConfig] = field(default_factory=dict)
+    targets: Mapping[str, TargetConfig] = field(default_factory=dict)
+    later: Mapping[str, str] = field(default_factory=dict)  # targets of kinds that are not driven yet
+    path: str = ""
+    text: str = ""
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Hosts are targets of their own name."""
+        return (*self.hosts, *(name for name in self.targets if name not in self.hosts))
+
+    def target(self, name: str) -> Target:
+        """UsageError with the nearest names where there is none."""
+        if name in self.later:
+            raise UsageError(f"target {name} is of type {self.later[name]}", "this version drives hosts: local and ssh")
+        if name in self.targets:
+            config = self.targets[name]
+            assert isinstance(config, HostsTarget)
+            return Target(name, tuple(config.hosts))
+        if name in self.hosts:
+            return Target(name, (name,))
+        raise UsageError(f"no target {name!r} in {self.path or 'the fleet file'}", nearest(name, self.target_names))
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """A hint for a name that is not known."""
+    near = difflib.get_close_matches(name, known, 3)
+    return f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known) or 'none'}"
+
+
+def default_fleet_path() -> Path:
+    """`$MIDSTREAM_FLEET`, by default `~/.config/midstream/fleet.yaml`."""
+    return Path(os.environ.get("MIDSTREAM_FLEET") or "~/.config/midstream/fleet.yaml").expanduser()
+
+
+def load_fleet(path: str | Path | None = None) -> Fleet:
+    """The fleet of a file. UsageError, with file and line or field, where it is missing or wrong."""
+    file = Path(path).expanduser() if path else default_fleet_path()
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        raise UsageError(
+            f"no fleet file at {file}", "midstream --init writes one; midstream --demo needs none"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    return parse_fleet(text, str(file))
+
+
+def parse_fleet(text: str, path: str = "") -> Fleet:
+    """The fleet of a YAML text; ``path`` is what errors call it."""
+    value = _yaml(text, path)
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: expected hosts:, targets: and stores:, found {type(value).__name__}")
+    _known_keys(path, "", value, ("hosts", "targets", "stores"))
+    hosts = _section(path, value, "hosts")
+    targets = _section(path, value, "targets")
+    later = {name: entry["type"] for name, entry in targets.items() if entry.get("type") in LATER_TARGETS}
+    targets = {name: entry for name, entry in targets.items() if name not in later}
+    _check_entries(path, "hosts", hosts, HostConfig)
+    _check_entries(path, "targets", targets, TargetConfig)
+    try:
+        decoded = draccus.decode(_FleetFile, {"hosts": hosts, "targets": targets})
+    except draccus.utils.DraccusException as error:
+        raise UsageError(f"{path}: {_one_line(error)}") from error
+    for name, target in decoded.targets.items():
+        assert isinstance(target, HostsTarget)
+        if not target.hosts:
+            raise UsageError(f"{path}: targets.{name} names no hosts", "hosts: [a, b]")
+        for host in target.hosts:
+            if host not in decoded.hosts:
+                raise UsageError(f"{path}: targets.{name} names host {host!r}", nearest(host, tuple(decoded.hosts)))
+    for name, host in decoded.hosts.items():
+        if isinstance(host, SshHost) and not host.address:
+            raise UsageError(f"{path}: hosts.{name} has no address", "address: [user@]name[:port]")
+        if host.devices is not None and host.devices < 1:
+            raise UsageError(
+                f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null"
+            )
+    return Fleet(decoded.hosts, decoded.targets, later, path, text)
+
+
+def _yaml(text: str, path: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}" if mark else path
+        raise UsageError(f"{where}: {error.problem or error.context}", "mend the YAML there") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}: {_one_line(error)}", "mend the YAML") from error
+
+
+def _section(path: str, value: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    section = value.get(name) or {}
+    if not isinstance(section, dict):
+        raise UsageError(f"{path}: {name} is {type(section).__name__}", f"{name}: {{NAME: {{type: ...}}}}")
+    for key, entry in section.items():
+        if not isinstance(entry, dict):
+            raise UsageError(f"{path}: {name}.{key} is {type(entry).__name__}", "{type: ..., ...}")
+    return {str(key): dict(entry) for key, entry in section.items()}
+
+
+def _check_entries(path: str, section: str, entries: Mapping[str, dict[str, Any]], base: Any) -> None:
+    """Types and field names, with the nearest known one: draccus' own words name neither file nor neighbour."""
+    kinds = base.get_known_choices()
+    for name, entry in entries.items():
+        kind = entry.get("type")
+        if kind is None:
+            raise UsageError(f"{path}: {section}.{name} has no type", f"type: {' or '.join(kinds)}")
+        if kind not in kinds:
+            raise UsageError(f"{path}: {section}.{name}.type is {kind!r}", nearest(str(kind), tuple(kinds)))
+        fields = tuple(each.name for each in dataclasses.fields(kinds[kind]))
+        _known_keys(path, f"{section}.{name}.", entry, ("type", *fields))
+
+
+def _known_keys(path: str, prefix: str, value: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in value:
+        if key not in known:
+            raise UsageError(f"{path}: {prefix}{key} is not known", nearest(str(key), known))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

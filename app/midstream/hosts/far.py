@@ -1,0 +1,130 @@
+"""Run our own functions on a host where nothing is installed: their source travels over the channel.
+
+The host's Python is started with a short bootstrap. It reads one line of JSON with the sources of
+`midstream_engine.records` and of the `midstream.remote` modules that are needed, makes modules of them, and hands the
+rest of stdin to what was asked for: a *function* whose result comes back as one JSON line, or a *program* that owns
+stdin and stdout from then on.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from midstream.errors import RemoteError
+from midstream.hosts.base import Host, Process
+
+RECORDS = "midstream_engine.records"
+
+# stdout belongs to the answer: what a module prints by mistake goes to stderr.
+BOOTSTRAP = """\
+import sys, json, types, os
+out = os.fdopen(os.dup(1), "wb"); os.dup2(2, 1)
+job = json.loads(sys.stdin.buffer.readline())
+for name, text in job["modules"]:
+    module = types.ModuleType(name)
+    if text is None: module.__path__ = []
+    sys.modules[name] = module
+    if text is not None: exec(compile(text, "<" + name + ">", "exec"), module.__dict__)
+    head, _, tail = name.rpartition(".")
+    if head: setattr(sys.modules[head], tail, module)
+function = getattr(sys.modules[job["module"]], job["function"])
+if job["program"]:
+    sys.stdout = types.SimpleNamespace(buffer=out, write=lambda text: out.write(text.encode()), flush=out.flush)
+    function(**job["arguments"]); out.flush()
+else:
+    try: answer = {"value": function(**job["arguments"])}
+    except Exception as error: answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
+    out.write(json.dumps(answer).encode() + b"\\n"); out.flush()
+"""
+
+
+def _split(function: str) -> tuple[str, str]:
+    module, _, name = function.partition(".")
+    if not module.isidentifier() or not name.isidentifier():
+        raise ValueError(f"{function!r} is not module.function of midstream.remote")
+    return module, name
+
+
+@functools.cache
+def _modules(module: str) -> tuple[tuple[str, str | None], ...]:
+    """(name, source) of everything that ``midstream.remote.<module>`` needs, in the order of their imports. Packages
+    have no source: the far side knows of them only what is sent."""
+    remote = resources.files("midstream.remote")
+    found: dict[str, str | None] = {
+        "midstream_engine": None,
+        RECORDS: resources.files("midstream_engine").joinpath("records.py").read_text(),
+        "midstream": None,
+        "midstream.remote": None,
+    }
+
+    def add(name: str) -> None:
+        full = f"midstream.remote.{name}"
+        if full in found:
+            return
+        text = remote.joinpath(f"{name}.py").read_text()
+        for needed in _siblings(text):
+            add(needed)
+        found[full] = text
+
+    add(module)
+    return tuple(found.items())
+
+
+def _siblings(text: str) -> list[str]:
+    """Modules of ``midstream.remote`` that a source imports."""
+    names = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module == "midstream.remote":
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("midstream.remote."):
+            names.append((node.module or "").split(".")[2])
+    return names
+
+
+def job_line(function: str, arguments: Mapping[str, Any], *, program: bool) -> bytes:
+    """The first line that the bootstrap reads."""
+    module, name = _split(function)
+    return (
+        json.dumps(
+            {
+                "modules": _modules(module),
+                "module": f"midstream.remote.{module}",
+                "function": name,
+                "arguments": dict(arguments),
+                "program": program,
+            }
+        ).encode()
+        + b"\n"
+    )
+
+
+def call_function(host: Host, python: str, function: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
+    """What `Host.call` does, for every kind of host. RemoteError where the function raised or Python did not run."""
+    done = host.run([python, "-c", BOOTSTRAP], stdin=job_line(function, arguments, program=False), timeout=timeout)
+    lines = done.stdout.splitlines()
+    try:
+        answer = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        words = done.stderr.decode(errors="replace").strip().splitlines()
+        raise RemoteError(
+            f"{host.name}: {function} gave no answer (exit {done.returncode}): {words[-1] if words else 'no message'}",
+            "Bootstrap",
+            f"{python} has to be Python 3.8 or newer there; `python:` in the fleet file names another",
+        ) from None
+    if "error" in answer:
+        first = answer["error"].strip().splitlines()[0]
+        raise RemoteError(f"{host.name}: {first}", answer["kind"])
+    return answer["value"]
+
+
+def start_program(host: Host, function: str, arguments: Mapping[str, Any]) -> Process:
+    """Start ``midstream.remote.<module>.<function>`` on the host; stdin and stdout then carry its own bytes."""
+    process = host.open([host.far_python, "-c", BOOTSTRAP])
+    process.stdin.write(job_line(function, arguments, program=True))
+    process.stdin.flush()
+    return process

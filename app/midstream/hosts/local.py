@@ -1,0 +1,121 @@
+"""This machine as a host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO, cast
+
+from midstream.errors import HostError
+from midstream.fleet.config import HostConfig
+from midstream.hosts import far
+from midstream.hosts.base import Completed, Process
+
+STDERR_KEPT = 64 * 1024  # bytes of a program's stderr that are remembered
+
+
+class LocalProcess:
+    """A child with its pipes open."""
+
+    def __init__(self, child: subprocess.Popen[bytes]):
+        self._child = child
+        self.stdin = cast(BinaryIO, child.stdin)
+        self.stdout = cast(BinaryIO, child.stdout)
+        self._stderr: deque[bytes] = deque()
+        self._stderr_size = 0
+        self._reader = threading.Thread(target=self._read_stderr, name="local-stderr", daemon=True)
+        self._reader.start()
+
+    def _read_stderr(self) -> None:
+        stream = cast(BinaryIO, self._child.stderr)
+        with stream:
+            while data := os.read(stream.fileno(), 8192):
+                self._stderr.append(data)
+                self._stderr_size += len(data)
+                while self._stderr_size > STDERR_KEPT and len(self._stderr) > 1:
+                    self._stderr_size -= len(self._stderr.popleft())
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            code = self._child.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"pid {self._child.pid} still runs after {timeout} s") from error
+        self._reader.join(1.0)
+        return code
+
+    def stderr_text(self) -> str:
+        return b"".join(tuple(self._stderr)).decode(errors="replace")
+
+    def close(self) -> None:
+        try:
+            self.stdin.close()
+        except BrokenPipeError:
+            pass  # it ended before it read everything; its exit code tells
+        if self._child.poll() is None:
+            try:
+                self._child.wait(2.0)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+        self._child.wait()
+        self._reader.join(1.0)
+        self.stdout.close()
+
+
+class LocalMachine:
+    """The Host of ``type: local``: children of this process."""
+
+    def __init__(self, name: str, config: HostConfig):
+        self.name = name
+        self.config = config
+        self.root = os.path.abspath(os.path.expanduser(config.root))
+        self.far_python = sys.executable
+
+    def connect(self) -> None:
+        """Nothing to do: this machine is here."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = 60.0,
+    ) -> Completed:
+        try:
+            done = subprocess.run(list(argv), input=stdin, env=_environment(env), timeout=timeout, capture_output=True)
+        except FileNotFoundError:
+            return Completed(127, b"", f"{argv[0]}: command not found\n".encode())
+        except PermissionError:
+            return Completed(126, b"", f"{argv[0]}: cannot be executed\n".encode())
+        except subprocess.TimeoutExpired as error:
+            raise HostError(f"{self.name}: {argv[0]} did not end within {timeout:.0f} s") from error
+        return Completed(done.returncode, done.stdout, done.stderr)
+
+    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+        try:
+            child = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=_environment(env),
+                # Ctrl-C at the operator's terminal is for the operator's program alone.
+                start_new_session=True,
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            raise HostError(f"{self.name}: {argv[0]}: {error.strerror}") from error
+        return LocalProcess(child)
+
+    def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
+        return far.call_function(self, self.far_python, function, arguments, timeout)
+
+    def close(self) -> None:
+        """Nothing to drop."""
+
+
+def _environment(env: Mapping[str, str] | None) -> dict[str, str] | None:
+    return {**os.environ, **env} if env else None

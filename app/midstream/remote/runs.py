@@ -1,0 +1,266 @@
+"""The run directories of this host: look, claim, order, fence, pin. Runs on the host; standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import re
+import signal as signals
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+from midstream_engine import records
+
+
+class Refused(Exception):
+    """What was asked would break a promise; the message says which."""
+
+
+# ------------------------------------------------------------------------------------------------------- looking
+
+
+def list_runs(root: str) -> List[str]:
+    """Ids of the runs under ``root``."""
+    directory = posixpath.join(root, "runs")
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(
+        name
+        for name in names
+        if not name.startswith(".") and os.path.isdir(posixpath.join(directory, name, "attempts"))
+    )
+
+
+def describe(root: str, run_id: str) -> Dict[str, Any]:
+    """Everything small about one run: fence, lineage, attempts, the newest one's status, checkpoints."""
+    paths = records.RunPaths(root, run_id)
+    numbers = attempts(paths)
+    newest = numbers[-1] if numbers else 0
+    found = status(root, run_id, newest) if newest else {"status": None, "alive": False}
+    return {
+        "run_id": run_id,
+        "fence": records.read_json_or_none(paths.fence),
+        "lineage": records.read_json_or_none(paths.lineage),
+        "attempts": numbers,
+        "attempt": newest,
+        "status": found["status"],
+        "alive": found["alive"],
+        "checkpoints": checkpoints(paths),
+    }
+
+
+def attempts(paths: records.RunPaths) -> List[int]:
+    """Numbers of the attempts, rising."""
+    try:
+        names = os.listdir(paths.attempts)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name) for name in names if re.fullmatch(r"\d{3,}", name))
+
+
+def status(root: str, run_id: str, attempt: int) -> Dict[str, Any]:
+    """``{"status": ..., "alive": ...}`` of process 0. Alive is positive evidence: the very process runs."""
+    path = records.RunPaths(root, run_id).attempt(attempt)
+    found = records.Status.read_or_none(path.status())
+    process = found.identity if found else _launched(path)
+    return {
+        "status": found.to_json() if found else None,
+        "alive": process is not None and records.is_alive(process),
+    }
+
+
+def _launched(path: records.AttemptPaths) -> Optional[records.ProcessIdentity]:
+    """The process that was started for an attempt, before it has written a status of its own."""
+    value = records.read_json_or_none(posixpath.join(path.dir, "launch.json"))
+    return records.ProcessIdentity.from_json(value, "launch.json") if value else None
+
+
+def attempt_of_migration(root: str, run_id: str, migration: str) -> Optional[Dict[str, Any]]:
+    """The newest attempt that this migration ordered, and whether it lives; None where there is none."""
+    paths = records.RunPaths(root, run_id)
+    for number in reversed(attempts(paths)):
+        order = records.Order.read_or_none(paths.attempt(number).order)
+        if order is not None and order.migration == migration:
+            return {"attempt": number, **status(root, run_id, number)}
+    return None
+
+
+def checkpoints(paths: records.RunPaths) -> List[Dict[str, Any]]:
+    """Every directory of a checkpoint, complete or torn, oldest first."""
+    try:
+        names = os.listdir(paths.checkpoints)
+    except FileNotFoundError:
+        return []
+    fence = records.Fence.read_or_none(paths.fence)
+    pinned = _pinned(paths)
+    found = []
+    for name in names:
+        parsed = records.parse_checkpoint_name(name)
+        if parsed is None:
+            continue
+        step, attempt = parsed
+        entry = {
+            "name": name,
+            "step": step,
+            "attempt": attempt,
+            "epoch": 0,
+            "complete": False,
+            "accepted": False,
+            "size": 0,
+            "created": 0.0,
+            "root_digest": "",
+            "pinned": name in pinned,
+        }
+        with contextlib.suppress(FileNotFoundError, records.RecordError):
+            manifest = records.Manifest.read(posixpath.join(paths.checkpoint(name), records.MANIFEST))
+            entry.update(
+                epoch=manifest.epoch,
+                complete=True,
+                accepted=fence is None or fence.accepts(manifest.epoch, manifest.step),
+                size=manifest.size,
+                created=manifest.created,
+                root_digest=manifest.root_digest,
+            )
+        found.append(entry)
+    return sorted(found, key=lambda entry: (entry["step"], entry["attempt"]))
+
+
+def restore_evidence(root: str, run_id: str, attempt: int) -> Optional[Dict[str, Any]]:
+    """``restore.json`` of an attempt, None where it restored nothing (yet)."""
+    return records.read_json_or_none(records.RunPaths(root, run_id).attempt(attempt).restore)
+
+
+def metrics(root: str, run_id: str, attempt: int, offset: int = 0) -> Dict[str, Any]:
+    """Whole lines of an attempt's metrics from a byte offset on: ``{"text", "offset"}``, the offset to go on from."""
+    try:
+        with open(records.RunPaths(root, run_id).attempt(attempt).metrics, "rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return {"text": "", "offset": offset}
+    whole = data[: data.rfind(b"\n") + 1]
+    return {"text": whole.decode(), "offset": offset + len(whole)}
+
+
+def read_text(path: str, offset: int = 0, limit: Optional[int] = None) -> str:
+    """A file's text from a byte offset on, at most ``limit`` bytes of it."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(-1 if limit is None else limit).decode(errors="replace")
+
+
+# -------------------------------------------------------------------------------------------------------- acting
+
+
+def claim_attempt(root: str, run_id: str, at_least: int = 1) -> int:
+    """Make the run's next attempt ours: its directory is created by one claimer alone."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    os.makedirs(paths.attempts, exist_ok=True)
+    number = max([*attempts(paths), at_least - 1, 0]) + 1
+    while True:
+        try:
+            os.mkdir(paths.attempt(number).dir)
+            return number
+        except FileExistsError:
+            number += 1
+
+
+def give_order(root: str, run_id: str, attempt: int, order: Mapping[str, Any]) -> int:
+    """Write an attempt's order under the next serial, which is returned: the engine's status names the last that it
+    carried out."""
+    paths = records.RunPaths(root, run_id)
+    path = paths.attempt(attempt)
+    with records.locked(paths.lock):
+        before = records.Order.read_or_none(path.order)
+        found = records.Status.read_or_none(path.status())
+        serial = max(before.serial if before else 0, found.order if found else 0) + 1
+        records.Order.from_json({**order, "serial": serial}, "order").write(path.order)
+    return serial
+
+
+def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
+    """Signal an attempt's process 0, where that very process runs; says whether it did."""
+    path = records.RunPaths(root, run_id).attempt(attempt)
+    found = records.Status.read_or_none(path.status())
+    process = found.identity if found else _launched(path)
+    if process is None or not records.is_alive(process):
+        return False
+    try:
+        os.kill(process.pid, signals.Signals[name].value)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def seal(root: str, run_id: str, epoch: int, holder: str, sealed_step: int) -> Dict[str, Any]:
+    """Close a run whose engine is gone: the fence goes to ``epoch`` and ``holder``, everything past ``sealed_step`` is
+    refused from now on. Refused while an engine runs: it seals itself, when it is ordered to."""
+    paths = records.RunPaths(root, run_id)
+    with records.locked(paths.lock):
+        _refuse_alive(root, run_id, paths)
+        fence = records.Fence.read_or_none(paths.fence) or records.first_fence("")
+        if fence.epoch == epoch and fence.holder == holder and fence.sealed_step == sealed_step:
+            return fence.to_json()
+        sealed = fence.sealed(epoch, holder, sealed_step)
+        sealed.write(paths.fence)
+    return sealed.to_json()
+
+
+def _refuse_alive(root: str, run_id: str, paths: records.RunPaths) -> None:
+    for number in attempts(paths):
+        if status(root, run_id, number)["alive"]:
+            raise Refused("attempt {} of {} runs; an engine that runs is sealed by an order".format(number, run_id))
+
+
+def put_fence(root: str, run_id: str, fence: Mapping[str, Any]) -> Dict[str, Any]:
+    """Write a fence that was decided elsewhere. It only ever goes up; the same one again changes nothing."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    new = records.Fence.from_json(dict(fence), "fence")
+    os.makedirs(paths.dir, exist_ok=True)
+    with records.locked(paths.lock):
+        old = records.Fence.read_or_none(paths.fence)
+        if old is not None:
+            if old == new:
+                return old.to_json()
+            if old.epoch >= new.epoch:
+                raise Refused(
+                    "the fence of {} is at epoch {} (holder {}) here; epoch {} (holder {}) cannot replace it".format(
+                        run_id, old.epoch, old.holder, new.epoch, new.holder
+                    )
+                )
+        new.write(paths.fence)
+    return new.to_json()
+
+
+def pin(root: str, run_id: str, migration: str, checkpoint: str, expires: float) -> None:
+    """Keep retention from deleting a checkpoint until ``expires`` (UTC seconds)."""
+    paths = records.RunPaths(root, run_id)
+    os.makedirs(paths.pins, exist_ok=True)
+    records.Pin(checkpoint, expires).write(_pin_path(paths, migration))
+
+
+def unpin(root: str, run_id: str, migration: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_pin_path(records.RunPaths(root, run_id), migration))
+
+
+def _pin_path(paths: records.RunPaths, migration: str) -> str:
+    return posixpath.join(paths.pins, records.check_run_id(migration) + ".json")
+
+
+def _pinned(paths: records.RunPaths) -> Dict[str, float]:
+    """Checkpoints with a pin that has not expired."""
+    try:
+        names = os.listdir(paths.pins)
+    except FileNotFoundError:
+        return {}
+    pins: Dict[str, float] = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError, records.RecordError):
+            one = records.Pin.read(posixpath.join(paths.pins, name))
+            if one.expires > time.time():
+                pins[one.checkpoint] = one.expires
+    return pins
