@@ -51,11 +51,11 @@ def list_checkpoints(paths: RunPaths) -> list[Found]:
 
 
 def _manifest(directory: str, name: str) -> tuple[Manifest | None, str]:
-    try:
-        manifest = Manifest.read(os.path.join(directory, MANIFEST))
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.exists(os.path.join(directory, MANIFEST)):
         return None, ""
-    except RecordError as error:
+    try:
+        manifest = read_manifest(directory)
+    except CheckpointCorrupt as error:
         return None, str(error)
     if manifest.name != name:
         return None, f"{directory}: its manifest is that of {manifest.name}"
@@ -81,11 +81,40 @@ def read_manifest(directory: str) -> Manifest:
     """The manifest of a complete checkpoint. CheckpointCorrupt where there is none or it cannot be read."""
     path = os.path.join(directory, MANIFEST)
     try:
-        return Manifest.read(path)
+        manifest = Manifest.read(path)
+        flaw = _mistyped(manifest)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointCorrupt(f"{directory} is no checkpoint: it has no {MANIFEST} (a save cut off?)") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointCorrupt(f"{path}: not UTF-8 ({error})") from error
     except RecordError as error:
-        raise CheckpointCorrupt(str(error)) from error
+        raise CheckpointCorrupt(_placed(str(error), directory)) from error
+    except (TypeError, AttributeError, KeyError) as error:
+        raise CheckpointCorrupt(f"{path}: not shaped like a manifest ({error})") from error
+    if flaw:
+        raise CheckpointCorrupt(f"{path}: {flaw}")
+    return manifest
+
+
+def _placed(message: str, directory: str) -> str:
+    """A message about a record, with the directory that it is in."""
+    return message if directory in message else f"{directory}: {message}"
+
+
+def _mistyped(manifest: Manifest) -> str:
+    """The first field whose value is of another type than it should be; empty where there is none."""
+    numbers: list[tuple[str, Any]] = [(key, getattr(manifest, key)) for key in ("step", "attempt", "epoch")]
+    texts: list[tuple[str, Any]] = [(key, getattr(manifest, key)) for key in ("run_id", "root_digest")]
+    for entry in manifest.object_entries:
+        numbers.append((f"size of {entry.path}", entry.size))
+        texts += [(f"{key} of {entry.path}", getattr(entry, key)) for key in ("path", "sha256", "crc32c", "host")]
+    for array in manifest.array_entries:
+        texts += [(f"{key} of array {array.name}", getattr(array, key)) for key in ("name", "dtype")]
+        for key, into in (("shape", numbers), ("grid", numbers), ("axes", texts), ("objects", texts)):
+            into += [(f"{key} of array {array.name}", value) for value in getattr(array, key)]
+    wrong = [name for name, value in numbers if type(value) is not int or value < 0]
+    wrong += [name for name, value in texts if not isinstance(value, str)]
+    return f"{wrong[0]} is of the wrong type" if wrong else ""
 
 
 def read_train(directory: str) -> dict[str, Any]:
@@ -95,8 +124,8 @@ def read_train(directory: str) -> dict[str, Any]:
         return check_train(read_json(path), path)
     except FileNotFoundError as error:
         raise CheckpointCorrupt(f"{directory}: object {TRAIN}: missing") from error
-    except RecordError as error:
-        raise CheckpointCorrupt(str(error)) from error
+    except ValueError as error:
+        raise CheckpointCorrupt(_placed(str(error), directory)) from error
 
 
 def check_train(value: Any, where: str) -> dict[str, Any]:

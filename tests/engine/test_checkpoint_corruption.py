@@ -1,0 +1,268 @@
+"""Every way in which bytes can go wrong is found, by restoring and by verifying, and the object is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from checkpoint_states import plain_state, save
+from midstream_engine.checkpoint.__main__ import main
+from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
+from midstream_engine.checkpoint.restore import restore_checkpoint
+from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.records import RunPaths
+
+CELL = "arrays/model/wide/c/0/1"
+OTHER = "arrays/model/wide/c/0/0"
+OBJECTS = [CELL, "arrays/model/half/zarr.json", "small.safetensors", "train.json"]
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory) -> Path:
+    paths = RunPaths(str(tmp_path_factory.mktemp("pristine")), "run")
+    return Path(paths.checkpoint(save(paths, plain_state()).name))
+
+
+@pytest.fixture
+def checkpoint(pristine, tmp_path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(pristine, tmp_path / pristine.name))
+
+
+def restore(directory: Path) -> None:
+    restore_checkpoint(str(directory), plain_state(), SingleDeviceSharding(jax.devices()[0]))
+
+
+def expect(directory: Path, *named: str) -> None:
+    """Restoring and verifying both refuse the checkpoint, with all of ``named`` in what they say."""
+    with pytest.raises(CheckpointCorrupt) as caught:
+        restore(directory)
+    for words in named:
+        assert words in str(caught.value)
+    assert str(directory) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    try:
+        report = verify_checkpoint(str(directory), deep=True)
+    except CheckpointCorrupt as error:
+        flaws = str(error)
+    else:
+        assert not report.sound
+        flaws = "\n".join(report.flaws)
+    for words in named:
+        assert words in flaws
+
+
+def edit_manifest(directory: Path, change: Callable[[dict], None]) -> None:
+    path = directory / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def wide(manifest: dict) -> dict:
+    return next(entry for entry in manifest["arrays"] if entry["name"] == "model/wide")
+
+
+def rehash(directory: Path, *paths: str) -> None:
+    """Make the manifest's object entries agree with the files again, as someone who wants to deceive would."""
+
+    def change(manifest: dict) -> None:
+        for entry in manifest["objects"]:
+            if entry["path"] in paths:
+                data = (directory / entry["path"]).read_bytes()
+                entry |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "crc32c": ""}
+
+    edit_manifest(directory, change)
+
+
+def test_an_unspoiled_copy_is_sound(checkpoint):
+    restore(checkpoint)
+    assert verify_checkpoint(str(checkpoint), deep=True).sound
+
+
+@pytest.mark.parametrize("path", OBJECTS)
+def test_a_flipped_bit(checkpoint, path):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    data = bytearray((checkpoint / path).read_bytes())
+    chosen = random.Random(seed)
+    data[chosen.randrange(len(data))] ^= 1 << chosen.randrange(8)
+    (checkpoint / path).write_bytes(data)
+    expect(checkpoint, f"object {path}: SHA-256", "differs from the manifest's")
+
+
+@pytest.mark.parametrize("path", OBJECTS)
+@pytest.mark.parametrize("kept", [0, -1])
+def test_a_truncated_object(checkpoint, path, kept):
+    data = (checkpoint / path).read_bytes()
+    (checkpoint / path).write_bytes(data[:kept])
+    expect(checkpoint, f"object {path}: truncated: {len(data[:kept])} bytes, the manifest says {len(data)}")
+
+
+@pytest.mark.parametrize("path", OBJECTS)
+def test_extra_bytes(checkpoint, path):
+    data = (checkpoint / path).read_bytes()
+    (checkpoint / path).write_bytes(data + b"\0")
+    expect(checkpoint, f"object {path}: too long: {len(data) + 1} bytes, the manifest says {len(data)}")
+
+
+@pytest.mark.parametrize("path", OBJECTS)
+def test_a_missing_object(checkpoint, path):
+    (checkpoint / path).unlink()
+    expect(checkpoint, f"object {path}: missing")
+
+
+def test_an_object_that_is_a_directory(checkpoint):
+    (checkpoint / CELL).unlink()
+    (checkpoint / CELL).mkdir()
+    with pytest.raises(CheckpointCorrupt, match=f"object {CELL}"):
+        restore(checkpoint)
+
+
+def test_two_objects_in_each_others_place(checkpoint):
+    os.rename(checkpoint / CELL, checkpoint / "aside")
+    os.rename(checkpoint / OTHER, checkpoint / CELL)
+    os.rename(checkpoint / "aside", checkpoint / OTHER)
+    with pytest.raises(CheckpointCorrupt, match=r"wide/c/0/[01]: SHA-256.*it is another object in this one's place"):
+        restore(checkpoint)
+    flaws = verify_checkpoint(str(checkpoint)).flaws
+    assert len(flaws) == 2
+    assert OTHER in flaws[0]
+    assert CELL in flaws[1]
+
+
+def test_an_edited_training_state(checkpoint):
+    train = json.loads((checkpoint / "train.json").read_bytes())
+    train["state"]["step"] = 8
+    (checkpoint / "train.json").write_text(json.dumps(train, indent=1, sort_keys=True) + "\n")
+    expect(checkpoint, "object train.json: SHA-256")
+
+
+def test_an_edited_training_state_with_its_hash_edited_too_is_caught_by_the_root_digest(checkpoint):
+    train = json.loads((checkpoint / "train.json").read_bytes())
+    train["state"]["step"] = 8
+    (checkpoint / "train.json").write_text(json.dumps(train))
+    rehash(checkpoint, "train.json")
+    expect(checkpoint, "root digest", "differs from the manifest's")
+
+
+def test_edited_array_bytes_with_their_hash_edited_too_are_caught_by_their_own_crc32c(checkpoint):
+    data = bytearray((checkpoint / CELL).read_bytes())
+    data[0] ^= 1
+    (checkpoint / CELL).write_bytes(data)
+    rehash(checkpoint, CELL)
+    with pytest.raises(CheckpointCorrupt, match=f"object {CELL}: the crc32c at its end does not belong to its data"):
+        restore(checkpoint)
+
+
+def test_an_array_description_that_says_something_else_than_the_manifest(checkpoint):
+    path = checkpoint / "arrays/model/wide/zarr.json"
+    path.write_text(path.read_text().replace('"float32"', '"int32"'))
+    rehash(checkpoint, "arrays/model/wide/zarr.json")
+    expect(checkpoint, "object arrays/model/wide/zarr.json: data_type is 'int32', the manifest says 'float32'")
+
+
+def test_a_changed_provenance_is_noticed_although_it_is_no_part_of_the_state(checkpoint):
+    train = json.loads((checkpoint / "train.json").read_bytes())
+    train["provenance"]["devices"] = 3
+    (checkpoint / "train.json").write_text(json.dumps(train))
+    expect(checkpoint, "object train.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m["objects"].pop(0), "is not listed"),
+        (lambda m: m["objects"].append(m["objects"][0]), "lists an object twice"),
+        (lambda m: m["arrays"].append(wide(m)), "lists an array twice"),
+        (lambda m: m["arrays"].remove(wide(m)), "belongs to no array"),
+        (lambda m: m["objects"].append(dict(m["objects"][0], path="arrays/stray")), "arrays/stray belongs to no array"),
+        (lambda m: wide(m).update(objects=wide(m)["objects"][::-1]), "are not those of its grid"),
+        (lambda m: wide(m).update(grid=[3, 1]), "does not divide the shape"),
+        (lambda m: wide(m).update(dtype="complex64"), "cannot be stored"),
+        (lambda m: m["objects"][0].update(path="../../outside"), "leaves the directory"),
+        (lambda m: m.update(version=2), "newer than this midstream reads"),
+        (lambda m: m.update(format="other"), "format 'other' is not"),
+        (lambda m: m.pop("root_digest"), "lacks root_digest"),
+        (lambda m: m.update(root_digest="0" * 64), "root digest"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself(checkpoint, change, words):
+    edit_manifest(checkpoint, lambda manifest: (change(manifest), None)[1])
+    expect(checkpoint, words)
+
+
+def test_a_flipped_bit_in_the_manifest_is_found_or_touches_only_what_the_digest_leaves_out(checkpoint):
+    path = checkpoint / "manifest.json"
+    original = path.read_bytes()
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chosen = random.Random(seed)
+    for _ in range(150):
+        data = bytearray(original)
+        place = chosen.randrange(len(data))
+        data[place] ^= 1 << chosen.randrange(8)
+        path.write_bytes(data)
+        try:
+            report = verify_checkpoint(str(checkpoint))
+        except CheckpointCorrupt:
+            continue
+        if report.sound:
+            assert digested(json.loads(data)) == digested(json.loads(original)), f"byte {place}"
+
+
+def digested(manifest: dict) -> list:
+    """What of a manifest the root digest and the objects vouch for: all but who wrote it, when, under what epoch."""
+    objects = [(entry["path"], entry["size"], entry["sha256"]) for entry in manifest["objects"]]
+    return [manifest["format"], manifest["version"], manifest["root_digest"], manifest["arrays"], objects]
+
+
+def test_without_a_manifest_it_is_no_checkpoint(checkpoint):
+    (checkpoint / "manifest.json").unlink()
+    expect(checkpoint, "is no checkpoint: it has no manifest.json")
+
+
+def test_an_object_that_may_not_be_read_is_not_called_corrupt(checkpoint, monkeypatch):
+    def denied(_self: object, _path: str) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("midstream_engine.checkpoint.objects.Directory.size", denied)
+    with pytest.raises(CheckpointError, match=r"train\.json cannot be opened: Permission denied") as caught:
+        restore(checkpoint)
+    assert not isinstance(caught.value, CheckpointCorrupt)
+
+
+def test_the_command_shows_the_arrays_and_the_verdict(checkpoint, capsys):
+    assert main([str(checkpoint), "--deep"]) == 0
+    output = capsys.readouterr()
+    assert "2 cells of 2,097,152" in output.out
+    assert "[dim_0=512, dim_1=2048]  float32  4,194,304 bytes" in output.out
+    assert output.err.startswith("sound: root digest ")
+    (checkpoint / CELL).unlink()
+    (checkpoint / "note.txt").write_text("mine")
+    assert main([str(checkpoint)]) == 1
+    errors = capsys.readouterr().err
+    assert "note: note.txt does not belong to the checkpoint" in errors
+    assert f"CORRUPT object {CELL}: missing" in errors
+    assert main([str(checkpoint / "arrays")]) == 1
+    assert "is no checkpoint" in capsys.readouterr().err
+
+
+def test_the_command_runs_as_a_program_without_jax(checkpoint):
+    code = (
+        "import sys; sys.modules['jax'] = None; from midstream_engine.checkpoint.__main__ import main; sys.exit(main())"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code, str(checkpoint), "--deep"], capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stderr.startswith("sound: root digest ")
