@@ -1,0 +1,196 @@
+"""The terminal UI: the fleet on a screen, and the moves that one can make from there."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import App
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.message import Message
+from textual.screen import Screen
+
+from midstream.errors import MidstreamError
+from midstream.migrate.model import MigrationView
+from midstream.tui import commands, palette
+from midstream.tui.actions import Actions, FleetActions
+from midstream.tui.glyphs import ASCII, UNICODE
+from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.fleet import FleetScreen
+from midstream.tui.screens.run import RunScreen
+from midstream.tui.screens.wizard import WizardScreen
+from midstream.tui.world import Source, World
+
+if TYPE_CHECKING:
+    from midstream.fleet.config import Fleet
+    from midstream.hosts.open import Hosts
+
+REPAINT = 0.25  # seconds between repaints, at least, however often hosts report
+TICK = 1.0  # seconds after which ages are painted anew without any change
+MIGRATIONS = 0.5  # seconds between looks at the migrations' journals
+
+
+class CommandPalette(Provider):
+    """The command table, searched by name."""
+
+    def _found(self) -> list[tuple[commands.Command, Callable]]:
+        if not isinstance(self.screen, MidstreamScreen):
+            return []
+        table = commands.of(self.screen.SCOPE, commands.EVERYWHERE)
+        return [(command, partial(self.screen.run_action, command.action)) for command in table]
+
+    async def discover(self) -> Hits:
+        for command, run in self._found():
+            yield DiscoveryHit(command.name, run, help=f"{commands.key_name(command.keys[0])}  {command.description}")
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for command, run in self._found():
+            score = matcher.match(f"{command.name} {command.description}")
+            if score > 0:
+                keys = commands.key_name(command.keys[0])
+                yield Hit(score, matcher.highlight(command.name), run, help=f"{keys}  {command.description}")
+
+
+class MidstreamApp(App[int], inherit_bindings=False):
+    """Screens over a source of snapshots. ``clock`` gives UTC seconds."""
+
+    CSS_PATH = "midstream.tcss"
+    TITLE = "midstream"
+    COMMANDS: ClassVar = {CommandPalette}
+    ENABLE_COMMAND_PALETTE = True
+
+    class MigrationsRead(Message):
+        """The migrations' directories were read."""
+
+        def __init__(self, migrations: tuple[MigrationView, ...]) -> None:
+            super().__init__()
+            self.migrations = migrations
+
+    def __init__(
+        self,
+        source: Source,
+        actions: Actions,
+        *,
+        readonly: bool = False,
+        ascii_only: bool = False,
+        start_run: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.actions = actions
+        self.readonly = readonly
+        self.glyphs = ASCII if ascii_only else UNICODE
+        self.world = World(source.snapshot(), (), clock())
+        self._clock = clock
+        self._start_run = start_run
+        self._changed = True
+        self._painted = 0.0
+        self._reading = False
+        self._unsubscribe: Callable[[], object] | None = None
+        self.register_theme(palette.THEME)
+        self.theme = palette.THEME.name
+        if ascii_only:
+            self.add_class("-ascii")
+
+    def get_default_screen(self) -> Screen:
+        return FleetScreen()
+
+    def on_mount(self) -> None:
+        self._unsubscribe = self.source.subscribe(self._source_changed)
+        if self._start_run:
+            self.push_screen(RunScreen(self._start_run))
+        self.set_interval(REPAINT, self._repaint)
+        self.set_interval(MIGRATIONS, self.read_migrations)
+        self.read_migrations()
+
+    def on_unmount(self) -> None:
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+
+    # ------------------------------------------------------------------------------------------ the world
+
+    def _source_changed(self, *_: object) -> None:
+        """Called on any thread, as often as it likes: it only leaves a mark."""
+        self._changed = True
+
+    def _repaint(self) -> None:
+        if self._changed or time.monotonic() - self._painted >= TICK:
+            self.publish()
+
+    def publish(self) -> None:
+        """Take the newest snapshot, and show it on the screen that is in front (or behind a dialog)."""
+        self._changed = False
+        self._painted = time.monotonic()
+        self.world = World(self.source.snapshot(), self.world.migrations, self._clock())
+        front = next((screen for screen in reversed(self.screen_stack) if isinstance(screen, MidstreamScreen)), None)
+        if front is not None:
+            front.refresh_world()
+
+    def read_migrations(self) -> None:
+        """Look at the migrations' directories, in the background, one look at a time."""
+        if not self._reading:
+            self._reading = True
+            self.run_worker(self._read_migrations, thread=True, group="migrations", exit_on_error=False)
+
+    def _read_migrations(self) -> None:
+        try:
+            self.post_message(self.MigrationsRead(self.actions.migrations()))
+        finally:
+            self._reading = False
+
+    def on_midstream_app_migrations_read(self, event: MigrationsRead) -> None:
+        if event.migrations != self.world.migrations:
+            self.world = World(self.world.snapshot, event.migrations, self.world.now)
+            self.publish()
+
+    # ------------------------------------------------------------------------------------------ going places
+
+    def open_wizard(self, run_id: str) -> None:
+        """The wizard for a run; the move that is under way instead, where there is one."""
+        from midstream.tui.screens.migration import MigrationScreen
+
+        under_way = next((view for view in self.world.migrations if view.open and view.plan.run_id == run_id), None)
+        if under_way is not None:
+            self.notify(f"{run_id} is being moved already", markup=False)
+            self.push_screen(MigrationScreen(under_way.migration))
+            return
+        try:
+            targets = self.actions.targets()
+        except MidstreamError as error:
+            self.notify(error.fix, title=error.message, severity="error", markup=False)
+            return
+        self.push_screen(WizardScreen(run_id, targets))
+
+    async def action_quit(self) -> None:
+        self.exit(0)
+
+
+def run_tui(
+    fleet: Fleet,
+    hosts: Hosts,
+    *,
+    readonly: bool = False,
+    ascii_only: bool = False,
+    start_run: str | None = None,
+) -> int:
+    """Watch the fleet on a screen until a person quits. The exit code. ``start_run`` is opened first."""
+    from midstream.watch.watcher import Watch
+
+    watch = Watch(fleet, hosts, interval=1.0)
+    watch.start()
+    try:
+        app = MidstreamApp(
+            watch, FleetActions(fleet, hosts), readonly=readonly, ascii_only=ascii_only, start_run=start_run
+        )
+        app.run()
+    finally:
+        watch.stop()
+    if app.return_code == 0:
+        print("midstream: runs and migrations go on; midstream --status shows them", file=sys.stderr)
+    return app.return_code or 0

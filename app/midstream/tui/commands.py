@@ -1,0 +1,140 @@
+"""The one table of commands: keys, palette, help, hint line and docs/keys.md are all made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual.binding import Binding, BindingType
+
+FLEET, RUN, WIZARD, MIGRATION = "fleet", "run", "wizard", "migration"
+EVERYWHERE, LIST, LOG = "everywhere", "list", "log"
+
+SCOPES = {
+    FLEET: "Fleet: hosts, runs and migrations",
+    RUN: "Run: curves, logs, checkpoints and info",
+    WIZARD: "Migrate: plan and preflight",
+    MIGRATION: "Migration: progress, certificate, downtime and log",
+    LIST: "In every list",
+    LOG: "In every log",
+    EVERYWHERE: "Everywhere",
+}
+PARTS = {FLEET: (LIST,), RUN: (LIST, LOG), WIZARD: (LIST,), MIGRATION: (LOG,)}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One thing that a person can do.
+
+    ``action`` is the method ``action_<action>`` of the screen or widget it belongs to (``app.``: of the app).
+    ``hint`` puts it on the bottom line; ``changes`` marks what --readonly refuses.
+    """
+
+    action: str
+    keys: tuple[str, ...]
+    name: str
+    description: str
+    scopes: tuple[str, ...]
+    hint: bool = False
+    changes: bool = False
+
+
+COMMANDS = (
+    Command("view('hosts')", ("1",), "Hosts", "machines: link, accelerators, memory, disk", (FLEET,)),
+    Command("view('runs')", ("2",), "Runs", "training runs, one line each", (FLEET,)),
+    Command("view('migrations')", ("3",), "Migrations", "moves under way and done", (FLEET,)),
+    Command("view('curves')", ("1",), "Curves", "the loss, and the other metrics", (RUN,)),
+    Command("view('logs')", ("2",), "Logs", "what the newest attempt prints", (RUN,)),
+    Command("view('checkpoints')", ("3",), "Checkpoints", "what could be gone on from", (RUN,)),
+    Command("view('info')", ("4",), "Info", "lineage, fence, devices, versions", (RUN,)),
+    Command("view('progress')", ("1",), "Progress", "phases, copy, command log", (MIGRATION,)),
+    Command("view('certificate')", ("2",), "Certificate", "what is proven, and the curves at the seam", (MIGRATION,)),
+    Command("view('downtime')", ("3",), "Downtime", "predicted against measured", (MIGRATION,)),
+    Command("view('log')", ("4",), "Log", "every line of the journal", (MIGRATION,)),
+    Command("open", ("enter",), "Open", "open what is selected", (FLEET,), hint=True),
+    Command("filter", ("/",), "Filter", "show lines with a word; !word shows those without", (FLEET,), hint=True),
+    Command("migrate", ("m",), "Migrate", "move the run to another target", (FLEET, RUN), hint=True, changes=True),
+    Command("stop", ("S",), "Stop", "save and stop the run (asks for its name)", (FLEET, RUN), hint=True, changes=True),
+    Command("metric(1)", ("]",), "Next metric", "draw the next metric", (RUN,), hint=True),
+    Command("metric(-1)", ("[",), "Previous metric", "draw the previous metric", (RUN,)),
+    Command("zoom", ("z",), "Zoom", "the whole run, its last half, quarter, tenth", (RUN,), hint=True),
+    Command("next", ("enter",), "Next", "on: plan, preflight, cut-over", (WIZARD,), hint=True),
+    Command("previous", ("b",), "Back", "one step back; nothing has changed yet", (WIZARD,), hint=True),
+    Command("checkpoint", ("c",), "Checkpoint", "move its state now, or its latest checkpoint", (WIZARD,), hint=True),
+    Command("again", ("r",), "Again", "plan or check again", (WIZARD,), hint=True),
+    Command("rollback", ("r",), "Roll back", "the source runs again", (MIGRATION,), hint=True, changes=True),
+    Command("continue", ("c",), "Continue", "carry on with an interrupted move", (MIGRATION,), hint=True, changes=True),
+    Command("open_run", ("o",), "Open run", "the run that is moved", (MIGRATION,), hint=True),
+    Command("copy", ("y",), "Copy command", "the command line, to the clipboard", (WIZARD, MIGRATION), hint=True),
+    Command("follow", ("f",), "Follow", "stay at the newest line", (LOG,)),
+    Command("scroll_home", ("g", "home"), "Oldest", "to the first line", (LOG,)),
+    Command("scroll_end", ("G", "end"), "Newest", "to the last line", (LOG,)),
+    Command("scroll_down", ("j", "down"), "Down", "one line down", (LOG,)),
+    Command("scroll_up", ("k", "up"), "Up", "one line up", (LOG,)),
+    Command("scroll_left", ("h", "left"), "Left", "towards the start of long lines", (LOG,)),
+    Command("scroll_right", ("l", "right"), "Right", "towards the end of long lines", (LOG,)),
+    Command("cursor(1)", ("j", "down"), "Down", "the next line", (LIST,)),
+    Command("cursor(-1)", ("k", "up"), "Up", "the line before", (LIST,)),
+    Command("cursor(-1000000)", ("g", "home"), "First", "the first line", (LIST,)),
+    Command("cursor(1000000)", ("G", "end"), "Last", "the last line", (LIST,)),
+    Command("page(1)", ("pagedown", "space"), "Page down", "a page further", (LIST, LOG)),
+    Command("page(-1)", ("pageup",), "Page up", "a page back", (LIST, LOG)),
+    Command("back", ("escape",), "Back", "leave this screen; what runs goes on", (EVERYWHERE,), hint=True),
+    Command("help", ("?",), "Help", "the keys of this screen", (EVERYWHERE,), hint=True),
+    Command("app.command_palette", ("ctrl+p", ":"), "Palette", "find a command by its name", (EVERYWHERE,)),
+    Command("app.quit", ("q", "ctrl+c"), "Quit", "leave; runs and migrations go on", (EVERYWHERE,), hint=True),
+)  # fmt: skip
+
+_DISPLAY = {
+    "escape": "esc",
+    "pagedown": "PgDn",
+    "pageup": "PgUp",
+    "home": "Home",
+    "end": "End",
+    "up": "Up",
+    "down": "Down",
+    "left": "Left",
+    "right": "Right",
+}
+
+
+def key_name(key: str) -> str:
+    """A key as a person calls it."""
+    return _DISPLAY.get(key, key)
+
+
+def of(*scopes: str) -> tuple[Command, ...]:
+    """The commands of these scopes, in the table's order."""
+    return tuple(command for command in COMMANDS if set(command.scopes) & set(scopes))
+
+
+def of_screen(scope: str) -> dict[str, tuple[Command, ...]]:
+    """All that works on a screen: its own commands, those of its parts, those of every screen, by scope."""
+    return {name: of(name) for name in (scope, *PARTS.get(scope, ()), EVERYWHERE)}
+
+
+def bindings(*scopes: str) -> list[BindingType]:
+    """Textual's bindings of these scopes."""
+    return [Binding(key, command.action, command.name, show=False) for command in of(*scopes) for key in command.keys]
+
+
+def document() -> str:
+    """docs/keys.md."""
+    lines = [
+        "# Keys",
+        "",
+        "<!-- Made from app/midstream/tui/commands.py: python -m midstream.tui.commands > docs/keys.md -->",
+        "",
+        "`?` shows the keys of the screen you are on, `ctrl+p` (or `:`) finds a command by its name.",
+        "Commands marked \\* change something and are refused under `--readonly`.",
+    ]
+    for scope, title in SCOPES.items():
+        lines += ["", f"## {title}", "", "| key | command | what it does |", "|---|---|---|"]
+        for command in of(scope):
+            keys = " ".join(f"`{key_name(key)}`" for key in command.keys)
+            star = " \\*" if command.changes else ""
+            lines.append(f"| {keys} | {command.name}{star} | {command.description} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,119 @@
+"""What all screens share: the frame, the world they show, the errors of their workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.screen import Screen
+from textual.worker import Worker, WorkerState
+
+from midstream.errors import MidstreamError
+from midstream.tui import palette
+from midstream.tui.glyphs import Glyphs
+from midstream.tui.widgets.chrome import Breadcrumbs, Hints
+from midstream.tui.world import World
+from midstream.watch import model as watch
+
+if TYPE_CHECKING:
+    from midstream.tui.app import MidstreamApp
+
+
+class MidstreamScreen(Screen[None]):
+    """A screen under breadcrumbs and above the hint line. ``SCOPE`` is its name in the command table.
+
+    Its parts are made in ``body``; ``show`` is called with the world whenever that has changed, at most four times a
+    second, and when the screen comes to the front.
+    """
+
+    SCOPE = ""
+
+    @property
+    def midstream(self) -> MidstreamApp:
+        from midstream.tui.app import MidstreamApp
+
+        return cast(MidstreamApp, self.app)
+
+    @property
+    def glyphs(self) -> Glyphs:
+        return self.midstream.glyphs
+
+    @property
+    def world(self) -> World:
+        return self.midstream.world
+
+    def compose(self) -> ComposeResult:
+        yield Breadcrumbs(self.glyphs)
+        yield from self.body()
+        yield Hints(self.SCOPE)
+
+    def body(self) -> ComposeResult:
+        raise NotImplementedError
+
+    def show(self, world: World) -> None:
+        raise NotImplementedError
+
+    def crumbs(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def refresh_world(self) -> None:
+        """Show the present world."""
+        if self.is_mounted:
+            self.query_one(Breadcrumbs).show(self.crumbs(), self._fleet_state(self.world))
+            self.show(self.world)
+
+    def on_mount(self) -> None:
+        self.refresh_world()
+
+    def on_screen_resume(self) -> None:
+        self.refresh_world()
+
+    def action_back(self) -> None:
+        self.app.pop_screen()
+
+    def action_help(self) -> None:
+        from midstream.tui.screens.help import HelpScreen
+
+        self.app.push_screen(HelpScreen(self.SCOPE))
+
+    def refused(self) -> bool:
+        """Whether --readonly stands against it; says so."""
+        if self.midstream.readonly:
+            self.notify("--readonly: this screen changes nothing", severity="warning")
+        return self.midstream.readonly
+
+    def say(self, error: MidstreamError) -> None:
+        """An error as a toast: what is wrong, and what to do."""
+        self.notify(error.fix or "", title=error.message, severity="error", timeout=12, markup=False)
+
+    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
+        error = event.worker.error
+        if event.state != WorkerState.ERROR or error is None:
+            return
+        if isinstance(error, MidstreamError):
+            self.say(error)
+        else:
+            self.notify(
+                f"{type(error).__name__}: {error}", title="midstream failed here", severity="error", markup=False
+            )
+
+    def _fleet_state(self, world: World) -> Text:
+        """``● 3 live  ✗ 1 down``, and what mode the screen is in."""
+        text = Text(no_wrap=True)
+        links = [host.link for host in world.snapshot.hosts]
+        glyphs = self.glyphs
+        for link, sign, colour in (
+            (watch.LIVE, glyphs.running, palette.GOOD),
+            (watch.CONNECTING, glyphs.busy, palette.WAIT),
+            (watch.STALE, glyphs.stale, palette.WAIT),
+            (watch.DOWN, glyphs.failed, palette.BAD),
+        ):
+            if count := links.count(link):
+                text.append(f"{sign} {count} {link}  ", colour)
+        moving = sum(1 for view in world.migrations if view.open)
+        if moving:
+            text.append(f"{glyphs.now} {moving} moving  ", palette.ACCENT)
+        if self.midstream.readonly:
+            text.append("read-only  ", palette.WAIT)
+        return text

@@ -1,0 +1,210 @@
+"""Fleet: hosts, runs and migrations, and a look at the one that is selected."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.widgets import Input, Static
+
+from midstream.tui import commands
+from midstream.tui.screens import run_stop
+from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.rows import (
+    HOST_COLUMNS,
+    MIGRATION_COLUMNS,
+    RUN_COLUMNS,
+    describe_host,
+    host_rows,
+    migration_rows,
+    run_rows,
+)
+from midstream.tui.widgets.bars import downtime
+from midstream.tui.widgets.chrome import Rule, Views
+from midstream.tui.widgets.curve import CurveView
+from midstream.tui.widgets.table import Row, Table
+from midstream.tui.world import World, attempt_names
+from midstream.watch import model as watch
+from midstream.watch.model import RunView
+
+HOSTS, RUNS, MIGRATIONS = "hosts", "runs", "migrations"
+
+
+def matches(row: Row, filter: str) -> bool:
+    """Whether a line stays: all words must be in it, and none of those that begin with ``!``."""
+    text = row.words.lower()
+    return all(
+        (word[1:] not in text if len(word) > 1 else True) if word.startswith("!") else word in text
+        for word in filter.lower().split()
+    )
+
+
+class FleetScreen(MidstreamScreen):
+    """The first screen."""
+
+    SCOPE = commands.FLEET
+    BINDINGS = commands.bindings(commands.FLEET, commands.EVERYWHERE)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._view = RUNS
+        self._filter = ""
+
+    def body(self) -> ComposeResult:
+        glyphs = self.glyphs
+        yield Views(self.SCOPE)
+        yield Table(HOST_COLUMNS, glyphs, id=HOSTS)
+        yield Table(RUN_COLUMNS, glyphs, id=RUNS)
+        yield Table(MIGRATION_COLUMNS, glyphs, id=MIGRATIONS)
+        yield Input(id="filter", placeholder="word !word", compact=True)
+        with Vertical(id="preview"):
+            yield Rule("", glyphs)
+            yield CurveView(glyphs, id="preview-curve")
+            yield Static(id="preview-text")
+
+    def on_mount(self) -> None:
+        self.query_one("#filter").display = False
+        self.action_view(RUNS)
+        super().on_mount()
+
+    def crumbs(self) -> tuple[str, ...]:
+        return ({HOSTS: "Hosts", RUNS: "Runs", MIGRATIONS: "Migrations"}[self._view],)
+
+    def table(self, view: str = "") -> Table:
+        return self.query_one(f"#{view or self._view}", Table)
+
+    # ------------------------------------------------------------------------------------------ showing
+
+    def show(self, world: World) -> None:
+        glyphs = self.glyphs
+        everything = {
+            HOSTS: host_rows(world, glyphs),
+            RUNS: run_rows(world, glyphs),
+            MIGRATIONS: migration_rows(world, glyphs),
+        }
+        for view, rows in everything.items():
+            kept = [row for row in rows if matches(row, self._filter)]
+            empty = (
+                self._nothing(view, world)
+                if not rows
+                else (f"nothing matches {self._filter!r}", "esc clears the filter")
+            )
+            self.table(view).show(kept, empty=empty)
+        self.query_one(Views).show(self._view, {view: str(len(rows)) for view, rows in everything.items()})
+        self._preview(world)
+
+    def _nothing(self, view: str, world: World) -> tuple[str, ...]:
+        """What to do next where a list is empty."""
+        if not world.snapshot.hosts:
+            return (
+                "no hosts: the fleet file names none.",
+                "This writes one from ~/.ssh/config:",
+                "  midstream --init",
+                "This is a fleet on this machine alone, with a run:",
+                "  midstream --demo",
+            )
+        if view == MIGRATIONS:
+            return ("no migrations yet.", "Press 2, select a run, press m: nothing changes before you confirm it.")
+        asked = [host for host in world.snapshot.hosts if host.link == watch.CONNECTING]
+        if asked and not any(host.link == watch.LIVE for host in world.snapshot.hosts):
+            return (f"asking {', '.join(host.name for host in asked)} ...",)
+        return (
+            "no runs yet. This starts one:",
+            f"  midstream --launch CONFIG --on {world.snapshot.hosts[0].name}",
+            "Runs are found by themselves under each host's root.",
+        )
+
+    def _preview(self, world: World) -> None:
+        key = self.table().selected
+        pane, rule = self.query_one("#preview"), self.query_one(Rule)
+        curve, text = self.query_one("#preview-curve", CurveView), self.query_one("#preview-text", Static)
+        pane.display = key is not None and self.size.height >= 18
+        curve.display, text.display = self._view == RUNS, self._view != RUNS
+        if key is None:
+            return
+        if self._view == RUNS:
+            run = self._selected_run()
+            if run is not None:
+                rule.show(run.run_id, "enter opens it")
+                curve.show(run.curve, names=attempt_names(run, self.glyphs.times), empty=f"no steps yet ({run.state})")
+        elif self._view == HOSTS:
+            host = world.snapshot.host(str(key))
+            rule.show(str(key))
+            text.update(describe_host(host, world, self.glyphs, self.size.width) if host else Text())
+        else:
+            view = world.migration(str(key))
+            rule.show(str(key), "enter opens it")
+            if view is not None:
+                text.update(downtime(self.glyphs, view.ledger, dict(view.plan.predicted_seconds), self.size.width - 2))
+
+    def _selected_run(self) -> RunView | None:
+        key = self.table(RUNS).selected
+        copies = self.world.snapshot.copies(str(key)) if key is not None else ()
+        return copies[0] if copies else None
+
+    def on_table_moved(self, event: Table.Moved) -> None:
+        if event.table is self.table():
+            self._preview(self.world)
+
+    async def on_table_chosen(self, event: Table.Chosen) -> None:
+        self.action_open()
+
+    # ------------------------------------------------------------------------------------------ commands
+
+    def action_view(self, view: str) -> None:
+        self._view = view
+        for name in (HOSTS, RUNS, MIGRATIONS):
+            self.table(name).display = name == view
+        self.table().focus()
+        self.refresh_world()
+
+    def action_open(self) -> None:
+        from midstream.tui.screens.migration import MigrationScreen
+        from midstream.tui.screens.run import RunScreen
+
+        key = self.table().selected
+        if self._view == RUNS and key is not None:
+            self.app.push_screen(RunScreen(str(key)))
+        elif self._view == MIGRATIONS and key is not None:
+            self.app.push_screen(MigrationScreen(str(key)))
+        elif self._view == HOSTS and key is not None:
+            self._filter = str(key)
+            self.query_one("#filter", Input).value = str(key)
+            self.query_one("#filter").display = True
+            self.action_view(RUNS)
+
+    def action_migrate(self) -> None:
+        run = self._selected_run() if self._view == RUNS else None
+        if run is None:
+            self.notify("press 2 and select the run to move")
+        elif not self.refused():
+            self.midstream.open_wizard(run.run_id)
+
+    def action_stop(self) -> None:
+        run = self._selected_run() if self._view == RUNS else None
+        if run is None:
+            self.notify("press 2 and select the run to stop")
+        elif not self.refused():
+            run_stop.ask(self, run)
+
+    # ------------------------------------------------------------------------------------------ the filter
+
+    def action_filter(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.display = True
+        box.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._filter = event.value.strip()
+        self.refresh_world()
+
+    def on_input_submitted(self) -> None:
+        self.query_one("#filter").display = bool(self._filter)
+        self.table().focus()
+
+    def action_back(self) -> None:
+        """The first screen has nothing behind it: esc clears the filter."""
+        box = self.query_one("#filter", Input)
+        box.value = ""
+        box.display = False
+        self.table().focus()

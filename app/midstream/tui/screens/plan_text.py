@@ -1,0 +1,51 @@
+"""A plan in words: every number that changes, what it costs, what to mind."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from midstream.migrate.model import Plan
+from midstream.tui import format, palette
+from midstream.tui.glyphs import Glyphs
+
+
+def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "") -> Text:
+    """The lines that the wizard shows."""
+    text = Text()
+
+    def line(name: str, value: str, note: str = "", colour: str = palette.TEXT) -> None:
+        text.append(f"  {name:<13}", palette.DIM)
+        text.append(value, colour)
+        text.append(f"  {note}\n" if note else "\n", palette.FAINT)
+
+    devices = source_hardware or f"{plan.source_devices} devices"
+    line("from", f"{plan.source}  {devices}", f"{plan.source_state}, step {format.grouped(plan.source_step)}")
+    line(
+        "to", f"{plan.target}  {plan.target_devices} devices", f"epoch {plan.source_epoch} {glyphs.arrow} {plan.epoch}"
+    )
+    if plan.checkpoint_step is None:
+        line("moves", "its state when it is sealed", "a final save: no step is lost", palette.GOOD)
+    else:
+        lost = f"{plan.steps_lost} steps are given up" if plan.steps_lost else "no step is lost"
+        line("moves", plan.checkpoint, lost, palette.WAIT if plan.steps_lost else palette.GOOD)
+    for change in plan.changes:
+        if change.changed:
+            line(change.name, f"{change.before} {glyphs.arrow} {change.after}", change.note, palette.ACCENT)
+    kept = ", ".join(f"{change.name} {change.after}" for change in plan.changes if not change.changed)
+    if kept:
+        line("kept", kept)
+    line("copies", f"{format.size(plan.checkpoint_bytes)} of state, {format.size(plan.data_bytes)} of data", plan.route)
+    parts = sorted(plan.predicted_seconds.items(), key=lambda item: -item[1])
+    most = ", ".join(f"{name} {format.seconds(value)}" for name, value in parts[:3] if value)
+    line("downtime", f"about {format.seconds(plan.predicted_downtime)}", f"most of it {most}" if most else "")
+    before, after = plan.cost_per_hour
+    if before is not None or after is not None:
+        line("per hour", f"{_price(before)} {glyphs.arrow} {_price(after)}")
+    for warning in plan.warnings:
+        text.append(f"  {glyphs.stale} {warning}\n", palette.WAIT)
+    text.rstrip()
+    return text
+
+
+def _price(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"

@@ -1,0 +1,311 @@
+"""Migrate: plan and preflight, both without side effects; then the cut-over, confirmed with the run's name."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.widgets import Static
+from textual.worker import get_current_worker
+
+from midstream.errors import MidstreamError
+from midstream.migrate import model
+from midstream.tui import commands, format, palette
+from midstream.tui import glyphs as signs
+from midstream.tui.actions import Target
+from midstream.tui.screens import plan_text
+from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.confirm import ConfirmScreen
+from midstream.tui.widgets import steps
+from midstream.tui.widgets.chrome import Hints, Rule
+from midstream.tui.widgets.table import Column, Row, Table
+from midstream.tui.world import World, hardware, short_kind
+from midstream.watch.model import RunView, Snapshot
+
+PLAN, PREFLIGHT, STARTING = "plan", "preflight", "starting"
+TARGET_COLUMNS = (Column("WHERE TO", widest=24), Column("DEVICES"), Column("LINK"), Column("", widest=60))
+
+
+class WizardScreen(MidstreamScreen):
+    """From a run to a migration that has begun. Until then nothing is touched and esc leaves."""
+
+    SCOPE = commands.WIZARD
+    BINDINGS = commands.bindings(commands.WIZARD, commands.EVERYWHERE)
+
+    class Planned(Message):
+        """A plan was made, or could not be."""
+
+        def __init__(self, request: model.Request, plan: model.Plan | None, error: MidstreamError | None) -> None:
+            super().__init__()
+            self.request, self.plan, self.error = request, plan, error
+
+    class Checked(Message):
+        """One check of the preflight was done; None: all were."""
+
+        def __init__(self, plan: model.Plan, check: model.Check | None) -> None:
+            super().__init__()
+            self.plan, self.check = plan, check
+
+    class Begun(Message):
+        """The migration has a process of its own now."""
+
+        def __init__(self, migration: str) -> None:
+            super().__init__()
+            self.migration = migration
+
+    def __init__(self, run_id: str, targets: tuple[Target, ...]) -> None:
+        super().__init__()
+        self.run_id = run_id
+        self._targets = targets
+        self._stage = PLAN
+        self._checkpoint = "now"
+        self._request: model.Request | None = None
+        self._plan: model.Plan | None = None
+        self._error: MidstreamError | None = None
+        self._checks: list[model.Check] = []
+        self._all_checked = False
+
+    def body(self) -> ComposeResult:
+        glyphs = self.glyphs
+        yield Static(id="steps")
+        yield Table(TARGET_COLUMNS, glyphs, id="targets")
+        yield Rule("plan", glyphs)
+        with VerticalScroll(id="wizard-text", can_focus=False):
+            yield Static(id="wizard-words")
+        yield Rule("the same on the command line", glyphs, "y copies it")
+        yield Static(id="command")
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.query_one(Table).focus()
+        self._replan()
+
+    def crumbs(self) -> tuple[str, ...]:
+        return ("Runs", self.run_id, "Migrate")
+
+    @property
+    def run_view(self) -> RunView | None:
+        copies = self.world.snapshot.copies(self.run_id)
+        return copies[0] if copies else None
+
+    # ------------------------------------------------------------------------------------------ showing
+
+    def show(self, world: World) -> None:
+        run = self.run_view
+        table = self.query_one(Table)
+        places = [target for target in self._targets if run is None or run.host not in target.hosts]
+        table.show(
+            [self._target_row(target, world) for target in places],
+            empty=(
+                "no other target in the fleet file: add a host, or write one from ~/.ssh/config with",
+                "  midstream --init",
+            ),
+        )
+        self._paint()
+
+    def _target_row(self, target: Target, world: World) -> Row:
+        hosts = [host for host in world.snapshot.hosts if host.name in target.hosts]
+        found = [item for host in hosts if host.machine for item in host.machine.accelerators]
+        count = f"{len(found)}{self.glyphs.times}{short_kind(found[0].kind)}" if found else format.NONE
+        worst = next((host for host in hosts if host.link != "live"), hosts[0] if hosts else None)
+        if worst is None:
+            return Row(target.name, (target.name, count, "", ""))
+        glyph, colour = signs.link_state(self.glyphs, worst.link)
+        return Row(target.name, (target.name, count, (f"{glyph} {worst.link}", colour), (worst.error, palette.BAD)))
+
+    def _paint(self) -> None:
+        width = max(20, self.size.width)
+        step = {PLAN: steps.PLAN, PREFLIGHT: steps.PREFLIGHT, STARTING: steps.COPY}[self._stage]
+        self.query_one("#steps", Static).update(steps.line(self.glyphs, steps.at(step), width))
+        self.query_one(Table).display = self._stage == PLAN
+        rule = self.query(Rule).first()
+        words = self.query_one("#wizard-words", Static)
+        if self._stage == PLAN:
+            rule.show("plan: nothing is changed by it", f"checkpoint {self._checkpoint}, c changes it")
+            words.update(self._plan_words(width))
+        else:
+            rule.show(f"preflight: {self._summary()}", "nothing is changed by it" if self._stage == PREFLIGHT else "")
+            words.update(self._check_words())
+        command = self._plan.command() if self._plan else ""
+        self.query_one("#command", Static).update(Text(f" {command}", palette.ACCENT))
+        self.query_one(Hints).hide(*(("previous",) if self._stage == PLAN else ("checkpoint",)))
+
+    def _plan_words(self, width: int) -> Text:
+        if self._error is not None:
+            text = Text(f"  {self.glyphs.failed} {self._error.message}\n", palette.BAD)
+            return text.append(f"    {self._error.fix}\n" if self._error.fix else "", palette.ACCENT)
+        if self._plan is None:
+            return Text("  asking source and target ..." if self.query_one(Table).selected else "", palette.DIM)
+        run = self.run_view
+        return plan_text.describe(self._plan, self.glyphs, hardware(run, self.glyphs.times) if run else "")
+
+    def _summary(self) -> str:
+        failed = sum(check.state == model.FAIL for check in self._checks)
+        warned = sum(check.state == model.WARN for check in self._checks)
+        parts = [f"{len(self._checks)} checks"]
+        parts += [f"{failed} failed"] if failed else []
+        parts += [f"{warned} warned"] if warned else []
+        return ", ".join(parts)
+
+    def _check_words(self) -> Text:
+        text = Text()
+        for check in self._checks:
+            glyph, colour = signs.check_state(self.glyphs, check.state)
+            text.append(f"  {glyph} ", colour).append(f"{check.name:<16} ", palette.TEXT)
+            text.append(f"{check.detail}\n", palette.DIM if check.state == model.PASS else colour)
+            if check.fix:
+                text.append(f"      mend it: {check.fix}\n", palette.ACCENT)
+        if self._stage == STARTING:
+            return text.append("\n  starting the migration ...", palette.DIM)
+        if not self._all_checked:
+            return text.append("  ...", palette.DIM)
+        if self._blocked:
+            reason = next(check for check in self._checks if check.state == model.FAIL)
+            text.append(f"\n  It cannot be moved: {reason.name}: {reason.detail}.", palette.BAD)
+            return text.append("\n  Nothing was changed. Mend it, then r checks again; b goes back.", palette.DIM)
+        return text.append("\n  Ready. enter asks for the run's name, then it moves.", f"bold {palette.GOOD}")
+
+    @property
+    def _blocked(self) -> bool:
+        return any(check.state == model.FAIL for check in self._checks)
+
+    # ------------------------------------------------------------------------------------------ planning
+
+    def on_table_moved(self, event: Table.Moved) -> None:
+        if self._stage == PLAN:
+            self._replan()
+
+    def _replan(self) -> None:
+        target = self.query_one(Table).selected
+        self._plan = self._error = self._request = None
+        if target is not None:
+            run = self.run_view
+            self._request = model.Request(
+                self.run_id, str(target), checkpoint=self._checkpoint, source=run.host if run else ""
+            )
+            self._make_plan(self._request, self.world.snapshot)
+        self._paint()
+
+    @work(thread=True, group="plan", exclusive=True, exit_on_error=False)
+    def _make_plan(self, request: model.Request, snapshot: Snapshot) -> None:
+        try:
+            plan, error = self.midstream.actions.make_plan(snapshot, request), None
+        except MidstreamError as problem:
+            plan, error = None, problem
+        self.post_message(self.Planned(request, plan, error))
+
+    def on_wizard_screen_planned(self, event: Planned) -> None:
+        if event.request == self._request:  # an answer to an older question is dropped
+            self._plan, self._error = event.plan, event.error
+            self._paint()
+
+    # ------------------------------------------------------------------------------------------ preflight
+
+    @work(thread=True, group="preflight", exclusive=True, exit_on_error=False)
+    def _run_checks(self, plan: model.Plan) -> None:
+        worker = get_current_worker()
+        try:
+            for check in self.midstream.actions.preflight(plan):
+                if worker.is_cancelled:
+                    return
+                self.post_message(self.Checked(plan, check))
+        except MidstreamError as error:
+            self.post_message(self.Checked(plan, model.Check("preflight", model.FAIL, error.message, error.fix)))
+        self.post_message(self.Checked(plan, None))
+
+    def on_wizard_screen_checked(self, event: Checked) -> None:
+        if event.plan is not self._plan or self._stage != PREFLIGHT or self._all_checked:
+            return
+        if event.check is None:
+            self._all_checked = True
+        else:
+            self._checks.append(event.check)
+        self._paint()
+
+    # ------------------------------------------------------------------------------------------ the cut-over
+
+    def _confirm(self) -> None:
+        plan = self._plan
+        assert plan is not None
+        after = f"about {format.seconds(plan.predicted_downtime)} later it goes on on {plan.target}"
+        lines = [
+            f"{plan.source} saves, is sealed and stops; {after}.",
+            "",
+            "What can go wrong: a link breaks, the target fails. Then it is rolled back: the source runs again.",
+            "What is safe: nothing is deleted. r takes the move back until the target has done",
+            f"{plan.healthy_steps} healthy steps. esc leaves the screen, not the move.",
+        ]
+        if plan.steps_lost:
+            lines.insert(1, f"{plan.steps_lost} steps after {plan.checkpoint} are given up.")
+
+        def answered(yes: bool | None) -> None:
+            if yes and self._stage == PREFLIGHT:
+                self._stage = STARTING
+                self._paint()
+                self._start(plan)
+
+        title = f"Move {plan.run_id} from {plan.source} to {plan.target}"
+        self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id), answered)
+
+    @work(thread=True, group="start", exclusive=True, exit_on_error=False)
+    def _start(self, plan: model.Plan) -> None:
+        try:
+            migration = self.midstream.actions.start(plan)
+        except MidstreamError as error:
+            self.post_message(self.Planned(model.Request(self.run_id, plan.target), None, error))
+            self.app.call_later(self._start_failed, error)
+            return
+        self.post_message(self.Begun(migration))
+
+    def _start_failed(self, error: MidstreamError) -> None:
+        self.say(error)
+        self._stage = PREFLIGHT
+        self._paint()
+
+    def on_wizard_screen_begun(self, event: Begun) -> None:
+        from midstream.tui.screens.migration import MigrationScreen
+
+        self.midstream.read_migrations()
+        self.app.switch_screen(MigrationScreen(event.migration))
+
+    # ------------------------------------------------------------------------------------------ commands
+
+    def action_next(self) -> None:
+        if self._stage == PLAN:
+            if self._plan is None:
+                self.notify("there is no plan to go on with yet", severity="warning")
+                return
+            self._stage = PREFLIGHT
+            self.action_again()
+        elif self._stage == PREFLIGHT and self._all_checked:
+            if self._blocked:
+                self.notify("a check failed: mend it, then r", severity="error")
+            elif not self.refused():
+                self._confirm()
+
+    def action_previous(self) -> None:
+        if self._stage == PREFLIGHT:
+            self.workers.cancel_group(self, "preflight")
+            self._stage = PLAN
+            self._replan()
+            self.query_one(Table).focus()
+
+    def action_checkpoint(self) -> None:
+        if self._stage == PLAN:
+            self._checkpoint = "latest" if self._checkpoint == "now" else "now"
+            self._replan()
+
+    def action_again(self) -> None:
+        if self._stage == PLAN:
+            self._replan()
+        elif self._stage == PREFLIGHT and self._plan is not None:
+            self._checks, self._all_checked = [], False
+            self._run_checks(self._plan)
+            self._paint()
+
+    def action_copy(self) -> None:
+        if self._plan is not None:
+            self.app.copy_to_clipboard(self._plan.command())
+            self.notify("copied (where the terminal allows it: OSC 52)")

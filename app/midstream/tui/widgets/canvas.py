@@ -1,0 +1,42 @@
+"""Dots on cells: braille has 2 x 4 of them in a cell. Two layers, because a cell has one colour only."""
+
+from __future__ import annotations
+
+BRAILLE = 0x2800
+# The bit of the dot (column, row) of a cell, as Unicode numbers them.
+_BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+
+
+class Canvas:
+    """``width`` x ``height`` cells, (2*width) x (4*height) dots; the dot (0, 0) is at the top left."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width = width
+        self.height = height
+        self._bits = [[0] * width for _ in range(height)]
+        self._colours: list[list[str]] = [[""] * width for _ in range(height)]
+
+    def column(self, x: int, top: int, bottom: int, colour: str) -> None:
+        """The dots of column ``x`` from ``top`` to ``bottom``, both included and in any order."""
+        if top > bottom:
+            top, bottom = bottom, top
+        cell, side = x >> 1, _BITS[x & 1]
+        if not 0 <= cell < self.width:
+            return
+        for y in range(max(0, top), min(4 * self.height - 1, bottom) + 1):
+            row = y >> 2
+            self._bits[row][cell] |= side[y & 3]
+            self._colours[row][cell] = colour
+
+    def line(self, x0: int, y0: int, x1: int, y1: int, colour: str) -> None:
+        """A straight line without holes, ``x0 < x1``."""
+        last = y0
+        for x in range(x0 + 1, x1 + 1):
+            y = round(y0 + (y1 - y0) * (x - x0) / (x1 - x0))
+            step = (y > last) - (y < last)
+            self.column(x, last + step if y != last else y, y, colour)
+            last = y
+
+    def cell(self, x: int, y: int) -> tuple[int, str]:
+        """(dots, colour) of a cell; no dots: (0, "")."""
+        return self._bits[y][x], self._colours[y][x]

@@ -1,0 +1,59 @@
+"""A screen as text, and the texts that are kept of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from midstream.tui.app import MidstreamApp
+from midstream.watch.model import Snapshot
+from tui.worlds import NOW, Answers, Values
+
+GOLDENS = Path(__file__).parent / "goldens"
+REWRITE = "MIDSTREAM_REWRITE_GOLDENS"
+SIZES = {"80x24": (80, 24), "160x45": (160, 45)}
+
+
+def app_over(
+    snapshot: Snapshot, answers: Answers | None = None, *, readonly: bool = False, ascii_only: bool = False, start_run=None
+) -> MidstreamApp:
+    """The app over values, with a clock that stands still."""
+    return MidstreamApp(
+        Values(snapshot),
+        answers or Answers(),
+        readonly=readonly,
+        ascii_only=ascii_only,
+        start_run=start_run,
+        clock=lambda: NOW,
+    )
+
+
+def screen_text(app: MidstreamApp) -> str:
+    """What stands on the screen, line by line, without colours."""
+    strips = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
+
+
+async def settle(pilot: Pilot, until: Callable[[], bool] | None = None, *, tries: int = 400) -> None:
+    """Until the workers are done and ``until`` holds."""
+    await pilot.app.workers.wait_for_complete()
+    await pilot.pause()
+    for _ in range(tries):
+        if until is None or until():
+            return
+        await pilot.pause(0.01)
+    raise AssertionError(f"not within {tries} looks:\n{screen_text(pilot.app)}")  # type: ignore[arg-type]
+
+
+def check_golden(app: MidstreamApp, name: str) -> None:
+    """The screen is the one that is kept under ``name``; with the variable set it is kept anew."""
+    path = GOLDENS / f"{name}.txt"
+    text = screen_text(app)
+    if os.environ.get(REWRITE):
+        path.write_text(text, encoding="utf-8")
+    assert path.exists(), f"{path} is missing: {REWRITE}=1 python -m pytest tests/tui writes it; look at it, then commit it"
+    kept = path.read_text(encoding="utf-8")
+    assert text == kept, f"the screen differs from {path.name}; {REWRITE}=1 keeps it anew:\n{text}"
