@@ -78,7 +78,7 @@ def _attempt(loaded: Loaded, root: str, attempt: Attempt, status: StatusFile, si
         from midstream_engine.trainer.run import run  # jax and haliax are imported here
 
         ended = run(config, root, attempt, status, signals)
-    except Exception as error:  # noqa: BLE001 (whatever it is, the status must say so)
+    except Exception as error:
         code = _code(error)
         line = _one_line(error)
         # An error of ours explains itself; any other is a fault, and needs its place.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 class DataConfig:
     """Text to tokens.
 
-    A url is a local path, which may hold braces (``part.{1..8}.jsonl``) and globs; ``.jsonl`` and ``.jsonl.gz`` hold one
-    document a line in ``text``, any other file is one document. ``stdlib:**/*.py`` are the sources of the standard
+    A url is a local path, which may hold braces (``part.{1..8}.jsonl``) and globs; ``.jsonl`` and ``.jsonl.gz`` hold
+    one document a line in ``text``, any other file is one document. ``stdlib:**/*.py`` are the sources of the standard
     library of the Python that runs.
     """
 

@@ -86,7 +86,9 @@ def _choose(cls: type, value: Mapping[str, Any], path: str) -> type:
     name = value.get("type", cls.default_choice_name())
     if name not in choices:
         near = difflib.get_close_matches(str(name), choices, 1, 0.0)
-        raise ConfigError(f"{path}.type: {name!r} is not known; nearest: {near[0]} (known: {', '.join(sorted(choices))})")
+        raise ConfigError(
+            f"{path}.type: {name!r} is not known; nearest: {near[0]} (known: {', '.join(sorted(choices))})"
+        )
     return choices[name]
 
 

@@ -16,7 +16,8 @@ SCHEDULES = ("constant", "linear", "cosine", "inv", "inv_sqrt")
 class OptimizerConfig(draccus.ChoiceRegistry):
     """What every optimizer shares: the learning-rate schedule and the decay of weights.
 
-    ``warmup``, ``decay`` and ``rewarmup`` are a fraction of their cycle where they are at most 1, a number of steps above it.
+    ``warmup``, ``decay`` and ``rewarmup`` are a fraction of their cycle where they are at most 1, a number of steps
+    above it.
     """
 
     learning_rate: float = 1e-4

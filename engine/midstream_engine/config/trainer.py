@@ -11,7 +11,8 @@ from midstream_engine.checkpoint.policy import KeepEvery, KeepPolicy
 from midstream_engine.config.errors import ConfigError
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
-_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
+_UNITS |= {"h": 3600.0, "hour": 3600.0}
 _POLICY_PARTS = ("p", "params", "c", "compute", "o", "output")
 _DTYPES = ("f32", "float32", "full", "bf16", "bfloat16", "f16", "float16", "half")
 
@@ -86,7 +87,9 @@ class TrainerConfig:
         for part in self.mp.split(","):
             key, _, dtype = part.strip().rpartition("=")
             if (key and key not in _POLICY_PARTS) or dtype not in _DTYPES:
-                raise ConfigError(f"trainer.mp: {self.mp!r} is no precision policy; write f32, bfloat16 or p=f32,c=bfloat16")
+                raise ConfigError(
+                    f"trainer.mp: {self.mp!r} is no precision policy; write f32, bfloat16 or p=f32,c=bfloat16"
+                )
 
     def resolved_root(self) -> str:
         """The directory under which runs lie, absolute."""

@@ -59,7 +59,7 @@ class TrainingBatches:
         self._permutations: dict[int, Permutation] = {}
 
     def sequence_index(self, sample: np.ndarray) -> np.ndarray:
-        """Which sequence of the cache is read as the run's samples number ``sample`` (from 0). int64 [n] -> int64 [n]."""
+        """Which sequence of the cache is the run's sample number ``sample`` (from 0). int64 [n] -> int64 [n]."""
         epochs, inside = np.divmod(np.asarray(sample, np.int64), self.sequences)
         if not self._shuffle:
             return inside
@@ -73,7 +73,10 @@ class TrainingBatches:
         if epoch not in self._permutations:
             key = f"midstream order 1\0{self._seed}\0{self.cache.digest}\0{self.seq_len}\0{epoch}".encode()
             # Bounded: a run looks at one epoch, or at two around its border.
-            self._permutations = {**dict(list(self._permutations.items())[-1:]), epoch: Permutation(self.sequences, key)}
+            self._permutations = {
+                **dict(list(self._permutations.items())[-1:]),
+                epoch: Permutation(self.sequences, key),
+            }
         return self._permutations[epoch]
 
     def batch(self, index: int) -> Batch:

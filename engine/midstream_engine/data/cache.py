@@ -113,7 +113,9 @@ def build(data_root: str, texts: Iterable[bytes], tokenizer: Tokenizer, object_b
     os.makedirs(data_root, exist_ok=True)
     _remove_abandoned(data_root)
     process = records.this_process()
-    owner = base64.urlsafe_b64encode(f"{process.boot_id} {process.pid} {process.start_ticks}".encode()).decode().rstrip("=")
+    owner = (
+        base64.urlsafe_b64encode(f"{process.boot_id} {process.pid} {process.start_ticks}".encode()).decode().rstrip("=")
+    )
     directory = tempfile.mkdtemp(prefix=f"{_BUILDING}{owner}.", dir=data_root)
     try:
         manifest = _write(directory, texts, tokenizer, object_bytes)

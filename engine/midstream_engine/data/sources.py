@@ -67,13 +67,21 @@ def _local(pattern: str) -> list[Source]:
     pattern = os.path.expanduser(pattern)
     if os.path.isfile(pattern):
         return [_source(pattern, os.path.basename(pattern))]
-    return [_source(path, os.path.basename(path)) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
+    return [
+        _source(path, os.path.basename(path))
+        for path in sorted(glob.glob(pattern, recursive=True))
+        if os.path.isfile(path)
+    ]
 
 
 def _standard_library(pattern: str) -> list[Source]:
     root = sysconfig.get_path("stdlib")
     names = sorted(name.replace(os.sep, "/") for name in glob.glob(pattern, root_dir=root, recursive=True))
-    kept = [name for name in names if not name.startswith(("site-packages/", "dist-packages/")) and "__pycache__" not in name]
+    kept = [
+        name
+        for name in names
+        if not name.startswith(("site-packages/", "dist-packages/")) and "__pycache__" not in name
+    ]
     return [_source(os.path.join(root, name), name) for name in kept if os.path.isfile(os.path.join(root, name))]
 
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from haliax import Axis, NamedArray
 from jaxtyping import PRNGKeyArray
 
-
 _DRAWS = 12
 
 

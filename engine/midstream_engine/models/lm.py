@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 import haliax as hax
 import jax.numpy as jnp
@@ -20,9 +22,7 @@ class LmModel(eqx.Module):
     Vocab: eqx.AbstractVar[Axis]  # with its padding
     vocab_size: eqx.AbstractVar[int]  # without
 
-    def __call__(
-        self, tokens: NamedArray, segments: NamedArray | None, keys: NamedArray | None
-    ) -> NamedArray:
+    def __call__(self, tokens: NamedArray, segments: NamedArray | None, keys: NamedArray | None) -> NamedArray:
         """Logits [batch, position, vocab] of the next token.
 
         ``tokens`` int32 [batch, position]. ``segments`` int32 [batch, position]: tokens see those of their own
@@ -46,9 +46,10 @@ def init_model(config: LmConfig, vocab_size: int, key: PRNGKeyArray) -> LmModel:
 
 
 def segments_of(tokens: NamedArray, eos: int) -> NamedArray:
-    """Which document of its row each token belongs to: the EOS is the last token of its own. int32 [batch, position]."""
-    ended = (tokens == eos).astype(jnp.int32)
-    return hax.cumsum(ended, POSITION) - ended
+    """Which document of its row each token belongs to; an EOS ends its own. int32 [batch, position]."""
+    ended = NamedArray((tokens.array == eos).astype(jnp.int32), tokens.axes)
+    before: Any = hax.cumsum(ended, POSITION) - ended
+    return before
 
 
 def token_losses(

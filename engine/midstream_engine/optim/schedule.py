@@ -6,7 +6,9 @@ the peak, then ``decay`` in the configured shape down to ``min_lr_ratio`` of the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ import optax
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.optimizer import OptimizerConfig
 
-Schedule = Callable[[jax.Array | int], jax.Array]
+Schedule = Callable[[Any], jax.Array]  # count, int32 [] or a number -> float32 []
 
 
 def fraction_or_steps(value: float, length: int) -> int:
@@ -40,7 +42,7 @@ def cycle_ends(config: OptimizerConfig, total: int) -> list[int]:
     elif cycles is not None:
         raise ConfigError(f"optimizer.cycles: {cycles!r} is neither a number nor a list of steps")
     ends = [0, *inner, total]
-    if any(after <= before for before, after in zip(ends, ends[1:], strict=False)):
+    if any(after <= before for before, after in itertools.pairwise(ends)):
         raise ConfigError(f"optimizer: cycles end at {ends[1:]}, which is not strictly increasing")
     return ends
 
@@ -49,10 +51,10 @@ def learning_rate(config: OptimizerConfig, total: int) -> Schedule:
     """The schedule of a run of ``total`` updates: count (from 0) -> learning rate, float32, traceable."""
     peak, low = config.learning_rate, config.learning_rate * config.min_lr_ratio
     ends = cycle_ends(config, total)
-    schedules: list[Schedule] = []
+    schedules: list[optax.Schedule] = []
     borders: list[int] = []
     previous = 0.0
-    for index, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+    for index, (start, end) in enumerate(itertools.pairwise(ends)):
         length = end - start
         warmup = min(length, fraction_or_steps(config.rewarmup if index else config.warmup, length))
         rest = length - warmup
@@ -71,7 +73,7 @@ def learning_rate(config: OptimizerConfig, total: int) -> Schedule:
     return lambda count: jnp.asarray(joined(count), jnp.float32)
 
 
-def _decay(config: OptimizerConfig, peak: float, low: float, steps: int, warmup: int) -> Schedule:
+def _decay(config: OptimizerConfig, peak: float, low: float, steps: int, warmup: int) -> optax.Schedule:
     """From ``peak`` at 0 in the configured shape over ``steps``."""
     if config.lr_schedule == "constant":
         return optax.constant_schedule(peak)

@@ -26,8 +26,8 @@ from midstream_engine.trainer.requests import Requests, Wanted
 from midstream_engine.trainer.saving import Saver
 from midstream_engine.trainer.setup import Setup
 from midstream_engine.trainer.state import TrainState
-from midstream_engine.trainer.step import StepResult
 from midstream_engine.trainer.status import StatusFile
+from midstream_engine.trainer.step import StepResult
 
 log = logging.getLogger(__name__)
 LOG_EVERY = 10.0  # seconds between lines of progress in the log
@@ -158,7 +158,9 @@ class Loop:
             if done and wanted.order is not None and wanted.order.action == records.SAVE:
                 self._acknowledge(wanted.order)
         if wanted.order is not None and wanted.order.action not in (records.SAVE, records.STOP):
-            log.warning("order %d (%s) is not understood by a run that trains", wanted.order.serial, wanted.order.action)
+            log.warning(
+                "order %d (%s) is not understood by a run that trains", wanted.order.serial, wanted.order.action
+            )
 
     def _stop(self, wanted: Wanted) -> bool:
         """Save, hand the run over where the order says so, and report whether the run is to end.

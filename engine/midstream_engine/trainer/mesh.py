@@ -67,7 +67,7 @@ class Layout:
         return jax.lax.with_sharding_constraint(tree, self.at_rest(tree))
 
 
-def build_layout(config: TrainerConfig, devices: Sequence[jax.Device] | None = None) -> Layout:
+def build_layout(config: TrainerConfig, devices: Sequence[Any] | None = None) -> Layout:
     """The mesh (data, model) over ``devices`` and the mappings that the configuration asks for.
 
     Raises ConfigError where ``model_axis_size`` does not divide the devices or a mesh axis is not known.
@@ -86,9 +86,9 @@ def build_layout(config: TrainerConfig, devices: Sequence[jax.Device] | None = N
         axis_types=(AxisType.Auto, AxisType.Auto),
         devices=devices,
     )
-    tensor = dict.fromkeys(config.tensor_parallel_axes, [MODEL])
+    tensor = {axis: [MODEL] for axis in config.tensor_parallel_axes}
     shared = {**tensor, **config.axis_resources}
-    parameters = {**dict.fromkeys(config.fsdp_axis, [DATA]), **shared, **config.parameter_axis_resources}
+    parameters = {**{axis: [DATA] for axis in config.fsdp_axis}, **shared, **config.parameter_axis_resources}
     compute = {config.batch_axis: [DATA], **shared, **config.compute_axis_resources}
     for mapping in (parameters, compute):
         for axis, names in mapping.items():
@@ -101,7 +101,8 @@ def build_layout(config: TrainerConfig, devices: Sequence[jax.Device] | None = N
 def check_divides(layout: Layout, state: Any, batch_size: int) -> None:
     """Refuse, before anything is compiled, a mapped axis that its part of the mesh does not divide.
 
-    ``state`` is the training state or its shapes. Raises ConfigError naming the axis and the device counts that would do.
+    ``state`` is the training state or its shapes. Raises ConfigError naming the axis and the device
+    counts that would do.
     """
     sizes: dict[str, set[int]] = {}
     for leaf in jax.tree.leaves(state, is_leaf=_is_named):
@@ -118,7 +119,7 @@ def check_divides(layout: Layout, state: Any, batch_size: int) -> None:
     def fits(data: int, model: int) -> list[str]:
         shape = {DATA: data, MODEL: model}
         return [
-            f"axis {axis!r} of size {size} does not divide over {_ways(shape, names)} parts (mesh axes {', '.join(names)})"
+            f"axis {axis!r} of size {size} does not divide over the {_ways(shape, names)} devices of {', '.join(names)}"
             for axis, size, names in uses
             if size % _ways(shape, names)
         ]
@@ -132,7 +133,8 @@ def check_divides(layout: Layout, state: Any, batch_size: int) -> None:
             if not fits(count // shape[MODEL], shape[MODEL])
         ]
         raise ConfigError(
-            f"{refused[0]}; device counts that would do (data x model): {', '.join(good) or 'none with this model_axis_size'}"
+            f"{refused[0]}; device counts that would do (data x model): "
+            f"{', '.join(good) or 'none with this model_axis_size'}"
         )
 
 

@@ -36,17 +36,13 @@ def compile_programs(setup: Setup) -> Programs:
     began = time.monotonic()
     layout, seq_len = setup.layout, setup.config.model.seq_len
     replicated = layout.replicated()
-    function = train_step(
-        setup.optimizer, setup.schedule, setup.policy, layout, eos=setup.eos, dropout=setup.dropout
-    )
+    function = train_step(setup.optimizer, setup.schedule, setup.policy, layout, eos=setup.eos, dropout=setup.dropout)
     number = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
     example = setup.cut.shape(seq_len)
     with layout.active():
         jitted = jax.jit(function, donate_argnums=0, out_shardings=(setup.shardings, replicated))
         step = jitted.lower(setup.abstract, number, example, example).compile()
-    witness = Witness(
-        layout, batch_size=setup.cut.examples, seq_len=seq_len, eos=setup.eos, model=setup.abstract.model
-    )
+    witness = Witness(layout, batch_size=setup.cut.examples, seq_len=seq_len, eos=setup.eos, model=setup.abstract.model)
     evaluate = _evaluation(setup)
     seconds = time.monotonic() - began
     log.info("compiled in %.1f s", seconds)

@@ -71,13 +71,13 @@ def find_origin(attempt: Attempt, config: TrainLmConfig) -> Origin | None:
     wish = config.trainer.load_checkpoint
     if name is not None:
         if wish is False:
-            log.warning("trainer.load_checkpoint is false, but the run has a checkpoint of its own: it goes on from %s", name)
+            log.warning("trainer.load_checkpoint is false, but the run goes on from its own %s", name)
         return _origin(attempt.paths.checkpoint(name), True, None, "")
     existing = list_checkpoints(attempt.paths)
     if any(found.complete for found in existing):
         raise EngineError(
-            f"run {attempt.paths.run_id} has checkpoints, but its fence (epoch {fence.epoch if fence else 0}) accepts none "
-            "of them; restore names one, another --trainer.id starts afresh"
+            f"run {attempt.paths.run_id} has checkpoints, but its fence (epoch {fence.epoch if fence else 0}) "
+            "accepts none of them; restore names one, another --trainer.id starts afresh"
         )
     if fence is not None and fence.sealed_step is not None:
         raise EngineError(
@@ -103,10 +103,14 @@ def _resolve(path: str) -> str:
     for folder in (path, os.path.join(path, "checkpoints")):
         if os.path.exists(os.path.join(folder, records.MANIFEST)):
             return os.path.abspath(folder)
-        names = [name for name in os.listdir(folder) if records.parse_checkpoint_name(name)] if os.path.isdir(folder) else []
+        names = (
+            [name for name in os.listdir(folder) if records.parse_checkpoint_name(name)]
+            if os.path.isdir(folder)
+            else []
+        )
         complete = [name for name in names if os.path.exists(os.path.join(folder, name, records.MANIFEST))]
         if complete:
-            return os.path.abspath(os.path.join(folder, max(complete, key=lambda name: records.parse_checkpoint_name(name) or (0, 0))))
+            return os.path.abspath(os.path.join(folder, max(complete)[1]))
     raise EngineError(f"trainer.load_checkpoint_path: there is no complete checkpoint at {path}")
 
 
@@ -122,7 +126,9 @@ def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> No
     }
     for name, (theirs, ours) in wanted.items():
         if theirs != ours:
-            raise EngineError(f"{name} is {ours}, but checkpoint {origin.name} was trained with {theirs}: its data order would change")
+            raise EngineError(
+                f"{name} is {ours}, but checkpoint {origin.name} was trained with {theirs}: its data order would change"
+            )
 
 
 def restore(origin: Origin, setup: Setup) -> tuple[Resumed, dict[str, Any]]:
@@ -130,7 +136,8 @@ def restore(origin: Origin, setup: Setup) -> tuple[Resumed, dict[str, Any]]:
     restored = restore_checkpoint(origin.directory, setup.template, setup.shardings)
     if origin.root_digest is not None and restored.root_digest != origin.root_digest:
         raise EngineError(
-            f"{origin.directory} has root digest {restored.root_digest}, the order names {origin.root_digest}: not restored"
+            f"{origin.directory} has root digest {restored.root_digest}, the order names {origin.root_digest}; "
+            "not restored"
         )
     state: TrainState = restored.tree
     count = int(np.asarray(schedule_count(state.optimizer)))
@@ -163,7 +170,9 @@ def prove(
         seconds={**seconds, "witness": time.monotonic() - began},
     )
     if error > TOLERANCE:
-        log.error("witness: losses differ by %.2e from those recorded with %s (tolerance %.0e)", error, origin.name, TOLERANCE)
+        log.error(
+            "witness: losses differ by %.2e from those recorded with %s (tolerance %.0e)", error, origin.name, TOLERANCE
+        )
     if evidence.batch_digest != evidence.recorded_batch_digest:
         log.error("batch %d is not the one that %s expects next", resumed.step, origin.name)
     log.info("witness: worst relative difference %.2e over %d sequences", error, len(losses))

@@ -51,7 +51,7 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
     saver = Saver(setup, attempt, status, programs.witness, time.monotonic())
 
     if origin is None:
-        state, step = setup.fresh_state(), 0
+        state, step, root_digest = setup.fresh_state(), 0, None
         log.info("fresh start")
     else:
         status.update(state=records.RESTORING)
@@ -60,11 +60,12 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
         seconds = {"compile": programs.seconds, "restore": time.monotonic() - began}
         evidence = prove(origin, resumed, train, setup, programs.witness, seconds)
         evidence.write(attempt.files.restore)
-        state, step = resumed.state, resumed.step
+        state, step, root_digest = resumed.state, resumed.step, resumed.root_digest
         if origin.own:
             saver.holds(step)
             status.update(checkpoint=origin.name, root_digest=resumed.root_digest)
-        log.info("goes on at step %d, epoch %.2f of the data, sample %d", step, setup.batches.epoch(step), step * setup.cut.examples)
+        sample = step * setup.cut.examples
+        log.info("goes on at step %d: sample %d, epoch %.2f of the data", step, sample, setup.batches.epoch(step))
 
     orders = OrderFile(attempt.files.order)
     requests = Requests(signals, orders)
@@ -77,7 +78,7 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
             devices=devices,
             first_step=step,
             checkpoint=origin.name if origin else None,
-            root_digest=resumed.root_digest if origin else None,
+            root_digest=root_digest,
             migration=origin.migration if origin else "",
         ),
     )

@@ -63,7 +63,7 @@ class Setup:
     def fresh_state(self) -> TrainState:
         """The state of step 0."""
         init = initializer(self.config, self.tokenizer.vocab_size, self.optimizer, self.policy)
-        return fresh_state(init, self.layout)
+        return fresh_state(init, self.layout, self.config.trainer.seed)
 
 
 def prepare(config: TrainLmConfig, root: str, data_digest: str | None) -> Setup:

@@ -27,30 +27,31 @@ class TrainState(eqx.Module):
 
 def initializer(
     config: TrainLmConfig, vocab_size: int, optimizer: optax.GradientTransformation, policy: jmp.Policy
-) -> Callable[[], TrainState]:
-    """A function without arguments that makes the state before the first update."""
+) -> Callable[[PRNGKeyArray], TrainState]:
+    """A function from the run's key to the state before the first update."""
 
-    def init() -> TrainState:
-        key_model, key_train = jax.random.split(jax.random.key(config.trainer.seed))
+    def init(key: PRNGKeyArray) -> TrainState:
+        key_model, key_train = jax.random.split(key)
         model = policy.cast_to_param(init_model(config.model, vocab_size, key_model))
         return TrainState(model, optimizer.init(model), key_train)  # pyright: ignore[reportArgumentType]
 
     return init
 
 
-def abstract_state(init: Callable[[], TrainState]) -> TrainState:
+def abstract_state(init: Callable[[PRNGKeyArray], TrainState]) -> TrainState:
     """The state's shapes: NamedArrays of ShapeDtypeStruct, nothing is allocated."""
-    return eqx.filter_eval_shape(init)
+    return eqx.filter_eval_shape(init, jax.random.key(0))
 
 
-def fresh_state(init: Callable[[], TrainState], layout: Layout) -> TrainState:
+def fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout, seed: int) -> TrainState:
     """The state before the first update, made in place: no device ever holds more than its shards.
 
-    Bit-identical on any mesh, because jax's default generator is partitionable.
+    Bit-identical on any mesh: jax's default generator is partitionable, and see ``models.layers.normal``.
     """
     template = abstract_state(init)
+    # The key is an argument because XLA would spend seconds on folding constants otherwise.
     with layout.active():
-        return jax.jit(init, out_shardings=layout.at_rest(template))()
+        return jax.jit(init, out_shardings=layout.at_rest(template))(jax.random.key(seed))
 
 
 def with_shardings(template: Any, shardings: Any) -> Any:

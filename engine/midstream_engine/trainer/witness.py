@@ -53,7 +53,9 @@ class Witness:
         self._axes = (Axis(BATCH, self.count), Axis(POSITION, seq_len))
         self._sharding = NamedSharding(layout.mesh, PartitionSpec(names or None, None))
         # Fewer sequences than devices: every device computes all of them, which needs no batch axis on the mesh.
-        self._compute = dict(layout.compute) if names else {k: v for k, v in layout.compute.items() if k != layout.batch_axis}
+        self._compute = dict(layout.compute)
+        if not names:
+            self._compute.pop(layout.batch_axis, None)
         shape = jax.ShapeDtypeStruct((self.count, seq_len), np.int32, sharding=self._sharding)
         named = NamedArray(shape, self._axes)  # pyright: ignore[reportArgumentType]
 
