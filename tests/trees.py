@@ -74,11 +74,19 @@ def files(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def far_program(function: str, arguments: dict[str, Any], **popen: Any) -> subprocess.Popen[bytes]:
+def far_program(function: str, arguments: dict[str, Any], stdin: Any = subprocess.PIPE) -> subprocess.Popen[bytes]:
     """A function of midstream.remote in an interpreter of its own, as on a host."""
     module, name = function.split(".")
     code = (
         f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote import {module};"
         f" sys.exit({module}.{name}(**json.loads(sys.argv[1])))"
     )
-    return subprocess.Popen([sys.executable, "-c", code, json.dumps(arguments)], **popen)
+    argv = [sys.executable, "-c", code, json.dumps(arguments)]
+    return subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE)
+
+
+def far_output(function: str, arguments: dict[str, Any]) -> bytes:
+    """What a program writes that is left to its end: it gives up when its stdin closes."""
+    with far_program(function, arguments) as program:
+        assert program.stdout is not None
+        return program.stdout.read()

@@ -7,26 +7,25 @@ import fcntl
 import json
 import os
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import midstream.remote
-from midstream.remote import objects
+from midstream.remote import objects, tree
 from midstream_engine import records
-from trees import far_program, files, random_contents, sha256, write_checkpoint, write_tree
+from trees import far_output, far_program, files, random_contents, sha256, write_checkpoint, write_tree
 
 
 def send_and_receive(source: Path, target: Path, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    sender = far_program("objects.send", {"directory": str(source), "objects": entries}, stdout=subprocess.PIPE)
+    sender = far_program("objects.send", {"directory": str(source), "objects": entries})
     arguments = {"directory": str(target), "objects": entries}
-    receiver = far_program("objects.receive", arguments, stdin=sender.stdout, stdout=subprocess.PIPE)
+    receiver = far_program("objects.receive", arguments, stdin=sender.stdout)
     assert sender.stdout is not None
     sender.stdout.close()
     said, _ = receiver.communicate(timeout=60)
-    sender.wait(timeout=60)
+    sender.communicate(timeout=60)
     return [json.loads(line) for line in said.splitlines()]
 
 
@@ -46,14 +45,13 @@ def test_what_is_received_is_what_was_sent(tmp_path: Path, seed: int) -> None:
     assert files(tmp_path / "target") == contents
     assert reports[-1] == {"event": "done"}
     assert {report["path"] for report in reports if report["event"] == "object"} == set(contents)
-    assert not (tmp_path / "target" / objects.INCOMING).exists()
+    assert not (tmp_path / "target" / tree.INCOMING).exists()
 
 
 def test_small_files_share_frames_of_the_stream(tmp_path: Path) -> None:
     """1000 files of 100 bytes are a single write, not a thousand."""
     entries = write_tree(tmp_path, {f"{index}": b"x" * 100 for index in range(1000)})
-    sender = far_program("objects.send", {"directory": str(tmp_path), "objects": entries}, stdout=subprocess.PIPE)
-    stream, _ = sender.communicate(timeout=60)
+    stream = far_output("objects.send", {"directory": str(tmp_path), "objects": entries})
     assert len(stream) == 1000 * (100 + objects.HEADER.size) + objects.HEADER.size < objects.FRAME
 
 
@@ -95,28 +93,23 @@ def test_a_stream_that_is_cut_anywhere_leaves_no_temporary_file(tmp_path: Path) 
     contents = random_contents(rng, [70_000, 3, 150_000, 0, 9])
     entries = write_tree(tmp_path / "source", contents)
     arguments = {"directory": str(tmp_path / "source"), "objects": entries}
-    stream, _ = far_program("objects.send", arguments, stdout=subprocess.PIPE).communicate(timeout=60)
+    stream = far_output("objects.send", arguments)
     for cut in [0, 5, len(stream) - 1, *(rng.randrange(len(stream)) for _ in range(4))]:
         target = tmp_path / f"target-{cut}"
-        receiver = far_program(
-            "objects.receive",
-            {"directory": str(target), "objects": entries},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        receiver = far_program("objects.receive", {"directory": str(target), "objects": entries})
         said, _ = receiver.communicate(stream[:cut], timeout=60)
         assert json.loads(said.splitlines()[-1]) == {"event": "problem", "kind": "truncated"}
         assert files(target).items() <= contents.items()
 
 
 def test_a_name_that_leaves_the_directory_is_refused(tmp_path: Path) -> None:
-    for path in ("../outside", "/etc/x", "a/../../b", objects.INCOMING + "/x"):
+    for path in ("../outside", "/etc/x", "a/../../b", tree.INCOMING + "/x"):
         with pytest.raises(records.RecordError, match="leaves the directory"):
-            objects.check(str(tmp_path), {"path": path, "size": 0, "sha256": ""})
+            tree.check(str(tmp_path), {"path": path, "size": 0, "sha256": ""})
 
 
 def test_a_sweep_removes_what_dead_copies_left_and_nothing_of_a_living_one(tmp_path: Path) -> None:
-    incoming = tmp_path / objects.INCOMING
+    incoming = tmp_path / tree.INCOMING
     incoming.mkdir()
     (incoming / "dead").write_bytes(b"d")
     with open(incoming / "living", "wb") as living:
@@ -144,8 +137,7 @@ def test_the_manifest_is_refused_while_an_object_is_missing(tmp_path: Path) -> N
 
 def verified(directory: Path) -> list[dict[str, Any]]:
     arguments = {"directory": str(directory), "manifest": records.MANIFEST}
-    said, _ = far_program("objects.verify", arguments, stdout=subprocess.PIPE).communicate(timeout=60)
-    return [json.loads(line) for line in said.splitlines()]
+    return [json.loads(line) for line in far_output("tree.verify", arguments).splitlines()]
 
 
 def test_verifying_recomputes_the_root_digest_from_the_bytes(tmp_path: Path) -> None:
@@ -182,7 +174,7 @@ def test_a_manifest_whose_arrays_were_edited_has_another_root_digest(tmp_path: P
     assert what.startswith("root digest is")
 
 
-@pytest.mark.parametrize("name", ["objects", "history", "engine", "environments"])
+@pytest.mark.parametrize("name", ["objects", "tree", "history", "engine", "environments"])
 def test_far_modules_are_spelled_in_python_3_8(name: str) -> None:
     source = Path(midstream.remote.__file__).parent / f"{name}.py"
     ast.parse(source.read_text(), feature_version=(3, 8))

@@ -16,7 +16,7 @@ from typing import Any
 from midstream.errors import RemoteError
 from midstream.hosts.base import Host
 from midstream.hosts.programs import run_program
-from midstream.transfer.errors import TransferError
+from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.model import CopyReport, Progress
 from midstream.transfer.progress import Meter
 from midstream.transfer.route import Place, Relay, Route
@@ -57,10 +57,12 @@ def copy_objects(
     by_path = {entry["path"]: entry for entry in objects}
 
     def explain(path: str, what: str) -> TransferError:
-        wrong = source.call("objects.check", directory=source_dir, entry=by_path[path], timeout=CALL)
+        wrong = source.call("tree.check", directory=source_dir, entry=by_path[path], timeout=CALL)
         if wrong is not None:
-            return TransferError(f"object {path} of {route.source} is corrupt: {wrong}", "copy another one", path)
-        return TransferError(f"object {path} changed on its way to {route.target}: {what}", "run it again", path)
+            message = f"object {shown(path)} of {route.source} is corrupt: {wrong}"
+            return TransferError(message, "copy another one", path)
+        message = f"object {shown(path)} changed on its way to {route.target}: {what}"
+        return TransferError(message, "run it again", path)
 
     send_all(route, absent, meter, explain=explain, streams=streams, cancel=cancel)
     target.call(
@@ -79,18 +81,16 @@ def copy_objects(
 def _described(source: Place, manifest_name: str) -> tuple[str, list[dict[str, Any]]]:
     """The manifest's text and objects. TransferError where an object is missing or short."""
     try:
-        described = source.host.call(
-            "objects.describe", directory=source.directory, manifest=manifest_name, timeout=CALL
-        )
+        described = source.host.call("tree.describe", directory=source.directory, manifest=manifest_name, timeout=CALL)
     except RemoteError as error:
         if error.kind != "RecordError":
             raise
-        raise TransferError(f"{source.host.name}: {error.message}") from error
+        raise TransferError(error.message) from error
     if described["problems"]:
         path, what = described["problems"][0]
         others = len(described["problems"]) - 1
         more = f", and {others} more like it" if others else ""
-        raise TransferError(f"object {path} of {source}: {what}{more}", "copy another one", path)
+        raise TransferError(f"object {shown(path)} of {source}: {what}{more}", "copy another one", path)
     return described["manifest"], described["objects"]
 
 
@@ -98,7 +98,7 @@ def _present(target: Place, objects: list[dict[str, Any]], meter: Meter, cancel:
     """Paths of the objects that the target holds with the right hash. It reads them there."""
     present = set()
     arguments = {"directory": target.directory, "objects": objects}
-    for report in run_program(target.host, "objects.survey", arguments, cancel):
+    for report in run_program(target.host, "tree.survey", arguments, cancel):
         if report["event"] == "checked" and report["right"]:
             present.add(report["path"])
             meter.present(report["path"], report["bytes"])

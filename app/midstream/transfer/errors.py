@@ -11,3 +11,8 @@ class TransferError(MidstreamError):
     def __init__(self, message: str, fix: str = "", path: str = ""):
         super().__init__(message, fix)
         self.path = path
+
+
+def shown(path: str) -> str:
+    """A path as it may stand in one line for a person."""
+    return path if path.isprintable() else repr(path)

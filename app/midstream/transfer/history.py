@@ -13,7 +13,7 @@ from typing import Any
 
 from midstream.errors import RemoteError
 from midstream.hosts.base import Host
-from midstream.transfer.errors import TransferError
+from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.model import HistoryReport
 from midstream.transfer.progress import Meter
 from midstream.transfer.route import Place, Relay
@@ -38,7 +38,7 @@ def copy_history(
     except RemoteError as error:
         if error.kind != "RecordError":
             raise
-        raise TransferError(f"{source.name}: {error.message}") from error
+        raise TransferError(error.message) from error
     files: list[dict[str, Any]] = described["files"]
     found = _compare(Place(source, source_root), Place(target, target_root), run_id, files)
     wanted, kept, aside = _sort_out(found)
@@ -53,7 +53,8 @@ def copy_history(
     ]
 
     def explain(path: str, what: str) -> TransferError:
-        return TransferError(f"{path} of {route.source} changed while it was copied ({what})", "run it again", path)
+        message = f"{shown(path)} of {route.source} changed while it was copied: {what}"
+        return TransferError(message, "run it again", path)
 
     send_all(route, wanted, Meter(needed, len(wanted)), explain=explain, streams=1, cancel=cancel)
     if described["lineage"] is not None:

@@ -45,8 +45,11 @@ class Stream(Protocol):
 class Route(Protocol):
     """How bytes get from ``source`` to ``target``."""
 
-    source: Place
-    target: Place
+    @property
+    def source(self) -> Place: ...
+
+    @property
+    def target(self) -> Place: ...
 
     def start(self, objects: Sequence[dict[str, Any]], events: Queue[tuple[Stream, dict[str, Any]]]) -> Stream: ...
 

@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 from midstream.hosts.programs import Cancelled
-from midstream.transfer.errors import TransferError
+from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.progress import Meter
 from midstream.transfer.route import Route, Stream
 
@@ -85,7 +85,7 @@ def _problem(
 ) -> Exception:
     kind, path, message = report["kind"], report.get("path", ""), report.get("message", "")
     if kind == "source":
-        return TransferError(f"object {path} of {route.source}: {message}", path=path)
+        return TransferError(f"object {shown(path)} of {route.source}: {message}", path=path)
     if kind == "hash":
         return explain(path, message)
     if kind == "full":

@@ -28,7 +28,7 @@ def verify_objects(
     problems: list[tuple[str, str]] = []
     read = objects = 0
     meter: Meter | None = None
-    for report in run_program(host, "objects.verify", {"directory": directory, "manifest": manifest_name}, cancel):
+    for report in run_program(host, "tree.verify", {"directory": directory, "manifest": manifest_name}, cancel):
         if report["event"] == "problem":
             raise TransferError(f"{host.name}: {report['message']}")
         if report["event"] == "tree":

@@ -1,0 +1,233 @@
+"""Copies between two roots of this machine: the whole path with real programs and pipes."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import Exit
+from midstream.fleet.config import LocalHost
+from midstream.hosts.local import LocalMachine
+from midstream.hosts.programs import Cancelled
+from midstream.remote.tree import INCOMING
+from midstream.transfer import Progress, TransferError, copy_history, copy_objects, verify_objects
+from midstream_engine import records
+from trees import files, random_contents, write_checkpoint, write_tree
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[LocalMachine, LocalMachine]:
+    one, two = (LocalMachine(name, LocalHost(root=str(tmp_path / name))) for name in ("one", "two"))
+    return one, two
+
+
+Pair = tuple[LocalMachine, LocalMachine]
+
+
+def test_a_checkpoint_arrives_byte_for_byte_and_is_verified_where_it_lies(pair: Pair, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "new" / "target"
+    digest = write_checkpoint(source, random.Random(1))
+    seen: list[Progress] = []
+    report = copy_objects(pair[0], str(source), pair[1], str(target), progress=seen.append)
+    assert files(target) == files(source)
+    assert (report.objects, report.objects_sent, report.bytes_skipped) == (13, 13, 0)
+    assert (seen[0].bytes_done, seen[0].objects_done) == (0, 0)
+    assert (seen[-1].bytes_done, seen[-1].objects_done) == (report.bytes, 13)
+    assert [p.bytes_done for p in seen] == sorted(p.bytes_done for p in seen)
+    verdict = verify_objects(pair[1], str(target))
+    assert verdict.ok
+    assert verdict.problems == ()
+    assert (verdict.root_digest, verdict.root_digest_ok) == (digest, True)
+
+
+def test_what_lies_there_with_the_right_hash_is_not_sent_again(pair: Pair, tmp_path: Path) -> None:
+    contents = random_contents(random.Random(2), [2000] * 40)
+    source, target = tmp_path / "source", tmp_path / "target"
+    write_tree(source, contents)
+    names = list(contents)
+    write_tree(target, {name: contents[name] for name in names[:10]})
+    (target / records.MANIFEST).unlink()
+    (target / names[3]).write_bytes(contents[names[3]][:-1] + b"?")  # same size, another byte
+    (target / names[4]).write_bytes(b"torn")
+    report = copy_objects(pair[0], str(source), pair[1], str(target))
+    assert set(report.skipped) == set(names[:10]) - {names[3], names[4]}
+    assert (report.objects_sent, report.bytes_sent) == (32, 32 * 2000)
+    assert files(target) == files(source)
+    assert copy_objects(pair[0], str(source), pair[1], str(target)).bytes_sent == 0
+
+
+def test_a_flipped_byte_at_the_source_is_named_and_the_copy_has_no_manifest(pair: Pair, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    write_checkpoint(source, random.Random(1))
+    victim = source / "model/array1/c/2"
+    content = bytearray(victim.read_bytes())
+    content[100] ^= 4
+    victim.write_bytes(content)
+    with pytest.raises(TransferError, match=r"object model/array1/c/2 of one:.* is corrupt: SHA-256 is") as caught:
+        copy_objects(pair[0], str(source), pair[1], str(target))
+    assert caught.value.path == "model/array1/c/2"
+    assert not (target / records.MANIFEST).exists()
+    assert not (target / "model/array1/c/2").exists()
+    assert not (target / INCOMING).exists()
+
+
+def test_missing_objects_are_named_before_anything_is_written(pair: Pair, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    write_tree(source, {"a": b"1", "b": b"2", "c": b"3"})
+    (source / "b").unlink()
+    (source / "c").write_bytes(b"33")
+    with pytest.raises(TransferError, match=r"object b of one:.*: missing, and 1 more like it"):
+        copy_objects(pair[0], str(source), pair[1], str(target))
+    assert not target.exists()
+
+
+LEAVES = '{"objects": [{"path": "../x", "size": 1, "sha256": ""}]}'
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [(None, "not a complete tree"), ("{torn", "not a manifest"), (LEAVES, "leaves the directory")],
+)
+def test_a_source_that_is_no_tree_is_refused_in_one_line(
+    pair: Pair, tmp_path: Path, manifest: str | None, said: str
+) -> None:
+    (tmp_path / "source").mkdir()
+    if manifest is not None:
+        (tmp_path / "source" / records.MANIFEST).write_text(manifest)
+    with pytest.raises(TransferError, match=said) as caught:
+        copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(tmp_path / "target"))
+    assert "\n" not in str(caught.value)
+
+
+def test_another_tree_is_not_overwritten(pair: Pair, tmp_path: Path) -> None:
+    write_tree(tmp_path / "source", {"a": b"1"})
+    write_tree(tmp_path / "target", {"a": b"2"})
+    with pytest.raises(TransferError, match="holds another tree"):
+        copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(tmp_path / "target"))
+    assert (tmp_path / "target" / "a").read_bytes() == b"2"
+
+
+def test_a_copy_that_is_cancelled_leaves_no_temporary_file_and_goes_on_later(pair: Pair, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    contents = random_contents(random.Random(3), [1_000_000] * 60)
+    write_tree(source, contents)
+    cancel = threading.Event()
+
+    def progress(now: Progress) -> None:
+        if now.bytes_done > now.bytes_total // 3:
+            cancel.set()
+
+    with pytest.raises(Cancelled) as caught:
+        copy_objects(pair[0], str(source), pair[1], str(target), progress=progress, cancel=cancel)
+    assert caught.value.code == Exit.INTERRUPTED
+    there = files(target)
+    assert there.items() < contents.items(), "whole objects only, and no manifest"
+    report = copy_objects(pair[0], str(source), pair[1], str(target))
+    assert set(report.skipped) == set(there)
+    assert files(target) == files(source)
+
+
+def test_an_error_in_the_receiver_of_progress_ends_the_copy(pair: Pair, tmp_path: Path) -> None:
+    write_tree(tmp_path / "source", random_contents(random.Random(4), [500_000] * 20))
+
+    class Stop(Exception):
+        pass
+
+    def progress(now: Progress) -> None:
+        if now.bytes_done:
+            raise Stop
+
+    with pytest.raises(Stop):
+        copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(tmp_path / "target"), progress=progress)
+    assert not (tmp_path / "target" / INCOMING).exists()
+
+
+def test_verifying_reports_what_is_wrong(pair: Pair, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, random.Random(1))
+    (tmp_path / "model/array0/c/1").write_bytes(b"short")
+    (tmp_path / "stray").write_bytes(b"")
+    verdict = verify_objects(pair[0], str(tmp_path))
+    assert not verdict.ok
+    assert verdict.problems[0] == (
+        "manifest.json",
+        "its root digest cannot be recomputed: model/array0/c/1 is missing or corrupt",
+    )
+    assert verdict.problems[1] == ("model/array0/c/1", "5 bytes, the manifest says 5000")
+    assert verdict.extra == ("stray",)
+    assert verdict.root_digest_ok is False
+    with pytest.raises(TransferError, match="not a complete tree"):
+        verify_objects(pair[0], str(tmp_path / "model"))
+
+
+def write_history(root: str, attempts: dict[int, str]) -> records.RunPaths:
+    paths = records.RunPaths(root, "run")
+    lineage = records.Lineage("run")
+    for number, metrics in attempts.items():
+        attempt = paths.attempt(number)
+        Path(attempt.dir).mkdir(parents=True, exist_ok=True)
+        Path(attempt.metrics).write_text(metrics)
+        Path(attempt.status()).write_text(json.dumps({"state": "stopped", "number": number}))
+        Path(attempt.order).write_text("{}")
+        Path(attempt.log()).write_text(f"log of {number}\n")
+        lineage = lineage.with_entry(records.LineageEntry(number, 1, "one", 2, "cpu", 0))
+    Path(paths.config).write_text("a: 1\n")
+    lineage.write(paths.lineage)
+    records.first_fence("one").write(paths.fence)
+    return paths
+
+
+def test_history_arrives_without_orders_and_fence(pair: Pair) -> None:
+    ours = write_history(pair[0].root, {1: "x\n" * 50, 2: "y\n" * 50})
+    report = copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
+    theirs = records.RunPaths(pair[1].root, "run")
+    expected = {
+        name: content for name, content in files(Path(ours.dir)).items() if "order" not in name and "fence" not in name
+    }
+    expected["lineage.json"] = Path(theirs.lineage).read_bytes()
+    assert files(Path(theirs.dir)) == {**expected, ".lock": b""}
+    assert records.Lineage.read(theirs.lineage) == records.Lineage.read(ours.lineage)
+    assert len(report.copied) == 7
+    again = copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
+    assert again.copied == ()
+
+
+def test_history_that_grew_replaces_its_beginning_and_is_never_replaced_by_it(pair: Pair) -> None:
+    roots = {"source_root": pair[0].root, "target_root": pair[1].root}
+    ours = write_history(pair[0].root, {1: "x\n" * 50})
+    copy_history(pair[0], pair[1], "run", **roots)
+    theirs = records.RunPaths(pair[1].root, "run")
+    Path(theirs.attempt(1).metrics).write_text("x\n" * 90)
+    assert copy_history(pair[0], pair[1], "run", **roots).kept == ("attempts/001/metrics.jsonl",)
+    assert Path(theirs.attempt(1).metrics).read_text() == "x\n" * 90
+    Path(ours.attempt(1).metrics).write_text("x\n" * 120)
+    assert copy_history(pair[0], pair[1], "run", **roots).copied == ("attempts/001/metrics.jsonl",)
+    assert Path(theirs.attempt(1).metrics).read_text() == "x\n" * 120
+
+
+def test_metrics_of_another_attempt_of_the_same_number_are_set_aside_and_kept(pair: Pair) -> None:
+    write_history(pair[0].root, {1: "x\n" * 50, 2: "good\n" * 3})
+    theirs = write_history(pair[1].root, {2: "rolled back\n" * 9, 3: "z\n"})
+    report = copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
+    assert Path(theirs.attempt(2).metrics).read_text() == "good\n" * 3
+    [(path, aside)] = report.set_aside
+    assert path == "attempts/002/metrics.jsonl"
+    assert Path(theirs.dir, aside).read_text() == "rolled back\n" * 9
+    assert [entry.attempt for entry in records.Lineage.read(theirs.lineage).entries] == [1, 2, 3]
+
+
+def test_of_a_long_log_the_end_travels(pair: Pair) -> None:
+    ours = write_history(pair[0].root, {1: ""})
+    Path(ours.attempt(1).log()).write_bytes(b"begin" + b"." * (3 << 20) + b"end")
+    copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
+    log = Path(records.RunPaths(pair[1].root, "run").attempt(1).log()).read_bytes()
+    assert len(log) == 1 << 20
+    assert log.endswith(b"..end")
+
+
+def test_the_history_of_a_run_that_is_not_there_is_refused(pair: Pair) -> None:
+    with pytest.raises(TransferError, match="there is no such run"):
+        copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
