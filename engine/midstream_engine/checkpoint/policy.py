@@ -127,7 +127,9 @@ class Retention:
         checkpoint gone or keeps it: who pins looks afterwards whether it is still there.
         """
         when = time.time() if now is None else now
-        self._empty_trash(paths, when)
+        left = self._empty_trash(paths, when)  # by a pruning that was killed
+        if not os.path.isdir(paths.checkpoints):
+            return []
         with locked(paths.lock):
             saved = [
                 Saved(entry.step, entry.attempt, entry.manifest.epoch, entry.name)
@@ -137,7 +139,7 @@ class Retention:
             names = to_delete(self.policy, saved, read_fence(paths), read_pins(paths, when))
             for name in names:
                 os.rename(paths.checkpoint(name), paths.checkpoint(TRASH + name))
-        return self._empty_trash(paths, when)
+        return left + self._empty_trash(paths, when)
 
     @staticmethod
     def _empty_trash(paths: RunPaths, when: float) -> list[str]:
@@ -150,7 +152,8 @@ class Retention:
                     continue
                 trash, manifest = paths.checkpoint(entry), os.path.join(paths.checkpoint(entry), MANIFEST)
                 # Without its manifest it is half deleted already, and no pin can bring it back.
-                if name in read_pins(paths, when) and os.path.exists(manifest):
+                wanted = name in read_pins(paths, when) and not os.path.exists(paths.checkpoint(name))
+                if wanted and os.path.exists(manifest):
                     os.rename(trash, paths.checkpoint(name))
                     continue
                 with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,184 @@
+"""What is saved and what stays: a pure function of steps and times, which deletion follows and pins can stop."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint_states import save
+from midstream_engine.checkpoint import policy as module
+from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete
+from midstream_engine.checkpoint.policy import TRASH, KeepEvery, KeepPolicy, Retention, Saved, to_delete
+from midstream_engine.records import Fence, Pin, RunPaths, checkpoint_name
+
+GUIDE = [{"every": 1000, "until": 10000}, {"every": 5000, "until": 40000}, {"every": 10000}]
+NONE = KeepPolicy(save_interval=1.0, keep=())
+SMALL = {"x": np.zeros(3, np.float32)}
+
+
+@pytest.fixture
+def paths(tmp_path) -> RunPaths:
+    return RunPaths(str(tmp_path), "run")
+
+
+def names(paths: RunPaths) -> list[str]:
+    return [found.name for found in list_checkpoints(paths)]
+
+
+def pin(paths: RunPaths, name: str, expires: float, migration: str = "m1") -> None:
+    os.makedirs(paths.pins, exist_ok=True)
+    Pin(name, expires).write(os.path.join(paths.pins, f"{migration}.json"))
+
+
+def test_the_three_rules_of_the_levanter_guide_keep_what_the_guide_says():
+    policy = KeepPolicy.of(900, GUIDE)
+    kept = [step for step in range(0, 70_001, 500) if policy.is_permanent(step)]
+    assert kept == [*range(1000, 10_001, 1000), *range(15_000, 40_001, 5000), *range(50_000, 70_001, 10_000)]
+
+
+def test_after_the_last_until_nothing_is_permanent():
+    policy = KeepPolicy.of(900, [{"every": 10, "until": 30}])
+    assert [step for step in range(100) if policy.is_permanent(step)] == [10, 20, 30]
+
+
+def test_the_default_is_every_10000_steps_and_a_quarter_of_an_hour():
+    assert KeepPolicy() == KeepPolicy.of(900, [{"every": 10_000}])
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        ([{"every": 0}], r"keep\[0\]: every is 0; it has to be at least 1 step"),
+        ([{"every": 1}, {"every": 2}], r"keep\[0\]: only the last rule may leave out 'until'"),
+        (
+            [{"every": 1, "until": 10}, {"every": 2, "until": 10}],
+            r"keep\[1\]: until is 10, .* already reach to step 10",
+        ),
+        ([{"every": 1, "until": 0}], r"keep\[0\]: until is 0"),
+    ],
+)
+def test_rules_that_cannot_be_meant_are_refused(keep, words):
+    with pytest.raises(ValueError, match=words):
+        KeepPolicy.of(900, keep)
+
+
+def test_an_interval_that_is_no_time_is_refused():
+    with pytest.raises(ValueError, match=r"save_interval is 0\.0 seconds"):
+        KeepPolicy.of(0, [])
+
+
+def test_temporary_saves_come_by_time_and_permanent_ones_push_them_back():
+    retention = Retention(KeepPolicy(save_interval=10.0, keep=(KeepEvery(7),)), started=100.0)
+    made = []
+    for step in range(0, 30):
+        now = 100.0 + 2.0 * step  # two seconds a step
+        kind = retention.decide(step, now)
+        if kind is not None:
+            retention.saved(now)
+            made.append((step, kind))
+    assert made == [
+        (5, "temporary"),
+        (7, "permanent"),
+        (12, "temporary"),
+        (14, "permanent"),
+        (19, "temporary"),
+        (21, "permanent"),
+        (26, "temporary"),
+        (28, "permanent"),
+    ]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Saved]:
+    made = draw(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 3)), unique=True, max_size=25))
+    return [Saved(step, attempt, attempt, checkpoint_name(step, attempt)) for step, attempt in made]
+
+
+@given(
+    histories(), st.integers(1, 20), st.sampled_from([None, Fence(3, "x", 20, [{"epoch": 2, "step": 20}])]), st.data()
+)
+def test_what_stays_is_permanent_pinned_newest_or_not_of_this_lineage(history, every, fence, data):
+    policy = KeepPolicy(save_interval=1.0, keep=(KeepEvery(every),))
+    pinned = {entry.name for entry in history if data.draw(st.booleans())}
+    gone = to_delete(policy, history, fence, pinned)
+    accepted = [entry for entry in history if fence is None or fence.accepts(entry.epoch, entry.step)]
+    newest = max(accepted, key=lambda entry: (entry.step, entry.attempt), default=None)
+    for entry in history:
+        stays = entry.step % every == 0 or entry.name in pinned or entry == newest or entry not in accepted
+        assert (entry.name in gone) == (not stays)
+    left = [entry for entry in history if entry.name not in gone]
+    assert to_delete(policy, left, fence, pinned) == []  # nothing more to do
+    assert to_delete(policy, history[::-1], fence, pinned) == gone  # whatever order the directory was listed in
+
+
+def test_pruning_leaves_permanent_ones_and_the_newest(paths):
+    retention = Retention(KeepPolicy(save_interval=1.0, keep=(KeepEvery(10),)), started=0.0)
+    for step in (5, 10, 15, 18):
+        save(paths, SMALL, step)
+    os.makedirs(paths.checkpoint("step-12-a001"))  # a save under way, or cut off
+    assert retention.prune(paths) == ["step-15-a001", "step-5-a001"]
+    assert names(paths) == ["step-10-a001", "step-12-a001", "step-18-a001"]
+    assert retention.prune(paths) == []
+
+
+def test_the_newest_is_not_deleted_however_temporary_it_is(paths):
+    save(paths, SMALL, 5)
+    assert Retention(NONE, started=0.0).prune(paths) == []
+    assert newest_complete(paths, None) == "step-5-a001"
+
+
+def test_what_the_fence_does_not_accept_is_left_for_a_person_to_delete(paths):
+    for step in (5, 10, 15):
+        save(paths, SMALL, step)
+    Fence(2, "other", 10, [{"epoch": 1, "step": 10}]).write(paths.fence)
+    assert Retention(NONE, started=0.0).prune(paths) == ["step-5-a001"]
+    assert names(paths) == ["step-10-a001", "step-15-a001"]
+
+
+def test_a_pin_holds_until_it_expires(paths):
+    for step in (5, 10):
+        save(paths, SMALL, step)
+    pin(paths, "step-5-a001", expires=1000.0)
+    retention = Retention(NONE, started=0.0)
+    assert retention.prune(paths, now=999.0) == []
+    assert retention.prune(paths, now=1001.0) == ["step-5-a001"]
+    assert names(paths) == ["step-10-a001"]
+
+
+def test_a_pin_that_arrives_while_pruning_brings_the_checkpoint_back(paths, monkeypatch):
+    for step in (3, 5, 10):
+        save(paths, SMALL, step)
+    rename = os.rename
+
+    def pinned_meanwhile(source: str, destination: str) -> None:
+        rename(source, destination)
+        if os.path.basename(destination) == TRASH + "step-5-a001":
+            pin(paths, "step-5-a001", expires=1000.0)
+
+    monkeypatch.setattr(module.os, "rename", pinned_meanwhile)
+    assert Retention(NONE, started=0.0).prune(paths, now=10.0) == ["step-3-a001"]
+    assert names(paths) == ["step-5-a001", "step-10-a001"]
+
+
+def test_what_a_killed_pruning_left_is_finished_by_the_next_and_never_comes_back_half_deleted(paths):
+    for step in (3, 4, 5, 10):
+        save(paths, SMALL, step)
+    for name in ("step-3-a001", "step-4-a001", "step-5-a001"):
+        os.rename(paths.checkpoint(name), paths.checkpoint(TRASH + name))
+    Path(paths.checkpoint(TRASH + "step-4-a001"), "manifest.json").unlink()  # its deletion had begun
+    pin(paths, "step-4-a001", 1000.0, "m4")
+    pin(paths, "step-5-a001", 1000.0, "m5")
+    os.makedirs(paths.checkpoint(TRASH + "somebody-else"))
+    assert Retention(NONE, started=0.0).prune(paths, now=10.0) == ["step-3-a001", "step-4-a001"]
+    assert names(paths) == ["step-5-a001", "step-10-a001"]
+    assert os.listdir(paths.checkpoints).count(TRASH + "somebody-else") == 1
+
+
+def test_a_run_without_checkpoints_is_pruned_without_complaint(paths):
+    assert Retention(NONE, started=0.0).prune(paths) == []
+    assert not os.path.exists(paths.dir)
