@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
-import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, cast
 
@@ -14,8 +14,9 @@ from midstream.errors import HostError
 from midstream.fleet.config import HostConfig
 from midstream.hosts import far
 from midstream.hosts.base import Completed, Process
+from midstream.hosts.stderr import StderrTail
 
-STDERR_KEPT = 64 * 1024  # bytes of a program's stderr that are remembered
+GRACE = 2.0  # seconds that a program may take to end once its stdin is closed
 
 
 class LocalProcess:
@@ -25,44 +26,34 @@ class LocalProcess:
         self._child = child
         self.stdin = cast(BinaryIO, child.stdin)
         self.stdout = cast(BinaryIO, child.stdout)
-        self._stderr: deque[bytes] = deque()
-        self._stderr_size = 0
-        self._reader = threading.Thread(target=self._read_stderr, name="local-stderr", daemon=True)
-        self._reader.start()
-
-    def _read_stderr(self) -> None:
-        stream = cast(BinaryIO, self._child.stderr)
-        with stream:
-            while data := os.read(stream.fileno(), 8192):
-                self._stderr.append(data)
-                self._stderr_size += len(data)
-                while self._stderr_size > STDERR_KEPT and len(self._stderr) > 1:
-                    self._stderr_size -= len(self._stderr.popleft())
+        stderr = cast(io.BufferedReader, child.stderr)
+        self._stderr = StderrTail(lambda: stderr.read1(8192), "local-stderr")
 
     def wait(self, timeout: float | None = None) -> int:
         try:
             code = self._child.wait(timeout)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"pid {self._child.pid} still runs after {timeout} s") from error
-        self._reader.join(1.0)
+        self._stderr.join(1.0)
         return code
 
     def stderr_text(self) -> str:
-        return b"".join(tuple(self._stderr)).decode(errors="replace")
+        return self._stderr.text()
 
     def close(self) -> None:
-        try:
-            self.stdin.close()
-        except BrokenPipeError:
-            pass  # it ended before it read everything; its exit code tells
         if self._child.poll() is None:
+            # Not the buffered stream: what it holds may never be read, and flushing it would wait for ever.
+            cast(io.BufferedWriter, self.stdin).raw.close()
             try:
-                self._child.wait(2.0)
+                self._child.wait(GRACE)
             except subprocess.TimeoutExpired:
                 self._child.kill()
         self._child.wait()
-        self._reader.join(1.0)
+        self._stderr.join(1.0)
+        with contextlib.suppress(OSError, ValueError):  # closed above, or its reader is gone
+            self.stdin.close()
         self.stdout.close()
+        cast(io.BufferedReader, self._child.stderr).close()
 
 
 class LocalMachine:

@@ -1,0 +1,163 @@
+"""Real SSH servers on loopback: each a plain sshd process with its own keys, home and port."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from midstream.fleet.config import Fleet, HostConfig, LocalHost, SshHost
+
+SSHD = next((path for path in ("/usr/sbin/sshd", shutil.which("sshd") or "") if path and os.path.exists(path)), "")
+
+
+@dataclass
+class SshServer:
+    """A running sshd. ``config`` is the fleet entry that reaches it."""
+
+    name: str
+    directory: Path
+    port: int
+    config: SshHost
+    process: subprocess.Popen[bytes] = field(repr=False)
+
+    @property
+    def root(self) -> Path:
+        return Path(self.config.root)
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.directory / "known_hosts"
+
+    def sessions(self) -> list[int]:
+        """Pids of the processes that serve connections right now."""
+        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
+        return [int(pid) for pid in found.stdout.split()]
+
+    def drop_connections(self) -> None:
+        """Kill what serves the connections, as a cut link would; the server goes on."""
+        for pid in self.sessions():
+            subprocess.run(["kill", "-9", str(pid)], check=False)
+
+    def stop(self) -> None:
+        self.drop_connections()
+        self.process.terminate()
+        self.process.wait(10)
+
+    def start(self) -> None:
+        """Listen again on the same port, with the same keys."""
+        self.process = _start(self.directory, self.port)
+
+
+def _start(directory: Path, port: int) -> subprocess.Popen[bytes]:
+    with (directory / "sshd.log").open("ab") as log:
+        process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(directory / "sshd_config")], stdout=log, stderr=log)
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1):
+                return process
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"sshd did not start: {(directory / 'sshd.log').read_text()[-500:]}")
+            time.sleep(0.02)
+
+
+def _key(path: Path) -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Lab:
+    """Makes servers, and stops them at the end."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.servers: dict[str, SshServer] = {}
+
+    def host(self, name: str, devices: int | None = None, python: str | None = sys.executable) -> SshServer:
+        """A new server that accepts a key of its own, and a fleet entry that trusts it."""
+        directory = self.directory / name
+        directory.mkdir(parents=True)
+        if os.geteuid() == 0:
+            os.makedirs("/run/sshd", exist_ok=True)
+        port = free_port()
+        host_key, user_key = _key(directory / "host_key"), _key(directory / "user_key")
+        (directory / "authorized_keys").write_text(user_key.with_suffix(".pub").read_text())
+        kind, key = host_key.with_suffix(".pub").read_text().split()[:2]
+        (directory / "known_hosts").write_text(f"[127.0.0.1]:{port} {kind} {key}\n")
+        (directory / "ssh_config").write_text(
+            f"Host {name}\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {user_key}\n"
+            f"  IdentitiesOnly yes\n  UserKnownHostsFile {directory / 'known_hosts'}\n"
+        )
+        (directory / "sshd_config").write_text(
+            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\n"
+            f"AuthorizedKeysFile {directory / 'authorized_keys'}\nPidFile {directory / 'sshd.pid'}\n"
+            "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+            "MaxSessions 100\nMaxStartups 100\nSubsystem sftp internal-sftp\nPrintMotd no\nPrintLastLog no\n"
+        )
+        config = SshHost(
+            address=name,
+            ssh_config=str(directory / "ssh_config"),
+            root=str(directory / "root"),
+            python=python,
+            devices=devices,
+        )
+        server = SshServer(name, directory, port, config, _start(directory, port))
+        self.servers[name] = server
+        return server
+
+    def local(self, name: str, devices: int | None = None) -> LocalHost:
+        """This machine, with a root of its own."""
+        return LocalHost(root=str(self.directory / name / "root"), devices=devices)
+
+    def fleet_file(self, **hosts: HostConfig) -> Path:
+        """A fleet file with these hosts, as a person would have written it."""
+        lines = ["hosts:"]
+        for name, config in hosts.items():
+            words = {"type": "ssh" if isinstance(config, SshHost) else "local", **vars(config)}
+            shown = ", ".join(f"{key}: {_yaml(value)}" for key, value in words.items() if value not in (None, [], {}))
+            lines.append(f"  {name}: {{{shown}}}")
+        file = self.directory / "fleet.yaml"
+        file.write_text("\n".join(lines) + "\n")
+        return file
+
+    def fleet(self, **hosts: HostConfig) -> Fleet:
+        from midstream.fleet.config import load_fleet
+
+        return load_fleet(self.fleet_file(**hosts))
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            server.stop()
+
+
+def _yaml(value: object) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+@pytest.fixture
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Servers on demand: ``lab.host("gpu1", devices=4)``."""
+    if not SSHD or not shutil.which("ssh-keygen"):
+        pytest.skip("no sshd: apt-get install openssh-server")
+    # Paths of keys and sockets are long enough without the test's name in them.
+    made = Lab(tmp_path_factory.mktemp("lab"))
+    yield made
+    made.close()

@@ -1,0 +1,193 @@
+"""A machine behind a real sshd: reaching it, proving who it is, running things on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import shutil
+import string
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab.sshd import Lab, SshServer, free_port
+from midstream.errors import HostError, LostContact, RemoteError
+from midstream.hosts.far import start_program
+from midstream.hosts.open import open_host
+from midstream.hosts.ssh import SshMachine
+
+
+def connect(server: SshServer, **changes: object) -> SshMachine:
+    machine = open_host(server.name, dataclasses.replace(server.config, **changes))
+    assert isinstance(machine, SshMachine)
+    machine.connect()
+    return machine
+
+
+@pytest.fixture
+def server(lab: Lab) -> SshServer:
+    return lab.host("gpu1")
+
+
+def test_commands_functions_and_programs_run_on_the_host(server: SshServer):
+    machine = connect(server)
+    done = machine.run(["sh", "-c", "cat; echo talk >&2; exit 3"], stdin=b"data")
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"data", b"talk\n")
+    assert machine.run(["env"], env={"A B": "x y\nz"}).stdout.count(b"A B=x y\nz\n") == 1
+    assert machine.call("runs.claim_attempt", root=machine.root, run_id="r") == 1
+    assert machine.call("runs.list_runs", root=machine.root) == ["r"]
+    with pytest.raises(RemoteError, match="run id") as refused:
+        machine.call("runs.claim_attempt", root=machine.root, run_id="../r")
+    assert refused.value.kind == "RecordError"
+    machine.close()
+
+
+def test_a_megabyte_goes_through_stdin_and_comes_back(server: SshServer):
+    machine = connect(server)
+    data = os.urandom(3 << 20)
+    assert machine.run(["cat"], stdin=data).stdout == data
+    machine.close()
+
+
+def test_a_program_keeps_its_pipes(server: SshServer):
+    machine = connect(server)
+    process = machine.open(["sh", "-c", "while read line; do echo got $line; done; echo bye >&2; exit 4"])
+    for word in (b"one", b"two"):
+        process.stdin.write(word + b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"got " + word + b"\n"
+    with pytest.raises(TimeoutError):
+        process.wait(0.05)
+    process.stdin.close()
+    assert process.wait(10) == 4
+    assert process.stderr_text() == "bye\n"
+    process.close()
+    machine.close()
+
+
+def test_an_unknown_host_key_is_refused_with_the_line_that_accepts_it(server: SshServer):
+    known = server.known_hosts.read_text()
+    server.known_hosts.write_text("")
+    with pytest.raises(HostError, match="is not known") as refused:
+        connect(server)
+    fingerprint = subprocess.run(
+        ["ssh-keygen", "-lf", str(server.directory / "host_key.pub")], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
+    assert fingerprint in refused.value.message
+    line = refused.value.fix.split(": ", 1)[1]
+    subprocess.run(["sh", "-c", line], check=True, capture_output=True)
+    assert known.split()[2] in server.known_hosts.read_text()
+    connect(server).close()
+
+
+def test_a_changed_host_key_is_refused(server: SshServer, tmp_path: Path):
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    address = server.known_hosts.read_text().split()[0]
+    kind, key = (tmp_path / "other.pub").read_text().split()[:2]
+    server.known_hosts.write_text(f"{address} {kind} {key}\n")
+    with pytest.raises(HostError, match="CHANGED") as refused:
+        connect(server)
+    assert "ssh-keygen -R" in refused.value.fix
+
+
+def test_a_key_that_the_server_does_not_accept_is_one_clear_line(server: SshServer, tmp_path: Path):
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "wrong")], check=True)
+    config = (
+        (server.directory / "ssh_config")
+        .read_text()
+        .replace(str(server.directory / "user_key"), str(tmp_path / "wrong"))
+    )
+    (server.directory / "ssh_config").write_text(config)
+    with pytest.raises(HostError, match="accepts none of our keys"):
+        connect(server)
+
+
+def test_a_host_that_is_down_is_one_clear_line(server: SshServer):
+    with pytest.raises(HostError, match=r"cannot be reached: Connection refused"):
+        connect(server, port=free_port())
+    with pytest.raises(HostError, match="is not known"):
+        connect(server, address="nosuchhost.invalid")
+
+
+def test_nothing_is_ever_expanded_on_the_host(server: SshServer, tmp_path: Path):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    canary = tmp_path / "canary"
+    parts = [
+        " ", "'", '"', "\n", "\\", "$HOME", f"$(touch {canary})", f"`touch {canary}`", f"; touch {canary} ;",
+        "-rf", "--", "*", "~", "!", "&", "|", ">", "#", "%", "é", "\t", "{a,b}", "\r",
+    ]  # fmt: skip
+    machine = connect(server)
+    show = ["python3", "-c", "import sys; sys.stdout.write('\\0'.join(sys.argv[1:]))"]
+    for _ in range(25):
+        words = ["".join(rng.choices(parts + list(string.ascii_letters), k=rng.randint(0, 6))) for _ in range(4)]
+        done = machine.run([*show, *words], env={"X": rng.choice(parts)})
+        assert done.stdout.decode().split("\0") == words, words
+    assert not canary.exists()
+    with pytest.raises(ValueError, match="NUL"):
+        machine.run(["echo", "a\0b"])
+    machine.close()
+
+
+def test_a_cut_connection_is_lost_contact_and_the_next_connect_heals_it(server: SshServer):
+    machine = connect(server)
+    process = machine.open(["sleep", "60"])
+    server.drop_connections()
+    with pytest.raises(LostContact):
+        process.wait(20)
+    process.close()
+    with pytest.raises(LostContact):
+        machine.open(["true"])
+    machine.connect()
+    assert machine.run(["true"]).returncode == 0
+    machine.close()
+
+
+def test_a_command_that_takes_too_long_is_given_up(server: SshServer):
+    machine = connect(server)
+    with pytest.raises(HostError, match="did not end within"):
+        machine.run(["sleep", "60"], timeout=0.3)
+    machine.close()
+
+
+def test_many_channels_share_one_connection(server: SshServer):
+    machine = connect(server)
+    processes = [machine.open(["cat"]) for _ in range(12)]
+    for number, process in enumerate(processes):
+        process.stdin.write(f"{number}\n".encode())
+        process.stdin.close()
+    assert [process.stdout.read() for process in processes] == [f"{number}\n".encode() for number in range(12)]
+    for process in processes:
+        assert process.wait(10) == 0
+        process.close()
+    assert len(server.sessions()) == 1
+    machine.close()
+
+
+def test_a_function_that_prints_does_not_break_its_answer(server: SshServer):
+    machine = connect(server)
+    process = start_program(machine, "runs.read_text", {"path": "/dev/null"})
+    process.stdin.close()
+    assert process.wait(20) == 0
+    process.close()
+    machine.close()
+
+
+@pytest.mark.skipif(not shutil.which("ssh-agent"), reason="no ssh-agent: apt-get install openssh-client")
+def test_a_key_in_the_agent_is_used(server: SshServer, monkeypatch: pytest.MonkeyPatch):
+    key = server.directory / "user_key"
+    started = subprocess.run(["ssh-agent", "-s"], capture_output=True, text=True, check=True).stdout
+    values = dict(part.split("=", 1) for line in started.splitlines() for part in line.split(";") if "=" in part)
+    monkeypatch.setenv("SSH_AUTH_SOCK", values["SSH_AUTH_SOCK"])
+    try:
+        subprocess.run(["ssh-add", "-q", str(key)], check=True, capture_output=True)
+        hidden = key.rename(key.with_name("elsewhere"))
+        config = (server.directory / "ssh_config").read_text().replace("IdentitiesOnly yes", "IdentitiesOnly no")
+        (server.directory / "ssh_config").write_text(config)
+        connect(server).close()
+        hidden.rename(key)
+    finally:
+        os.kill(int(values["SSH_AGENT_PID"]), 15)
