@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from midstream.remote import engine
+from midstream.remote import engine, runs
 from midstream_engine import records
 from trees import SOURCES
 
@@ -120,10 +120,10 @@ def test_an_attempt_is_known_before_it_has_a_status_and_signalled_by_identity(ru
     try:
         until(lambda: "up" in log(run))
         seen = engine.attempt(run.root, "run", 1)
-        assert seen == {"status": None, "process": identity.to_json(), "alive": True, "log": ["up"]}
-        assert engine.signal_attempt(run.root, "run", 1, "SIGTERM")
+        assert seen == {"status": None, "alive": True, "log": ["up"]}
+        assert runs.signal(run.root, "run", 1, "SIGTERM")
         until(lambda: not records.is_alive(identity))
-        assert not engine.signal_attempt(run.root, "run", 1, "SIGTERM")
+        assert not runs.signal(run.root, "run", 1, "SIGTERM")
     finally:
         if records.is_alive(identity):
             os.kill(identity.pid, signal.SIGKILL)
@@ -135,6 +135,6 @@ def test_a_reused_pid_is_not_signalled(run: records.RunPaths) -> None:
         assert found is not None
         stranger = dict(found.to_json(), start_ticks=found.start_ticks - 1)
         records.write_json(os.path.join(run.attempt(1).dir, engine.LAUNCHED), stranger)
-        assert not engine.signal_attempt(run.root, "run", 1, "SIGKILL")
+        assert not runs.signal(run.root, "run", 1, "SIGKILL")
         assert other.poll() is None
         other.communicate(b"\n")

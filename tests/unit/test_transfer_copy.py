@@ -14,7 +14,7 @@ from midstream.fleet.config import LocalHost
 from midstream.hosts.local import LocalMachine
 from midstream.hosts.programs import Cancelled
 from midstream.remote.tree import INCOMING
-from midstream.transfer import Progress, TransferError, copy_history, copy_objects, verify_objects
+from midstream.transfer import HistoryReport, Progress, TransferError, copy_history, copy_objects, verify_objects
 from midstream_engine import records
 from trees import files, random_contents, write_checkpoint, write_tree
 
@@ -180,9 +180,13 @@ def write_history(root: str, attempts: dict[int, str]) -> records.RunPaths:
     return paths
 
 
+def bring(pair: Pair) -> HistoryReport:
+    return copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
+
+
 def test_history_arrives_without_orders_and_fence(pair: Pair) -> None:
     ours = write_history(pair[0].root, {1: "x\n" * 50, 2: "y\n" * 50})
-    report = copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
+    report = bring(pair)
     theirs = records.RunPaths(pair[1].root, "run")
     expected = {
         name: content for name, content in files(Path(ours.dir)).items() if "order" not in name and "fence" not in name
@@ -191,27 +195,26 @@ def test_history_arrives_without_orders_and_fence(pair: Pair) -> None:
     assert files(Path(theirs.dir)) == {**expected, ".lock": b""}
     assert records.Lineage.read(theirs.lineage) == records.Lineage.read(ours.lineage)
     assert len(report.copied) == 7
-    again = copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
+    again = bring(pair)
     assert again.copied == ()
 
 
 def test_history_that_grew_replaces_its_beginning_and_is_never_replaced_by_it(pair: Pair) -> None:
-    roots = {"source_root": pair[0].root, "target_root": pair[1].root}
     ours = write_history(pair[0].root, {1: "x\n" * 50})
-    copy_history(pair[0], pair[1], "run", **roots)
+    bring(pair)
     theirs = records.RunPaths(pair[1].root, "run")
     Path(theirs.attempt(1).metrics).write_text("x\n" * 90)
-    assert copy_history(pair[0], pair[1], "run", **roots).kept == ("attempts/001/metrics.jsonl",)
+    assert bring(pair).kept == ("attempts/001/metrics.jsonl",)
     assert Path(theirs.attempt(1).metrics).read_text() == "x\n" * 90
     Path(ours.attempt(1).metrics).write_text("x\n" * 120)
-    assert copy_history(pair[0], pair[1], "run", **roots).copied == ("attempts/001/metrics.jsonl",)
+    assert bring(pair).copied == ("attempts/001/metrics.jsonl",)
     assert Path(theirs.attempt(1).metrics).read_text() == "x\n" * 120
 
 
 def test_metrics_of_another_attempt_of_the_same_number_are_set_aside_and_kept(pair: Pair) -> None:
     write_history(pair[0].root, {1: "x\n" * 50, 2: "good\n" * 3})
     theirs = write_history(pair[1].root, {2: "rolled back\n" * 9, 3: "z\n"})
-    report = copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
+    report = bring(pair)
     assert Path(theirs.attempt(2).metrics).read_text() == "good\n" * 3
     [(path, aside)] = report.set_aside
     assert path == "attempts/002/metrics.jsonl"
@@ -222,7 +225,7 @@ def test_metrics_of_another_attempt_of_the_same_number_are_set_aside_and_kept(pa
 def test_of_a_long_log_the_end_travels(pair: Pair) -> None:
     ours = write_history(pair[0].root, {1: ""})
     Path(ours.attempt(1).log()).write_bytes(b"begin" + b"." * (3 << 20) + b"end")
-    copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
+    bring(pair)
     log = Path(records.RunPaths(pair[1].root, "run").attempt(1).log()).read_bytes()
     assert len(log) == 1 << 20
     assert log.endswith(b"..end")
@@ -230,4 +233,4 @@ def test_of_a_long_log_the_end_travels(pair: Pair) -> None:
 
 def test_the_history_of_a_run_that_is_not_there_is_refused(pair: Pair) -> None:
     with pytest.raises(TransferError, match="there is no such run"):
-        copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
+        bring(pair)

@@ -39,11 +39,9 @@ def launch_run(
     text = read_config(Path(config_path))
     run_id = _run_id(run_id, text, Path(config_path))
     host, config = hosts.get(chosen.hosts[0]), fleet.hosts[chosen.hosts[0]]
-    host.connect()
-
-    known = host.call("engine.run", root=host.root, run_id=run_id)
+    known = host.call("runs.describe", root=host.root, run_id=run_id)
     epoch = _check_startable(host.name, chosen.name, run_id, known)
-    if known["config"]:
+    if known["attempt"]:
         say(f"{run_id} is known on {host.name}: it goes on with the config it has; only overrides change it")
     engine = install_engine(host)
     say(f"engine {engine.digest[:12]} in {host.name}:{engine.directory}")

@@ -104,7 +104,7 @@ def engine_environment(
 
 
 def look(host: Host, run_id: str, attempt: int) -> Mapping[str, Any]:
-    """What the host says of the attempt: ``{status, process, alive, log}``. See ``remote.engine.attempt``."""
+    """What the host says of the attempt: ``{status, alive, log}``. See ``remote.engine.attempt``."""
     return host.call("engine.attempt", root=host.root, run_id=run_id, number=attempt)
 
 
@@ -170,14 +170,14 @@ def _late(what: str, seen: Mapping[str, Any] | None, states: Collection[str], ti
 def stop_attempt(host: Host, run_id: str, attempt: int, timeout: float) -> records.Status:
     """Ask the engine to save at the next step boundary, seal and exit; its last status. One that has ended already
     is left alone. LaunchError where it died of it, or is still at it after ``timeout`` seconds."""
-    host.call("engine.signal_attempt", root=host.root, run_id=run_id, number=attempt, name="SIGTERM")
+    host.call("runs.signal", root=host.root, run_id=run_id, attempt=attempt, name="SIGTERM")
     return wait_state(host, run_id, attempt, records.ENDED, timeout)
 
 
 def kill_attempt(host: Host, run_id: str, attempt: int, timeout: float = 30.0) -> bool:
     """End the engine at once; nothing is saved. For a rollback, once it did not stop by itself. Returns once it is
     gone; False where it was not there. LaunchError where it is not gone after ``timeout`` seconds."""
-    if not host.call("engine.signal_attempt", root=host.root, run_id=run_id, number=attempt, name="SIGKILL"):
+    if not host.call("runs.signal", root=host.root, run_id=run_id, attempt=attempt, name="SIGKILL"):
         return False
     deadline = time.monotonic() + timeout
     while look(host, run_id, attempt)["alive"]:

@@ -17,6 +17,7 @@ import signal
 import tarfile
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from midstream.remote import runs
 from midstream_engine import records
 
 STAMP = ".complete.json"
@@ -184,51 +185,15 @@ def _become(argv: Sequence[str], env: Mapping[str, str], directory: str, output:
 
 
 def attempt(root: str, run_id: str, number: int, lines: int = 20) -> Dict[str, Any]:
-    """``{status, process, alive, log}`` of an attempt's process 0: its status or None, the identity under which it
-    was started or None, whether that very process runs, and the last lines of its log."""
+    """``{status, alive, log}`` of an attempt's process 0: its status or None, whether that very process runs, and the
+    last lines of its log."""
     paths = records.RunPaths(root, records.check_run_id(run_id)).attempt(number)
     if not os.path.isdir(paths.dir):
         raise FileNotFoundError("run {} has no attempt {}".format(run_id, number))
-    # Liveness first: an engine that ends between the two looks has written its last status by then.
-    known = records.read_json_or_none(posixpath.join(paths.dir, LAUNCHED))
-    process = None if known is None else records.ProcessIdentity.from_json(known, LAUNCHED)
-    alive = process is not None and records.is_alive(process)
-    status = records.read_json_or_none(paths.status())
-    if process is None and status is not None:
-        process = records.Status.from_json(status, paths.status()).identity
-        alive = records.is_alive(process)
-    return {
-        "status": status,
-        "process": None if process is None else process.to_json(),
-        "alive": alive,
-        "log": _tail(paths.log(), lines),
-    }
-
-
-def run(root: str, run_id: str) -> Dict[str, Any]:
-    """``{config, fence, attempt, alive}`` of a run: whether it has a config, its fence or None, its newest attempt (0:
-    none) and whether any of its attempts runs."""
-    paths = records.RunPaths(root, records.check_run_id(run_id))
-    names = os.listdir(paths.attempts) if os.path.isdir(paths.attempts) else []
-    numbers = sorted(int(name) for name in names if name.isdigit())
-    return {
-        "config": os.path.exists(paths.config),
-        "fence": records.read_json_or_none(paths.fence),
-        "attempt": numbers[-1] if numbers else 0,
-        "alive": any(attempt(root, run_id, number, 0)["alive"] for number in numbers),
-    }
-
-
-def signal_attempt(root: str, run_id: str, number: int, name: str) -> bool:
-    """Send the signal of that name to the attempt's very process. False where it does not run."""
-    found = attempt(root, run_id, number)
+    found = runs.status(root, run_id, number)
     if not found["alive"]:
-        return False
-    try:
-        os.kill(found["process"]["pid"], signal.Signals[name])
-    except ProcessLookupError:  # it ended just now
-        return False
-    return True
+        found = runs.status(root, run_id, number)  # what it wrote between being read and being looked for
+    return dict(found, log=_tail(paths.log(), lines))
 
 
 def _tail(path: str, lines: int) -> List[str]:

@@ -24,8 +24,8 @@ _VERSION = (
 
 
 def find(minimum: Sequence[int]) -> Dict[str, Any]:
-    """``{uv, python, version, machine, newest}``: paths of uv and of an interpreter of version ``minimum`` or newer, None
-    where there is none; ``newest`` is the newest version that was seen."""
+    """``{uv, python, version, machine, newest}``: paths of uv and of an interpreter of version ``minimum`` or newer,
+    None where there is none; ``newest`` is the newest version that was seen."""
     path = os.pathsep.join([os.environ.get("PATH", ""), *(os.path.expanduser(place) for place in PLACES)])
     uv = shutil.which("uv", path=path)
     if uv is not None and _output([uv, "--version"]) is None:

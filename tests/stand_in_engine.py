@@ -1,0 +1,51 @@
+"""A package that takes the engine's place where a test is about starting and stopping, not about training: it speaks
+the engine's statuses and signals, and can be told to fail."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import midstream_engine
+
+TRAIN = """
+import dataclasses, json, os, signal, sys, threading, time
+from midstream_engine import records
+
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+number = int(os.environ["MIDSTREAM_ATTEMPT"])
+paths = records.RunPaths(os.environ["MIDSTREAM_ROOT"], os.environ["RUN_ID"]).attempt(number)
+me = records.this_process()
+asked = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: asked.set())
+
+
+def say(state, step=0, message=""):
+    status = records.Status(state, step, 0, me.boot_id, me.pid, me.start_ticks, time.time(), attempt=number)
+    dataclasses.replace(status, message=message).write(paths.status())
+
+
+print(json.dumps({"flags": flags, "env": dict(os.environ)}), flush=True)
+say(records.STARTING)
+fail = flags.get("--fail")
+if fail == "early":
+    raise RuntimeError("the device is held by somebody else")
+if fail == "told":
+    say(records.FAILED, message="the batch does not divide")
+    sys.exit(1)
+step = 0
+while not asked.wait(0.02) and not os.path.exists(os.path.join(paths.dir, "finish")):
+    step += 1
+    say(records.TRAINING, step)
+say(records.STOPPED if asked.is_set() else records.FINISHED, step)
+"""
+
+
+def write_stand_in(directory: Path) -> Path:
+    """The package's directory, to make a bundle of."""
+    package = directory / "midstream_engine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    shutil.copy(Path(midstream_engine.__file__).parent / "records.py", package)
+    (package / "train.py").write_text(TRAIN)
+    return package
