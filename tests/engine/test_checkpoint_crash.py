@@ -167,11 +167,23 @@ def test_a_limit_on_file_sizes_is_reported_like_a_full_disk(paths):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        with pytest.raises(CheckpointFull, match=r"no room for the checkpoint: .* \(File too large\)"):
+        with pytest.raises(CheckpointFull, match=r"no room for the checkpoint: \d+ bytes needed, File too large"):
             save(paths, plain_state(seed=2), step=20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [found.name for found in list_checkpoints(paths)] == ["step-10-a001"]
+
+
+def test_a_disk_that_fills_up_at_the_very_manifest_leaves_nothing_behind(paths, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    save(paths, plain_state(), step=10)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        with pytest.raises(CheckpointFull, match="No space left on device"):
+            save(paths, plain_state(seed=2), step=20)
+    assert sorted(os.listdir(paths.checkpoints)) == ["step-10-a001"]
 
 
 def test_a_disk_that_fails_is_an_error_that_names_the_directory_and_nothing_is_left(paths, monkeypatch):

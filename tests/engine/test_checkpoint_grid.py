@@ -34,9 +34,11 @@ def test_cells_are_equal_and_of_sensible_size(array):
     lengths = cell_shape(shape, grid)
     assert all(length * parts == whole for length, parts, whole in zip(lengths, grid, shape, strict=True))
     cell = math.prod(lengths) * numpy_dtype(dtype).itemsize
-    if math.prod(grid) > 1:
-        cut_only_along_layers = all(parts == 1 or axis == "layers" for axis, parts in zip(axes, grid, strict=True))
-        assert cell >= SMALLEST or (cut_only_along_layers and size > LARGEST)
+    assert cell >= SMALLEST or math.prod(grid) == 1
+    for number, axis in enumerate(axes):
+        if axis == "layers" and cell > LARGEST:  # as small as equal parts of the layers can be
+            divisors = [n for n in range(1, lengths[number] + 1) if lengths[number] % n == 0]
+            assert all(cell // n < SMALLEST for n in divisors[1:])
     for axis, parts in zip(axes, grid, strict=True):
         if axis in ("head_size", "position"):
             assert parts == 1
@@ -54,6 +56,7 @@ def test_cells_are_equal_and_of_sensible_size(array):
         (("vocab", "embed"), (50304, 768), (1, 64)),
         (("layers", "mlp", "embed"), (36, 14336, 4096), (1, 4, 64)),  # 8B: 31.5 MiB
         (("layers", "mlp", "embed"), (80, 28672, 8192), (4, 8, 64)),  # 70B: 35 MiB
+        (("layers", "position", "embed"), (61, 2816, 7168), (1, 1, 64)),  # 73 MiB, because a 61st of it is a crumb
         ((), (), ()),
     ],
 )

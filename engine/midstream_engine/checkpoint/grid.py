@@ -11,7 +11,8 @@ The rules, in order:
 3. The other axes that may be sharded are halved in turn, into up to ``OTHER_CELLS`` cells each, while an object keeps
    ``COMFORTABLE`` bytes: they are what tensor parallelism shards, mostly inside of one host.
 4. Objects grow along the layers: an object holds all of them, or the largest equal part of them that stays within
-   ``LARGEST`` bytes.
+   ``LARGEST`` bytes; where that would be less than ``SMALLEST`` (61 layers have no halves), the smallest part that is
+   not.
 
 Only halves are taken, because meshes are powers of two more often than not: a mesh axis of any power of two up to the
 number of cells owns and reads whole objects. A mesh that straddles cells is served too, by putting cells together from
@@ -62,13 +63,14 @@ def grid_of(axes: Sequence[str], shape: Sequence[int], dtype: str) -> tuple[int,
         _halve(cells, others, shape, size, most=OTHER_CELLS, smallest=COMFORTABLE)
     for number, axis in enumerate(axes):
         if axis in STACKED:
-            whole = size // math.prod(cells)
-            cells[number] = next(
-                parts
-                for parts in range(1, shape[number] + 1)
-                if shape[number] % parts == 0 and (whole // parts <= LARGEST or parts == shape[number])
-            )
+            cells[number] = _layer_parts(shape[number], size // math.prod(cells))
     return tuple(cells)
+
+
+def _layer_parts(layers: int, size: int) -> int:
+    """Into how many equal parts the layers are cut, where ``size`` bytes hold all of them."""
+    parts = [n for n in range(1, layers + 1) if layers % n == 0 and (n == 1 or size // n >= SMALLEST)]
+    return next((n for n in parts if size // n <= LARGEST), parts[-1])
 
 
 def _halve(cells: list[int], axes: Sequence[int], shape: Sequence[int], size: int, *, most: int, smallest: int) -> None:

@@ -126,10 +126,10 @@ class Retention:
         A name is moved away first and the pins are read again, so that a pin set at any moment either finds its
         checkpoint gone or keeps it: who pins looks afterwards whether it is still there.
         """
-        when = time.time() if now is None else now
-        left = self._empty_trash(paths, when)  # by a pruning that was killed
         if not os.path.isdir(paths.checkpoints):
             return []
+        when = time.time() if now is None else now
+        left = self._empty_trash(paths, when)  # by a pruning that was killed
         with locked(paths.lock):
             saved = [
                 Saved(entry.step, entry.attempt, entry.manifest.epoch, entry.name)
@@ -145,22 +145,21 @@ class Retention:
     def _empty_trash(paths: RunPaths, when: float) -> list[str]:
         """Delete what was moved away, or move it back where it is pinned by now."""
         deleted = []
-        with contextlib.suppress(FileNotFoundError):
-            for entry in sorted(os.listdir(paths.checkpoints)):
-                name = entry.removeprefix(TRASH)
-                if not entry.startswith(TRASH) or parse_checkpoint_name(name) is None:
-                    continue
-                trash, manifest = paths.checkpoint(entry), os.path.join(paths.checkpoint(entry), MANIFEST)
-                # Without its manifest it is half deleted already, and no pin can bring it back.
-                wanted = name in read_pins(paths, when) and not os.path.exists(paths.checkpoint(name))
-                if wanted and os.path.exists(manifest):
-                    os.rename(trash, paths.checkpoint(name))
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(manifest)
-                    sync_directory(trash)
-                shutil.rmtree(trash)
-                deleted.append(name)
+        for entry in sorted(os.listdir(paths.checkpoints)):
+            name = entry.removeprefix(TRASH)
+            if not entry.startswith(TRASH) or parse_checkpoint_name(name) is None:
+                continue
+            trash, manifest = paths.checkpoint(entry), os.path.join(paths.checkpoint(entry), MANIFEST)
+            # Without its manifest it is half deleted already, and no pin can bring it back.
+            wanted = name in read_pins(paths, when) and not os.path.exists(paths.checkpoint(name))
+            if wanted and os.path.exists(manifest):
+                os.rename(trash, paths.checkpoint(name))
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(manifest)
+                sync_directory(trash)
+            shutil.rmtree(trash)
+            deleted.append(name)
         return deleted
 
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -59,13 +59,10 @@ class HostArray:
     pieces: list[tuple[Box, np.ndarray]]
 
     def part(self, box: Box) -> np.ndarray:
-        """The contents of ``box``. CheckpointError where this process does not hold all of it."""
+        """The contents of ``box``. CheckpointError where the pieces do not hold all of it."""
         data = gather(box, self.pieces)
         if data is None:
-            raise CheckpointError(
-                f"{self.name}: this process does not hold the part {list(box)} of it; "
-                "a state that is spread over several processes cannot be saved yet"
-            )
+            raise CheckpointError(f"{self.name}: the part {list(box)} of it is on none of this process's devices")
         return data
 
 
@@ -107,7 +104,7 @@ def save_checkpoint(
     directory = paths.checkpoint(checkpoint_name(step, attempt))
     if os.path.exists(os.path.join(directory, MANIFEST)):
         return _already_saved(paths, directory, arrays, document)
-    with _removed_on_failure(directory):
+    with _removed_on_failure(directory, stored_bytes(arrays)):
         written = write(directory, arrays, document)
         return commit(paths, directory, written, step=step, attempt=attempt, epoch=epoch)
 
@@ -128,12 +125,15 @@ def train_document(
 def snapshot(tree: Any) -> list[HostArray]:
     """Copy every array of ``tree`` to host memory; each part once, however often it is replicated.
 
-    On the CPU backend the pieces are views of the device buffers and keep them alive.
+    On the CPU backend the pieces are views of the device buffers and keep them alive. Raises ValueError for a dtype
+    that the format does not have, CheckpointError for an array that other processes hold a part of.
     """
     logical = flatten(tree).values()
     for array in logical:
         numpy_dtype(array.dtype)
         if isinstance(array.value, jax.Array):
+            if not array.value.is_fully_addressable:
+                raise CheckpointError(f"{array.name} is spread over several processes, which cannot be saved yet")
             for shard in array.value.addressable_shards:
                 shard.data.copy_to_host_async()
     return [HostArray(array.name, array.axes, array.shape, array.dtype, _pieces(array)) for array in logical]
@@ -154,23 +154,11 @@ def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> 
     needed = stored_bytes(arrays)
     free = shutil.disk_usage(directory).free
     if needed > free:
-        raise CheckpointFull(f"{directory}: no room for the checkpoint: {needed} bytes needed, {free} free; {_MEND}")
+        raise CheckpointFull(_no_room(directory, needed, f"{free} free"))
     store = Directory(directory)
-    try:
-        written = write_objects(store, arrays, document)
-        store.sync()
-    except OSError as error:
-        if error.errno in _FULL:
-            raise CheckpointFull(
-                f"{directory}: no room for the checkpoint: {needed} bytes needed ({error.strerror}); {_MEND}"
-            ) from error
-        raise CheckpointError(f"{directory}: cannot be written: {error}") from error
+    written = write_objects(store, arrays, document)
+    store.sync()
     return written
-
-
-# No space, over quota, over the limit on a file's size (RLIMIT_FSIZE).
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_MEND = "free some there and save again; older checkpoints are untouched"
 
 
 def stored_bytes(arrays: list[HostArray]) -> int:
@@ -266,12 +254,30 @@ def _already_saved(paths: RunPaths, directory: str, arrays: list[HostArray], doc
     return manifest
 
 
+# No space, over quota, over the limit on a file's size (RLIMIT_FSIZE).
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _no_room(directory: str, needed: int, why: str) -> str:
+    return (
+        f"{directory}: no room for the checkpoint: {needed} bytes needed, {why}; "
+        "free some there and save again; older checkpoints are untouched"
+    )
+
+
 @contextlib.contextmanager
-def _removed_on_failure(directory: str) -> Any:
-    """Remove what was written where the save fails; a process that is killed leaves a torn directory instead."""
+def _removed_on_failure(directory: str, needed: int) -> Iterator[None]:
+    """Remove what was written where the save fails; a process that is killed leaves a torn directory instead.
+
+    Errors of the file system become CheckpointFull or CheckpointError.
+    """
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if not os.path.exists(os.path.join(directory, MANIFEST)):
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
+            shutil.rmtree(directory, ignore_errors=True)  # the error to report is the one that led here
+        if not isinstance(error, OSError):
+            raise
+        if error.errno in _FULL:
+            raise CheckpointFull(_no_room(directory, needed, error.strerror or "")) from error
+        raise CheckpointError(f"{directory}: cannot be written: {error}") from error
