@@ -174,14 +174,20 @@ def stop_attempt(host: Host, run_id: str, attempt: int, timeout: float) -> recor
     return wait_state(host, run_id, attempt, records.ENDED, timeout)
 
 
+def wait_gone(host: Host, run_id: str, attempt: int, timeout: float = 60.0) -> None:
+    """Until the attempt's process is gone: one that has said `stopped` still takes a moment to end. LaunchError where
+    it stays."""
+    deadline = time.monotonic() + timeout
+    while look(host, run_id, attempt)["alive"]:
+        if time.monotonic() >= deadline:
+            raise LaunchError(f"attempt {attempt} of {run_id} on {host.name} does not end", "look at the host")
+        time.sleep(POLL)
+
+
 def kill_attempt(host: Host, run_id: str, attempt: int, timeout: float = 30.0) -> bool:
     """End the engine at once; nothing is saved. For a rollback, once it did not stop by itself. Returns once it is
     gone; False where it was not there. LaunchError where it is not gone after ``timeout`` seconds."""
     if not host.call("runs.signal", root=host.root, run_id=run_id, attempt=attempt, name="SIGKILL"):
         return False
-    deadline = time.monotonic() + timeout
-    while look(host, run_id, attempt)["alive"]:
-        if time.monotonic() >= deadline:
-            raise LaunchError(f"attempt {attempt} of {run_id} on {host.name} survives SIGKILL", "look at the host")
-        time.sleep(POLL)
+    wait_gone(host, run_id, attempt, timeout)
     return True

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from midstream.errors import MidstreamError
-from midstream.launch.start import stop_attempt
+from midstream.launch.start import stop_attempt, wait_gone
 from midstream.migrate.model import CUTOVER
 from midstream.migrate.move import Move
 from midstream.transfer.copy import copy_history, copy_objects, verify_objects
@@ -80,6 +80,7 @@ class Cutover:
 
         run = move.wait_for("the source's acknowledgement of the seal", source.name, ended, SEAL_TIMEOUT)
         move.journal.fact(stop_seen=time.time())
+        wait_gone(source, plan.run_id, attempt)
         # An engine that died or finished before it read the order has not sealed; its process is gone, so we may.
         described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
         if records.Fence.from_json(described["fence"]).epoch < plan.epoch:
@@ -96,6 +97,7 @@ class Cutover:
             move.journal.fact(source_was_alive=True, ordered=time.time())
             move.command(source, f"stop attempt {described['attempt']} (SIGTERM: it saves)")
             stop_attempt(source, plan.run_id, described["attempt"], timeout=SEAL_TIMEOUT)
+            wait_gone(source, plan.run_id, described["attempt"])
             move.journal.fact(stop_seen=time.time())
             described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
         usable = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from midstream.errors import HostError, MidstreamError, RemoteError
-from midstream.launch.start import kill_attempt, start_attempt, stop_attempt
+from midstream.errors import MidstreamError
+from midstream.launch.errors import LaunchError
+from midstream.launch.start import kill_attempt, start_attempt, stop_attempt, wait_gone
 from midstream.migrate.model import ROLLBACK
 from midstream.migrate.move import Move
 from midstream.migrate.phases.relaunch import wait_training
@@ -88,11 +89,8 @@ class Rollback:
             move.command(target, f"stop attempt {number} on {target.name}")
             try:
                 stop_attempt(target, plan.run_id, number, timeout=STOP_TIMEOUT)
-            except RemoteError:
-                raise
-            except HostError:
-                raise
-            except MidstreamError as error:
+                wait_gone(target, plan.run_id, number)
+            except LaunchError as error:
                 move.note(f"{error}; killing it")
                 kill_attempt(target, plan.run_id, number)
         target.call("runs.put_fence", root=target.root, run_id=plan.run_id, fence=back.to_json())
@@ -106,6 +104,9 @@ class Rollback:
             move.note(f"the source did not run before the migration; it is as it was, at step {back.sealed_step}")
             return
         described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+        if described["alive"] and described["status"] and described["status"]["state"] in records.ENDED:
+            wait_gone(source, plan.run_id, described["attempt"])
+            described["alive"] = False
         if described["alive"]:
             number = described["attempt"]
         else:
