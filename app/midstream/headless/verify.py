@@ -20,7 +20,7 @@ def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> 
     from midstream.fleet.config import Fleet, LocalHost
     from midstream.hosts.local import LocalMachine
     from midstream.hosts.open import Hosts
-    from midstream.transfer.copy import verify_objects
+    from midstream.transfer import verify_objects
 
     text = options.verify
     hosts = Hosts(fleet) if fleet else Hosts(Fleet())

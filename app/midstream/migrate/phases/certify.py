@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from midstream.errors import Exit, MidstreamError
 from midstream.migrate import certificate, ledger
 from midstream.migrate.model import CERTIFY
@@ -64,7 +67,7 @@ class Certify:
         )["text"]
         return [row for row in records.parse_metrics(text.splitlines()) if "train/loss" in row]
 
-    def _ledger(self, move: Move, run: RunView, rows: list[dict], restore: records.Restore) -> None:
+    def _ledger(self, move: Move, run: RunView, rows: Sequence[Mapping[str, Any]], restore: records.Restore) -> None:
         known = move.journal.known
         if not rows or (known("source_last_row_time") is None and not self._note_source_times(move)):
             return

@@ -9,7 +9,7 @@ from midstream.errors import MidstreamError
 from midstream.launch.start import stop_attempt, wait_gone
 from midstream.migrate.model import CUTOVER
 from midstream.migrate.move import Move
-from midstream.transfer.copy import copy_history, copy_objects, verify_objects
+from midstream.transfer import copy_history, copy_objects, verify_objects
 from midstream.watch.model import RunView
 from midstream_engine import records
 
@@ -80,7 +80,6 @@ class Cutover:
 
         run = move.wait_for("the source's acknowledgement of the seal", source.name, ended, SEAL_TIMEOUT)
         move.journal.fact(stop_seen=time.time())
-        wait_gone(source, plan.run_id, attempt)
         # An engine that died or finished before it read the order has not sealed; its process is gone, so we may.
         described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
         if records.Fence.from_json(described["fence"]).epoch < plan.epoch:
@@ -88,6 +87,7 @@ class Cutover:
             move.note(
                 f"the source ended by itself ({run.state}{': ' + message if message else ''}); sealing what it left"
             )
+            wait_gone(source, plan.run_id, attempt)
             self._seal_closed(move, described)
 
     def _seal_closed(self, move: Move, described: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from midstream.launch.environment import prepare_environment
 from midstream.migrate import plan as planning
 from midstream.migrate.model import PREPARE
 from midstream.migrate.move import Move
-from midstream.transfer.copy import copy_objects
+from midstream.transfer import copy_objects
 from midstream_engine import records
 
 
