@@ -18,7 +18,12 @@ SIZES = {"80x24": (80, 24), "160x45": (160, 45)}
 
 
 def app_over(
-    snapshot: Snapshot, answers: Answers | None = None, *, readonly: bool = False, ascii_only: bool = False, start_run=None
+    snapshot: Snapshot,
+    answers: Answers | None = None,
+    *,
+    readonly: bool = False,
+    ascii_only: bool = False,
+    start_run: str | None = None,
 ) -> MidstreamApp:
     """The app over values, with a clock that stands still."""
     return MidstreamApp(
@@ -39,10 +44,10 @@ def screen_text(app: MidstreamApp) -> str:
 
 async def settle(pilot: Pilot, until: Callable[[], bool] | None = None, *, tries: int = 400) -> None:
     """Until the workers are done and ``until`` holds."""
-    await pilot.app.workers.wait_for_complete()
-    await pilot.pause()
     for _ in range(tries):
-        if until is None or until():
+        await pilot.pause()
+        if all(worker.is_finished for worker in pilot.app.workers) and (until is None or until()):
+            await pilot.pause()
             return
         await pilot.pause(0.01)
     raise AssertionError(f"not within {tries} looks:\n{screen_text(pilot.app)}")  # type: ignore[arg-type]
@@ -54,6 +59,8 @@ def check_golden(app: MidstreamApp, name: str) -> None:
     text = screen_text(app)
     if os.environ.get(REWRITE):
         path.write_text(text, encoding="utf-8")
-    assert path.exists(), f"{path} is missing: {REWRITE}=1 python -m pytest tests/tui writes it; look at it, then commit it"
+    assert path.exists(), (
+        f"{path} is missing: {REWRITE}=1 python -m pytest tests/tui writes it; look at it, then commit it"
+    )
     kept = path.read_text(encoding="utf-8")
     assert text == kept, f"the screen differs from {path.name}; {REWRITE}=1 keeps it anew:\n{text}"

@@ -35,7 +35,9 @@ def machine(name: str = "small", accelerators: int = 2, kind: str = "cpu", **cha
         for index in range(accelerators)
     )
     return replace(
-        Machine(name, "Linux-6.1 x86_64 glibc2.36", "3.11.7", 16, 0.41, 128 * GB, 32 * GB, 1000 * GB, 120 * GB, 0.0, units),
+        Machine(
+            name, "Linux-6.1 x86_64 glibc2.36", "3.11.7", 16, 0.41, 128 * GB, 32 * GB, 1000 * GB, 120 * GB, 0.0, units
+        ),
         **changes,
     )
 
@@ -45,7 +47,9 @@ def host(name: str, link: str = LIVE, accelerators: int = 2, kind: str = "cpu", 
     if link == STALE:
         value = replace(value, last_seen=NOW - 190, error="no word for 190 s; reconnecting")
     if link == DOWN:
-        value = replace(value, kind="ssh", last_seen=None, machine=None, error="connection refused: is sshd running on gpu1?")
+        value = replace(
+            value, kind="ssh", last_seen=None, machine=None, error="connection refused: is sshd running on gpu1?"
+        )
     return replace(value, **changes)
 
 
@@ -79,7 +83,9 @@ def lineage(run_id: str, *attempts: tuple[int, str, int, int]) -> records.Lineag
         last = attempts[number + 1][3] if number + 1 < len(attempts) else None
         point = records.checkpoint_name(first, attempt - 1) if first else None
         chain = chain.with_entry(
-            records.LineageEntry(attempt, number + 1, target, devices, "cpu", first, last, point, DIGEST if point else None)
+            records.LineageEntry(
+                attempt, number + 1, target, devices, "cpu", first, last, point, DIGEST if point else None
+            )
         )
     return chain
 
@@ -135,6 +141,12 @@ def run(
     return replace(value, **changes)
 
 
+def silent(value: RunView, seconds: float = 191.0) -> RunView:
+    """The run as it was heard of that long ago."""
+    assert value.status is not None
+    return replace(value, status=replace(value.status, heartbeat=NOW - seconds))
+
+
 def moved_run() -> RunView:
     """A run that crossed from ``small`` to ``large`` at step 600."""
     return run(
@@ -169,8 +181,8 @@ def big_fleet() -> Snapshot:
         ],
         [
             moved_run(),
-            run("gpt2-medium", "gpu2", devices=8, step=880),
-            replace(failed, status=replace(failed.status, message="loss is not finite at step 77")),
+            silent(run("gpt2-medium", "gpu2", devices=8, step=880)),
+            silent(replace(failed, status=replace(failed.status, message="loss is not finite at step 77"))),
             run("overnight", "small", alive=False, step=300),
             run("baseline", "large", records.FINISHED, 2000, alive=False),
         ],
@@ -234,7 +246,9 @@ CHECKS = (
 REFUSAL = model.Check("devices free", model.FAIL, "pid 811 uses device 0", "stop it on large: kill 811")
 
 
-def _event(seconds: float, event: str, phase: str = "", state: str = "", message: str = "", **detail: Any) -> model.Event:
+def _event(
+    seconds: float, event: str, phase: str = "", state: str = "", message: str = "", **detail: Any
+) -> model.Event:
     return model.Event(event, NOW - 30 + seconds, phase, state, message, detail)
 
 
@@ -243,7 +257,9 @@ STORY = (
     _event(0.1, "command", model.PREPARE, message="engine bundle 9c1f to ~/.midstream/engines", host="large"),
     _event(2.0, "phase", model.PREPARE, model.DONE),
     _event(2.1, "phase", model.CUTOVER, model.STARTED),
-    _event(2.2, "command", model.CUTOVER, message="order: save, seal epoch 2 for large, stop (attempt 1)", host="small"),
+    _event(
+        2.2, "command", model.CUTOVER, message="order: save, seal epoch 2 for large, stop (attempt 1)", host="small"
+    ),
     _event(3.1, "fact", sealed={"step": 1204, "checkpoint": "step-1204-a001", "root_digest": DIGEST}),
     _event(3.2, "note", model.CUTOVER, message="the source is sealed at step 1204", step=1204),
     _event(
@@ -264,7 +280,9 @@ STORY = (
 ENDING = (
     _event(5.0, "phase", model.CUTOVER, model.DONE),
     _event(5.1, "phase", model.RELAUNCH, model.STARTED),
-    _event(5.2, "command", model.RELAUNCH, message="python -m midstream_engine.train --config_path run.yaml", host="large"),
+    _event(
+        5.2, "command", model.RELAUNCH, message="python -m midstream_engine.train --config_path run.yaml", host="large"
+    ),
     _event(14.0, "phase", model.RELAUNCH, model.DONE),
     _event(14.1, "phase", model.CERTIFY, model.STARTED),
     _event(15.0, "phase", model.CERTIFY, model.DONE),
@@ -282,7 +300,9 @@ CERTIFICATE = model.Certificate(
     (
         model.Claim("state", model.PROVEN, "the restored state is the sealed state, root digest 3f9a1c52e07b"),
         model.Claim("data", model.PROVEN, "batch 1204 is the one that the source would have taken next"),
-        model.Claim("witness", model.PROVEN, "8 fixed sequences give the same losses, largest relative difference 3.1e-07"),
+        model.Claim(
+            "witness", model.PROVEN, "8 fixed sequences give the same losses, largest relative difference 3.1e-07"
+        ),
         model.Claim("trajectory", model.UNWITNESSED, "the source has no losses past the seal to compare with"),
     ),
     NOW - 14,
@@ -306,7 +326,9 @@ def certified() -> model.MigrationView:
 
 def moved_fleet() -> Snapshot:
     """The fleet after the migration above."""
-    source = run(state=records.STOPPED, alive=False, fence=records.Fence(2, "large", 1204, [{"epoch": 1, "step": 1204}]))
+    source = run(
+        state=records.STOPPED, alive=False, fence=records.Fence(2, "large", 1204, [{"epoch": 1, "step": 1204}])
+    )
     target = run(
         host="large",
         step=1240,

@@ -63,7 +63,7 @@ class FleetActions:
         self._hosts = hosts
 
     def targets(self) -> tuple[Target, ...]:
-        targets = (self._fleet.target(name) for name in self._fleet.target_names())
+        targets = (self._fleet.target(name) for name in self._fleet.target_names)
         return tuple(Target(target.name, tuple(target.hosts)) for target in targets)
 
     def make_plan(self, snapshot: Snapshot, request: model.Request) -> model.Plan:

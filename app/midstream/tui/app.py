@@ -167,6 +167,17 @@ class MidstreamApp(App[int], inherit_bindings=False):
             return
         self.push_screen(WizardScreen(run_id, targets))
 
+    def action_command_palette(self) -> None:
+        super().action_command_palette()
+        if self.glyphs is ASCII:
+            self.call_after_refresh(self._plain_palette)
+
+    def _plain_palette(self) -> None:
+        """Textual's palette draws a lens and lines beyond ASCII, and the style sheet does not reach it."""
+        self.screen.query("SearchIcon").set(display=False)
+        for widget in self.screen.query("#--input, CommandList"):
+            widget.styles.border = ("none", "transparent")
+
     async def action_quit(self) -> None:
         self.exit(0)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textual.binding import Binding, BindingType
 
 FLEET, RUN, WIZARD, MIGRATION = "fleet", "run", "wizard", "migration"
-EVERYWHERE, LIST, LOG = "everywhere", "list", "log"
+EVERYWHERE, LIST, PANE, LOG = "everywhere", "list", "pane", "log"
 
 SCOPES = {
     FLEET: "Fleet: hosts, runs and migrations",
@@ -15,10 +15,12 @@ SCOPES = {
     WIZARD: "Migrate: plan and preflight",
     MIGRATION: "Migration: progress, certificate, downtime and log",
     LIST: "In every list",
-    LOG: "In every log",
+    PANE: "In every text",
+    LOG: "In logs",
     EVERYWHERE: "Everywhere",
 }
-PARTS = {FLEET: (LIST,), RUN: (LIST, LOG), WIZARD: (LIST,), MIGRATION: (LOG,)}
+# The parts of a screen that have keys of their own.
+PARTS = {FLEET: (LIST,), RUN: (LIST, PANE, LOG), WIZARD: (LIST, PANE), MIGRATION: (PANE, LOG)}
 
 
 @dataclass(frozen=True)
@@ -39,50 +41,53 @@ class Command:
 
 
 COMMANDS = (
-    Command("view('hosts')", ("1",), "Hosts", "machines: link, accelerators, memory, disk", (FLEET,)),
+    Command("view('hosts')", ("1",), "Hosts", "link, accelerators, memory, disk", (FLEET,)),
     Command("view('runs')", ("2",), "Runs", "training runs, one line each", (FLEET,)),
     Command("view('migrations')", ("3",), "Migrations", "moves under way and done", (FLEET,)),
     Command("view('curves')", ("1",), "Curves", "the loss, and the other metrics", (RUN,)),
     Command("view('logs')", ("2",), "Logs", "what the newest attempt prints", (RUN,)),
-    Command("view('checkpoints')", ("3",), "Checkpoints", "what could be gone on from", (RUN,)),
+    Command("view('checkpoints')", ("3",), "Checkpoints", "the states that it can go on from", (RUN,)),
     Command("view('info')", ("4",), "Info", "lineage, fence, devices, versions", (RUN,)),
     Command("view('progress')", ("1",), "Progress", "phases, copy, command log", (MIGRATION,)),
-    Command("view('certificate')", ("2",), "Certificate", "what is proven, and the curves at the seam", (MIGRATION,)),
+    Command("view('certificate')", ("2",), "Certificate", "what is proven; the curves at the seam", (MIGRATION,)),
     Command("view('downtime')", ("3",), "Downtime", "predicted against measured", (MIGRATION,)),
     Command("view('log')", ("4",), "Log", "every line of the journal", (MIGRATION,)),
     Command("open", ("enter",), "Open", "open what is selected", (FLEET,), hint=True),
-    Command("filter", ("/",), "Filter", "show lines with a word; !word shows those without", (FLEET,), hint=True),
+    Command("filter", ("/",), "Filter", "lines with a word; !word: those without", (FLEET,), hint=True),
     Command("migrate", ("m",), "Migrate", "move the run to another target", (FLEET, RUN), hint=True, changes=True),
-    Command("stop", ("S",), "Stop", "save and stop the run (asks for its name)", (FLEET, RUN), hint=True, changes=True),
+    Command("stop", ("S",), "Stop", "save and stop the run; asks for its name", (FLEET, RUN), hint=True, changes=True),
     Command("metric(1)", ("]",), "Next metric", "draw the next metric", (RUN,), hint=True),
     Command("metric(-1)", ("[",), "Previous metric", "draw the previous metric", (RUN,)),
-    Command("zoom", ("z",), "Zoom", "the whole run, its last half, quarter, tenth", (RUN,), hint=True),
-    Command("next", ("enter",), "Next", "on: plan, preflight, cut-over", (WIZARD,), hint=True),
-    Command("previous", ("b",), "Back", "one step back; nothing has changed yet", (WIZARD,), hint=True),
-    Command("checkpoint", ("c",), "Checkpoint", "move its state now, or its latest checkpoint", (WIZARD,), hint=True),
+    Command("zoom", ("z",), "Zoom", "all steps, the last half, quarter, tenth", (RUN,), hint=True),
+    Command("next", ("enter",), "Next", "on: plan, preflight, cut-over", (WIZARD,), hint=True, changes=True),
+    Command("previous", ("b",), "Previous", "one step back; nothing was changed", (WIZARD,), hint=True),
+    Command("checkpoint", ("c",), "Checkpoint", "its state now, or its latest checkpoint", (WIZARD,), hint=True),
     Command("again", ("r",), "Again", "plan or check again", (WIZARD,), hint=True),
     Command("rollback", ("r",), "Roll back", "the source runs again", (MIGRATION,), hint=True, changes=True),
-    Command("continue", ("c",), "Continue", "carry on with an interrupted move", (MIGRATION,), hint=True, changes=True),
+    Command("continue", ("c",), "Continue", "go on with an interrupted move", (MIGRATION,), hint=True, changes=True),
     Command("open_run", ("o",), "Open run", "the run that is moved", (MIGRATION,), hint=True),
-    Command("copy", ("y",), "Copy command", "the command line, to the clipboard", (WIZARD, MIGRATION), hint=True),
-    Command("follow", ("f",), "Follow", "stay at the newest line", (LOG,)),
-    Command("scroll_home", ("g", "home"), "Oldest", "to the first line", (LOG,)),
-    Command("scroll_end", ("G", "end"), "Newest", "to the last line", (LOG,)),
-    Command("scroll_down", ("j", "down"), "Down", "one line down", (LOG,)),
-    Command("scroll_up", ("k", "up"), "Up", "one line up", (LOG,)),
-    Command("scroll_left", ("h", "left"), "Left", "towards the start of long lines", (LOG,)),
-    Command("scroll_right", ("l", "right"), "Right", "towards the end of long lines", (LOG,)),
+    Command("copy", ("y",), "Copy command", "the same as a command line", (WIZARD, MIGRATION), hint=True),
+    Command("back", ("escape",), "Clear filter", "show every line again", (FLEET,), hint=True),
+    Command("back", ("escape",), "Back", "to the fleet", (RUN,), hint=True),
+    Command("back", ("escape",), "Leave", "nothing was changed", (WIZARD,), hint=True),
+    Command("back", ("escape",), "Detach", "leave the screen; the move goes on", (MIGRATION,), hint=True),
     Command("cursor(1)", ("j", "down"), "Down", "the next line", (LIST,)),
     Command("cursor(-1)", ("k", "up"), "Up", "the line before", (LIST,)),
     Command("cursor(-1000000)", ("g", "home"), "First", "the first line", (LIST,)),
     Command("cursor(1000000)", ("G", "end"), "Last", "the last line", (LIST,)),
-    Command("page(1)", ("pagedown", "space"), "Page down", "a page further", (LIST, LOG)),
-    Command("page(-1)", ("pageup",), "Page up", "a page back", (LIST, LOG)),
-    Command("back", ("escape",), "Back", "leave this screen; what runs goes on", (EVERYWHERE,), hint=True),
+    Command("scroll_down", ("j", "down"), "Down", "one line down", (PANE,)),
+    Command("scroll_up", ("k", "up"), "Up", "one line up", (PANE,)),
+    Command("scroll_home", ("g", "home"), "First", "to the first line", (PANE,)),
+    Command("scroll_end", ("G", "end"), "Last", "to the last line, and stay there", (PANE,)),
+    Command("page(1)", ("pagedown", "space"), "Page down", "a page further", (LIST, PANE)),
+    Command("page(-1)", ("pageup",), "Page up", "a page back", (LIST, PANE)),
+    Command("follow", ("f",), "Follow", "stay at the newest line, or stop there", (LOG,)),
+    Command("scroll_left", ("h", "left"), "Left", "to the start of long lines", (LOG,)),
+    Command("scroll_right", ("l", "right"), "Right", "to the end of long lines", (LOG,)),
     Command("help", ("?",), "Help", "the keys of this screen", (EVERYWHERE,), hint=True),
     Command("app.command_palette", ("ctrl+p", ":"), "Palette", "find a command by its name", (EVERYWHERE,)),
-    Command("app.quit", ("q", "ctrl+c"), "Quit", "leave; runs and migrations go on", (EVERYWHERE,), hint=True),
-)  # fmt: skip
+    Command("app.quit", ("q", "ctrl+c"), "Quit", "runs and migrations go on", (EVERYWHERE,), hint=True),
+)
 
 _DISPLAY = {
     "escape": "esc",

@@ -41,7 +41,7 @@ class World:
         return view is None or view.link != watch.LIVE
 
     def run_age(self, run: RunView) -> float | None:
-        """Seconds since the run was last heard of; None where it never was. The host's clock is corrected for its skew."""
+        """Seconds since the run was last heard of; None where it never was. Corrects the host's clock for its skew."""
         if run.status is None:
             return None
         host = self.snapshot.host(run.host)

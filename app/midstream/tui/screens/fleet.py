@@ -20,7 +20,7 @@ from midstream.tui.screens.rows import (
     run_rows,
 )
 from midstream.tui.widgets.bars import downtime
-from midstream.tui.widgets.chrome import Rule, Views
+from midstream.tui.widgets.chrome import Hints, Rule, Views
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.table import Row, Table
 from midstream.tui.world import World, attempt_names
@@ -90,6 +90,7 @@ class FleetScreen(MidstreamScreen):
                 else (f"nothing matches {self._filter!r}", "esc clears the filter")
             )
             self.table(view).show(kept, empty=empty)
+        self.query_one(Hints).hide(*(() if self._filter else ("back",)))
         self.query_one(Views).show(self._view, {view: str(len(rows)) for view, rows in everything.items()})
         self._preview(world)
 
@@ -135,7 +136,7 @@ class FleetScreen(MidstreamScreen):
             view = world.migration(str(key))
             rule.show(str(key), "enter opens it")
             if view is not None:
-                text.update(downtime(self.glyphs, view.ledger, dict(view.plan.predicted_seconds), self.size.width - 2))
+                text.update(downtime(self.glyphs, view.ledger, view.plan.predicted_seconds, self.size.width - 2))
 
     def _selected_run(self) -> RunView | None:
         key = self.table(RUNS).selected

@@ -6,12 +6,13 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from midstream.tui import commands, palette
 from midstream.tui.widgets.chrome import Rule
+from midstream.tui.widgets.pane import Pane
 
 
 class HelpScreen(ModalScreen[None]):
@@ -19,8 +20,6 @@ class HelpScreen(ModalScreen[None]):
 
     BINDINGS: ClassVar = [
         ("escape,q,question_mark", "dismiss", "Close"),
-        ("j,down", "scroll(1)", "Down"),
-        ("k,up", "scroll(-1)", "Up"),
     ]
 
     def __init__(self, scope: str) -> None:
@@ -33,7 +32,7 @@ class HelpScreen(ModalScreen[None]):
         assert isinstance(self.app, MidstreamApp)
         with Vertical(id="dialog"):
             yield Rule("Help", self.app.glyphs, "esc closes, j and k scroll")
-            with VerticalScroll(can_focus=False):
+            with Pane():
                 yield Static(self._text(self.app.readonly))
 
     def _text(self, readonly: bool) -> Text:
@@ -44,14 +43,11 @@ class HelpScreen(ModalScreen[None]):
             text.append(f"{commands.SCOPES[scope]}\n", f"bold {palette.TEXT}")
             for command in found:
                 keys = " ".join(commands.key_name(key) for key in command.keys)
-                text.append(f"  {keys:<12} ", f"bold {palette.ACCENT}")
-                text.append(f"{command.name:<16} ", palette.TEXT)
+                text.append(f"  {keys:<11} ", f"bold {palette.ACCENT}")
+                text.append(f"{command.name:<15} ", palette.TEXT)
                 text.append(command.description, palette.DIM)
                 if command.changes and readonly:
                     text.append(" (off: --readonly)", palette.WAIT)
                 text.append("\n")
         text.rstrip()
         return text
-
-    def action_scroll(self, by: int) -> None:
-        self.query_one(VerticalScroll).scroll_relative(y=3 * by, animate=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import Vertical
 from textual.widgets import Static
 
 from midstream.migrate import model
@@ -18,6 +18,7 @@ from midstream.tui.widgets.bars import downtime
 from midstream.tui.widgets.chrome import Hints, Rule, Views
 from midstream.tui.widgets.curve import CurveView, Drawn
 from midstream.tui.widgets.log_view import LogView
+from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.series import Series
 from midstream.tui.world import World
 
@@ -49,7 +50,7 @@ class MigrationScreen(MidstreamScreen):
         with Vertical(id=CERTIFICATE):
             yield Static(id="claims")
             yield CurveView(glyphs, empty="no losses around the seam are known here", id="seam")
-        with VerticalScroll(id=DOWNTIME):
+        with Pane(id=DOWNTIME):
             yield Static(id="downtime-text")
         yield LogView(empty="nothing was written yet", id=LOG)
 
@@ -89,7 +90,7 @@ class MigrationScreen(MidstreamScreen):
             self.query_one("#progress-words", Static).update(words.progress(view, world, glyphs, width))
             self.query_one("#command-log", LogView).show(words.command_log(view))
         elif self._view == CERTIFICATE:
-            self.query_one("#claims", Static).update(words.claims(view, glyphs))
+            self.query_one("#claims", Static).update(words.claims(view, glyphs, width))
             self._show_seam(view, world)
         elif self._view == DOWNTIME:
             self.query_one("#downtime-text", Static).update(self._downtime(view, width))
@@ -163,8 +164,7 @@ class MigrationScreen(MidstreamScreen):
     def action_copy(self) -> None:
         view = self.migration_view
         if view is not None:
-            verb = "--continue" if view.open else "--migrate"
-            line = f"midstream --continue {view.migration}" if verb == "--continue" else view.plan.command()
+            line = f"midstream --continue {view.migration}" if view.open else view.plan.command()
             self.app.copy_to_clipboard(line)
             self.notify(f"copied: {line}", markup=False)
 
@@ -190,6 +190,7 @@ class MigrationScreen(MidstreamScreen):
 
         def answered(yes: bool | None) -> None:
             if yes:
+                self.notify(f"going back to {plan.source}", markup=False)
                 self._roll_back(view.migration)
 
         title = f"Roll back {plan.run_id}"
@@ -198,6 +199,7 @@ class MigrationScreen(MidstreamScreen):
     @work(thread=True, group="rollback", exclusive=True, exit_on_error=False)
     def _roll_back(self, migration: str) -> None:
         self.midstream.actions.rollback(migration)
+        self.app.call_later(self.midstream.read_migrations)
 
     def action_continue(self) -> None:
         view = self.migration_view
@@ -211,3 +213,4 @@ class MigrationScreen(MidstreamScreen):
     @work(thread=True, group="continue", exclusive=True, exit_on_error=False)
     def _continue(self, migration: str) -> None:
         self.midstream.actions.continue_(migration)
+        self.app.call_later(self.midstream.read_migrations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -146,7 +147,8 @@ def journal(view: model.MigrationView) -> tuple[str, ...]:
             if following is not None and following.state == model.PROGRESS:
                 continue
             detail = event.detail
-            message = f"{detail.get('what', 'copy')} {format.size(detail.get('bytes_done'))} of {format.size(detail.get('bytes_total'))}"
+            done, total = format.size(detail.get("bytes_done")), format.size(detail.get("bytes_total"))
+            message = f"{detail.get('what', 'copy')} {done} of {total}"
         else:
             message = event.message
         kind = f"{event.phase} {event.state}".strip() if event.event == "phase" else event.event
@@ -159,7 +161,7 @@ def _clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def claims(view: model.MigrationView, glyphs: Glyphs) -> Text:
+def claims(view: model.MigrationView, glyphs: Glyphs, width: int) -> Text:
     """The certificate's claims and their verdicts."""
     proof = view.certificate
     if proof is None:
@@ -168,10 +170,11 @@ def claims(view: model.MigrationView, glyphs: Glyphs) -> Text:
     for claim in proof.claims:
         glyph, colour = signs.check_state(glyphs, claim.verdict)
         text.append(f"  {glyph} {claim.name:<11}", f"bold {colour}")
-        text.append(f"{claim.verdict:<12}", colour)
-        text.append(f"{claim.statement}\n", palette.TEXT)
+        text.append(f"{claim.verdict:<13}", colour)
+        lines = textwrap.wrap(claim.statement, max(20, width - 30)) or [""]
+        text.append(("\n" + " " * 28).join(lines) + "\n", palette.TEXT)
     text.append(
-        f"    {proof.checkpoint}  digest {format.digest(proof.root_digest, 24)}  epoch {proof.epoch}", palette.FAINT
+        f"    {proof.checkpoint}  digest {format.digest(proof.root_digest, 24)}  epoch {proof.epoch}", palette.DIM
     )
     return text
 

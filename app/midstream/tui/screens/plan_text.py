@@ -16,7 +16,7 @@ def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "") -> Text:
     def line(name: str, value: str, note: str = "", colour: str = palette.TEXT) -> None:
         text.append(f"  {name:<13}", palette.DIM)
         text.append(value, colour)
-        text.append(f"  {note}\n" if note else "\n", palette.FAINT)
+        text.append(f"  {note}\n" if note else "\n", palette.DIM)
 
     devices = source_hardware or f"{plan.source_devices} devices"
     line("from", f"{plan.source}  {devices}", f"{plan.source_state}, step {format.grouped(plan.source_step)}")

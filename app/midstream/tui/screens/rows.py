@@ -22,7 +22,7 @@ HOST_COLUMNS = (
     Column("CPU", right=True, drop=4),
     Column("DISK FREE", right=True, drop=3),
     Column("AGE", right=True),
-    Column("", widest=90),
+    Column("", widest=200, rest=True),
 )
 RUN_COLUMNS = (
     Column("RUN", widest=32),
@@ -107,7 +107,7 @@ def _run_row(run: RunView, world: World, glyphs: Glyphs) -> Row:
         (f"{glyph} {run.state}", colour),
         step,
         format.loss(run.loss),
-        format.short(latest(run, "throughput/tokens_per_second")),
+        format.short(latest(run, "throughput/tokens_per_second") if run.alive else None),
         (age, palette.WAIT) if stale else age,
         hardware(run, glyphs.times),
     )

@@ -6,7 +6,6 @@ import statistics
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from midstream.tui import commands, format, palette
@@ -18,6 +17,7 @@ from midstream.tui.widgets.bars import bar
 from midstream.tui.widgets.chrome import Views
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
+from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.table import Table
 from midstream.tui.world import World, attempt_names, hardware, latest
 from midstream.watch.model import RunView
@@ -71,7 +71,7 @@ class RunScreen(MidstreamScreen):
         yield CurveView(glyphs, id=CURVES)
         yield LogView(id=LOGS)
         yield Table(CHECKPOINT_COLUMNS, glyphs, id=CHECKPOINTS)
-        with VerticalScroll(id=INFO, can_focus=True):
+        with Pane(id=INFO):
             yield Static(id="info-text")
         yield Static(id="facts")
 

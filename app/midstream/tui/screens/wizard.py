@@ -5,7 +5,6 @@ from __future__ import annotations
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
-from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import Static
 from textual.worker import get_current_worker
@@ -20,12 +19,13 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.confirm import ConfirmScreen
 from midstream.tui.widgets import steps
 from midstream.tui.widgets.chrome import Hints, Rule
+from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.table import Column, Row, Table
 from midstream.tui.world import World, hardware, short_kind
 from midstream.watch.model import RunView, Snapshot
 
 PLAN, PREFLIGHT, STARTING = "plan", "preflight", "starting"
-TARGET_COLUMNS = (Column("WHERE TO", widest=24), Column("DEVICES"), Column("LINK"), Column("", widest=60))
+TARGET_COLUMNS = (Column("WHERE TO", widest=24), Column("DEVICES"), Column("LINK"), Column("", widest=200, rest=True))
 
 
 class WizardScreen(MidstreamScreen):
@@ -55,6 +55,13 @@ class WizardScreen(MidstreamScreen):
             super().__init__()
             self.migration = migration
 
+    class NotBegun(Message):
+        """The migration could not be started; nothing was changed."""
+
+        def __init__(self, error: MidstreamError) -> None:
+            super().__init__()
+            self.error = error
+
     def __init__(self, run_id: str, targets: tuple[Target, ...]) -> None:
         super().__init__()
         self.run_id = run_id
@@ -72,7 +79,7 @@ class WizardScreen(MidstreamScreen):
         yield Static(id="steps")
         yield Table(TARGET_COLUMNS, glyphs, id="targets")
         yield Rule("plan", glyphs)
-        with VerticalScroll(id="wizard-text", can_focus=False):
+        with Pane(id="wizard-text"):
             yield Static(id="wizard-words")
         yield Rule("the same on the command line", glyphs, "y copies it")
         yield Static(id="command")
@@ -129,7 +136,7 @@ class WizardScreen(MidstreamScreen):
             rule.show(f"preflight: {self._summary()}", "nothing is changed by it" if self._stage == PREFLIGHT else "")
             words.update(self._check_words())
         command = self._plan.command() if self._plan else ""
-        self.query_one("#command", Static).update(Text(f" {command}", palette.ACCENT))
+        self.query_one("#command", Static).update(Text(command, palette.ACCENT))
         self.query_one(Hints).hide(*(("previous",) if self._stage == PLAN else ("checkpoint",)))
 
     def _plan_words(self, width: int) -> Text:
@@ -233,9 +240,9 @@ class WizardScreen(MidstreamScreen):
         lines = [
             f"{plan.source} saves, is sealed and stops; {after}.",
             "",
-            "What can go wrong: a link breaks, the target fails. Then it is rolled back: the source runs again.",
-            "What is safe: nothing is deleted. r takes the move back until the target has done",
-            f"{plan.healthy_steps} healthy steps. esc leaves the screen, not the move.",
+            "What can go wrong: a link breaks, the target fails. Then it is taken back, and the source runs again.",
+            "What is safe: nothing is deleted, and r takes the move back until the target has done "
+            f"{plan.healthy_steps} healthy steps.",
         ]
         if plan.steps_lost:
             lines.insert(1, f"{plan.steps_lost} steps after {plan.checkpoint} are given up.")
@@ -254,13 +261,12 @@ class WizardScreen(MidstreamScreen):
         try:
             migration = self.midstream.actions.start(plan)
         except MidstreamError as error:
-            self.post_message(self.Planned(model.Request(self.run_id, plan.target), None, error))
-            self.app.call_later(self._start_failed, error)
+            self.post_message(self.NotBegun(error))
             return
         self.post_message(self.Begun(migration))
 
-    def _start_failed(self, error: MidstreamError) -> None:
-        self.say(error)
+    def on_wizard_screen_not_begun(self, event: NotBegun) -> None:
+        self.say(event.error)
         self._stage = PREFLIGHT
         self._paint()
 
@@ -268,6 +274,8 @@ class WizardScreen(MidstreamScreen):
         from midstream.tui.screens.migration import MigrationScreen
 
         self.midstream.read_migrations()
+        while self.app.screen is not self:  # a dialog may lie over it
+            self.app.pop_screen()
         self.app.switch_screen(MigrationScreen(event.migration))
 
     # ------------------------------------------------------------------------------------------ commands
@@ -278,6 +286,7 @@ class WizardScreen(MidstreamScreen):
                 self.notify("there is no plan to go on with yet", severity="warning")
                 return
             self._stage = PREFLIGHT
+            self.query_one(Pane).focus()
             self.action_again()
         elif self._stage == PREFLIGHT and self._all_checked:
             if self._blocked:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.text import Text
 
 from midstream.migrate import model
@@ -19,45 +21,46 @@ def bar(glyphs: Glyphs, share: float, width: int, colour: str = palette.ACCENT) 
 
 
 def copy_progress(glyphs: Glyphs, detail: dict, width: int) -> Text:
-    """One line of a copy: ``checkpoint [████░░░] 64%  9.1 MB of 14.2 MB  412 MB/s  12s``."""
+    """One line of a copy: ``checkpoint [████░░░] 64%  9.1 MB of 14.2 MB  412 MB/s  12s left``. What is less needed
+    gives way to the bar."""
     total, done = detail.get("bytes_total") or 0, detail.get("bytes_done") or 0
     share = done / total if total else 1.0
     words = [f"{format.size(done)} of {format.size(total)}"]
-    if rate := detail.get("bytes_per_second"):
-        words.append(f"{format.size(rate)}/s")
     eta = detail.get("eta_seconds")
     if done < total and eta is not None:
         words.append(f"{format.seconds(eta)} left")
+    if rate := detail.get("bytes_per_second"):
+        words.append(f"{format.size(rate)}/s")
     if objects := detail.get("objects_total"):
         words.append(f"{detail.get('objects_done', 0)}/{objects} objects")
-    tail = f" {100 * share:3.0f}%  " + "  ".join(words)
-    name = str(detail.get("what", "copy"))
-    line = Text(f"  {name:<11}", palette.DIM, no_wrap=True)
-    line.append_text(
-        bar(glyphs, share, max(8, width - len(tail) - 15), palette.GOOD if done >= total else palette.ACCENT)
-    )
+    tail = f" {100 * share:3.0f}%"
+    for word in words:
+        if len(tail) + len(word) + 2 <= width - 14 - 16:
+            tail += f"  {word}"
+    line = Text(f"  {detail.get('what', 'copy'):<11}", palette.DIM, no_wrap=True)
+    colour = palette.GOOD if done >= total else palette.ACCENT
+    line.append_text(bar(glyphs, share, max(8, min(60, width - len(tail) - 15)), colour))
     return line.append(tail, palette.TEXT)
 
 
-def downtime(glyphs: Glyphs, ledger: model.Ledger | None, predicted: dict[str, float], width: int) -> Text:
-    """The parts of the downtime as pairs of bars on one scale: predicted above, measured below."""
+def downtime(glyphs: Glyphs, ledger: model.Ledger | None, predicted: Mapping[str, float], width: int) -> Text:
+    """The parts of the downtime, one a line: predicted and measured, as bars on one scale."""
     measured = dict(ledger.measured) if ledger else {}
     names = [name for name in model.LEDGER_ENTRIES if predicted.get(name) or measured.get(name)]
     longest = max([*predicted.values(), *measured.values(), 1e-9])
-    room = max(8, width - 30)
-    text = Text(no_wrap=True)
+    room = max(6, min(60, (width - 14 - 2 * 9 - 1) // 2))
+    text = Text(" " * 14, no_wrap=True)
+    text.append(f"{'predicted':<{room + 9}}measured\n", palette.DIM)
     for name in names:
         expected, found = predicted.get(name, 0.0), measured.get(name)
         text.append(f"  {name:<12}", palette.TEXT)
         text.append_text(bar(glyphs, expected / longest, room, palette.DIM))
-        text.append(f" {format.seconds(expected):>7} predicted\n"[: width - 14 - room], palette.DIM)
-        text.append(" " * 14)
+        text.append(f" {format.seconds(expected):<8}", palette.DIM)
         if found is None:
-            text.append("not measured yet\n", palette.FAINT)
+            text.append("not yet\n", palette.FAINT)
             continue
-        late = found > 2 * expected + 1
-        text.append_text(bar(glyphs, found / longest, room, palette.WAIT if late else palette.ACCENT))
-        text.append(
-            f" {format.seconds(found):>7} measured\n"[: width - 14 - room], palette.WAIT if late else palette.TEXT
-        )
+        colour = palette.WAIT if found > 2 * expected + 1 else palette.ACCENT
+        text.append_text(bar(glyphs, found / longest, room, colour))
+        text.append(f" {format.seconds(found)}\n", palette.TEXT)
+    text.rstrip()
     return text

@@ -22,7 +22,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 class LogView(ScrollView, can_focus=True, inherit_bindings=False):
     """Lines of text as they stand (control sequences taken out), not wrapped."""
 
-    BINDINGS = commands.bindings(commands.LOG)
+    BINDINGS = commands.bindings(commands.PANE, commands.LOG)
     DEFAULT_CSS = "LogView { height: 1fr; width: 1fr; }"
 
     def __init__(self, *, empty: str = "nothing was written yet", id: str | None = None) -> None:
@@ -40,9 +40,15 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         self._lines = tuple(_CONTROL.sub("", line.expandtabs(4).rstrip("\r\n").rsplit("\r", 1)[-1]) for line in lines)
         longest = max((cell_len(line) for line in self._lines), default=0)
         self.virtual_size = Size(longest + 2, len(self._lines))
-        if self.following:
-            self.scroll_end(animate=False, x_axis=False)
+        self._stay()
         self.refresh()
+
+    def on_resize(self) -> None:
+        self._stay()
+
+    def _stay(self) -> None:
+        if self.following:
+            self.scroll_to(y=max(0, len(self._lines) - self.size.height), animate=False, immediate=True)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -58,8 +64,7 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
     def action_follow(self) -> None:
         """Follow the newest line, or stay where one is."""
         self.following = not self.following
-        if self.following:
-            self.scroll_end(animate=False, x_axis=False)
+        self._stay()
 
     def action_page(self, by: int) -> None:
         self.scroll_relative(y=by * max(1, self.size.height - 1), animate=False)
@@ -81,7 +86,7 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
 
     def action_scroll_end(self) -> None:
         self.following = True
-        self.scroll_end(animate=False, x_axis=False)
+        self._stay()
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width

@@ -64,7 +64,7 @@ class Pyramid:
 class Series:
     """Points in the order of their ``x`` (ascending), each of an attempt, with an exponential moving average.
 
-    The average is debiased (as in Adam): m = w*m + (1-w)*y, shown m / (1 - w^n); points that are not finite are left out.
+    The average is debiased (as in Adam): m = w*m + (1-w)*y, shown m / (1 - w^n); what is not finite is left out.
     """
 
     def __init__(self, smoothing: float = 0.9) -> None:

@@ -18,17 +18,21 @@ from midstream.tui import commands, palette
 from midstream.tui.glyphs import UNICODE, Glyphs
 
 MARGIN = 2  # cells between columns
+NARROW = 14  # cells that a column of words keeps
+REST = 20  # cells that a column of sentences keeps
 EMPTY_INDENT = 3
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column. Where room is scarce columns with the highest ``drop`` go first; 0 stays. ``widest`` cuts long cells."""
+    """A column. Where room is scarce the columns with the highest ``drop`` go first; 0 stays. ``widest`` cuts long
+    cells; ``rest`` is for the last column, which takes what the others leave."""
 
     title: str
     right: bool = False
     drop: int = 0
     widest: int = 40
+    rest: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,22 +145,28 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
     # ------------------------------------------------------------------------------------------ painting
 
     def _widths(self, room: int) -> dict[int, int]:
-        """Column index -> cells. What does not fit is left out, the least needed first; the last one gives way."""
-        widths = {}
+        """Column index -> cells. Long columns give way first, then the least needed are left out."""
+        natural = {}
         for index, column in enumerate(self._columns):
             longest = max((cell_len(row.text(index)) for row in self._rows), default=0)
-            widths[index] = min(column.widest, max(longest, cell_len(column.title)))
-        for index in sorted(widths, key=lambda index: -self._columns[index].drop):
-            if sum(widths.values()) + MARGIN * (len(widths) - 1) <= room or not self._columns[index].drop:
+            natural[index] = min(column.widest, max(longest, cell_len(column.title)))
+        least = {
+            index: min(
+                width, REST if self._columns[index].rest else NARROW if not self._columns[index].right else width
+            )
+            for index, width in natural.items()
+        }
+
+        def total(widths: dict[int, int]) -> int:
+            return sum(widths.values()) + MARGIN * (len(widths) - 1)
+
+        for index in sorted(least, key=lambda index: -self._columns[index].drop):
+            if total(least) <= room or not self._columns[index].drop:
                 break
-            del widths[index]
-        excess = sum(widths.values()) + MARGIN * (len(widths) - 1) - room
-        for index in sorted(widths, key=lambda index: -widths[index]):
-            if excess <= 0:
-                break
-            taken = min(excess, max(0, widths[index] - 8))
-            widths[index] -= taken
-            excess -= taken
+            del least[index]
+        widths = dict(least)
+        for index in widths:  # what is left goes to the columns in their order
+            widths[index] += max(0, min(natural[index] - widths[index], room - total(widths)))
         return widths
 
     def render_line(self, y: int) -> Strip:

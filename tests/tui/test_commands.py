@@ -1,0 +1,71 @@
+"""One table of commands: all that it says is so."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from midstream.tui import commands
+from midstream.tui.app import MidstreamApp
+from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.fleet import FleetScreen
+from midstream.tui.screens.migration import MigrationScreen
+from midstream.tui.screens.run import RunScreen
+from midstream.tui.screens.wizard import WizardScreen
+from midstream.tui.widgets.log_view import LogView
+from midstream.tui.widgets.pane import Pane
+from midstream.tui.widgets.table import Table
+
+OWNERS: dict[str, tuple[type, ...]] = {
+    commands.FLEET: (FleetScreen,),
+    commands.RUN: (RunScreen,),
+    commands.WIZARD: (WizardScreen,),
+    commands.MIGRATION: (MigrationScreen,),
+    commands.LIST: (Table,),
+    commands.PANE: (Pane, LogView),
+    commands.LOG: (LogView,),
+    commands.EVERYWHERE: (MidstreamScreen,),
+}
+TAKEN_BY_TERMINALS = {"ctrl+a", "ctrl+b", "ctrl+s", "ctrl+q", "ctrl+z"}
+
+
+@pytest.mark.parametrize("command", commands.COMMANDS, ids=lambda command: f"{command.scopes[0]}-{command.action}")
+def test_every_command_has_its_action(command: commands.Command) -> None:
+    name = command.action.split("(")[0]
+    for scope in command.scopes:
+        for owner in OWNERS[scope]:
+            target = MidstreamApp if name.startswith("app.") else owner
+            assert hasattr(target, f"action_{name.removeprefix('app.')}"), f"{target.__name__} lacks {name}"
+
+
+@pytest.mark.parametrize("scope", commands.SCOPES)
+def test_a_key_means_one_thing_in_a_scope(scope: str) -> None:
+    for one, other in combinations(commands.of(scope), 2):
+        assert not set(one.keys) & set(other.keys), f"{one.action} and {other.action} in {scope}"
+
+
+@pytest.mark.parametrize("scope", [commands.FLEET, commands.RUN, commands.WIZARD, commands.MIGRATION])
+def test_keys_of_screens_and_of_all_screens_do_not_meet(scope: str) -> None:
+    own = {key for command in commands.of(scope) for key in command.keys}
+    everywhere = {key for command in commands.of(commands.EVERYWHERE) for key in command.keys}
+    parts = {key for part in commands.PARTS[scope] for command in commands.of(part) for key in command.keys}
+    assert not own & everywhere
+    assert not own & parts
+    assert not parts & everywhere
+
+
+def test_no_key_is_one_that_terminals_take() -> None:
+    keys = {key for command in commands.COMMANDS for key in command.keys}
+    assert not keys & TAKEN_BY_TERMINALS
+    assert not any(key.startswith("alt+") for key in keys)
+
+
+def test_descriptions_fit_the_help_at_80_columns() -> None:
+    assert {command.description for command in commands.COMMANDS if len(command.description) > 46} == set()
+
+
+def test_docs_keys_are_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "keys.md"
+    assert page.read_text() == commands.document(), "python -m midstream.tui.commands > docs/keys.md"

@@ -1,0 +1,152 @@
+"""CurveView: what it draws, at any length, and that growing is the same as drawing anew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from textual.app import App, ComposeResult
+
+from midstream.tui.glyphs import ASCII, UNICODE, Glyphs
+from midstream.tui.widgets import axes
+from midstream.tui.widgets.curve import CurveView
+from tui.worlds import rows
+
+
+class Board(App[None]):
+    """A curve and nothing else."""
+
+    def __init__(self, glyphs: Glyphs = UNICODE) -> None:
+        super().__init__()
+        self.curve = CurveView(glyphs)
+
+    def compose(self) -> ComposeResult:
+        yield self.curve
+
+    def lines(self) -> list[str]:
+        return [self.curve.render_line(y).text for y in range(self.curve.size.height)]
+
+    def plot(self) -> list[str]:
+        """The plot alone, without title, axis and labels; the gutter taken off."""
+        lines = self.lines()[1:-2]
+        edge = max(line.find("│") if "│" in line else line.find("┤") for line in lines)
+        return [line[edge + 1 :] for line in lines]
+
+
+def points(values: Sequence[float]) -> list[dict[str, Any]]:
+    return [{"global_step": step, "train/loss": value, "attempt": 1} for step, value in enumerate(values)]
+
+
+@pytest.fixture
+async def board():
+    app = Board()
+    async with app.run_test(size=(80, 24)):
+        yield app
+
+
+async def test_appending_draws_what_drawing_anew_draws(board: Board) -> None:
+    all_rows = rows(700, {1: 0, 2: 400})
+    for end in (0, 1, 5, 16, 300, 401, 700):
+        board.curve.show(all_rows[:end])
+    grown = board.lines()
+    fresh = Board()
+    async with fresh.run_test(size=(80, 24)):
+        fresh.curve.show(all_rows)
+        assert fresh.lines() == grown
+
+
+async def test_steps_that_another_attempt_replaced_are_drawn_anew(board: Board) -> None:
+    board.curve.show(rows(400))
+    replaced = rows(400, {1: 0, 2: 200}, seed=3)
+    board.curve.show(replaced)
+    fresh = Board()
+    async with fresh.run_test(size=(80, 24)):
+        fresh.curve.show(replaced)
+        assert fresh.lines() == board.lines()
+
+
+async def test_no_points_say_so(board: Board) -> None:
+    board.curve.show((), empty="no steps yet (compiling)")
+    assert any("no steps yet (compiling)" in line for line in board.lines())
+
+
+async def test_one_point_is_one_dot_and_its_value(board: Board) -> None:
+    board.curve.show(points([2.5]))
+    assert "2.5000" in board.lines()[0]
+    assert sum(sign != " " for line in board.plot() for sign in line) == 1
+
+
+async def test_losses_that_are_not_a_number_are_a_gap(board: Board) -> None:
+    values = [2.0] * 40 + [math.nan] * 40 + [2.0] * 40
+    board.curve.show(points(values))
+    [line] = [line for line in board.plot() if line.strip()]
+    drawn, width = line.rstrip(), len(line)
+    assert drawn[: width // 4].strip()
+    assert not drawn[int(width * 0.36) : int(width * 0.62)].strip()
+    assert drawn[int(width * 0.75) :].strip()
+
+
+async def test_all_losses_not_a_number_draw_nothing_and_break_nothing(board: Board) -> None:
+    board.curve.show(points([math.nan] * 30))
+    assert not any(line.strip() for line in board.plot())
+    assert "nan" in board.lines()[0]
+
+
+async def test_a_spike_reaches_the_top_and_does_not_flatten_the_rest(board: Board) -> None:
+    values = [2.0 + 0.5 * math.sin(step / 60) for step in range(2000)]
+    values[1000] = 1e6
+    board.curve.show(points(values))
+    plot = board.plot()
+    assert plot[0].strip(), "the spike is drawn to the edge"
+    used = [number for number, line in enumerate(plot) if len(line.strip()) > 4]
+    assert len(used) > len(plot) * 0.6, "the rest keeps the height"
+
+
+async def test_a_change_of_attempt_is_marked_where_it_happened(board: Board) -> None:
+    board.curve.show(rows(1000, {1: 0, 2: 500}), names={1: "small 2×cpu", 2: "large 4×cpu"})
+    axis, labels = board.lines()[-2:]
+    width = len(axis.rstrip()) - axis.index("└")
+    assert abs((axis.index("▲") - axis.index("└")) / width - 0.5) < 0.03
+    assert "large 4×cpu" in labels
+    assert "small 2×cpu" in board.lines()[0]
+
+
+async def test_zoom_shows_the_tail(board: Board) -> None:
+    board.curve.show(rows(1000))
+    board.curve.zoom(0.1)
+    labels = board.lines()[-1]
+    assert "960" in labels
+    assert "500" not in labels
+
+
+async def test_other_metrics_are_drawn_by_their_name(board: Board) -> None:
+    board.curve.show(rows(50), metric="optim/learning_rate")
+    assert "optim/learning_rate" in board.lines()[0]
+
+
+@pytest.mark.parametrize("size", [(10, 3), (24, 4), (30, 5), (200, 60)])
+async def test_any_size_is_filled_exactly(size: tuple[int, int]) -> None:
+    app = Board()
+    async with app.run_test(size=size):
+        app.curve.show(rows(300, {1: 0, 2: 100}))
+        assert [len(line) for line in app.lines()] == [size[0]] * size[1]
+
+
+async def test_ascii_is_ascii() -> None:
+    app = Board(ASCII)
+    async with app.run_test(size=(80, 24)):
+        app.curve.show(rows(300, {1: 0, 2: 100}))
+        assert "".join(app.lines()).isascii()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0, 10, [0, 2, 4, 6, 8, 10]), (2.03, 2.31, [2.1, 2.2, 2.3]), (5, 5, [5]), (0, 1e6, None)],
+)
+def test_ticks_are_round_numbers_within_the_axis(low: float, high: float, expected: list[float] | None) -> None:
+    found = axes.ticks(low, high, 5)
+    assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in found)
+    if expected is not None:
+        assert found == pytest.approx(expected)
