@@ -1,0 +1,214 @@
+"""Copies over real SSH servers, and what cuts, kills and full disks leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.sshd import Lab, SshServer
+from midstream.errors import LostContact
+from midstream.fleet.config import LocalHost
+from midstream.hosts.base import Host
+from midstream.hosts.local import LocalMachine
+from midstream.hosts.open import open_host
+from midstream.remote import objects
+from midstream.transfer import Progress, TransferError, copy_history, copy_objects, verify_objects
+from midstream_engine import records
+from trees import SOURCES, files, random_contents, write_checkpoint, write_tree
+
+MIB = 1 << 20
+
+
+def connected(server: SshServer) -> Host:
+    host = open_host(server.name, server.config)
+    host.connect()
+    return host
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("way", ["local to ssh", "ssh to local", "ssh to ssh"])
+def test_a_checkpoint_is_the_same_bytes_after_any_way(lab: Lab, tmp_path: Path, way: str) -> None:
+    here = LocalMachine("here", LocalHost(root=str(tmp_path / "root")))
+    one = here if way.startswith("local") else connected(lab.host("one"))
+    two = here if way.endswith("local") else connected(lab.host("two"))
+    source, target = tmp_path / "source", tmp_path / "a 'quoted' $(target)"
+    digest = write_checkpoint(source, random.Random(1), arrays=6, cells=8, size=MIB)
+    report = copy_objects(one, str(source), two, str(target))
+    assert report.bytes_sent == report.bytes > 48 * MIB, "two streams"
+    assert files(target) == files(source)
+    assert verify_objects(two, str(target)).root_digest == digest
+    assert copy_objects(one, str(source), two, str(target)).bytes_sent == 0
+
+    paths = records.RunPaths(one.root, "run")
+    os.makedirs(paths.attempt(1).dir)
+    Path(paths.attempt(1).metrics).write_text('{"global_step": 0}\n')
+    copy_history(one, two, "run", source_root=one.root, target_root=two.root)
+    assert Path(records.RunPaths(two.root, "run").attempt(1).metrics).read_text() == '{"global_step": 0}\n'
+    for host in (one, two):
+        host.close()
+
+
+@pytest.mark.system
+def test_a_flipped_byte_at_the_far_source_is_named(lab: Lab, tmp_path: Path) -> None:
+    one, two = connected(lab.host("one")), connected(lab.host("two"))
+    source, target = tmp_path / "source", tmp_path / "target"
+    write_checkpoint(source, random.Random(1))
+    victim = source / "model/array2/c/3"
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 128
+    victim.write_bytes(content)
+    with pytest.raises(TransferError, match=r"object model/array2/c/3 of one:.* is corrupt"):
+        copy_objects(one, str(source), two, str(target))
+    assert not (target / records.MANIFEST).exists()
+    for host in (one, two):
+        host.close()
+
+
+OPERATOR = """
+import json, sys
+sys.path[:0] = json.loads(sys.argv[1])
+from midstream.fleet.config import LocalHost, SshHost
+from midstream.hosts.open import open_host
+from midstream.transfer import copy_objects
+hosts = [open_host("source", LocalHost(root=sys.argv[2]))]
+hosts.append(open_host("target", SshHost(**json.loads(sys.argv[5]))))
+for host in hosts:
+    host.connect()
+copy_objects(hosts[0], sys.argv[3], hosts[1], sys.argv[4], progress=lambda p: print(p.objects_done, flush=True))
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("seed", [11, 12])
+def test_a_killed_operator_goes_on_and_sends_no_verified_byte_again(lab: Lab, tmp_path: Path, seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    source, target = tmp_path / "source", tmp_path / "target"
+    contents = random_contents(rng, [rng.randrange(2 * MIB) for _ in range(80)])
+    write_tree(source, contents)
+    server = lab.host("target")
+    argv = [json.dumps(SOURCES), str(tmp_path), str(source), str(target), json.dumps(vars(server.config))]
+    kill_at = rng.randrange(1, 70)
+    with subprocess.Popen([sys.executable, "-c", OPERATOR, *argv], stdout=subprocess.PIPE) as operator:
+        assert operator.stdout is not None
+        for line in operator.stdout:
+            if int(line) >= kill_at:
+                operator.send_signal(signal.SIGKILL)
+                break
+    assert operator.returncode == -signal.SIGKILL, "killed in the middle"
+    settle(target)
+    assert not (target / records.MANIFEST).exists()
+    there = files(target)
+    assert there.items() < contents.items(), "nothing but whole objects has an object's name"
+    assert len(there) >= kill_at
+
+    host = connected(server)
+    report = copy_objects(LocalMachine("source", LocalHost(root=str(tmp_path))), str(source), host, str(target))
+    assert set(report.skipped) == set(there)
+    assert report.bytes_sent == sum(map(len, contents.values())) - sum(map(len, there.values()))
+    assert files(target) == files(source)
+    host.close()
+
+
+def settle(target: Path) -> None:
+    """Until the receivers of a copy that was cut have noticed: they hold locks on what they write."""
+    deadline = time.monotonic() + 20
+    while (target / objects.INCOMING).exists():
+        assert time.monotonic() < deadline, f"left behind: {files(target / objects.INCOMING).keys()}"
+        time.sleep(0.02)
+
+
+@pytest.mark.system
+def test_a_cut_connection_is_lost_contact_and_the_same_call_goes_on(lab: Lab, tmp_path: Path) -> None:
+    server = lab.host("target")
+    host, here = connected(server), LocalMachine("here", LocalHost(root=str(tmp_path)))
+    source, target = tmp_path / "source", tmp_path / "target"
+    contents = random_contents(random.Random(5), [MIB] * 60)
+    write_tree(source, contents)
+    cut = False
+
+    def progress(now: Progress) -> None:
+        nonlocal cut
+        if not cut and now.objects_done > 5:
+            cut = True
+            server.drop_connections()
+
+    with pytest.raises(LostContact):
+        copy_objects(here, str(source), host, str(target), progress=progress)
+    assert cut
+    settle(target)
+    there = files(target)
+    assert there.items() < contents.items()
+    host.connect()
+    assert set(copy_objects(here, str(source), host, str(target)).skipped) == set(there)
+    assert files(target) == files(source)
+    host.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    argv = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(argv, capture_output=True).returncode:
+        pytest.skip("no tmpfs can be mounted: run as root with CAP_SYS_ADMIN")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.system
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_sent(small_disk: Path, tmp_path: Path) -> None:
+    one, two = (LocalMachine(name, LocalHost(root=str(tmp_path))) for name in ("one", "two"))
+    write_tree(tmp_path / "source", random_contents(random.Random(1), [MIB] * 12))
+    said = (
+        r"the disk of two:.*/target is full: 12,582,912 bytes needed, [\d,]+ free \(make room on two and run it again\)"
+    )
+    with pytest.raises(TransferError, match=said):
+        copy_objects(one, str(tmp_path / "source"), two, str(small_disk / "target"))
+    assert not (small_disk / "target").exists()
+
+
+class FilledUp(LocalMachine):
+    """Somebody else takes the disk between the look at it and the copy, all but two objects and a half."""
+
+    disk: Path
+
+    def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
+        answer = super().call(function, timeout=timeout, **arguments)
+        somebody_else = self.disk / "somebody else's"
+        if function == "objects.prepare" and not somebody_else.exists():
+            with open(somebody_else, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, objects.free_bytes(str(self.disk)) - 5 * MIB // 2)
+        return answer
+
+
+@pytest.mark.system
+def test_a_disk_that_fills_up_meanwhile_keeps_what_was_there(small_disk: Path, tmp_path: Path) -> None:
+    one, two = LocalMachine("one", LocalHost(root=str(tmp_path))), FilledUp("two", LocalHost(root=str(tmp_path)))
+    two.disk = small_disk
+    source, target = tmp_path / "source", small_disk / "target"
+    contents = {f"object-{index}": random.Random(index).randbytes(MIB) for index in range(6)}
+    write_tree(source, contents)
+    target.mkdir()
+    (target / "object-5").write_bytes(b"older content")
+    with pytest.raises(TransferError, match=r"the disk of two:.* is full: [\d,]+ bytes needed, [\d,]+ free") as caught:
+        copy_objects(one, str(source), two, str(target))
+    assert "\n" not in str(caught.value)
+    verified = {name: contents[name] for name in ("object-0", "object-1")}
+    assert files(target) == {**verified, "object-5": b"older content"}, "no temporary file, no manifest"
+    (small_disk / "somebody else's").unlink()
+    two.disk = tmp_path  # nobody interferes any more
+    (tmp_path / "somebody else's").touch()
+    assert set(copy_objects(one, str(source), two, str(target)).skipped) == set(verified)
+    assert files(target) == files(source)
