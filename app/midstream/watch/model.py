@@ -125,8 +125,13 @@ class Snapshot:
         return next((host for host in self.hosts if host.name == name), None)
 
     def copies(self, run_id: str) -> tuple[RunView, ...]:
-        """Every copy of the run, the one with the highest fence epoch first."""
-        return tuple(sorted((run for run in self.runs if run.run_id == run_id), key=lambda run: -run.epoch))
+        """Every copy of the run, the one with the highest fence epoch first. A sealed source knows the new epoch too,
+        but has run nothing under it."""
+
+        def newest(run: RunView) -> tuple[int, int, int]:
+            return run.epoch, run.status.epoch if run.status else 0, run.attempt
+
+        return tuple(sorted((run for run in self.runs if run.run_id == run_id), key=newest, reverse=True))
 
     def current(self) -> tuple[RunView, ...]:
         """One view a run: the copy with the highest fence epoch."""

@@ -1,0 +1,146 @@
+"""The command line as a person uses it: a process of its own, its lines and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream_engine import records
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = REPOSITORY / "configs" / "gpt2_tiny.yaml"
+# Steps of some 50 ms: slow enough to be moved in the middle, quick enough for a test.
+SLOWER = ("--model.seq_len", "64", "--trainer.train_batch_size", "32")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ended."""
+
+    code: int
+    events: list[dict[str, Any]]
+    stdout: str
+    stderr: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return next(event for event in reversed(self.events) if event.get("event") == "result")
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event.get("event") == kind]
+
+
+def midstream(*arguments: str | Path, timeout: float = 240.0) -> Ended:
+    """Run the command to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "midstream", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ,
+        stdin=subprocess.DEVNULL,
+    )
+    events = []
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            events.append(json.loads(line))
+    return Ended(done.returncode, events, done.stdout, done.stderr)
+
+
+def refused(ended: Ended, code: int, *words: str) -> str:
+    """Assert that a command ended with ``code`` and one clear line that holds all ``words``; return the line."""
+    assert ended.code == code, (ended.code, ended.stdout, ended.stderr)
+    line = ended.stderr.strip().splitlines()[-1]
+    assert line.startswith("midstream: "), ended.stderr
+    assert "Traceback" not in ended.stderr
+    for word in words:
+        assert word in line, line
+    return line
+
+
+class Run:
+    """A run on a host of this machine, as its files tell it."""
+
+    def __init__(self, root: Path, run_id: str):
+        self.paths = records.RunPaths(str(root), run_id)
+
+    @property
+    def attempt(self) -> int:
+        directory = Path(self.paths.attempts)
+        return max((int(each.name) for each in directory.iterdir()), default=0) if directory.is_dir() else 0
+
+    def status(self, attempt: int = 0) -> records.Status | None:
+        return records.Status.read_or_none(self.paths.attempt(attempt or self.attempt).status())
+
+    @property
+    def alive(self) -> bool:
+        status = self.status()
+        return status is not None and records.is_alive(status.identity)
+
+    @property
+    def fence(self) -> records.Fence:
+        return records.Fence.read(self.paths.fence)
+
+    def rows(self, attempt: int = 0) -> list[dict[str, Any]]:
+        path = Path(self.paths.attempt(attempt or self.attempt).metrics)
+        return records.parse_metrics(path.read_text().splitlines()) if path.exists() else []
+
+    def spliced(self) -> dict[int, dict[str, Any]]:
+        attempts = {int(each.name): self.rows(int(each.name)) for each in Path(self.paths.attempts).iterdir()}
+        rows = records.splice(attempts, records.Lineage.read(self.paths.lineage), self.fence)
+        return {row["global_step"]: row for row in rows if "train/loss" in row}
+
+    def checkpoints(self) -> list[str]:
+        directory = Path(self.paths.checkpoints)
+        names = (
+            [each.name for each in directory.iterdir() if (each / records.MANIFEST).exists()]
+            if directory.is_dir()
+            else []
+        )
+        return sorted(
+            (name for name in names if records.parse_checkpoint_name(name)), key=lambda name: int(name.split("-")[1])
+        )
+
+    def manifest(self, name: str) -> records.Manifest:
+        return records.Manifest.read(f"{self.paths.checkpoint(name)}/{records.MANIFEST}")
+
+    def wait(self, predicate: Callable[[Run], bool], what: str, timeout: float = 120.0) -> None:
+        deadline = time.monotonic() + timeout
+        while not predicate(self):
+            if time.monotonic() > deadline:
+                log = Path(self.paths.attempt(self.attempt).log())
+                pytest.fail(f"{what}: not within {timeout} s\n" + (log.read_text()[-2000:] if log.exists() else ""))
+            time.sleep(0.05)
+
+    def wait_step(self, step: int, timeout: float = 120.0) -> None:
+        self.wait(lambda run: (status := run.status()) is not None and status.step >= step, f"step {step}", timeout)
+
+    def kill(self) -> None:
+        """End its newest attempt's process, if it still runs."""
+        status = self.status()
+        if status is not None and records.is_alive(status.identity):
+            os.kill(status.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def runs():
+    """``runs(root, run_id)``; what is still running at the end of the test is ended."""
+    known: list[Run] = []
+
+    def make(root: Path | str, run_id: str) -> Run:
+        known.append(Run(Path(root), run_id))
+        return known[-1]
+
+    yield make
+    for run in known:
+        run.kill()
