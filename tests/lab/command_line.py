@@ -101,15 +101,10 @@ class Run:
         return {row["global_step"]: row for row in rows if "train/loss" in row}
 
     def checkpoints(self) -> list[str]:
-        directory = Path(self.paths.checkpoints)
-        names = (
-            [each.name for each in directory.iterdir() if (each / records.MANIFEST).exists()]
-            if directory.is_dir()
-            else []
-        )
-        return sorted(
-            (name for name in names if records.parse_checkpoint_name(name)), key=lambda name: int(name.split("-")[1])
-        )
+        """Names of the complete ones, by step."""
+        names = [manifest.parent.name for manifest in Path(self.paths.checkpoints).glob(f"*/{records.MANIFEST}")]
+        found = [(parsed, name) for name in names if (parsed := records.parse_checkpoint_name(name))]
+        return [name for _, name in sorted(found)]
 
     def manifest(self, name: str) -> records.Manifest:
         return records.Manifest.read(f"{self.paths.checkpoint(name)}/{records.MANIFEST}")

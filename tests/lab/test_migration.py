@@ -61,8 +61,8 @@ def test_a_run_that_was_moved_is_the_run_that_was_not(lab: Lab, runs):
 def test_a_living_run_is_sealed_moved_and_retired(lab: Lab, runs):
     here, there = lab.local("here", devices=4), lab.host("there", devices=2)
     fleet = lab.fleet_file(here=here, there=there.config)
-    launched = midstream("--fleet", fleet, "--launch", TINY, "--on", "here", "--run-id", "r", "--",
-                         *SLOWER, "--trainer.num_train_steps", "5000", "--trainer.per_device_parallelism", "8")  # fmt: skip
+    training = (*SLOWER, "--trainer.num_train_steps", "5000", "--trainer.per_device_parallelism", "8")
+    launched = midstream("--fleet", fleet, "--launch", TINY, "--on", "here", "--run-id", "r", "--", *training)
     assert launched.code == 0, launched.stderr
     source, target = runs(here.root, "r"), runs(there.root, "r")
     source.wait_step(5)
