@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from checkpoint_states import save
 from midstream_engine.checkpoint import policy as module
 from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete
+from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.policy import TRASH, KeepEvery, KeepPolicy, Retention, Saved, to_delete
 from midstream_engine.records import Fence, Pin, RunPaths, checkpoint_name
 
@@ -148,6 +149,16 @@ def test_a_pin_holds_until_it_expires(paths):
     assert retention.prune(paths, now=999.0) == []
     assert retention.prune(paths, now=1001.0) == ["step-5-a001"]
     assert names(paths) == ["step-10-a001"]
+
+
+def test_nothing_is_deleted_while_a_pin_is_unreadable(paths):
+    for step in (5, 10):
+        save(paths, SMALL, step)
+    os.makedirs(paths.pins)
+    Path(paths.pins, "m1.json").write_text('{"checkpoint": "st')
+    with pytest.raises(CheckpointError, match=r"no checkpoint is deleted while a pin is unreadable: .*m1\.json"):
+        Retention(NONE, started=0.0).prune(paths)
+    assert names(paths) == ["step-5-a001", "step-10-a001"]
 
 
 def test_a_pin_that_arrives_while_pruning_brings_the_checkpoint_back(paths, monkeypatch):

@@ -16,8 +16,18 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from midstream_engine.checkpoint.discover import list_checkpoints
+from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.fence import read_fence
-from midstream_engine.records import MANIFEST, Fence, Pin, RunPaths, locked, parse_checkpoint_name, sync_directory
+from midstream_engine.records import (
+    MANIFEST,
+    Fence,
+    Pin,
+    RecordError,
+    RunPaths,
+    locked,
+    parse_checkpoint_name,
+    sync_directory,
+)
 
 Kind = Literal["permanent", "temporary"]
 
@@ -164,10 +174,16 @@ class Retention:
 
 
 def read_pins(paths: RunPaths, now: float) -> set[str]:
-    """Names of the checkpoints that are pinned at ``now`` (UTC seconds). RecordError where a pin cannot be read."""
+    """Names of the checkpoints that are pinned at ``now`` (UTC seconds).
+
+    CheckpointError where a pin cannot be read: whatever it holds must not be deleted meanwhile.
+    """
     try:
         files = os.listdir(paths.pins)
     except FileNotFoundError:
         return set()
-    pins = (Pin.read_or_none(os.path.join(paths.pins, file)) for file in files if file.endswith(".json"))
+    try:
+        pins = [Pin.read_or_none(os.path.join(paths.pins, file)) for file in files if file.endswith(".json")]
+    except RecordError as error:
+        raise CheckpointError(f"no checkpoint is deleted while a pin is unreadable: {error}") from error
     return {pin.checkpoint for pin in pins if pin is not None and pin.expires > now}
