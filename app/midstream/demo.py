@@ -144,7 +144,7 @@ def _ensure_running(fleet: Fleet, hosts: Hosts, output: Output) -> None:
 def _headless(output: Output) -> int:
     """Launch on `small`, migrate to `large` at a step above 0, certify, stop. Exit 0 when the certificate is valid."""
     from midstream import headless
-    from midstream.cli import parser
+    from midstream.flags import parser
     from midstream.hosts.open import Hosts
     from midstream.launch.run import launch_run
     from midstream.watch.watcher import Watch

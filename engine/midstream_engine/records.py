@@ -225,10 +225,10 @@ def sync_directory(path: str) -> None:
 
 def read_json(path: str) -> Any:
     """The value in ``path``. FileNotFoundError where it is absent, RecordError where it is torn."""
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
+    with open(path, "rb") as file:
+        data = file.read()
     try:
-        return json.loads(text)
+        return json.loads(data)
     except ValueError as error:
         raise RecordError(f"{path}: not JSON ({error})") from error
 
@@ -394,10 +394,12 @@ class Order(_Record):
 
 @dataclasses.dataclass(frozen=True)
 class Seal(_Record):
-    """What was written under ``epoch`` counts up to and including checkpoint ``step-<step>``, and no further."""
+    """What was written under ``epoch`` or an older one counts up to and including checkpoint ``step-<step>``, and no
+    further. ``alone``: of that very epoch only; what a rollback closes says nothing of what came before it."""
 
     epoch: int
     step: int
+    alone: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,16 +409,15 @@ class Fence(_Record):
 
     epoch: int
     holder: str
-    sealed_step: Optional[int] = None  # the newest seal's step: where the current epoch began
-    seals: List[Dict[str, int]] = dataclasses.field(default_factory=list)
+    sealed_step: Optional[int] = None  # where the current epoch began; None for a run that never moved
+    seals: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def accepts(self, epoch: int, step: int) -> bool:
         """Whether a checkpoint ``step-<step>`` written under ``epoch`` belongs to the accepted lineage."""
         if epoch >= self.epoch:
             return True
-        limits = [seal["step"] for seal in self.seals if seal["epoch"] >= epoch]
-        if self.sealed_step is not None:
-            limits.append(self.sealed_step)
+        seals = [Seal.from_json(seal, "fence.json") for seal in self.seals]
+        limits = [seal.step for seal in seals if seal.epoch == epoch or (seal.epoch > epoch and not seal.alone)]
         return bool(limits) and step <= min(limits)
 
     def sealed(self, epoch: int, holder: str, step: int) -> "Fence":
@@ -426,7 +427,20 @@ class Fence(_Record):
             raise RecordError(
                 f"the fence is already at epoch {self.epoch} (holder {self.holder}); cannot seal with {epoch}"
             )
-        return Fence(epoch, holder, step, [*self.seals, {"epoch": epoch - 1, "step": step}])
+        return Fence(epoch, holder, step, [*self.seals, Seal(epoch - 1, step).to_json()])
+
+    def rolled_back(self, holder: str, step: int) -> "Fence":
+        """The fence after taking back the move that this one stands for: one more epoch, held by ``holder`` again,
+        which goes on from its own ``step-<step>``. What the target has done past the seal is not accepted; what the
+        source had saved past it is again. RecordError where there is no such move."""
+        if self.sealed_step is None or not self.seals or step < self.sealed_step:
+            raise RecordError(f"the fence (epoch {self.epoch}, sealed at {self.sealed_step}) has no move to take back")
+        seals = [
+            *self.seals[:-1],
+            Seal(self.epoch - 1, step).to_json(),
+            Seal(self.epoch, self.sealed_step, True).to_json(),
+        ]
+        return Fence(self.epoch + 1, holder, step, seals)
 
 
 def first_fence(holder: str) -> Fence:

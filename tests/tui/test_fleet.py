@@ -209,7 +209,7 @@ async def test_esc_leaves_the_run_running() -> None:
 async def test_a_run_that_does_not_run_cannot_be_stopped() -> None:
     answers = Answers()
     app = app_over(worlds.small_fleet(worlds.run(alive=False)), answers)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await pilot.press("S")
         await settle(pilot)
         assert isinstance(app.screen, FleetScreen)
@@ -219,7 +219,7 @@ async def test_a_run_that_does_not_run_cannot_be_stopped() -> None:
 async def test_readonly_refuses_what_changes_something() -> None:
     answers = Answers(worlds.migration())
     app = app_over(worlds.small_fleet(), answers, readonly=True)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await settle(pilot, lambda: bool(app.world.migrations))
         assert "read-only" in screen_text(app)
         await pilot.press("m", "S")

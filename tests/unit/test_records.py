@@ -33,6 +33,28 @@ def test_after_a_rollback_nothing_of_the_target_is_accepted():
     assert fence.accepts(3, 101)
 
 
+def test_a_rollback_gives_the_source_back_what_it_had_saved_past_the_seal():
+    moved = records.first_fence("a").sealed(2, "b", 30)  # the source had saved step 45, and 30 was chosen
+    assert not moved.accepts(1, 45)
+    back = moved.rolled_back("a", 45)
+    assert (back.epoch, back.holder, back.sealed_step) == (3, "a", 45)
+    assert back.accepts(1, 45)
+    assert not back.accepts(1, 46)
+    assert not back.accepts(2, 31), "nothing of the target's"
+    assert back.accepts(3, 46)
+    again = back.sealed(4, "b", 60)
+    assert again.accepts(1, 45)
+    assert not again.accepts(2, 31)
+    assert again.accepts(3, 60)
+    assert not again.accepts(3, 61)
+
+
+def test_a_move_from_an_older_checkpoint_closes_what_earlier_epochs_had_past_it():
+    fence = records.first_fence("a").sealed(2, "b", 100).sealed(3, "c", 80)
+    assert not fence.accepts(1, 90)
+    assert fence.accepts(1, 80)
+
+
 def test_a_fence_never_goes_back():
     fence = records.first_fence("a").sealed(2, "b", 100)
     with pytest.raises(records.RecordError, match="already at epoch 2"):

@@ -9,6 +9,7 @@ stdin and stdout from then on.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from midstream.errors import RemoteError
 from midstream.hosts.base import Host, Process
 
 RECORDS = "midstream_engine.records"
+BEGIN = b"\0midstream\n"  # what a program's stdout begins with
+ENDING = 10.0  # seconds that a program may take to end once its stdout is closed
 
 # stdout belongs to the answer: what a module prints by mistake goes to stderr.
 BOOTSTRAP = """\
@@ -35,7 +38,9 @@ for name, text in job["modules"]:
 function = getattr(sys.modules[job["module"]], job["function"])
 if job["program"]:
     sys.stdout = types.SimpleNamespace(buffer=out, write=lambda text: out.write(text.encode()), flush=out.flush)
-    function(**job["arguments"]); out.flush()
+    out.write(b"\\0midstream\\n"); out.flush()
+    code = function(**job["arguments"]); out.flush()
+    sys.exit(code if isinstance(code, int) else 0)
 else:
     try: answer = {"value": function(**job["arguments"])}
     except Exception as error: answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
@@ -110,12 +115,7 @@ def call_function(host: Host, python: str, function: str, arguments: Mapping[str
     try:
         answer = json.loads(lines[-1])
     except (IndexError, ValueError):
-        words = done.stderr.decode(errors="replace").strip().splitlines()
-        raise RemoteError(
-            f"{host.name}: {function} gave no answer (exit {done.returncode}): {words[-1] if words else 'no message'}",
-            "Bootstrap",
-            f"{python} has to be Python 3.8 or newer there; `python:` in the fleet file names another",
-        ) from None
+        raise _silent(host, python, function, done.returncode, done.stderr.decode(errors="replace")) from None
     if "error" in answer:
         first = answer["error"].strip().splitlines()[0]
         raise RemoteError(f"{host.name}: {first}", answer["kind"])
@@ -125,6 +125,25 @@ def call_function(host: Host, python: str, function: str, arguments: Mapping[str
 def start_program(host: Host, function: str, arguments: Mapping[str, Any]) -> Process:
     """Start ``midstream.remote.<module>.<function>`` on the host; stdin and stdout then carry its own bytes."""
     process = host.open([host.far_python, "-c", BOOTSTRAP])
-    process.stdin.write(job_line(function, arguments, program=True))
-    process.stdin.flush()
-    return process
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; what it wrote says why
+            process.stdin.write(job_line(function, arguments, program=True))
+            process.stdin.flush()
+        # A login shell may talk first. The program's own bytes come after the mark.
+        while line := process.stdout.readline():
+            if line == BEGIN:
+                return process
+        code = process.wait(ENDING)
+        raise _silent(host, host.far_python, function, code, process.stderr_text())
+    except BaseException:
+        process.close()
+        raise
+
+
+def _silent(host: Host, python: str, function: str, code: int, stderr: str) -> RemoteError:
+    words = stderr.strip().splitlines()
+    return RemoteError(
+        f"{host.name}: {function} gave no answer (exit {code}): {words[-1].strip() if words else 'no message'}",
+        "Bootstrap",
+        f"{python} has to be Python 3.8 or newer there; `python:` in the fleet file names another",
+    )

@@ -152,3 +152,18 @@ class Move:
         raise MidstreamError(
             f"{what}: not within {timeout:.0f} s on {host}", f"midstream --status shows what {host} does"
         )
+
+
+PIN_SECONDS = 86400.0
+
+
+def pin(move: Move, checkpoint: str) -> None:
+    """Keep the source's retention away from a checkpoint while the migration needs it."""
+    move.source.call(
+        "runs.pin",
+        root=move.source.root,
+        run_id=move.plan.run_id,
+        migration=move.plan.migration,
+        checkpoint=checkpoint,
+        expires=time.time() + PIN_SECONDS,
+    )

@@ -8,7 +8,7 @@ import posixpath
 import re
 import signal as signals
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from midstream_engine import records
 
@@ -66,10 +66,11 @@ def status(root: str, run_id: str, attempt: int) -> Dict[str, Any]:
     path = records.RunPaths(root, run_id).attempt(attempt)
     found = records.Status.read_or_none(path.status())
     process = found.identity if found else _launched(path)
-    return {
-        "status": found.to_json() if found else None,
-        "alive": process is not None and records.is_alive(process),
-    }
+    alive = process is not None and records.is_alive(process)
+    if not alive:
+        # Its last words, where it wrote them between being read and being looked for.
+        found = records.Status.read_or_none(path.status())
+    return {"status": found.to_json() if found else None, "alive": alive}
 
 
 def _launched(path: records.AttemptPaths) -> Optional[records.ProcessIdentity]:
@@ -88,8 +89,12 @@ def attempt_of_migration(root: str, run_id: str, migration: str) -> Optional[Dic
     return None
 
 
-def checkpoints(paths: records.RunPaths) -> List[Dict[str, Any]]:
-    """Every directory of a checkpoint, complete or torn, oldest first."""
+def checkpoints(
+    paths: records.RunPaths, known: Optional[Dict[str, Tuple[Any, Dict[str, Any]]]] = None
+) -> List[Dict[str, Any]]:
+    """Every directory of a checkpoint, complete or torn, oldest first. ``known`` keeps what was read of manifests for
+    the next call: one that has not changed is not read again."""
+    known = {} if known is None else known
     try:
         names = os.listdir(paths.checkpoints)
     except FileNotFoundError:
@@ -101,31 +106,46 @@ def checkpoints(paths: records.RunPaths) -> List[Dict[str, Any]]:
         parsed = records.parse_checkpoint_name(name)
         if parsed is None:
             continue
-        step, attempt = parsed
-        entry = {
-            "name": name,
-            "step": step,
-            "attempt": attempt,
-            "epoch": 0,
-            "complete": False,
-            "accepted": False,
-            "size": 0,
-            "created": 0.0,
-            "root_digest": "",
-            "pinned": name in pinned,
-        }
-        with contextlib.suppress(FileNotFoundError, records.RecordError):
-            manifest = records.Manifest.read(posixpath.join(paths.checkpoint(name), records.MANIFEST))
-            entry.update(
-                epoch=manifest.epoch,
-                complete=True,
-                accepted=fence is None or fence.accepts(manifest.epoch, manifest.step),
-                size=manifest.size,
-                created=manifest.created,
-                root_digest=manifest.root_digest,
-            )
+        entry = {"name": name, "step": parsed[0], "attempt": parsed[1], "pinned": name in pinned}
+        entry.update(_manifest(posixpath.join(paths.checkpoint(name), records.MANIFEST), name, known))
+        entry["accepted"] = entry["complete"] and (fence is None or fence.accepts(entry["epoch"], entry["step"]))
         found.append(entry)
+    for name in set(known) - set(names):
+        del known[name]
     return sorted(found, key=lambda entry: (entry["step"], entry["attempt"]))
+
+
+TORN = {"complete": False, "epoch": 0, "size": 0, "created": 0.0, "root_digest": ""}
+
+
+def _manifest(path: str, name: str, known: Dict[str, Tuple[Any, Dict[str, Any]]]) -> Dict[str, Any]:
+    """What a manifest says in short; the words of a checkpoint that has none, or an unreadable one."""
+    mark = signature(path)
+    if mark is None:
+        return TORN
+    if name not in known or known[name][0] != mark:
+        try:
+            manifest = records.Manifest.read(path)
+        except (FileNotFoundError, records.RecordError):
+            return TORN
+        short = {
+            "complete": True,
+            "epoch": manifest.epoch,
+            "size": manifest.size,
+            "created": manifest.created,
+            "root_digest": manifest.root_digest,
+        }
+        known[name] = (mark, short)
+    return known[name][1]
+
+
+def signature(path: str) -> Optional[Tuple[int, int, int]]:
+    """Changes whenever the file does: inode, size, time of the last write (ns). None where there is none."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def restore_evidence(root: str, run_id: str, attempt: int) -> Optional[Dict[str, Any]]:

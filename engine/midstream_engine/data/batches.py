@@ -70,14 +70,13 @@ class TrainingBatches:
         return result
 
     def _permutation(self, epoch: int) -> Permutation:
-        if epoch not in self._permutations:
+        found = self._permutations.get(epoch)
+        if found is None:
             key = f"midstream order 1\0{self._seed}\0{self.cache.digest}\0{self.seq_len}\0{epoch}".encode()
-            # Bounded: a run looks at one epoch, or at two around its border.
-            self._permutations = {
-                **dict(list(self._permutations.items())[-1:]),
-                epoch: Permutation(self.sequences, key),
-            }
-        return self._permutations[epoch]
+            found = Permutation(self.sequences, key)
+            # Bounded: a run looks at one epoch, or at two around its border. Replaced whole, for other threads' sake.
+            self._permutations = {**dict(list(self._permutations.items())[-1:]), epoch: found}
+        return found
 
     def batch(self, index: int) -> Batch:
         """Batch ``index``, in time that does not depend on ``index``."""

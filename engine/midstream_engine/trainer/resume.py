@@ -103,14 +103,15 @@ def _resolve(path: str) -> str:
     for folder in (path, os.path.join(path, "checkpoints")):
         if os.path.exists(os.path.join(folder, records.MANIFEST)):
             return os.path.abspath(folder)
-        names = (
-            [name for name in os.listdir(folder) if records.parse_checkpoint_name(name)]
-            if os.path.isdir(folder)
-            else []
-        )
-        complete = [name for name in names if os.path.exists(os.path.join(folder, name, records.MANIFEST))]
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        complete = {
+            key: name
+            for name in names
+            if (key := records.parse_checkpoint_name(name))
+            and os.path.exists(os.path.join(folder, name, records.MANIFEST))
+        }
         if complete:
-            return os.path.abspath(os.path.join(folder, max(complete)[1]))
+            return os.path.abspath(os.path.join(folder, complete[max(complete)]))
     raise EngineError(f"trainer.load_checkpoint_path: there is no complete checkpoint at {path}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,13 +67,15 @@ class Setup:
         return fresh_state(init, self.layout, self.config.trainer.seed)
 
 
-def prepare(config: TrainLmConfig, root: str, data_digest: str | None) -> Setup:
-    """``data_digest``: the token cache that a checkpoint names, None for a fresh start.
+def prepare(
+    config: TrainLmConfig, root: str, data_digest: str | None, devices: Sequence[Any] | None = None
+) -> Setup:
+    """``data_digest``: the token cache that a checkpoint names, None for a fresh start. ``devices``: None for all.
 
     Raises ConfigError for what cannot be laid out on the devices at hand, before anything is compiled.
     """
     trainer, data = config.trainer, config.data
-    layout = build_layout(trainer)
+    layout = build_layout(trainer, devices)
     cut = cut_batch(layout, trainer.train_batch_size, trainer.per_device_parallelism)
     per_device_eval = trainer.per_device_eval_parallelism
     evaluation_cut = cut_batch(

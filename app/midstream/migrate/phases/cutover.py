@@ -8,13 +8,12 @@ from typing import Any
 from midstream.errors import MidstreamError
 from midstream.launch.start import stop_attempt, wait_gone
 from midstream.migrate.model import CUTOVER
-from midstream.migrate.move import Move
+from midstream.migrate.move import Move, pin
 from midstream.transfer import copy_history, copy_objects, verify_objects
 from midstream.watch.model import RunView
 from midstream_engine import records
 
 SEAL_TIMEOUT = 900.0  # seconds: a step and a save of a large run
-PIN_SECONDS = 86400.0
 
 
 class Cutover:
@@ -30,14 +29,7 @@ class Cutover:
             move.note(f"the source is sealed at step {sealed['step']}", step=sealed["step"])
         sealed = move.journal.known("sealed")
         name = sealed["checkpoint"]
-        move.source.call(
-            "runs.pin",
-            root=move.source.root,
-            run_id=move.plan.run_id,
-            migration=move.plan.migration,
-            checkpoint=name,
-            expires=time.time() + PIN_SECONDS,
-        )
+        pin(move, name)
         self._copy(move, name)
         self._verify(move, name, sealed["root_digest"])
 

@@ -7,7 +7,7 @@ from midstream.launch.bundle import install_engine
 from midstream.launch.environment import prepare_environment
 from midstream.migrate import plan as planning
 from midstream.migrate.model import PREPARE
-from midstream.migrate.move import Move
+from midstream.migrate.move import Move, pin
 from midstream.transfer import copy_objects
 from midstream_engine import records
 
@@ -25,6 +25,17 @@ class Prepare:
         move.command(target, f"{environment.python} ({environment.how})")
         if plan.data_digest:
             self._copy_data(move)
+        if plan.checkpoint != "now":
+            self._copy_checkpoint(move)
+
+    def _copy_checkpoint(self, move: Move) -> None:
+        """A checkpoint that exists already travels before the cutover: one that is damaged is found out while the
+        source is untouched, and the downtime has nothing to wait for."""
+        source, target, name = move.source, move.target, move.plan.checkpoint
+        pin(move, name)
+        here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
+        move.command(source, f"copy {here} to {target.name}:{there}")
+        copy_objects(source, here, target, there, progress=move.progress("checkpoint"))
 
     def _copy_data(self, move: Move) -> None:
         digest = move.plan.data_digest

@@ -63,17 +63,22 @@ class Rollback:
         return records.Fence.from_json(described["fence"])
 
     def _fence_back(self, move: Move, fence: records.Fence) -> records.Fence:
-        """One more epoch, held by the source, with everything past the sealed step refused."""
-        source_target = move.journal.known("source_holder") or move.plan.source
-        if fence.epoch == move.plan.epoch:
-            assert fence.sealed_step is not None
-            return fence.sealed(move.plan.epoch + 1, source_target, fence.sealed_step)
-        if fence.epoch == move.plan.epoch + 1 and fence.holder == source_target:
+        """One more epoch, held by the source, which goes on from its own newest checkpoint."""
+        if fence.epoch == move.plan.epoch + 1 and fence.holder == move.plan.source:
             return fence  # an earlier try got so far
+        if fence.epoch == move.plan.epoch and fence.sealed_step is not None:
+            described = move.source.call("runs.describe", root=move.source.root, run_id=move.plan.run_id)
+            own = [point["step"] for point in described["checkpoints"] if point["complete"] and self._own(move, point)]
+            return fence.rolled_back(move.plan.source, max([fence.sealed_step, *own]))
         raise MidstreamError(
             f"run {move.plan.run_id} is at epoch {fence.epoch} (holder {fence.holder}) already",
             "it was moved on since; midstream --status shows where it is",
         )
+
+    @staticmethod
+    def _own(move: Move, point: dict[str, Any]) -> bool:
+        """Whether the source wrote it under the epoch that the migration closed, or it was accepted anyway."""
+        return point["accepted"] or point["epoch"] == move.plan.source_epoch
 
     def _close_target(self, move: Move, back: records.Fence) -> None:
         """Afterwards no process of this migration runs on the target, and its fence accepts none."""

@@ -28,6 +28,7 @@ class MidstreamScreen(Screen[None]):
     """
 
     SCOPE = ""
+    _ready = False  # its parts are there
 
     @property
     def midstream(self) -> MidstreamApp:
@@ -59,11 +60,13 @@ class MidstreamScreen(Screen[None]):
 
     def refresh_world(self) -> None:
         """Show the present world."""
-        if self.is_mounted:
+        if self._ready:
             self.query_one(Breadcrumbs).show(self.crumbs(), self._fleet_state(self.world))
             self.show(self.world)
 
     def on_mount(self) -> None:
+        """Textual calls this after the subclass' own."""
+        self._ready = True
         self.refresh_world()
 
     def on_screen_resume(self) -> None:

@@ -65,7 +65,6 @@ class FleetScreen(MidstreamScreen):
     def on_mount(self) -> None:
         self.query_one("#filter").display = False
         self.action_view(RUNS)
-        super().on_mount()
 
     def crumbs(self) -> tuple[str, ...]:
         return ({HOSTS: "Hosts", RUNS: "Runs", MIGRATIONS: "Migrations"}[self._view],)

@@ -58,7 +58,6 @@ class MigrationScreen(MidstreamScreen):
         view = self.migration_view
         self._turned = view is not None and view.certificate is not None
         self.action_view(CERTIFICATE if self._turned else PROGRESS)
-        super().on_mount()
 
     def crumbs(self) -> tuple[str, ...]:
         view = self.migration_view

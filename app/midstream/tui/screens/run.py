@@ -25,6 +25,7 @@ from midstream_engine import records
 
 CURVES, LOGS, CHECKPOINTS, INFO = "curves", "logs", "checkpoints", "info"
 ZOOMS = (1.0, 0.5, 0.25, 0.1)
+QUIET = 30.0  # seconds without a heartbeat from a run on a host that answers
 FIRST_METRICS = ("train/loss", "eval/loss", "grad/norm/total", "optim/learning_rate", "throughput/tokens_per_second")
 NOT_DRAWN = frozenset({"global_step", "attempt", "time", "train/loss"})
 
@@ -77,7 +78,6 @@ class RunScreen(MidstreamScreen):
 
     def on_mount(self) -> None:
         self.action_view(CURVES)
-        super().on_mount()
 
     def crumbs(self) -> tuple[str, ...]:
         return ("Runs", self.run_id)
@@ -123,14 +123,15 @@ class RunScreen(MidstreamScreen):
         text.append(f"  step {format.grouped(run.step)}", palette.TEXT)
         if total and run.step is not None:
             text.append(f"/{format.grouped(total)} ", palette.DIM)
+        age = world.run_age(run)
+        if stale:  # how far it is by now is not known
+            text.append(f" {glyphs.stale} {run.host} silent, last word {format.age(age)} ago", palette.WAIT)
+        elif total and run.step is not None:
             text.append_text(bar(glyphs, run.step / total, 10 if self.size.width < 100 else 24))
             text.append(f" {format.percent(run.step / total)}", palette.DIM)
-        if (left := seconds_left(run)) is not None:
-            text.append(f"  {format.seconds(left)} left", palette.DIM)
-        age = world.run_age(run)
-        if stale:
-            text.append(f"  {glyphs.stale} {run.host} silent, last word {format.age(age)} ago", palette.WAIT)
-        elif run.alive and age is not None and age > 30:
+            if (left := seconds_left(run)) is not None:
+                text.append(f"  {format.seconds(left)} left", palette.DIM)
+        if run.alive and not stale and age is not None and age > QUIET:
             text.append(f"  {glyphs.stale} no word for {format.age(age)}", palette.WAIT)
         text.append("\n ")
         for name, value in (

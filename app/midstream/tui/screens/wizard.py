@@ -85,9 +85,7 @@ class WizardScreen(MidstreamScreen):
         yield Static(id="command")
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.query_one(Table).focus()
-        self._replan()
 
     def crumbs(self) -> tuple[str, ...]:
         return ("Runs", self.run_id, "Migrate")

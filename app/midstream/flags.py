@@ -1,0 +1,99 @@
+"""The flags of the command line, and what goes with what."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from midstream import __version__
+from midstream.errors import Exit
+
+USAGE = """midstream [--fleet FILE]                                     the terminal UI
+       midstream --demo [--headless] [--json]                       two local targets and a real run, ready to migrate
+       midstream --init                                             write a fleet file from ~/.ssh/config
+       midstream --status [--json]                                  hosts, runs, checkpoints, once
+       midstream --launch CONFIG --on TARGET [--run-id ID] [-- ENGINE FLAGS]
+       midstream --migrate RUN --to TARGET [--mode stop] [--checkpoint now|latest|STEP] [--dry-run] [--yes]
+       midstream --continue MIGRATION | --rollback MIGRATION | --stop RUN
+       midstream --checkpoints [RUN] | --verify CHECKPOINT"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        self.exit(int(Exit.USAGE), f"midstream: {message} (midstream --help lists the flags)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """All flags. Modes exclude each other; no mode is the terminal UI."""
+    result = _Parser(
+        prog="midstream",
+        usage=USAGE,
+        description="Move a training run to other accelerators in mid-run, and prove that nothing was lost.",
+        epilog="Exit codes: 0 done, 1 failed or rolled back, 2 usage or config, 3 preflight refused, "
+        "4 interrupted or rollback incomplete (can be continued), 5 not certified, rolled back.",
+        allow_abbrev=False,
+    )
+    modes = result.add_argument_group("modes").add_mutually_exclusive_group()
+    modes.add_argument("--demo", action="store_true", help="a fleet of two local targets with a real run")
+    modes.add_argument("--init", action="store_true", help="write a fleet file from ~/.ssh/config")
+    modes.add_argument("--status", action="store_true", help="hosts, runs and checkpoints, once")
+    modes.add_argument("--launch", metavar="CONFIG", help="start a training run")
+    modes.add_argument("--migrate", metavar="RUN", help="move a run to other accelerators")
+    modes.add_argument("--continue", metavar="MIGRATION", dest="continue_", help="go on with an interrupted migration")
+    modes.add_argument("--rollback", metavar="MIGRATION", help="take a migration back, until its source is retired")
+    modes.add_argument("--stop", metavar="RUN", help="save and stop a run")
+    modes.add_argument("--checkpoints", metavar="RUN", nargs="?", const="", help="checkpoints of a run, or of all")
+    modes.add_argument("--verify", metavar="CHECKPOINT", help="re-hash a checkpoint: a directory, HOST:PATH, or RUN")
+
+    common = result.add_argument_group("common")
+    common.add_argument("--fleet", metavar="FILE", help="default: $MIDSTREAM_FLEET or ~/.config/midstream/fleet.yaml")
+    common.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
+    common.add_argument("--version", action="version", version=f"midstream {__version__}")
+
+    screen = result.add_argument_group("terminal UI")
+    screen.add_argument("--readonly", action="store_true", help="look, and touch nothing")
+    screen.add_argument("--ascii", action="store_true", help="no signs beyond ASCII")
+    screen.add_argument("--headless", action="store_true", help="with --demo: without a terminal")
+
+    launch = result.add_argument_group("launch")
+    launch.add_argument("--on", metavar="TARGET", help="where to start")
+    launch.add_argument("--run-id", metavar="ID", help="default: random")
+
+    migrate = result.add_argument_group("migrate")
+    migrate.add_argument("--to", metavar="TARGET", help="where to")
+    migrate.add_argument("--mode", default="stop", help="stop: seal, copy, start again (default)")
+    migrate.add_argument("--checkpoint", default="now", metavar="now|latest|STEP", help="default: now, a final save")
+    migrate.add_argument("--source-lost", action="store_true", help="the run's machine is certainly gone")
+    migrate.add_argument("--certify-steps", type=int, default=16, metavar="K", help="losses compared (default 16)")
+    migrate.add_argument(
+        "--healthy-steps", type=int, default=100, metavar="N", help="then the source is retired (default 100)"
+    )
+    migrate.add_argument("--dry-run", action="store_true", help="plan and preflight; touch nothing")
+    migrate.add_argument("--yes", action="store_true", help="agree to give up the steps that were named")
+    return result
+
+
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    """The flags, and what stands after ``--``: the engine's own."""
+    words = list(arguments)
+    engine: list[str] = []
+    if "--" in words:
+        cut = words.index("--")
+        words, engine = words[:cut], words[cut + 1 :]
+    flags = parser()
+    options = flags.parse_args(words)
+    if engine and not (options.launch or options.migrate):
+        flags.error("flags after -- are the engine's: they go with --launch or --migrate")
+    if options.launch and not options.on:
+        flags.error("--launch needs --on TARGET")
+    if options.migrate and not options.to:
+        flags.error("--migrate needs --to TARGET")
+    for name, needs in (("on", "launch"), ("run_id", "launch"), ("to", "migrate")):
+        if getattr(options, name) and not getattr(options, needs):
+            flags.error(f"--{name.replace('_', '-')} goes with --{needs}")
+    for name in ("certify_steps", "healthy_steps"):
+        if getattr(options, name) < 0:
+            flags.error(f"--{name.replace('_', '-')} is a number of steps, not below 0")
+    if options.headless and not options.demo:
+        flags.error("--headless goes with --demo; every other mode has no screen anyway")
+    return options, tuple(engine)
