@@ -82,6 +82,7 @@ class RunView:
     checkpoints: tuple[CheckpointView, ...] = ()
     curve: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # spliced rows; see records.splice
     log: Sequence[str] = field(default=(), repr=False)  # the last lines of the newest attempt's process 0
+    trouble: str = ""  # one line: what of its directory cannot be read; the rest is what was known before
 
     @property
     def key(self) -> tuple[str, str]:

@@ -1,0 +1,232 @@
+"""What goes on on this host, told as it happens: one JSON object a line on stdout, until stdin closes.
+
+``hello``    the machine's names, once
+``run``      of one run whatever changed since the last such line: fence, lineage, attempts, attempt, status, alive,
+             checkpoints, trouble
+``metrics``  whole lines of an attempt's metrics.jsonl from byte ``offset`` to ``end``; offset 0 starts the file anew
+``log``      text that the newest attempt's log grew by; ``first`` where it is the beginning of what is told
+``gone``     the run's directory is no longer there
+``beat``     the end of each look: the clock (UTC seconds), processor, memory, disk, accelerators
+``clock``    the answer to a ping
+
+stdin takes one JSON object a line: ``{"ping": n}``. Standard library only; Python 3.8.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import threading
+import time
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+
+from midstream.remote import accelerators, machine, runs
+from midstream_engine import records
+
+CHUNK = 1 << 18  # bytes of metrics or log in one line
+LOG_TAIL = 1 << 15  # bytes of a log that are told when it is first seen
+FIRST_ACCELERATORS = 8.0  # seconds that the first beat waits for nvidia-smi
+SILENCE = 120.0  # seconds without a ping after which nobody is listening: a lost connection may never close stdin
+
+Emit = Callable[..., None]
+
+
+def main(
+    root: str,
+    interval: float = 1.0,
+    devices: Optional[int] = None,
+    known: Optional[Mapping[str, Mapping[str, List[int]]]] = None,
+) -> int:
+    """Tell of the runs under ``root`` every ``interval`` seconds. ``known`` is what the operator has of metrics
+    already: run -> attempt -> [inode, bytes]."""
+    writing = threading.Lock()
+
+    def emit(event: str, **fields: Any) -> None:
+        line = json.dumps(dict(fields, event=event)).encode() + b"\n"
+        with writing:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+
+    threading.Thread(target=_listen, args=(emit,), daemon=True).start()
+    probe = Probe(root, emit, devices=devices, known=known)
+    try:
+        emit("hello", **machine.identity())
+        while True:
+            began = time.monotonic()
+            probe.look()
+            time.sleep(max(0.0, interval - (time.monotonic() - began)))
+    except BrokenPipeError:
+        os._exit(0)
+
+
+def _listen(emit: Emit) -> None:
+    """Answer pings; end the program when stdin closes or falls silent. The descriptor is read, because a thread in
+    ``sys.stdin`` would hold up the interpreter's end."""
+    text = b""
+    while select.select([0], [], [], SILENCE)[0]:
+        data = os.read(0, 4096)
+        if not data:
+            break
+        *lines, text = (text + data).split(b"\n")
+        for line in lines:
+            emit("clock", ping=json.loads(line)["ping"], time=time.time())
+    os._exit(0)
+
+
+class Probe:
+    """Looks again and again, and tells what is new."""
+
+    def __init__(
+        self,
+        root: str,
+        emit: Emit,
+        *,
+        devices: Optional[int] = None,
+        known: Optional[Mapping[str, Mapping[str, List[int]]]] = None,
+    ):
+        self._root = root
+        self._emit = emit
+        self._known = known or {}
+        self._runs: Dict[str, _Run] = {}
+        self._processor = machine.Processor()
+        self._accelerators = accelerators.Accelerators(devices)
+        self._patience = FIRST_ACCELERATORS
+
+    def look(self) -> None:
+        """One look: lines for what changed, and a beat."""
+        present = runs.list_runs(self._root)
+        for run_id in sorted(set(self._runs) - set(present)):
+            del self._runs[run_id]
+            self._emit("gone", run=run_id)
+        for run_id in present:
+            if run_id not in self._runs:
+                self._runs[run_id] = _Run(self._root, run_id, self._emit, self._known.get(run_id, {}))
+            self._runs[run_id].look()
+        found = self._accelerators.latest(wait=self._patience)
+        self._patience = 0.0
+        self._emit(
+            "beat",
+            time=time.time(),
+            cpu_used=self._processor.used(),
+            accelerators=found,
+            **machine.memory(),
+            **machine.disk(self._root),
+        )
+
+
+class _Run:
+    """One run: what was told of it, so that only news is."""
+
+    def __init__(self, root: str, run_id: str, emit: Emit, known: Mapping[str, List[int]]):
+        self._root, self._id, self._emit = root, run_id, emit
+        self._paths = records.RunPaths(root, run_id)
+        self._told: Dict[str, Any] = {"trouble": ""}
+        self._marks: Dict[str, Any] = {}
+        self._manifests: Dict[str, Any] = {}
+        self._metrics = {int(attempt): _Growing(*place) for attempt, place in known.items()}
+        self._log = _Growing()
+        self._log_of = 0
+
+    def look(self) -> None:
+        """What cannot be read is told as trouble; what was told before stands until it can be read again."""
+        try:
+            self._tell(**self._news())
+            self._grown(self._told["attempts"])
+            self._tell(trouble="")
+        except (OSError, records.RecordError) as error:
+            self._tell(trouble=str(error))
+
+    def _tell(self, **news: Any) -> None:
+        changed = {key: value for key, value in news.items() if key not in self._told or self._told[key] != value}
+        if changed:
+            self._told.update(changed)
+            self._emit("run", run=self._id, **changed)
+
+    def _news(self) -> Dict[str, Any]:
+        numbers = runs.attempts(self._paths)
+        newest = numbers[-1] if numbers else 0
+        state = runs.status(self._root, self._id, newest) if newest else {"status": None, "alive": False}
+        return {
+            "fence": self._record("fence", self._paths.fence),
+            "lineage": self._record("lineage", self._paths.lineage),
+            "attempts": numbers,
+            "attempt": newest,
+            "checkpoints": runs.checkpoints(self._paths, self._manifests),
+            **state,
+        }
+
+    def _record(self, name: str, path: str) -> Any:
+        """The file's value, read again only where it changed."""
+        mark = runs.signature(path)
+        if mark is None:
+            return None
+        if name not in self._told or self._marks.get(name) != mark:
+            value = records.read_json_or_none(path)
+            self._marks[name] = mark
+            return value
+        return self._told[name]
+
+    def _grown(self, numbers: List[int]) -> None:
+        for number in numbers:
+            growing = self._metrics.setdefault(number, _Growing())
+            for offset, data in growing.read(self._paths.attempt(number).metrics):
+                self._emit(
+                    "metrics",
+                    run=self._id,
+                    attempt=number,
+                    inode=growing.inode,
+                    offset=offset,
+                    end=growing.offset,
+                    text=data.decode(errors="replace"),
+                )
+        if numbers and numbers[-1] != self._log_of:
+            self._log, self._log_of = _Growing(tail=LOG_TAIL), numbers[-1]
+        if numbers:
+            for offset, data in self._log.read(self._paths.attempt(numbers[-1]).log()):
+                text = data.decode(errors="replace")
+                self._emit("log", run=self._id, attempt=numbers[-1], first=offset == self._log.begin, text=text)
+
+
+class _Growing:
+    """A file that is appended to, read by whole lines as it grows. ``tail``: begin at most so many bytes before its
+    end, at the beginning of a line."""
+
+    def __init__(self, inode: int = 0, offset: int = 0, tail: int = 0):
+        self.inode, self.offset = inode, offset
+        self.begin = 0  # where it began to be told
+        self._tail = tail
+
+    def read(self, path: str) -> Iterator[Tuple[int, bytes]]:
+        """Yields (offset, bytes) of whole lines that are new. Another file of the name, or a shorter one, is told
+        from its beginning."""
+        mark = runs.signature(path)
+        if mark is None:
+            return
+        inode, size, _ = mark
+        fresh = inode != self.inode or size < self.offset
+        if not fresh and size == self.offset:
+            return
+        with open(path, "rb") as file:
+            if fresh:
+                self.inode = os.fstat(file.fileno()).st_ino
+                self.begin = self.offset = self._beginning(file, size)
+            file.seek(self.offset)
+            while True:
+                data = file.read(CHUNK)
+                whole = data[: data.rfind(b"\n") + 1]
+                if not whole and len(data) == CHUNK:
+                    whole = data  # a line longer than any that is worth keeping together
+                if not whole:
+                    return
+                at, self.offset = self.offset, self.offset + len(whole)
+                file.seek(self.offset)
+                yield at, whole
+
+    def _beginning(self, file: BinaryIO, size: int) -> int:
+        if not self._tail or size <= self._tail:
+            return 0
+        file.seek(size - self._tail)
+        data = file.read(self._tail)
+        return size - self._tail + data.find(b"\n") + 1

@@ -1,0 +1,163 @@
+"""One host, listened to by one thread for as long as anybody watches."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import threading
+import time
+from typing import BinaryIO
+
+from midstream.errors import HostError, LostContact, RemoteError
+from midstream.hosts.base import Process
+from midstream.hosts.far import start_program
+from midstream.hosts.open import Hosts
+from midstream.hosts.programs import last_words
+from midstream.watch.model import DOWN, STALE
+from midstream.watch.store import Store
+from midstream_engine import records
+
+FIRST_PAUSE = 0.5  # seconds before the first new try
+LONGEST_PAUSE = 30.0  # seconds between two tries
+PING = 10.0  # seconds between two looks at the host's clock
+ENDING = 5.0  # seconds that a thread may take to end
+
+
+class Feed:
+    """Keeps a probe running on the host, and the store told. The host's own work never depends on it."""
+
+    def __init__(self, name: str, hosts: Hosts, store: Store, interval: float):
+        self.name = name
+        self._hosts = hosts
+        self._store = store
+        self._interval = interval
+        self._heard = time.monotonic()
+        self._connected = False
+        self._process: Process | None = None
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._sent: dict[int, float] = {}  # ping -> when it was sent, UTC seconds
+        self._best = float("inf")  # shortest round trip, seconds
+        self._pinged = 0.0
+        self._pings = 0
+        self._thread = threading.Thread(target=self._listen, name=f"watch-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._heard = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to end. `join` waits for that."""
+        self._stopped.set()
+        with self._lock:
+            if self._process is not None:
+                _end(self._process)
+
+    def join(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(ENDING)
+
+    def tick(self) -> None:
+        """Once in a while, from another thread: notice silence."""
+        silence = time.monotonic() - self._heard
+        if self._connected and silence > 3 * self._interval + 2.0:
+            self._store.silent(self.name, silence)
+
+    # ------------------------------------------------------------------------------------------ its thread
+
+    def _listen(self) -> None:
+        tries = 0
+        while not self._stopped.is_set():
+            try:
+                self._store.connecting(self.name)
+                self._follow()
+            except (HostError, records.RecordError, OSError, ValueError, KeyError, TypeError) as error:
+                was_connected, self._connected = self._connected, False
+                if self._stopped.is_set():
+                    return
+                if was_connected:
+                    tries = 0
+                self._store.link(self.name, *_reason(error, was_connected))
+            # Many hosts behind one door that has just opened again should not all knock at once.
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**tries) * random.uniform(0.5, 1.0)
+            tries += 1
+            self._stopped.wait(pause)
+
+    def _follow(self) -> None:
+        """Until the probe ends, which is always an error: it has no reason to."""
+        config = self._hosts.fleet.hosts[self.name]
+        host = self._hosts.get(self.name)
+        process = start_program(
+            host,
+            "probe.main",
+            {
+                "root": host.root,
+                "interval": self._interval,
+                "devices": config.devices,
+                "known": self._store.metrics_known(self.name),
+            },
+        )
+        with self._lock:
+            self._process = process
+        try:
+            if self._stopped.is_set():
+                return
+            self._sent.clear()
+            self._pinged = 0.0
+            for line in iter(process.stdout.readline, b""):
+                self._take(process.stdin, line)
+            code = process.wait(ENDING)
+            raise RemoteError(f"the probe on {self.name} ended with {code}: {last_words(process)}", "Probe")
+        except TimeoutError:
+            raise LostContact(f"{self.name} closed the probe's channel", "reconnecting") from None
+        finally:
+            with self._lock:
+                self._process = None
+            process.close()
+
+    def _take(self, stdin: BinaryIO, line: bytes) -> None:
+        self._heard = time.monotonic()
+        told = json.loads(line)
+        if told["event"] == "clock":
+            self._clock(told)
+            return
+        self._store.take(self.name, told)
+        if told["event"] == "beat":
+            self._connected = True
+        if told["event"] in ("hello", "beat") and time.monotonic() - self._pinged > PING:
+            self._ping(stdin)
+
+    def _ping(self, stdin: BinaryIO) -> None:
+        self._pinged = time.monotonic()
+        self._pings += 1
+        self._sent = {self._pings: time.time()}
+        stdin.write(json.dumps({"ping": self._pings}).encode() + b"\n")
+        stdin.flush()
+
+    def _clock(self, told: dict) -> None:
+        """The host's clock against the middle of the round trip: the error is at most half of it."""
+        sent, now = self._sent.pop(told["ping"], None), time.time()
+        if sent is None:
+            return
+        trip = max(0.0, now - sent)
+        # A trip that had to wait behind other lines says little; a better one was seen already.
+        if trip <= 2 * self._best:
+            self._best = min(self._best, trip)
+            self._store.skew(self.name, told["time"] - (sent + now) / 2)
+
+
+def _reason(error: Exception, was_connected: bool) -> tuple[str, str]:
+    """The link's state and the line that explains it."""
+    if isinstance(error, HostError):
+        text = str(error)
+    else:
+        text = f"the probe's line cannot be read: {type(error).__name__}: {error}"
+    # Contact was there a moment ago: what is known is old rather than wrong.
+    return (STALE, f"{text}; reconnecting") if was_connected else (DOWN, text)
+
+
+def _end(process: Process) -> None:
+    """Make the probe end, and with it its reader's wait."""
+    with contextlib.suppress(OSError, ValueError, LostContact):
+        process.stdin.close()

@@ -1,0 +1,235 @@
+"""What the probes have told, merged into immutable snapshots."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from midstream.watch.curve import Curve
+from midstream.watch.model import (
+    CONNECTING,
+    DOWN,
+    LIVE,
+    STALE,
+    Accelerator,
+    CheckpointView,
+    HostView,
+    Machine,
+    RunView,
+    Snapshot,
+)
+from midstream_engine import records
+
+LOG_LINES = 1000  # of a log's end that are kept
+
+
+class Store:
+    """Takes the lines of all hosts in, and gives snapshots out. Any thread may use it."""
+
+    def __init__(self, hosts: Mapping[str, str]):
+        """``hosts``: name -> kind, in the order that they are shown in."""
+        self.changed = threading.Condition()
+        self._hosts = {name: HostView(name, kind, CONNECTING) for name, kind in hosts.items()}
+        self._runs: dict[tuple[str, str], _Run] = {}
+        self._told: dict[str, set[str]] = {name: set() for name in hosts}
+        self._hello: dict[str, dict[str, Any]] = {}
+        self._skew: dict[str, float] = {}
+        self._version = 0
+        self._snapshot: Snapshot | None = None
+        self._subscribers: list[Callable[[], Any]] = []
+
+    # ------------------------------------------------------------------------------------------ out
+
+    def snapshot(self) -> Snapshot:
+        """The fleet now. The same object until something changes."""
+        with self.changed:
+            if self._snapshot is None:
+                runs = tuple(run.view() for _, run in sorted(self._runs.items()))
+                self._snapshot = Snapshot(self._version, time.time(), tuple(self._hosts.values()), runs)
+            return self._snapshot
+
+    def subscribe(self, callback: Callable[[], Any]) -> Callable[[], None]:
+        """``callback`` is called after each change, on whichever thread made it, and should return at once. Returns
+        what ends it."""
+        with self.changed:
+            self._subscribers.append(callback)
+
+        def unsubscribe() -> None:
+            with self.changed:
+                if callback in self._subscribers:
+                    self._subscribers.remove(callback)
+
+        return unsubscribe
+
+    def metrics_known(self, host: str) -> dict[str, dict[str, list[int]]]:
+        """run -> attempt -> [inode, bytes] of the metrics that were taken in: a new probe goes on from there."""
+        with self.changed:
+            return {
+                run_id: {str(attempt): list(place) for attempt, place in run.places.items()}
+                for (name, run_id), run in self._runs.items()
+                if name == host
+            }
+
+    # ------------------------------------------------------------------------------------------ in
+
+    def take(self, host: str, line: Mapping[str, Any]) -> None:
+        """One line of a host's probe. RecordError where it is of another shape."""
+        event = line["event"]
+        with self.changed:
+            if event == "hello":
+                self._hello[host] = dict(line)
+                self._told[host] = set()
+                return  # nothing to see before the first beat
+            if event == "beat":
+                self._beat(host, line)
+            elif event == "gone":
+                self._runs.pop((host, line["run"]), None)
+            else:
+                self._run(host, line["run"]).take(event, line)
+                self._told[host].add(line["run"])
+        self._notify()
+
+    def skew(self, host: str, seconds: float) -> None:
+        """How far the host's clock is ahead of this machine's."""
+        with self.changed:
+            self._skew[host] = seconds
+
+    def link(self, host: str, link: str, error: str = "") -> None:
+        """The host's link changed, or the reason why it is not live did."""
+        with self.changed:
+            view = self._hosts[host]
+            if (view.link, view.error) == (link, error):
+                return
+            self._hosts[host] = replace(view, link=link, error=error)
+        self._notify()
+
+    def connecting(self, host: str) -> None:
+        """A first attempt is under way; a later one changes nothing that is shown."""
+        if self._hosts[host].last_seen is None and self._hosts[host].link != DOWN:
+            self.link(host, CONNECTING)
+
+    def silent(self, host: str, seconds: float) -> None:
+        """A live host has not said a word for so long."""
+        if self._hosts[host].link == LIVE:
+            self.link(host, STALE, f"no word for {seconds:.0f} s")
+
+    def _run(self, host: str, run_id: str) -> _Run:
+        if (host, run_id) not in self._runs:
+            self._runs[host, run_id] = _Run(host, run_id)
+        return self._runs[host, run_id]
+
+    def _beat(self, host: str, line: Mapping[str, Any]) -> None:
+        view = self._hosts[host]
+        if view.link != LIVE:
+            # The first beat of a probe closes a complete account: what it did not tell of is no longer there.
+            for key in [key for key in self._runs if key[0] == host and key[1] not in self._told[host]]:
+                del self._runs[key]
+        hello = self._hello.get(host, {})
+        machine = Machine(
+            hostname=hello.get("hostname", ""),
+            platform=hello.get("platform", ""),
+            python=hello.get("python", ""),
+            cpus=hello.get("cpus", 0),
+            cpu_used=line["cpu_used"],
+            memory_total=line["memory_total"],
+            memory_used=line["memory_used"],
+            disk_total=line["disk_total"],
+            disk_free=line["disk_free"],
+            clock_skew=self._skew.get(host, 0.0),
+            accelerators=tuple(_value(Accelerator, each) for each in line["accelerators"]),
+        )
+        self._hosts[host] = replace(view, link=LIVE, last_seen=time.time(), error="", machine=machine)
+
+    def _notify(self) -> None:
+        with self.changed:
+            self._version += 1
+            self._snapshot = None
+            self.changed.notify_all()
+            subscribers = list(self._subscribers)
+        for callback in subscribers:
+            callback()
+
+
+class _Run:
+    """One copy of a run, while it is being told of."""
+
+    def __init__(self, host: str, run_id: str):
+        self.places: dict[int, tuple[int, int]] = {}  # attempt -> (inode, bytes) of its metrics
+        self._view = RunView(run_id, host, None, None, 0, None, False)
+        self._curve = Curve()
+        self._log: deque[str] = deque(maxlen=LOG_LINES)
+        self._dirty = False
+
+    def view(self) -> RunView:
+        """The run now. The same object until it changes."""
+        if self._dirty:
+            self._view = replace(self._view, curve=self._curve.rows(), log=tuple(self._log))
+            self._dirty = False
+        return self._view
+
+    def take(self, event: str, line: Mapping[str, Any]) -> None:
+        if event == "run":
+            self._change(line)
+        elif event == "metrics":
+            self._metrics(line)
+        elif event == "log":
+            if line["first"]:
+                self._log.clear()
+            self._log.extend(line["text"].splitlines())
+        self._dirty = True
+
+    def _change(self, line: Mapping[str, Any]) -> None:
+        read: dict[str, Callable[[Any], Any]] = {
+            "fence": lambda value: records.Fence.from_json(value, "fence.json"),
+            "lineage": lambda value: records.Lineage.from_json(value, "lineage.json"),
+            "status": lambda value: records.Status.from_json(value, "status-0.json"),
+        }
+        changes: dict[str, Any] = {
+            key: None if line[key] is None else decode(line[key]) for key, decode in read.items() if key in line
+        }
+        changes |= {key: line[key] for key in ("attempt", "alive", "trouble") if key in line}
+        if "checkpoints" in line:
+            changes["checkpoints"] = tuple(_value(CheckpointView, each) for each in line["checkpoints"])
+        if "attempts" in line:
+            for attempt in set(self.places) - set(line["attempts"]):
+                self._restart(attempt)
+        self._view = replace(self._view, **changes)
+        self._curve.govern(self._view.lineage, self._view.fence)
+
+    def _metrics(self, line: Mapping[str, Any]) -> None:
+        attempt = line["attempt"]
+        if line["offset"] == 0:
+            self._restart(attempt)
+        self._curve.extend(attempt, parse_rows(line["text"]))
+        self.places[attempt] = (line["inode"], line["end"])
+
+    def _restart(self, attempt: int) -> None:
+        self.places.pop(attempt, None)
+        self._curve.restart(attempt)
+
+
+def parse_rows(text: str) -> Sequence[dict[str, Any]]:
+    """Whole lines of metrics. One that is torn (a disk that was full, say) is left out: a watcher shows what there is;
+    whoever proves something reads the file itself."""
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def _value(kind: Any, told: Mapping[str, Any]) -> Any:
+    """A dataclass of what was told of it; what a newer probe adds is ignored. Lists become tuples."""
+    names = {field.name for field in fields(kind)}
+    return kind(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in told.items() if name in names}
+    )

@@ -1,0 +1,90 @@
+"""Watch a fleet: one feed a host, one store, snapshots for whoever asks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from midstream.fleet.config import Fleet
+from midstream.hosts.open import Hosts
+from midstream.watch.feed import Feed
+from midstream.watch.model import CONNECTING, Snapshot
+from midstream.watch.store import Store
+
+
+class Watch:
+    """The fleet, observed. ``interval`` is the time between two looks on each host, in seconds; ``only`` names the
+    hosts that matter (all by default)."""
+
+    def __init__(self, fleet: Fleet, hosts: Hosts, interval: float = 1.0, only: Collection[str] | None = None):
+        names = [name for name in fleet.hosts if only is None or name in only]
+        self._store = Store({name: fleet.hosts[name].get_choice_name(type(fleet.hosts[name])) for name in names})
+        self._feeds = [Feed(name, hosts, self._store, interval) for name in names]
+        self._tick = min(interval, 0.5)
+        self._stopped = threading.Event()
+        self._clock = threading.Thread(target=self._notice_silence, name="watch-clock", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch. Hosts are reached in parallel, in the background."""
+        for feed in self._feeds:
+            feed.start()
+        self._clock.start()
+
+    def stop(self) -> None:
+        """End all feeds. The hosts stay connected: they belong to whoever gave them. Idempotent."""
+        self._stopped.set()
+        for feed in self._feeds:
+            feed.stop()
+        for feed in self._feeds:
+            feed.join()
+        with self._store.changed:
+            self._store.changed.notify_all()
+
+    def snapshot(self) -> Snapshot:
+        """The fleet as far as it is known. Cheap; the same object until something changes."""
+        return self._store.snapshot()
+
+    def subscribe(self, callback: Callable[[], Any]) -> Callable[[], None]:
+        """``callback`` is called after every change, on a thread of the watch; it should return at once, and coalesce
+        by itself. Returns what ends it."""
+        return self._store.subscribe(callback)
+
+    def wait_for(self, predicate: Callable[[Snapshot], bool], timeout: float | None = None) -> Snapshot | None:
+        """The first snapshot, from now on, for which ``predicate`` holds; None after ``timeout`` seconds, or where the
+        watch was stopped. What the predicate raises is raised here."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        changed = self._store.changed
+        while True:
+            snapshot = self._store.snapshot()
+            if predicate(snapshot):
+                return snapshot
+            with changed:
+                while self._store.snapshot() is snapshot:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if self._stopped.is_set() or (left is not None and left <= 0):
+                        return None
+                    changed.wait(left)
+
+    def _notice_silence(self) -> None:
+        while not self._stopped.wait(self._tick):
+            for feed in self._feeds:
+                feed.tick()
+
+
+def look_once(fleet: Fleet, hosts: Hosts, timeout: float = 10.0) -> Snapshot:
+    """The fleet, looked at once: all hosts in parallel. One that does not answer within ``timeout`` seconds is shown
+    as it is then: connecting, or down with the line that says why."""
+    watch = Watch(fleet, hosts)
+    watch.start()
+    try:
+        decided = watch.wait_for(_decided, timeout)
+        return decided or watch.snapshot()
+    finally:
+        watch.stop()
+
+
+def _decided(snapshot: Snapshot) -> bool:
+    """Whether every host has answered, or refused to."""
+    return all(host.link != CONNECTING for host in snapshot.hosts)
