@@ -169,7 +169,7 @@ def _late(what: str, seen: Mapping[str, Any] | None, states: Collection[str], ti
 
 def stop_attempt(host: Host, run_id: str, attempt: int, timeout: float) -> records.Status:
     """Ask the engine to save at the next step boundary, seal and exit; its last status, once its process is gone. One
-    that has ended already is left alone. LaunchError where it died of it, or is still at it after ``timeout`` seconds."""
+    that has ended already is left alone. LaunchError where it died of it, or still runs after ``timeout`` seconds."""
     host.call("runs.signal", root=host.root, run_id=run_id, attempt=attempt, name="SIGTERM")
     status = wait_state(host, run_id, attempt, records.ENDED, timeout)
     wait_gone(host, run_id, attempt)

@@ -1,0 +1,46 @@
+"""The engine itself, launched as a person would, and what it leaves behind copied and verified."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from midstream.fleet.config import Fleet, LocalHost
+from midstream.hosts.open import Hosts
+from midstream.launch.run import launch_run
+from midstream.launch.start import wait_gone, wait_state
+from midstream.transfer import copy_history, copy_objects, verify_objects
+from midstream_engine import records
+from trees import files
+
+CONFIG = Path(__file__).parents[2] / "configs" / "gpt2_tiny.yaml"
+
+
+def test_a_config_becomes_a_run_whose_checkpoint_data_and_history_can_be_moved(tmp_path: Path) -> None:
+    config = LocalHost(root=str(tmp_path / "small"), devices=2)
+    hosts = Hosts(Fleet({"small": config, "large": LocalHost(root=str(tmp_path / "large"))}))
+    small, large = hosts.get("small"), hosts.get("large")
+    attempt = launch_run(hosts, hosts.fleet, "small", CONFIG, "tiny", ("--trainer.num_train_steps", "3"))
+    try:
+        status = wait_state(small, "tiny", attempt.number, {records.FINISHED}, 240)
+        wait_gone(small, "tiny", attempt.number)
+    finally:
+        if records.is_alive(attempt.process):
+            os.kill(attempt.process.pid, signal.SIGKILL)
+    assert (status.step, len(status.devices), status.identity) == (3, 2, attempt.process)
+
+    here, there = records.RunPaths(small.root, "tiny"), records.RunPaths(large.root, "tiny")
+    name = records.checkpoint_name(3, attempt.number)
+    verdict = verify_objects(small, here.checkpoint(name))
+    assert (verdict.ok, verdict.extra, verdict.root_digest) == (True, (), status.root_digest)
+    copy_history(small, large, "tiny", source_root=small.root, target_root=large.root)
+    copy_objects(small, here.checkpoint(name), large, there.checkpoint(name))
+    assert files(Path(there.checkpoint(name))) == files(Path(here.checkpoint(name)))
+    assert verify_objects(large, there.checkpoint(name)).root_digest == status.root_digest
+    rows = records.parse_metrics(Path(there.attempt(1).metrics).read_text().splitlines())
+    assert [row["global_step"] for row in rows if "train/loss" in row] == [0, 1, 2]
+
+    [cache] = (manifest.parent for manifest in Path(small.root, "data").glob("*/manifest.json"))
+    copy_objects(small, str(cache), large, str(Path(large.root, "data", cache.name)))
+    assert verify_objects(large, str(Path(large.root, "data", cache.name))).ok
