@@ -20,37 +20,55 @@ from midstream_engine.trainer.witness import Witness
 
 log = logging.getLogger(__name__)
 
+# (state, step, tokens, loss mask) -> (state, result); tokens and mask [micro, batch, position].
+Step = Callable[[TrainState, Any, NamedArray, NamedArray], tuple[TrainState, StepResult]]
+
 
 @dataclass(frozen=True)
 class Programs:
-    """``step`` gives its first argument's memory to its result."""
+    """What ``compile_programs`` made, and how long that took."""
 
-    step: Callable[[TrainState, Any, NamedArray, NamedArray], tuple[TrainState, StepResult]]
+    step: Step
     witness: Witness
     evaluate: Callable[[TrainState], float] | None
     seconds: float
 
 
 def compile_programs(setup: Setup) -> Programs:
-    """Lower and compile the train step, the witness and, where there is a validation set, the evaluation."""
+    """Compile the train step, the witness and, where there is a validation set, the evaluation."""
     began = time.monotonic()
-    layout, seq_len = setup.layout, setup.config.model.seq_len
-    replicated = layout.replicated()
-    function = train_step(setup.optimizer, setup.schedule, setup.policy, layout, eos=setup.eos, dropout=setup.dropout)
-    number = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
-    example = setup.cut.shape(seq_len)
-    with layout.active():
-        jitted = jax.jit(function, donate_argnums=0, out_shardings=(setup.shardings, replicated))
-        step = jitted.lower(setup.abstract, number, example, example).compile()
-    witness = Witness(layout, batch_size=setup.cut.examples, seq_len=seq_len, eos=setup.eos, model=setup.abstract.model)
-    evaluate = _evaluation(setup)
+    step, witness, evaluate = compile_step(setup), compile_witness(setup), compile_evaluation(setup)
     seconds = time.monotonic() - began
     log.info("compiled in %.1f s", seconds)
     return Programs(step, witness, evaluate, seconds)
 
 
-def _evaluation(setup: Setup) -> Callable[[TrainState], float] | None:
-    """A function from a state to the mean loss over the validation set, in nats a token."""
+def compile_step(setup: Setup) -> Step:
+    """The update. It gives its first argument's memory to its result."""
+    replicated = setup.layout.replicated()
+    function = train_step(
+        setup.optimizer, setup.schedule, setup.policy, setup.layout, eos=setup.eos, dropout=setup.dropout
+    )
+    number = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
+    example = setup.cut.shape(setup.config.model.seq_len)
+    with setup.layout.active():
+        jitted = jax.jit(function, donate_argnums=0, out_shardings=(setup.shardings, replicated))
+        return jitted.lower(setup.abstract, number, example, example).compile()
+
+
+def compile_witness(setup: Setup) -> Witness:
+    """The losses of fixed sequences."""
+    return Witness(
+        setup.layout,
+        batch_size=setup.cut.examples,
+        seq_len=setup.config.model.seq_len,
+        eos=setup.eos,
+        model=setup.abstract.model,
+    )
+
+
+def compile_evaluation(setup: Setup) -> Callable[[TrainState], float] | None:
+    """A function from a state to the mean loss over the validation set, in nats a token; None without such a set."""
     cache, cut = setup.validation, setup.evaluation_cut
     if cache is None:
         return None

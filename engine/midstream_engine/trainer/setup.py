@@ -67,9 +67,7 @@ class Setup:
         return fresh_state(init, self.layout, self.config.trainer.seed)
 
 
-def prepare(
-    config: TrainLmConfig, root: str, data_digest: str | None, devices: Sequence[Any] | None = None
-) -> Setup:
+def prepare(config: TrainLmConfig, root: str, data_digest: str | None, devices: Sequence[Any] | None = None) -> Setup:
     """``data_digest``: the token cache that a checkpoint names, None for a fresh start. ``devices``: None for all.
 
     Raises ConfigError for what cannot be laid out on the devices at hand, before anything is compiled.

@@ -1,0 +1,105 @@
+"""Attempts, epochs and the lineage: what is claimed, and who is refused."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from midstream_engine import records
+from midstream_engine.errors import EngineError, FencedError
+from midstream_engine.trainer import attempt as attempts
+from midstream_engine.trainer.attempt import open_attempt
+from midstream_engine.trainer.requests import OrderFile, Requests, Signals
+
+
+def test_a_new_run_gets_attempt_1_epoch_1_and_a_fence(tmp_path: Path) -> None:
+    attempt = open_attempt(str(tmp_path), "r", {"MIDSTREAM_TARGET": "gpu"})
+    assert (attempt.number, attempt.epoch, attempt.target, attempt.launched) == (1, 1, "gpu", False)
+    assert records.Fence.read(attempt.paths.fence) == records.first_fence("gpu")
+
+
+def test_attempts_that_start_together_get_different_numbers(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda _: open_attempt(str(tmp_path), "r", {}).number, range(8)))
+    assert sorted(numbers) == list(range(1, 9))
+
+
+def test_the_launchers_words_are_taken(tmp_path: Path) -> None:
+    said = {"MIDSTREAM_ATTEMPT": "7", "MIDSTREAM_EPOCH": "3", "MIDSTREAM_TARGET": "tpu"}
+    attempt = open_attempt(str(tmp_path), "r", said)
+    assert (attempt.number, attempt.epoch, attempt.launched) == (7, 3, True)
+    assert open_attempt(str(tmp_path), "r", {}).epoch == 3
+
+
+def test_an_older_epoch_is_fenced_and_a_nonsense_number_refused(tmp_path: Path) -> None:
+    paths = open_attempt(str(tmp_path), "r", {}).paths
+    records.first_fence("a").sealed(2, "b", 40).write(paths.fence)
+    with pytest.raises(FencedError, match=r"handed to b \(epoch 2, sealed at step 40\)"):
+        open_attempt(str(tmp_path), "r", {"MIDSTREAM_EPOCH": "1"})
+    with pytest.raises(EngineError, match="MIDSTREAM_ATTEMPT='x'"):
+        open_attempt(str(tmp_path), "r", {"MIDSTREAM_ATTEMPT": "x"})
+    with pytest.raises(EngineError, match="run id"):
+        open_attempt(str(tmp_path), "../r", {})
+
+
+def test_the_lineage_holds_one_entry_an_attempt_and_its_end(tmp_path: Path) -> None:
+    for last in (10, 20):
+        attempt = open_attempt(str(tmp_path), "r", {"MIDSTREAM_TARGET": "t"})
+        entry = attempts.lineage_entry(
+            attempt,
+            devices=[{"kind": "cpu"}] * 2,
+            first_step=last - 10,
+            checkpoint=None,
+            root_digest=None,
+            migration="m",
+        )
+        attempts.record_start(attempt, entry)
+        attempts.record_end(attempt, last)
+    lineage = records.Lineage.read(attempt.paths.lineage)
+    assert [(e.attempt, e.first_step, e.last_step, e.devices) for e in lineage.entries] == [
+        (1, 0, 10, 2),
+        (2, 10, 20, 2),
+    ]
+
+
+def test_each_request_is_answered_once_and_none_is_lost(tmp_path: Path) -> None:
+    path, signals = str(tmp_path / "order.json"), Signals()
+    requests = Requests(signals, OrderFile(path))
+    assert requests.look() == requests.look()
+    signals.saves += 2
+    assert requests.look().save
+    assert not requests.look().save
+    signals.saves += 1
+    records.Order(records.SAVE, serial=1).write(path)
+    wanted = requests.look()
+    assert wanted.save
+    assert wanted.order is not None
+    assert requests.look().order is None
+    records.Order(records.STOP, serial=2, epoch=2).write(path)
+    wanted = requests.look()
+    assert wanted.stop
+    assert wanted.order == records.Order(records.STOP, serial=2, epoch=2)
+    assert not requests.look().stop
+
+
+def test_the_order_that_an_attempt_was_started_with_is_not_carried_out_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "order.json")
+    records.Order(records.RESTORE, checkpoint="step-1-a001", serial=4).write(path)
+    requests = Requests(Signals(), OrderFile(path))
+    assert requests.look().order is None
+    records.Order(records.SAVE, serial=5).write(path)
+    assert requests.look().save
+
+
+def test_all_processes_act_on_the_largest_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another process was signalled: this one learns it from the agreed vector."""
+    from midstream_engine.trainer import requests as module
+
+    theirs = np.array([1, 0, 0], np.int32)
+    monkeypatch.setattr(module, "agree", lambda mine: np.maximum(mine, theirs))
+    requests = Requests(Signals(), OrderFile(str(tmp_path / "order.json")))
+    assert requests.look().save
+    assert not requests.look().save

@@ -1,0 +1,236 @@
+"""Whole attempts as processes: signals, orders, the fence, and going on from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine_runs import Engine
+from midstream_engine import records
+
+STEPS = 60
+FLAGS = ["--trainer.num_train_steps", str(STEPS)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared for the sake of its compile cache; each test has a run id of its own."""
+    return tmp_path_factory.mktemp("root")
+
+
+@pytest.fixture(scope="module")
+def whole(root: Path) -> Engine:
+    """The run that nothing interrupts, on 2 devices."""
+    with Engine(root, *FLAGS, run_id="whole") as engine:
+        code, log = engine.finish()
+    assert code == 0, log
+    return engine
+
+
+def losses(engine: Engine, attempt: int) -> dict[int, float]:
+    return {row["global_step"]: row["train/loss"] for row in engine.rows(attempt)}
+
+
+def digests(engine: Engine, attempt: int) -> dict[int, str]:
+    return {row["global_step"]: row["batch_digest"] for row in engine.rows(attempt)}
+
+
+def test_an_uninterrupted_run_leaves_what_the_records_promise(whole: Engine) -> None:
+    status = whole.status(1)
+    assert status is not None
+    assert (status.state, status.step, status.checkpoint) == ("finished", STEPS, f"step-{STEPS}-a001")
+    assert len(status.devices) == 2
+    rows = whole.rows(1)
+    assert [row["global_step"] for row in rows] == list(range(STEPS))
+    assert rows[-1]["train/loss"] < rows[0]["train/loss"] - 0.5
+    assert set(rows[0]) == {
+        "global_step", "train/loss", "optim/learning_rate", "grad/norm/total", "throughput/tokens_per_second",
+        "throughput/duration", "throughput/loading_time", "throughput/total_tokens", "time", "batch_digest",
+    }  # fmt: skip
+    assert rows[-1]["throughput/total_tokens"] == STEPS * 8 * 32
+    (entry,) = records.Lineage.read(whole.paths.lineage).entries
+    assert (entry.first_step, entry.last_step, entry.devices, entry.checkpoint) == (0, STEPS, 2, None)
+    resolved = yaml.safe_load(Path(whole.paths.config).read_text())
+    assert (resolved["trainer"]["id"], resolved["trainer"]["root"]) == ("whole", None)
+    assert resolved["optimizer"]["beta2"] == 0.95
+    assert "resolved configuration" in Path(whole.paths.attempt(1).log()).read_text()
+
+
+def test_sigusr1_saves_and_goes_on_sigterm_saves_and_ends_and_a_restart_continues_exactly(
+    root: Path, whole: Engine
+) -> None:
+    long = ["--trainer.num_train_steps", "60", "--trainer.checkpointer.keep", "[]"]
+    with Engine(root, *long, run_id="signals") as engine:
+        engine.until(engine.has_trained(1, 2))
+        engine.process.send_signal(signal.SIGUSR1)
+        saved = engine.until(lambda: ((s := engine.status(1)) and s.checkpoint and s) or None)
+        assert saved.checkpoint is not None
+        assert saved.root_digest is not None
+        engine.process.send_signal(signal.SIGTERM)
+        code, log = engine.finish()
+    status = engine.status(1)
+    assert status is not None
+    assert code == 0, log
+    key = records.parse_checkpoint_name(saved.checkpoint)
+    assert key is not None
+    if status.state == "finished":
+        pytest.skip("this machine trained to the end before the signal came")
+    assert status.state == "stopped"
+    assert key[0] <= status.step < STEPS
+    assert status.checkpoint == f"step-{status.step}-a001"
+    assert set(losses(engine, 1)) == set(range(status.step))
+
+    with Engine(root, *long, run_id="signals") as again:
+        code, log = again.finish()
+    assert code == 0, log
+    evidence = records.Restore.read(again.paths.attempt(2).restore)
+    assert (evidence.step, evidence.root_digest) == (status.step, status.root_digest)
+    assert evidence.witness_error == 0.0
+    assert evidence.batch_digest == evidence.recorded_batch_digest == digests(again, 2)[status.step]
+    continued = {**losses(engine, 1), **losses(again, 2)}
+    assert continued == losses(whole, 1)  # bit by bit, because the devices are the same
+    end = again.status(2)
+    reference = whole.status(1)
+    assert end is not None
+    assert reference is not None
+    assert end.root_digest == reference.root_digest
+
+
+@pytest.fixture(scope="module")
+def sealed(root: Path) -> Engine:
+    """A run on 2 devices that was ordered to stop and hand over at epoch 2."""
+    with Engine(root, *FLAGS, run_id="moved", MIDSTREAM_TARGET="small") as engine:
+        engine.until(engine.has_trained(1, 1))
+        order = records.Order(records.STOP, epoch=2, holder="large", migration="m1", serial=3)
+        order.write(engine.paths.attempt(1).order)
+        code, log = engine.finish()
+    assert code == 0, log
+    return engine
+
+
+def test_an_order_to_stop_with_an_epoch_seals_the_run(sealed: Engine) -> None:
+    status = sealed.status(1)
+    assert status is not None
+    assert (status.state, status.order, status.epoch) == ("stopped", 3, 1)
+    fence = records.Fence.read(sealed.paths.fence)
+    assert fence == records.first_fence("small").sealed(2, "large", status.step)
+    manifest = records.Manifest.read(os.path.join(sealed.paths.checkpoint(status.checkpoint or ""), "manifest.json"))
+    assert (manifest.step, manifest.root_digest) == (status.step, status.root_digest)
+    assert fence.accepts(manifest.epoch, manifest.step)
+
+
+def test_the_source_may_not_go_on_after_the_seal(sealed: Engine, root: Path) -> None:
+    with Engine(root, *FLAGS, run_id="moved", MIDSTREAM_EPOCH="1") as late:
+        code, log = late.finish()
+    assert code == records.EXIT_FENCED
+    assert len(log.splitlines()) == 1
+    assert "handed to large" in log
+
+
+def restore_order(sealed: Engine, digest: str | None = None) -> records.Order:
+    status = sealed.status(1)
+    assert status is not None
+    return records.Order(
+        records.RESTORE, epoch=2, checkpoint=status.checkpoint, root_digest=digest or status.root_digest,
+        step=status.step, holder="large", migration="m1", serial=1,
+    )  # fmt: skip
+
+
+def start_ordered(sealed: Engine, root: Path, order: records.Order, number: int, *flags: str, devices: int) -> Engine:
+    attempt = sealed.paths.attempt(number)
+    os.makedirs(attempt.dir)
+    order.write(attempt.order)
+    launch = {"MIDSTREAM_ATTEMPT": str(number), "MIDSTREAM_EPOCH": "2", "MIDSTREAM_TARGET": "large"}
+    return Engine(root, *FLAGS, *flags, devices=devices, run_id="moved", **launch)
+
+
+def test_an_order_with_another_root_digest_is_not_followed(sealed: Engine, root: Path) -> None:
+    with start_ordered(sealed, root, restore_order(sealed, "0" * 64), 5, devices=2) as engine:
+        code, _ = engine.finish()
+    status = engine.status(5)
+    assert code == 1
+    assert status is not None
+    assert status.state == "failed"
+    assert "root digest" in status.message
+    assert "\n" not in status.message
+    assert not os.path.exists(engine.paths.attempt(5).metrics)
+
+
+def test_a_moved_run_continues_on_other_devices_with_accumulation(sealed: Engine, root: Path, whole: Engine) -> None:
+    flags = ["--trainer.per_device_parallelism", "1"]
+    with start_ordered(sealed, root, restore_order(sealed), 6, *flags, devices=4) as engine:
+        code, log = engine.finish()
+    assert code == 0, log
+    source, status = sealed.status(1), engine.status(6)
+    assert source is not None
+    assert status is not None
+    assert (status.state, status.epoch, status.order) == ("finished", 2, 1)
+    evidence = records.Restore.read(engine.paths.attempt(6).restore)
+    assert evidence.root_digest == evidence.expected_root_digest == source.root_digest
+    assert evidence.devices == 4
+    assert evidence.witness_error < 1e-5
+    entry = records.Lineage.read(engine.paths.lineage).entries[-1]
+    assert (entry.target, entry.migration, entry.first_step) == ("large", "m1", source.step)
+    joined, reference = {**losses(sealed, 1), **losses(engine, 6)}, losses(whole, 1)
+    assert joined.keys() == reference.keys()
+    assert {**digests(sealed, 1), **digests(engine, 6)} == digests(whole, 1)
+    assert max(records.relative_difference(joined[step], reference[step]) for step in reference) < 1e-4
+
+
+def test_another_data_order_is_refused(whole: Engine, root: Path) -> None:
+    for flags, said in [
+        (["--trainer.train_batch_size", "16"], "trainer.train_batch_size is 16"),
+        (["--trainer.seed", "3"], "trainer.seed is 3"),
+    ]:
+        with Engine(root, *FLAGS, *flags, run_id="whole") as engine:
+            code, log = engine.finish()
+        assert code == 1
+        assert said in log
+        assert "Traceback" not in log
+
+
+def test_a_rotten_checkpoint_is_never_answered_with_a_fresh_start(whole: Engine, root: Path) -> None:
+    shutil.copytree(
+        whole.paths.dir, root / "runs" / "rotten", ignore=shutil.ignore_patterns("attempts", "lineage.json")
+    )
+    directory = root / "runs" / "rotten" / "checkpoints" / f"step-{STEPS}-a001"
+    packed = directory / records.PACKED
+    data = bytearray(packed.read_bytes())
+    data[-5] ^= 1
+    packed.write_bytes(data)
+    with Engine(root, "--trainer.num_train_steps", "99", run_id="rotten") as engine:
+        code, _ = engine.finish()
+    status = engine.status(1)
+    assert code == 1
+    assert status is not None
+    assert status.state == "failed"
+    assert records.PACKED in status.message
+    assert engine.rows(1) == []
+
+
+def test_what_does_not_divide_ends_with_exit_code_2_and_one_line(root: Path) -> None:
+    with Engine(root, "--model.hidden_dim", "60", devices=8, run_id="odd") as engine:
+        code, log = engine.finish()
+    status = engine.status(1)
+    assert code == records.EXIT_CONFIG
+    assert status is not None
+    assert status.state == "failed"
+    assert "'embed' of size 60" in status.message
+    assert "Traceback" not in log
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_with_one_line(root: Path) -> None:
+    flags = ["--optimizer.learning_rate", "1e30", "--optimizer.max_grad_norm", "null", "--optimizer.warmup", "0"]
+    with Engine(root, *FLAGS, *flags, run_id="nan") as engine:
+        code, log = engine.finish()
+    status = engine.status(1)
+    assert code == 1
+    assert status is not None
+    assert status.state == "failed"
+    assert "crash_on_" in status.message
+    assert "Traceback" not in log

@@ -1,0 +1,87 @@
+"""The learning rate at each step, against the formula written out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from midstream_engine.config import AdamConfig, ConfigError
+from midstream_engine.optim.schedule import cycle_ends, learning_rate
+
+TOTAL, PEAK, LOW = 100, 1e-3, 1e-4
+
+
+def rates(total: int = TOTAL, **values: Any) -> np.ndarray:
+    config = AdamConfig(learning_rate=PEAK, min_lr_ratio=LOW / PEAK, **values)
+    schedule = learning_rate(config, total)
+    return np.array([float(schedule(step)) for step in range(total + 5)])
+
+
+def shape(kind: str, progress: float, steps: int, warmup: int) -> float:
+    """The decay, ``progress`` of the way from the peak to the end."""
+    if kind == "constant":
+        return PEAK
+    if kind == "linear":
+        return PEAK + (LOW - PEAK) * progress
+    if kind == "cosine":
+        return LOW + (PEAK - LOW) * (1 + math.cos(math.pi * progress)) / 2
+    if kind == "inv":
+        return PEAK / ((PEAK / LOW - 1) * progress + 1)
+    return max(PEAK * min(1.0, 1 / math.sqrt((progress * steps + warmup) / 10_000)), LOW)
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "inv", "inv_sqrt"])
+@pytest.mark.parametrize(("warmup", "steps"), [(10, 10), (0.2, 20)])
+def test_warmup_then_decay_to_the_end(kind: str, warmup: float, steps: int) -> None:
+    got = rates(lr_schedule=kind, warmup=warmup)
+    rest = TOTAL - steps
+    for step in range(TOTAL):
+        if step < steps:
+            wanted = PEAK * step / steps
+        else:
+            wanted = shape(kind, (step - steps) / rest, rest, steps)
+        assert got[step] == pytest.approx(wanted, rel=1e-5, abs=1e-12), step
+
+
+def test_a_stable_part_lies_between_warmup_and_decay() -> None:
+    got = rates(lr_schedule="linear", warmup=10, decay=0.3)
+    assert got[10:71] == pytest.approx(PEAK)
+    assert got[85] == pytest.approx((PEAK + LOW) / 2, rel=1e-5)
+    assert got[100:] == pytest.approx(LOW, rel=1e-5)
+
+
+def test_warmup_and_decay_that_overflow_leave_the_warmup_whole() -> None:
+    got = rates(lr_schedule="cosine", warmup=0.1, decay=1.0)
+    assert got[5] == pytest.approx(PEAK / 2, rel=1e-5)
+    assert got[10] == pytest.approx(PEAK, rel=1e-5)
+
+
+def test_cycles_warm_up_again_from_where_the_last_one_ended() -> None:
+    got = rates(lr_schedule="linear", warmup=10, rewarmup=10, cycles=2)
+    assert got[50] == pytest.approx(LOW, rel=1e-5)
+    assert got[55] == pytest.approx((LOW + PEAK) / 2, rel=1e-5)
+    assert got[60] == pytest.approx(PEAK, rel=1e-5)
+    assert rates(lr_schedule="linear", warmup=10, cycles=2)[50] == pytest.approx(PEAK, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ({}, [0, 100]),
+        ({"cycles": 3}, [0, 33, 66, 100]),
+        ({"cycles": [10, 50]}, [0, 10, 50, 100]),
+        ({"cycle_length": [10, 20]}, [0, 10, 30, 100]),
+        ({"cycle_length": 30}, [0, 30, 60, 100]),
+        ({"cycle_length": 0.25}, [0, 25, 50, 75, 100]),
+    ],
+)
+def test_where_cycles_end(values: dict[str, Any], ends: list[int]) -> None:
+    assert cycle_ends(AdamConfig(**values), TOTAL) == ends
+
+
+def test_cycles_that_do_not_grow_are_refused() -> None:
+    with pytest.raises(ConfigError, match="not strictly increasing"):
+        cycle_ends(AdamConfig(cycles=[50, 10]), TOTAL)

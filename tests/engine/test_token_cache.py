@@ -1,0 +1,168 @@
+"""The token cache: by content, whole or absent, never built twice."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from midstream_engine.config import DataConfig
+from midstream_engine.data import sources
+from midstream_engine.data.cache import TokenCache, build
+from midstream_engine.data.errors import DataError
+from midstream_engine.data.prepare import data_root, open_cache
+from midstream_engine.data.tokenizer import ByteTokenizer, load_tokenizer
+
+TEXTS = [b"one", b"", "zwei \u20ac".encode(), b"drei" * 50]
+
+
+def all_tokens(cache: TokenCache) -> list[int]:
+    return cache.read(0, cache.tokens).tolist()
+
+
+def test_documents_end_with_eos_and_objects_have_a_fixed_size(tmp_path: Path) -> None:
+    cache = build(str(tmp_path), TEXTS, ByteTokenizer(), object_bytes=64)
+    expected = [token for text in TEXTS for token in [*text, 256]]
+    assert all_tokens(cache) == expected
+    assert cache.read(30, 70).tolist() == expected[30:100]
+    sizes = [entry["size"] for entry in cache.manifest["objects"] if entry["path"].startswith("tokens-")]
+    assert len(sizes) > 3
+    assert set(sizes[:-1]) == {64}
+    offsets = np.fromfile(os.path.join(cache.directory, "offsets.bin"), "<i8")
+    assert np.diff(offsets).tolist() == [len(text) + 1 for text in TEXTS]
+    for entry in cache.manifest["objects"]:
+        data = Path(cache.directory, entry["path"]).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == entry["sha256"]
+        assert base64.b64decode(entry["crc32c"]) == google_crc32c.value(data).to_bytes(4, "big")
+
+
+def test_the_digest_follows_the_content(tmp_path: Path) -> None:
+    first = build(str(tmp_path / "a"), TEXTS, ByteTokenizer())
+    assert build(str(tmp_path / "b"), TEXTS, ByteTokenizer()).digest == first.digest
+    assert build(str(tmp_path / "c"), [*TEXTS[:-1], b"vier"], ByteTokenizer()).digest != first.digest
+    # The same tokens cut into other documents are another content.
+    assert build(str(tmp_path / "d"), [*TEXTS, b""], ByteTokenizer()).digest != first.digest
+
+
+def test_a_build_that_is_killed_leaves_no_cache_and_is_cleared_away(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\nfrom midstream_engine.data.cache import build\n"
+        "from midstream_engine.data.tokenizer import ByteTokenizer\n"
+        "def texts():\n    yield b'x' * 1000\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "build(sys.argv[1], texts(), ByteTokenizer(), object_bytes=64)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True)
+    assert done.returncode == -9
+    (left,) = os.listdir(tmp_path)
+    assert left.startswith(".building-")
+    assert os.listdir(tmp_path / left)
+    cache = build(str(tmp_path), TEXTS, ByteTokenizer())
+    assert os.listdir(tmp_path) == [cache.digest]
+
+
+def test_builders_at_the_same_time_agree(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        caches = list(pool.map(lambda _: build(str(tmp_path), TEXTS * 50, ByteTokenizer()), range(8)))
+    assert len({cache.directory for cache in caches}) == 1
+    assert os.listdir(tmp_path) == [caches[0].digest]
+    assert all_tokens(caches[0]) == all_tokens(caches[-1])
+
+
+def test_a_cache_with_a_missing_or_short_object_is_refused(tmp_path: Path) -> None:
+    cache = build(str(tmp_path), TEXTS, ByteTokenizer())
+    with open(os.path.join(cache.directory, "tokens-00000.bin"), "r+b") as file:
+        file.truncate(10)
+    with pytest.raises(DataError, match=r"tokens-00000\.bin: 10 bytes where the manifest says"):
+        TokenCache(cache.directory)
+
+
+def test_a_second_start_does_not_tokenize_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("hello")
+    root, config, tokenizer = str(tmp_path / "root"), DataConfig(), ByteTokenizer()
+    first = open_cache(root, [str(text)], config, tokenizer)
+    with monkeypatch.context() as patched:
+        patched.setattr(ByteTokenizer, "encode", lambda *_: pytest.fail("tokenized again"))
+        assert open_cache(root, [str(text)], config, tokenizer).digest == first.digest
+    text.write_text("hello again")
+    assert open_cache(root, [str(text)], config, tokenizer).digest != first.digest
+
+
+def test_a_checkpoints_cache_is_used_whatever_the_files_say_today(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("hello")
+    root, config, tokenizer = str(tmp_path / "root"), DataConfig(), ByteTokenizer()
+    wanted = open_cache(root, [str(text)], config, tokenizer).digest
+    text.unlink()
+    assert open_cache(root, [str(text)], config, tokenizer, wanted=wanted).digest == wanted
+
+
+def test_a_checkpoints_cache_that_cannot_be_rebuilt_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("hello")
+    config, tokenizer = DataConfig(), ByteTokenizer()
+    wanted = open_cache(str(tmp_path / "one"), [str(text)], config, tokenizer).digest
+    other = str(tmp_path / "two")
+    text.write_text("other")
+    with pytest.raises(DataError, match=rf"trains on tokens {wanted[:12]}.*copy"):
+        open_cache(other, [str(text)], config, tokenizer, wanted=wanted)
+    text.write_text("hello")
+    assert open_cache(other, [str(text)], config, tokenizer, wanted=wanted).digest == wanted
+    assert wanted in os.listdir(data_root(other))
+
+
+def test_jsonl_gzip_braces_and_globs(tmp_path: Path) -> None:
+    (tmp_path / "p1.jsonl").write_text('{"text": "a"}\n\n{"text": "b\u00e4"}\n')
+    with gzip.open(tmp_path / "p2.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"text": "c"}) + "\n")
+    (tmp_path / "q.txt").write_text("plain")
+    found = sources.list_sources([str(tmp_path / "p{1,2}.jsonl*"), str(tmp_path / "*.txt")])
+    texts = list(sources.documents(found, text_key="text", max_bytes=None))
+    assert texts == [b"a", "bä".encode(), b"c", b"plain"]
+    assert list(sources.documents(found, text_key="text", max_bytes=4)) == texts[:2]
+    assert sources.expand_braces("x{08..10}{a,b}") == ["x08a", "x08b", "x09a", "x09b", "x10a", "x10b"]
+
+
+def test_bad_text_is_named_with_its_line(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "a"}\n{"body": "b"}\n')
+    with pytest.raises(DataError, match=r"bad\.jsonl:2: has no text"):
+        list(sources.documents(sources.list_sources([str(bad)]), text_key="text", max_bytes=None))
+    with pytest.raises(DataError, match="names no file"):
+        sources.list_sources([str(tmp_path / "*.nothing")])
+    with pytest.raises(DataError, match="only local files"):
+        sources.list_sources(["gs://bucket/x.jsonl"])
+
+
+def test_the_standard_library_is_listed_in_one_order() -> None:
+    found = sources.list_sources(["stdlib:json/*.py"])
+    assert [source.name for source in found] == sorted(source.name for source in found)
+    assert "json/decoder.py" in [source.name for source in found]
+    assert not any("site-packages" in source.path for source in sources.list_sources(["stdlib:*/*.py"]))
+
+
+def test_a_tokenizer_file_is_used_and_its_content_is_its_id(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<unk>": 0, "<|endoftext|>": 1, "a": 2, "b": 3}, unk_token="<unk>")
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    path = tmp_path / "tokenizer.json"
+    words.save(str(path))
+    tokenizer = load_tokenizer(str(path), "<|endoftext|>")
+    assert (tokenizer.eos, tokenizer.vocab_size, tokenizer.encode(b"a b c").tolist()) == (1, 4, [2, 3, 0])
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in tokenizer.id
+    with pytest.raises(DataError, match="not in the vocabulary"):
+        load_tokenizer(str(path), "<eot>")
+    with pytest.raises(DataError, match="neither 'bytes' nor"):
+        load_tokenizer("gpt2", "<|endoftext|>")

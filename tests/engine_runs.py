@@ -1,0 +1,86 @@
+"""Start the real engine on the tiny configuration, and look at what it leaves in its run directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from midstream_engine import records
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+T = TypeVar("T")
+
+
+def environment(root: Path, devices: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A clean environment in which jax has ``devices`` virtual CPU devices."""
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("MIDSTREAM_", "JAX_", "XLA_", "RUN_"))
+    }
+    return {
+        **kept,
+        "MIDSTREAM_ROOT": str(root),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        **(extra or {}),
+    }
+
+
+class Engine:
+    """One attempt of run ``r`` as a process."""
+
+    def __init__(self, root: Path, *flags: str, devices: int = 2, run_id: str = "r", **extra: str):
+        self.paths = records.RunPaths(str(root), run_id)
+        command = [sys.executable, "-m", "midstream_engine.train", "--config_path", str(CONFIGS / "gpt2_tiny.yaml")]
+        self.process = subprocess.Popen(
+            [*command, "--trainer.id", run_id, *flags],
+            env=environment(root, devices, extra),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+        if self.process.stdout:
+            self.process.stdout.close()
+
+    def finish(self, timeout: float = 120) -> tuple[int, str]:
+        """Exit code and log, once it has ended."""
+        output, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode, output
+
+    def until(self, look: Callable[[], T | None], timeout: float = 120) -> T:
+        """The first answer of ``look`` that is not None; fails with the log where the engine ends before."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            answer = look()
+            if answer is not None:
+                return answer
+            if self.process.poll() is not None:
+                raise AssertionError(f"the engine ended with {self.process.returncode}:\n{self.finish()[1]}")
+            time.sleep(0.02)
+        raise AssertionError(f"nothing within {timeout} s; status {self.status(self.attempts()[-1])}")
+
+    def attempts(self) -> list[int]:
+        return sorted(int(name) for name in os.listdir(self.paths.attempts))
+
+    def status(self, attempt: int) -> records.Status | None:
+        return records.Status.read_or_none(self.paths.attempt(attempt).status())
+
+    def rows(self, attempt: int) -> list[dict[str, Any]]:
+        path = Path(self.paths.attempt(attempt).metrics)
+        return records.parse_metrics(path.read_text().splitlines()) if path.exists() else []
+
+    def has_trained(self, attempt: int, step: int) -> Callable[[], bool | None]:
+        """For ``until``: whether the attempt has written the line of ``step``."""
+        return lambda: True if any(row["global_step"] >= step for row in self.rows(attempt)) else None
