@@ -1,0 +1,118 @@
+"""The fleet file: what it may say, and the line that tells what is wrong with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import Exit, UsageError
+from midstream.fleet.config import LocalHost, SshHost, load_fleet, parse_fleet
+
+EXAMPLE = Path(__file__).parents[2] / "configs" / "fleet.example.yaml"
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse_fleet(text, "fleet.yaml")
+    assert caught.value.code == Exit.USAGE
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_example_is_a_fleet():
+    fleet = load_fleet(EXAMPLE)
+    assert fleet.target_names == ("here", "a100", "h100", "big")
+    assert fleet.target("big").hosts == ("h100",)
+    assert fleet.target("a100").hosts == ("a100",)
+    here, h100 = fleet.hosts["here"], fleet.hosts["h100"]
+    assert isinstance(here, LocalHost)
+    assert here.devices == 4
+    assert isinstance(h100, SshHost)
+    assert (h100.user, h100.port, h100.env) == ("me", 2222, {"NCCL_DEBUG": "WARN"})
+
+
+def test_an_empty_file_is_an_empty_fleet():
+    assert parse_fleet("").target_names == ()
+
+
+def test_the_path_comes_from_the_flag_then_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    named, other = tmp_path / "named.yaml", tmp_path / "other.yaml"
+    named.write_text("hosts: {a: {type: local}}\n")
+    other.write_text("hosts: {b: {type: local}}\n")
+    monkeypatch.setenv("MIDSTREAM_FLEET", str(other))
+    assert list(load_fleet(named).hosts) == ["a"]
+    assert list(load_fleet().hosts) == ["b"]
+
+
+def test_a_missing_file_names_the_commands_that_need_none(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"no fleet file at .*none\.yaml \(midstream --init writes one"):
+        load_fleet(tmp_path / "none.yaml")
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(tmp_path: Path):
+    file = tmp_path / "fleet.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=r"fleet\.yaml cannot be read"):
+        load_fleet(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("hosts:\n  a: {type: local\n  b: {type: local}\n", "fleet.yaml:3: "),
+        ("hosts:\n  a: 'open\n", "fleet.yaml:3: "),
+        ("hosts:\n\ta: 1\n", "fleet.yaml:2: "),
+    ],
+)
+def test_malformed_yaml_is_named_with_its_line(text: str, line: str):
+    assert refusal(text).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1, 2]", "fleet.yaml: expected hosts:, targets: and stores:, found list"),
+        ("host: {}", "fleet.yaml: host is not known (did you mean hosts?)"),
+        ("hosts: [a]", "fleet.yaml: hosts is list (hosts: {NAME: {type: ...}})"),
+        ("hosts: {a: local}", "fleet.yaml: hosts.a is str ({type: ..., ...})"),
+        ("hosts: {a: {}}", "fleet.yaml: hosts.a has no type (type: local or ssh)"),
+        ("hosts: {a: {type: shh}}", "fleet.yaml: hosts.a.type is 'shh' (did you mean ssh?)"),
+        ("hosts: {a: {type: ssh}}", "fleet.yaml: hosts.a has no address (address: [user@]name[:port])"),
+        (
+            "hosts: {a: {type: ssh, adress: b}}",
+            "fleet.yaml: hosts.a.adress is not known (did you mean address?)",
+        ),
+        (
+            "hosts: {a: {type: local, devices: 0}}",
+            "fleet.yaml: hosts.a.devices is 0 (1 or more virtual CPU devices, or null)",
+        ),
+        (
+            "hosts: {gpu1: {type: local}}\ntargets: {t: {type: hosts, hosts: [gpu2]}}",
+            "fleet.yaml: targets.t names host 'gpu2' (did you mean gpu1?)",
+        ),
+        ("targets: {t: {type: hosts}}", "fleet.yaml: targets.t names no hosts (hosts: [a, b])"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_field_and_what_mends_it(text: str, said: str):
+    assert refusal(text) == said
+
+
+def test_a_value_of_the_wrong_type_names_file_and_field():
+    said = refusal("hosts: {a: {type: local, devices: many}}")
+    assert said.startswith("fleet.yaml: ")
+    assert "devices" in said
+
+
+def test_an_unknown_target_names_its_neighbours():
+    fleet = parse_fleet("hosts: {large: {type: local}, small: {type: local}}", "fleet.yaml")
+    with pytest.raises(UsageError, match=r"no target 'larg' in fleet.yaml \(did you mean large\?\)"):
+        fleet.target("larg")
+    with pytest.raises(UsageError, match=r"known: large, small"):
+        fleet.target("zzz")
+
+
+def test_targets_of_later_kinds_are_read_and_refused_by_name():
+    fleet = parse_fleet("targets: {pod: {type: tpu, zone: z}}", "fleet.yaml")
+    with pytest.raises(UsageError, match="target pod is of type tpu"):
+        fleet.target("pod")
