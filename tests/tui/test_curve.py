@@ -67,6 +67,18 @@ async def test_steps_that_another_attempt_replaced_are_drawn_anew(board: Board) 
         assert fresh.lines() == board.lines()
 
 
+async def test_steps_that_are_being_replaced_are_drawn_anew_one_by_one(board: Board) -> None:
+    """Attempt 2 began at step 200 again; it has come to 203, and attempt 1 had come to 400."""
+    before = rows(400)
+    board.curve.show(before, attempt=1)
+    replaced = [*before[:200], *(dict(row, attempt=2, **{"train/loss": 9.0}) for row in before[200:203]), *before[203:]]
+    board.curve.show(replaced, attempt=2)
+    fresh = Board()
+    async with fresh.run_test(size=(80, 24)):
+        fresh.curve.show(replaced, attempt=2)
+        assert fresh.lines() == board.lines()
+
+
 async def test_no_points_say_so(board: Board) -> None:
     board.curve.show((), empty="no steps yet (compiling)")
     assert any("no steps yet (compiling)" in line for line in board.lines())

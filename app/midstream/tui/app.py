@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.message import Message
 from textual.screen import Screen
 
@@ -33,7 +33,7 @@ TICK = 1.0  # seconds after which ages are painted anew without any change
 MIGRATIONS = 0.5  # seconds between looks at the migrations' journals
 
 
-class CommandPalette(Provider):
+class TableCommands(Provider):
     """The command table, searched by name."""
 
     def _found(self) -> list[tuple[commands.Command, Callable]]:
@@ -60,7 +60,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
 
     CSS_PATH = "midstream.tcss"
     TITLE = "midstream"
-    COMMANDS: ClassVar = {CommandPalette}
+    COMMANDS: ClassVar = {TableCommands}
     ENABLE_COMMAND_PALETTE = True
 
     class MigrationsRead(Message):
@@ -125,6 +125,8 @@ class MidstreamApp(App[int], inherit_bindings=False):
 
     def publish(self) -> None:
         """Take the newest snapshot, and show it on the screen that is in front (or behind a dialog)."""
+        if not self.is_running:  # going down: the screens are being taken apart
+            return
         self._changed = False
         self._painted = time.monotonic()
         self.world = World(self.source.snapshot(), self.world.migrations, self._clock())
@@ -168,7 +170,9 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self.push_screen(WizardScreen(run_id, targets))
 
     def action_command_palette(self) -> None:
-        super().action_command_palette()
+        if isinstance(self.screen, CommandPalette):
+            return
+        self.push_screen(CommandPalette(placeholder="search for a command"))
         if self.glyphs is ASCII:
             self.call_after_refresh(self._plain_palette)
 

@@ -126,7 +126,8 @@ class FleetScreen(MidstreamScreen):
             run = self._selected_run()
             if run is not None:
                 rule.show(run.run_id, "enter opens it")
-                curve.show(run.curve, names=attempt_names(run, self.glyphs.times), empty=f"no steps yet ({run.state})")
+                names = attempt_names(run, self.glyphs.times)
+                curve.show(run.curve, names=names, attempt=run.attempt, empty=f"no steps yet ({run.state})")
         elif self._view == HOSTS:
             host = world.snapshot.host(str(key))
             rule.show(str(key))

@@ -97,7 +97,8 @@ class RunScreen(MidstreamScreen):
             self.query_one("#facts", Static).update("")
             return
         names = attempt_names(run, self.glyphs.times)
-        curve.show(run.curve, metric=self._metric, names=names, empty=f"no steps yet ({run.state})")
+        empty = f"no steps yet ({run.state})"
+        curve.show(run.curve, metric=self._metric, names=names, attempt=run.attempt, empty=empty)
         log = self.query_one(LogView)
         log.show(run.log)
         self.query_one(Table).show(
@@ -149,7 +150,9 @@ class RunScreen(MidstreamScreen):
             text.append(f"{newest.name}{old}", palette.TEXT)
         else:
             text.append("none yet", palette.WAIT)
-        if run.status and run.status.message:
+        if run.trouble:
+            text.append(f"  {glyphs.stale} {run.trouble}", palette.WAIT)
+        elif run.status and run.status.message:
             text.append(f"  {run.status.message}", palette.BAD if run.state == records.FAILED else palette.DIM)
         elif run.state == "lost":
             text.append("  its process is gone without a word", palette.BAD)

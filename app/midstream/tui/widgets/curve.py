@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,12 +65,16 @@ class CurveView(Widget):
         *,
         metric: str = "train/loss",
         names: Mapping[int, str] | None = None,
+        attempt: int = 0,
         empty: str = "no points yet",
     ) -> None:
-        """Draw ``metric`` of a run's rows. ``names``: attempt -> what it ran on, for the legend."""
+        """Draw ``metric`` of a run's rows. ``names``: attempt -> what it ran on, for the legend. ``attempt``: the
+        run's newest one, which may be replacing the steps of an older one."""
+        if rows is self._rows and metric == self.metric and names == self._names and empty == self.empty:
+            return
         self.empty = empty
         self._names = names or {}
-        grown = metric == self.metric and self._drawn and self._taken <= len(rows) and self._same_prefix(rows)
+        grown = metric == self.metric and self._drawn and self._taken <= len(rows) and self._same_prefix(rows, attempt)
         if not grown:
             self.metric = metric
             self._drawn = (Drawn(Series()),)
@@ -82,7 +87,7 @@ class CurveView(Widget):
                 series.append(
                     row["global_step"], float("nan") if value is None else float(value), row.get("attempt", 0)
                 )
-        self._taken = len(rows)
+        self._rows, self._taken = rows, len(rows)
         self._fingerprint = _fingerprint(rows)
         self._redraw()
 
@@ -91,7 +96,7 @@ class CurveView(Widget):
         self._drawn = tuple(drawn)
         self._range = window
         self.empty = empty or self.empty
-        self._taken, self._fingerprint = 0, ()
+        self._rows, self._taken, self._fingerprint = (), 0, ()
         self._redraw()
 
     def zoom(self, share: float) -> None:
@@ -99,9 +104,13 @@ class CurveView(Widget):
         self.tail = share
         self._redraw()
 
-    def _same_prefix(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether what was taken is still the beginning of ``rows``: a new attempt may have replaced steps."""
-        return _fingerprint(rows, self._taken) == self._fingerprint
+    def _same_prefix(self, rows: Sequence[Mapping[str, Any]], attempt: int) -> bool:
+        """Whether what was taken is still the beginning of ``rows``. A few rows tell, but for an attempt that runs
+        through the steps of an older one: it changes rows in the middle, and then all are looked at."""
+        if _fingerprint(rows, self._taken) != self._fingerprint:
+            return False
+        replacing = bool(attempt and self._taken and rows[-1].get("attempt") != attempt)
+        return not replacing or all(map(operator.is_, self._rows, rows))
 
     def _redraw(self) -> None:
         self._painted = ()
