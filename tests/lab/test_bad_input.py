@@ -16,7 +16,7 @@ from midstream_engine import records
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory):
-    """A fleet file, and one run that trains on ``here`` while all of these are tried; it must still train at the end."""
+    """A fleet file, and one run that trains on ``here`` while all of these are tried: at the end it must still."""
     directory = tmp_path_factory.mktemp("bad")
     fleet = directory / "fleet.yaml"
     fleet.write_text(
