@@ -23,7 +23,7 @@ class Output:
         if self.as_json:
             self._write(self._data, json.dumps(value, default=str))
         else:
-            for line in [text] if isinstance(text, str) else text:
+            for line in ([text] if text else []) if isinstance(text, str) else text:
                 self._write(self._data, line)
 
     def talk(self, line: str) -> None:

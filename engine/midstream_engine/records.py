@@ -364,6 +364,7 @@ class Status(_Record):
     versions: Dict[str, str] = dataclasses.field(default_factory=dict)
     checkpoint: Optional[str] = None  # newest complete checkpoint that this attempt wrote or restored
     root_digest: Optional[str] = None  # of that checkpoint
+    data_digest: str = ""  # of the token cache that it trains on; empty while that is not known yet
     order: int = 0  # serial of the last order that was carried out
     message: str = ""  # one line: why it failed, what it waits for
 

@@ -7,16 +7,14 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from threading import Event
 
-import midstream
 from midstream.fleet.config import HostConfig, LocalHost
 from midstream.hosts.base import Host
 from midstream.hosts.programs import run_program
 from midstream.launch.errors import LaunchError
 from midstream.remote.engine import with_setup
+from midstream.shipped import shipped
 
 LOCK = "engine-cpu.txt"
 MINIMUM = (3, 11)
@@ -87,14 +85,8 @@ def prepare_environment(
 
 
 def engine_lock() -> str:
-    """The text of the engine's lock file: packaged, or of the source tree that midstream runs from."""
-    packaged = resources.files(midstream) / "locks" / LOCK
-    if packaged.is_file():
-        return packaged.read_text(encoding="utf-8")
-    source = Path(midstream.__file__).parents[2] / "locks" / LOCK
-    if source.is_file():
-        return source.read_text(encoding="utf-8")
-    raise LaunchError(f"this midstream came without locks/{LOCK}", "name an interpreter with python: in the fleet file")
+    """The text of the engine's lock file."""
+    return shipped(f"locks/{LOCK}").read_text(encoding="utf-8")
 
 
 def environment_name(lock: str, version: str, machine: str) -> str:

@@ -52,6 +52,7 @@ class Move:
     watch: Watch
     phase: str = ""
     _last_progress: float = field(default=0.0, repr=False)
+    _last_bytes: int = field(default=-1, repr=False)
 
     @property
     def source(self) -> Host:
@@ -81,14 +82,15 @@ class Move:
 
     def progress(self, what: str) -> Callable[[Progress], None]:
         """A receiver of copy progress, at most four lines a second and the last one always."""
+        self._last_bytes = -1
 
         def tell(progress: Progress) -> None:
             self.check_requests()
             now = time.monotonic()
             done = progress.bytes_done >= progress.bytes_total
-            if now - self._last_progress < 0.25 and not done:
+            if progress.bytes_done == self._last_bytes or (now - self._last_progress < 0.25 and not done):
                 return
-            self._last_progress = now
+            self._last_progress, self._last_bytes = now, progress.bytes_done
             self.journal.write(
                 "phase",
                 phase=self.phase,

@@ -48,7 +48,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     checkpoint = _choose_checkpoint(run, request)
     newest = _newest_complete(run)
     manifest = read_manifest(source, run.run_id, newest) if newest else None
-    train = _train(source, run.run_id, newest) if newest else None
+    data = data_digest(source, run.run_id, newest) if newest else run.status.data_digest
 
     source_devices = max(1, len(run.status.devices))
     target_devices = _devices(snapshot.host(target_host), target_host)
@@ -58,8 +58,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     before = shape.batch_shape(batch, source_devices, limit, model_axis)
     after = shape.batch_shape(batch, target_devices, limit, model_axis)
 
-    data_digest = str((train or {}).get("state", {}).get("data_digest", ""))
-    data_bytes = _missing_data(source, destination, data_digest) if data_digest else 0
+    data_bytes = _missing_data(source, destination, data) if data else 0
     size = manifest.size if manifest else 0
     sealed = checkpoint.step if checkpoint else None
     lost = max(0, run.status.step - sealed) if sealed is not None else 0
@@ -86,7 +85,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         changes=_changes(run, before, after, source_devices, target_devices, trainer),
         route="relayed through this machine",
         checkpoint_bytes=size,
-        data_digest=data_digest,
+        data_digest=data,
         data_bytes=data_bytes,
         steps_lost=lost,
         predicted_seconds=ledger.predict(run.curve, size),
@@ -190,8 +189,10 @@ def read_manifest(host: Host, run_id: str, name: str) -> records.Manifest:
     return records.Manifest.from_json(_json_at(host, path), f"{host.name}:{path}")
 
 
-def _train(host: Host, run_id: str, name: str) -> dict[str, Any]:
-    return _json_at(host, f"{records.RunPaths(host.root, run_id).checkpoint(name)}/{records.TRAIN}")
+def data_digest(host: Host, run_id: str, checkpoint: str) -> str:
+    """The token cache that a checkpoint's run trains on."""
+    train = _json_at(host, f"{records.RunPaths(host.root, run_id).checkpoint(checkpoint)}/{records.TRAIN}")
+    return str(train["state"]["data_digest"])
 
 
 def data_directory(host: Host, digest: str) -> str:

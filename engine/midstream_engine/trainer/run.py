@@ -46,7 +46,8 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
     setup = prepare(config, root, origin.state["data_digest"] if origin else None)
     if origin is not None:
         check_same_data(origin, config, setup.tokenizer.id)
-    status.update(state=records.COMPILING, step=origin.step if origin else 0)
+    step = origin.step if origin else 0
+    status.update(state=records.COMPILING, step=step, data_digest=setup.batches.cache.digest)
     programs = compile_programs(setup)
     saver = Saver(setup, attempt, status, programs.witness, time.monotonic())
 

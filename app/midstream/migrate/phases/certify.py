@@ -71,9 +71,8 @@ class Certify:
         known = move.journal.known
         if not rows or (known("source_last_row_time") is None and not self._note_source_times(move)):
             return
-        duration = [row.get("throughput/duration", 0.0) for row in rows]
-        step, _ = ledger.step_seconds(run.curve)
-        first = duration[0]
+        spent = dict(restore.seconds)
+        compiling = spent.pop("compile", 0.0)
         target_skew = self._skew(move, move.plan.target_host)
         entry = ledger.measure(
             move.plan.predicted_seconds,
@@ -82,9 +81,9 @@ class Certify:
             stop_seen=known("stop_seen", known("source_stopped")),
             copy_seconds=known("copy_seconds", 0.0),
             verify_seconds=known("verify_seconds", 0.0),
-            restore_seconds=sum(restore.seconds.values()),
-            first_step_seconds=min(first, step) if step else first,
-            compile_seconds=max(0.0, first - step) if step else 0.0,
+            restore_seconds=sum(spent.values()),
+            first_step_seconds=rows[0].get("throughput/duration", 0.0),
+            compile_seconds=compiling,
             first_step_ended=rows[0]["time"] - target_skew,
         )
         records.write_json(str(move.directory.ledger_file), entry.to_json())

@@ -7,8 +7,10 @@ from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.launch.start import stop_attempt, wait_gone
+from midstream.migrate import plan as planning
 from midstream.migrate.model import CUTOVER
 from midstream.migrate.move import Move, pin
+from midstream.migrate.phases.prepare import copy_data
 from midstream.transfer import copy_history, copy_objects, verify_objects
 from midstream.watch.model import RunView
 from midstream_engine import records
@@ -32,6 +34,9 @@ class Cutover:
         pin(move, name)
         self._copy(move, name)
         self._verify(move, name, sealed["root_digest"])
+        digest = planning.data_digest(move.source, move.plan.run_id, name)
+        if digest != move.plan.data_digest:  # the plan did not know it: the run had not saved yet
+            copy_data(move, digest)
 
     # ------------------------------------------------------------------------------------------ the seal
 
@@ -155,7 +160,7 @@ class Cutover:
             )
         if report.root_digest != expected:
             raise MidstreamError(
-                f"{move.target.name}:{directory} has root digest {report.root_digest[:12]}, sealed was {expected[:12]}",
+                f"{move.target.name}:{directory} has root digest {str(report.root_digest)[:12]}, sealed was {expected[:12]}",
                 "the copy is not used; midstream --verify shows which objects differ",
             )
         move.journal.fact(verify_seconds=time.monotonic() - began)

@@ -24,7 +24,7 @@ class Prepare:
         environment = prepare_environment(target, move.fleet.hosts[plan.target_host])
         move.command(target, f"{environment.python} ({environment.how})")
         if plan.data_digest:
-            self._copy_data(move)
+            copy_data(move, plan.data_digest)
         if plan.checkpoint != "now":
             self._copy_checkpoint(move)
 
@@ -37,19 +37,18 @@ class Prepare:
         move.command(source, f"copy {here} to {target.name}:{there}")
         copy_objects(source, here, target, there, progress=move.progress("checkpoint"))
 
-    def _copy_data(self, move: Move) -> None:
-        digest = move.plan.data_digest
-        there = planning.data_directory(move.target, digest)
-        here = planning.data_directory(move.source, digest)
-        if planning.has_manifest(move.target, there):
-            move.note("the target has the data already", what="data")
-            return
-        if not planning.has_manifest(move.source, here):
-            raise MidstreamError(
-                f"the token cache {digest[:12]} is neither on {move.source.name} nor on {move.target.name}",
-                f"it belongs in {here}; without it the run cannot go on with the same data",
-            )
-        move.command(move.source, f"copy {here} to {move.target.name}:{there}")
-        copy_objects(
-            move.source, here, move.target, there, manifest_name=records.MANIFEST, progress=move.progress("data")
+
+def copy_data(move: Move, digest: str) -> None:
+    """Bring the token cache ``digest`` to the target, unless it is there."""
+    there = planning.data_directory(move.target, digest)
+    here = planning.data_directory(move.source, digest)
+    if planning.has_manifest(move.target, there):
+        move.note("the target has the data already", what="data")
+        return
+    if not planning.has_manifest(move.source, here):
+        raise MidstreamError(
+            f"the token cache {digest[:12]} is neither on {move.source.name} nor on {move.target.name}",
+            f"it belongs in {here}; without it the run cannot go on with the same data",
         )
+    move.command(move.source, f"copy {here} to {move.target.name}:{there}")
+    copy_objects(move.source, here, move.target, there, manifest_name=records.MANIFEST, progress=move.progress("data"))
