@@ -35,10 +35,10 @@ Accelerator = Dict[str, Any]  # the fields of watch.model.Accelerator
 class Accelerators:
     """Looks in the background, because nvidia-smi can take seconds, or hang with a driver that does."""
 
-    def __init__(self, devices: Optional[int], every: float = 5.0):
+    def __init__(self, devices: Optional[int], every: float = 5.0, nvidia: "Optional[Nvidia]" = None):
         self._virtual = devices
         self._every = every
-        self._nvidia = Nvidia()
+        self._nvidia = nvidia or Nvidia()
         self._found: List[Accelerator] = []
         self._looked = threading.Event()
         if devices is None:
@@ -66,18 +66,18 @@ class Accelerators:
 class Nvidia:
     """One unknown field fails a whole query: older drivers are asked for each field once, then for those they know."""
 
-    def __init__(self, command: str = "nvidia-smi"):
+    def __init__(self, command: str = "nvidia-smi", timeout: float = NVIDIA_TIMEOUT):
         self.present = True
         self._command = command
-        self._fields: Optional[Sequence[str]] = None
+        self._timeout = timeout
+        self._fields: Sequence[str] = ()
 
     def look(self) -> List[Accelerator]:
         """One entry a GPU, in nvidia-smi's order; empty where there are none."""
         if not self.present:
             return []
-        if self._fields is None:
-            self._fields = self._known_fields()
-        rows = self._query("gpu", self._fields) if self.present and self._fields else None
+        self._fields = self._fields or self._known_fields()
+        rows = self._query("gpu", self._fields) if self._fields else None
         if not rows:
             return []
         holders = self._holders() if "uuid" in self._fields else {}
@@ -100,7 +100,7 @@ class Nvidia:
         """Rows of the answer, None where it refuses."""
         argv = [self._command, "--query-{}={}".format(what, ",".join(fields)), "--format=csv,noheader,nounits"]
         try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=NVIDIA_TIMEOUT,
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=self._timeout,
                                   stderr=subprocess.DEVNULL, check=False)  # fmt: skip
         except (FileNotFoundError, PermissionError):
             self.present = False

@@ -122,7 +122,7 @@ class _Run:
     def __init__(self, root: str, run_id: str, emit: Emit, known: Mapping[str, List[int]]):
         self._root, self._id, self._emit = root, run_id, emit
         self._paths = records.RunPaths(root, run_id)
-        self._told: Dict[str, Any] = {"trouble": ""}
+        self._told: Dict[str, Any] = {}
         self._marks: Dict[str, Any] = {}
         self._manifests: Dict[str, Any] = {}
         self._metrics = {int(attempt): _Growing(*place) for attempt, place in known.items()}
@@ -130,13 +130,20 @@ class _Run:
         self._log_of = 0
 
     def look(self) -> None:
-        """What cannot be read is told as trouble; what was told before stands until it can be read again."""
+        """What cannot be read is told as trouble; of that, what was told before stands until it can be read again."""
+        troubles: List[str] = []
+        news: Dict[str, Any] = {}
+        for part in (self._attempts, self._fence, self._lineage, self._checkpoints):
+            try:
+                news.update(part())
+            except (OSError, records.RecordError) as error:
+                troubles.append(str(error))
+        self._tell(**news)
         try:
-            self._tell(**self._news())
-            self._grown(self._told["attempts"])
-            self._tell(trouble="")
-        except (OSError, records.RecordError) as error:
-            self._tell(trouble=str(error))
+            self._grown(self._told.get("attempts", []))
+        except OSError as error:
+            troubles.append(str(error))
+        self._tell(trouble="; ".join(dict.fromkeys(troubles)))
 
     def _tell(self, **news: Any) -> None:
         changed = {key: value for key, value in news.items() if key not in self._told or self._told[key] != value}
@@ -144,18 +151,20 @@ class _Run:
             self._told.update(changed)
             self._emit("run", run=self._id, **changed)
 
-    def _news(self) -> Dict[str, Any]:
+    def _attempts(self) -> Dict[str, Any]:
         numbers = runs.attempts(self._paths)
         newest = numbers[-1] if numbers else 0
         state = runs.status(self._root, self._id, newest) if newest else {"status": None, "alive": False}
-        return {
-            "fence": self._record("fence", self._paths.fence),
-            "lineage": self._record("lineage", self._paths.lineage),
-            "attempts": numbers,
-            "attempt": newest,
-            "checkpoints": runs.checkpoints(self._paths, self._manifests),
-            **state,
-        }
+        return {"attempts": numbers, "attempt": newest, **state}
+
+    def _fence(self) -> Dict[str, Any]:
+        return {"fence": self._record("fence", self._paths.fence)}
+
+    def _lineage(self) -> Dict[str, Any]:
+        return {"lineage": self._record("lineage", self._paths.lineage)}
+
+    def _checkpoints(self) -> Dict[str, Any]:
+        return {"checkpoints": runs.checkpoints(self._paths, self._manifests)}
 
     def _record(self, name: str, path: str) -> Any:
         """The file's value, read again only where it changed."""

@@ -7,7 +7,8 @@ import json
 import random
 import threading
 import time
-from typing import BinaryIO
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
 from midstream.errors import HostError, LostContact, RemoteError
 from midstream.hosts.base import Process
@@ -21,7 +22,10 @@ from midstream_engine import records
 FIRST_PAUSE = 0.5  # seconds before the first new try
 LONGEST_PAUSE = 30.0  # seconds between two tries
 PING = 10.0  # seconds between two looks at the host's clock
-ENDING = 5.0  # seconds that a thread may take to end
+STALE_LOOKS, STALE_MARGIN = 3, 2.0  # stale is who said nothing for so many intervals and so many seconds more
+PING_SILENT = 2.0  # the same, while it says nothing by itself
+GIVE_UP = 30.0  # seconds without any answer after which the connection is made anew
+ENDING = 5.0  # seconds that a probe may take to end
 
 
 class Feed:
@@ -32,7 +36,8 @@ class Feed:
         self._hosts = hosts
         self._store = store
         self._interval = interval
-        self._heard = time.monotonic()
+        self._told = time.monotonic()  # when the last line came that was no mere answer to a ping
+        self._heard = time.monotonic()  # when anything came
         self._connected = False
         self._process: Process | None = None
         self._lock = threading.Lock()
@@ -44,7 +49,6 @@ class Feed:
         self._thread = threading.Thread(target=self._listen, name=f"watch-{name}", daemon=True)
 
     def start(self) -> None:
-        self._heard = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
@@ -52,17 +56,29 @@ class Feed:
         self._stopped.set()
         with self._lock:
             if self._process is not None:
-                _end(self._process)
+                _in_background(self._process.close)
 
-    def join(self) -> None:
-        if self._thread.ident is not None:
-            self._thread.join(ENDING)
+    def join(self, deadline: float) -> None:
+        """Wait until it has ended, or until ``deadline`` (monotonic seconds). A thread that is still reaching for its
+        host is left behind: nothing can interrupt that, and it ends by itself."""
+        if self._process is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def tick(self) -> None:
-        """Once in a while, from another thread: notice silence."""
-        silence = time.monotonic() - self._heard
-        if self._connected and silence > 3 * self._interval + 2.0:
-            self._store.silent(self.name, silence)
+        """Now and then, from another thread: notice silence."""
+        now = time.monotonic()
+        with self._lock:
+            process, silence = self._process, now - self._told
+            if process is None or not self._connected or silence <= STALE_LOOKS * self._interval + STALE_MARGIN:
+                return
+        # Pings are answered by a thread that touches no file: so a slow disk can be told from a dead link.
+        if now - self._pinged > PING_SILENT:
+            self._ping(process.stdin)
+        answers = self._heard > self._told
+        why = "it answers, but its disk does not: a file system that hangs?" if answers else "reconnecting soon"
+        self._store.silent(self.name, f"no news since {silence:.0f} s; {why}")
+        if now - self._heard > GIVE_UP:
+            _in_background(process.close)
 
     # ------------------------------------------------------------------------------------------ its thread
 
@@ -100,6 +116,7 @@ class Feed:
         )
         with self._lock:
             self._process = process
+            self._told = self._heard = time.monotonic()
         try:
             if self._stopped.is_set():
                 return
@@ -110,7 +127,7 @@ class Feed:
             code = process.wait(ENDING)
             raise RemoteError(f"the probe on {self.name} ended with {code}: {last_words(process)}", "Probe")
         except TimeoutError:
-            raise LostContact(f"{self.name} closed the probe's channel", "reconnecting") from None
+            raise LostContact(f"{self.name} closed the probe's channel") from None
         finally:
             with self._lock:
                 self._process = None
@@ -122,6 +139,7 @@ class Feed:
         if told["event"] == "clock":
             self._clock(told)
             return
+        self._told = self._heard
         self._store.take(self.name, told)
         if told["event"] == "beat":
             self._connected = True
@@ -132,10 +150,11 @@ class Feed:
         self._pinged = time.monotonic()
         self._pings += 1
         self._sent = {self._pings: time.time()}
-        stdin.write(json.dumps({"ping": self._pings}).encode() + b"\n")
-        stdin.flush()
+        with contextlib.suppress(OSError, ValueError):  # it is gone: its reader is about to find out
+            stdin.write(json.dumps({"ping": self._pings}).encode() + b"\n")
+            stdin.flush()
 
-    def _clock(self, told: dict) -> None:
+    def _clock(self, told: dict[str, Any]) -> None:
         """The host's clock against the middle of the round trip: the error is at most half of it."""
         sent, now = self._sent.pop(told["ping"], None), time.time()
         if sent is None:
@@ -151,13 +170,15 @@ def _reason(error: Exception, was_connected: bool) -> tuple[str, str]:
     """The link's state and the line that explains it."""
     if isinstance(error, HostError):
         text = str(error)
+    elif isinstance(error, OSError):
+        text = f"the connection is gone: {error}"
     else:
         text = f"the probe's line cannot be read: {type(error).__name__}: {error}"
+    text = " ".join(text.split())
     # Contact was there a moment ago: what is known is old rather than wrong.
     return (STALE, f"{text}; reconnecting") if was_connected else (DOWN, text)
 
 
-def _end(process: Process) -> None:
-    """Make the probe end, and with it its reader's wait."""
-    with contextlib.suppress(OSError, ValueError, LostContact):
-        process.stdin.close()
+def _in_background(close: Callable[[], None]) -> None:
+    """Closing waits for the other end; whoever asks for it must not."""
+    threading.Thread(target=close, name="watch-close", daemon=True).start()

@@ -113,10 +113,16 @@ class Store:
         if self._hosts[host].last_seen is None and self._hosts[host].link != DOWN:
             self.link(host, CONNECTING)
 
-    def silent(self, host: str, seconds: float) -> None:
-        """A live host has not said a word for so long."""
-        if self._hosts[host].link == LIVE:
-            self.link(host, STALE, f"no word for {seconds:.0f} s")
+    def silent(self, host: str, why: str) -> None:
+        """A live host has been silent for too long."""
+        if self._hosts[host].link in (LIVE, STALE):
+            self.link(host, STALE, why)
+
+    def unheard(self, why: str) -> None:
+        """Whoever is still being connected to has not answered in time."""
+        for host, view in self._hosts.items():
+            if view.link == CONNECTING:
+                self.link(host, DOWN, why)
 
     def _run(self, host: str, run_id: str) -> _Run:
         if (host, run_id) not in self._runs:
@@ -163,6 +169,7 @@ class _Run:
         self._view = RunView(run_id, host, None, None, 0, None, False)
         self._curve = Curve()
         self._log: deque[str] = deque(maxlen=LOG_LINES)
+        self._misread: dict[str, str] = {}  # what -> why it cannot be read
         self._dirty = False
 
     def view(self) -> RunView:
@@ -180,26 +187,34 @@ class _Run:
         elif event == "log":
             if line["first"]:
                 self._log.clear()
-            self._log.extend(line["text"].splitlines())
+            self._log.extend(map(_as_shown, line["text"].removesuffix("\n").split("\n")))
         self._dirty = True
 
     def _change(self, line: Mapping[str, Any]) -> None:
-        read: dict[str, Callable[[Any], Any]] = {
-            "fence": lambda value: records.Fence.from_json(value, "fence.json"),
-            "lineage": lambda value: records.Lineage.from_json(value, "lineage.json"),
-            "status": lambda value: records.Status.from_json(value, "status-0.json"),
-        }
-        changes: dict[str, Any] = {
-            key: None if line[key] is None else decode(line[key]) for key, decode in read.items() if key in line
-        }
-        changes |= {key: line[key] for key in ("attempt", "alive", "trouble") if key in line}
+        changes: dict[str, Any] = {key: line[key] for key in ("attempt", "alive") if key in line}
         if "checkpoints" in line:
             changes["checkpoints"] = tuple(_value(CheckpointView, each) for each in line["checkpoints"])
-        if "attempts" in line:
-            for attempt in set(self.places) - set(line["attempts"]):
-                self._restart(attempt)
+        for key, kind in (("fence", records.Fence), ("lineage", records.Lineage), ("status", records.Status)):
+            if key in line:
+                changes |= self._understood(key, lambda key=key, kind=kind: {key: _record(kind, key, line[key])})
         self._view = replace(self._view, **changes)
-        self._curve.govern(self._view.lineage, self._view.fence)
+        for attempt in set(self.places) - set(line.get("attempts", self.places)):
+            self._restart(attempt)
+        if "fence" in changes or "lineage" in changes:
+            self._understood("lineage", lambda: self._curve.govern(self._view.lineage, self._view.fence))
+        if "trouble" in line:
+            self._misread["trouble"] = line["trouble"]
+        self._view = replace(self._view, trouble="; ".join(filter(None, self._misread.values())))
+
+    def _understood(self, what: str, read: Callable[[], Any]) -> Any:
+        """What ``read`` returns; where a record has another shape, nothing changes but that the run says so."""
+        try:
+            value = read()
+        except records.RecordError as error:
+            self._misread[what] = " ".join(str(error).split())
+            return {}
+        self._misread.pop(what, None)
+        return value
 
     def _metrics(self, line: Mapping[str, Any]) -> None:
         attempt = line["attempt"]
@@ -211,6 +226,15 @@ class _Run:
     def _restart(self, attempt: int) -> None:
         self.places.pop(attempt, None)
         self._curve.restart(attempt)
+
+
+def _record(kind: Any, name: str, value: Any) -> Any:
+    return None if value is None else kind.from_json(value, f"{name}.json")
+
+
+def _as_shown(line: str) -> str:
+    """A progress bar writes over its line again and again: what a terminal would show in the end."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 def parse_rows(text: str) -> Sequence[dict[str, Any]]:

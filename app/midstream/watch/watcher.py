@@ -9,7 +9,7 @@ from typing import Any
 
 from midstream.fleet.config import Fleet
 from midstream.hosts.open import Hosts
-from midstream.watch.feed import Feed
+from midstream.watch.feed import ENDING, Feed
 from midstream.watch.model import CONNECTING, Snapshot
 from midstream.watch.store import Store
 
@@ -37,8 +37,9 @@ class Watch:
         self._stopped.set()
         for feed in self._feeds:
             feed.stop()
+        deadline = time.monotonic() + ENDING
         for feed in self._feeds:
-            feed.join()
+            feed.join(deadline)
         with self._store.changed:
             self._store.changed.notify_all()
 
@@ -67,6 +68,10 @@ class Watch:
                         return None
                     changed.wait(left)
 
+    def give_up(self, why: str) -> None:
+        """Count hosts that have not answered yet as down, until they do."""
+        self._store.unheard(why)
+
     def _notice_silence(self) -> None:
         while not self._stopped.wait(self._tick):
             for feed in self._feeds:
@@ -74,12 +79,14 @@ class Watch:
 
 
 def look_once(fleet: Fleet, hosts: Hosts, timeout: float = 10.0) -> Snapshot:
-    """The fleet, looked at once: all hosts in parallel. One that does not answer within ``timeout`` seconds is shown
-    as it is then: connecting, or down with the line that says why."""
+    """The fleet, looked at once: all hosts in parallel. One that cannot be reached, or does not answer within
+    ``timeout`` seconds, is down, and says why."""
     watch = Watch(fleet, hosts)
     watch.start()
     try:
         decided = watch.wait_for(_decided, timeout)
+        if decided is None:
+            watch.give_up(f"no answer within {timeout:.0f} s")
         return decided or watch.snapshot()
     finally:
         watch.stop()

@@ -1,0 +1,124 @@
+"""Accelerators, found without their libraries."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from midstream.remote.accelerators import Accelerators, Nvidia, tpus
+
+GIB = 1 << 30
+
+# A stand-in for the driver's program: it knows some fields, and refuses a query that names another.
+NVIDIA_SMI = """\
+#!/bin/sh
+echo "$1" >> {calls}
+case $1 in
+--query-gpu=*)
+    fields=${{1#--query-gpu=}}
+    for field in $(echo "$fields" | tr , ' '); do
+        case " {known} " in
+        *" $field "*) ;;
+        *) echo "Field \\"$field\\" is not a valid field to query."; exit 2 ;;
+        esac
+    done
+    for index in 0 1; do
+        line=
+        for field in $(echo "$fields" | tr , ' '); do
+            case $field in
+            index) value=$index ;;
+            uuid) value=GPU-$index ;;
+            name) value="NVIDIA A100-SXM4-80GB" ;;
+            memory.total) value=81920 ;;
+            memory.used) value=1024 ;;
+            utilization.gpu) [ $index = 0 ] && value=93 || value="[N/A]" ;;
+            esac
+            line="$line${{line:+, }}$value"
+        done
+        echo "$line"
+    done ;;
+--query-compute-apps=*) printf 'GPU-1, 4242\\nGPU-1, 17\\nGPU-0, [N/A]\\n' ;;
+esac
+"""
+
+
+def nvidia_smi(directory: Path, known: str) -> Nvidia:
+    file = directory / "nvidia-smi"
+    file.write_text(NVIDIA_SMI.format(known=known, calls=directory / "calls"))
+    file.chmod(0o755)
+    return Nvidia(str(file))
+
+
+def test_gpus_with_their_memory_load_and_holders(tmp_path: Path):
+    found = nvidia_smi(tmp_path, "index uuid name memory.total memory.used utilization.gpu").look()
+    assert found == [
+        {
+            "index": 0, "kind": "NVIDIA A100-SXM4-80GB", "memory_total": 80 * GIB, "memory_used": GIB,
+            "utilization": 0.93, "holders": [],
+        },
+        {
+            "index": 1, "kind": "NVIDIA A100-SXM4-80GB", "memory_total": 80 * GIB, "memory_used": GIB,
+            "utilization": None, "holders": [17, 4242],
+        },
+    ]  # fmt: skip
+
+
+def test_an_older_driver_is_asked_for_what_it_knows(tmp_path: Path):
+    nvidia = nvidia_smi(tmp_path, "index name memory.total")
+    expected = {"index": 0, "kind": "NVIDIA A100-SXM4-80GB", "memory_total": 80 * GIB, "memory_used": None}
+    assert expected.items() <= nvidia.look()[0].items()
+    (tmp_path / "calls").unlink()
+    assert len(nvidia.look()) == 2
+    assert (tmp_path / "calls").read_text() == "--query-gpu=index,name,memory.total\n"  # it remembers
+
+
+def test_without_nvidia_smi_there_are_no_gpus(tmp_path: Path):
+    nvidia = Nvidia(str(tmp_path / "nvidia-smi"))
+    assert nvidia.look() == []
+    assert not nvidia.present
+
+
+def test_a_driver_that_fails_is_asked_again(tmp_path: Path):
+    nvidia = nvidia_smi(tmp_path, "nothing")
+    assert nvidia.look() == []
+    assert nvidia.present
+    assert len(nvidia_smi(tmp_path, "index uuid name").look()) == 2
+    assert len(nvidia.look()) == 2, "a driver that answers again is seen again"
+
+
+def test_tpus_are_found_on_the_bus_with_their_holders(tmp_path: Path):
+    bus, proc = tmp_path / "bus", tmp_path / "proc"
+    for slot, vendor, device in (("04", "0x1ae0", "0x005e"), ("05", "0x1ae0", "0x005e"), ("06", "0x8086", "0x005e")):
+        (bus / slot).mkdir(parents=True)
+        (bus / slot / "vendor").write_text(vendor + "\n")
+        (bus / slot / "device").write_text(device + "\n")
+    for pid, path in (("77", "/dev/vfio/0"), ("78", "/dev/vfio/vfio"), ("79", "/dev/accel1"), ("self", "/dev/accel0")):
+        (proc / pid / "fd").mkdir(parents=True)
+        os.symlink(path, proc / pid / "fd" / "3")
+    found = tpus(str(bus), str(proc))
+    assert found == [
+        {"index": index, "kind": "TPU v4", "memory_total": 32 * GIB, "holders": [77, 79]} for index in (0, 1)
+    ]
+
+
+def test_chips_with_two_cores_are_two_devices(tmp_path: Path):
+    (tmp_path / "04").mkdir()
+    (tmp_path / "04" / "vendor").write_text("0x1ae0")
+    (tmp_path / "04" / "device").write_text("0x0027")
+    assert [device["index"] for device in tpus(str(tmp_path), str(tmp_path / "none"))] == [0, 1]
+
+
+def test_virtual_devices_are_what_the_fleet_file_says():
+    assert Accelerators(devices=3).latest() == [{"index": index, "kind": "cpu"} for index in range(3)]
+
+
+def test_a_look_that_takes_its_time_holds_nobody_up(tmp_path: Path):
+    file = tmp_path / "nvidia-smi"
+    file.write_text("#!/bin/sh\nexec sleep 30\n")
+    file.chmod(0o755)
+    nvidia = Nvidia(str(file), timeout=1.0)
+    began = time.monotonic()
+    found = Accelerators(devices=None, nvidia=nvidia).latest(wait=0.1)
+    assert found == []
+    assert time.monotonic() - began < 0.9
