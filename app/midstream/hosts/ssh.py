@@ -290,7 +290,13 @@ class _Writer(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         # One packet at a time: paramiko copies the whole remainder of a longer one for each packet that it cuts off.
-        return self._channel.send(bytes(data[: self._channel.out_max_packet_size - 64]))
+        try:
+            sent = self._channel.send(bytes(data[: self._channel.out_max_packet_size - 64]))
+        except EOFError as error:  # what paramiko raises where the transport dies meanwhile
+            raise BrokenPipeError("the connection is gone") from error
+        if not sent:  # the channel was closed while this waited; a buffer above would try for ever
+            raise BrokenPipeError("the command's stdin is closed")
+        return sent
 
     def close(self) -> None:
         if not self.closed:
@@ -338,7 +344,8 @@ class SshProcess:
         return self._stderr.text()
 
     def close(self) -> None:
-        self._channel.close()
+        with contextlib.suppress(OSError, EOFError):  # the transport may be dying at this moment
+            self._channel.close()
         self._stderr.join(1.0)
         for stream in (self.stdin, self.stdout):
             with contextlib.suppress(OSError, ValueError, EOFError):  # nothing can be flushed into a closed channel
