@@ -11,14 +11,15 @@ import os
 import secrets
 import string
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
 from midstream_engine import records
-from midstream_engine.config import ConfigError, Loaded, TrainLmConfig, load_config
-from midstream_engine.config.load import USAGE
+from midstream_engine.config import ConfigError, Loaded, TrainerConfig, TrainLmConfig, load_config
+from midstream_engine.config.load import USAGE, parse_arguments
 from midstream_engine.errors import EngineError
 from midstream_engine.trainer.attempt import Attempt, open_attempt, write_config
 from midstream_engine.trainer.logs import start_logging
@@ -42,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.makedirs(root, exist_ok=True)
         attempt = open_attempt(root, str(run_id), os.environ)
     except ConfigError as error:
-        return _refuse(error, records.EXIT_CONFIG)
+        return _refuse(error, records.EXIT_CONFIG, arguments)
     except EngineError as error:
-        return _refuse(error, error.code)
+        return _refuse(error, error.code, arguments)
     except (OSError, records.RecordError) as error:
-        return _refuse(error, records.EXIT_FAILED)
+        return _refuse(error, records.EXIT_FAILED, arguments)
 
     signals = Signals()
     signals.install()
@@ -102,9 +103,31 @@ def _one_line(error: Exception) -> str:
     return text if known and text else f"{type(error).__name__}: {text}"[:500]
 
 
-def _refuse(error: Exception, code: int) -> int:
-    print(f"midstream: {' '.join(str(error).split())}", file=sys.stderr)
+def _refuse(error: Exception, code: int, arguments: Sequence[str]) -> int:
+    line = " ".join(str(error).split())
+    print(f"midstream: {line}", file=sys.stderr)
+    number = os.environ.get("MIDSTREAM_ATTEMPT", "")
+    if number.isdigit():
+        _leave_status(line, int(number), arguments)
     return code
+
+
+def _leave_status(message: str, number: int, arguments: Sequence[str]) -> None:
+    """Whoever launched this attempt reads its status, not its exit code: say there why it never began."""
+    try:
+        flags = dict(parse_arguments(arguments)[1])
+        trainer = TrainerConfig(root=flags.get("trainer.root"))
+        run_id = records.check_run_id(str(flags.get("trainer.id") or os.environ.get("RUN_ID", "")))
+    except (ConfigError, records.RecordError):
+        return
+    files = records.RunPaths(trainer.resolved_root(), run_id).attempt(number)
+    if os.path.isdir(files.dir):
+        identity = records.this_process().to_json()
+        status = records.Status(
+            state=records.FAILED, step=0, process=0, heartbeat=time.time(), run_id=run_id, attempt=number,
+            message=message, **identity,
+        )  # fmt: skip
+        status.write(files.status())
 
 
 def _random_id() -> str:

@@ -13,7 +13,7 @@ import yaml
 from engine_runs import Engine
 from midstream_engine import records
 
-STEPS = 60
+STEPS = 200
 FLAGS = ["--trainer.num_train_steps", str(STEPS)]
 
 
@@ -64,7 +64,7 @@ def test_an_uninterrupted_run_leaves_what_the_records_promise(whole: Engine) -> 
 def test_sigusr1_saves_and_goes_on_sigterm_saves_and_ends_and_a_restart_continues_exactly(
     root: Path, whole: Engine
 ) -> None:
-    long = ["--trainer.num_train_steps", "60", "--trainer.checkpointer.keep", "[]"]
+    long = [*FLAGS, "--trainer.checkpointer.keep", "[]"]
     with Engine(root, *long, run_id="signals") as engine:
         engine.until(engine.has_trained(1, 2))
         engine.process.send_signal(signal.SIGUSR1)
@@ -78,8 +78,6 @@ def test_sigusr1_saves_and_goes_on_sigterm_saves_and_ends_and_a_restart_continue
     assert code == 0, log
     key = records.parse_checkpoint_name(saved.checkpoint)
     assert key is not None
-    if status.state == "finished":
-        pytest.skip("this machine trained to the end before the signal came")
     assert status.state == "stopped"
     assert key[0] <= status.step < STEPS
     assert status.checkpoint == f"step-{status.step}-a001"
@@ -130,6 +128,21 @@ def test_the_source_may_not_go_on_after_the_seal(sealed: Engine, root: Path) -> 
     assert code == records.EXIT_FENCED
     assert len(log.splitlines()) == 1
     assert "handed to large" in log
+
+
+def test_a_launched_attempt_that_is_refused_says_so_in_its_status(sealed: Engine, root: Path) -> None:
+    for number, flags, code, said in [
+        (3, [], records.EXIT_FENCED, "handed to large"),
+        (4, ["--trainer.sead", "1"], records.EXIT_CONFIG, "nearest: trainer.seed"),
+    ]:
+        os.makedirs(sealed.paths.attempt(number).dir)
+        attempt = str(number)
+        with Engine(root, *flags, run_id="moved", MIDSTREAM_ATTEMPT=attempt, MIDSTREAM_EPOCH="1") as engine:
+            assert engine.finish()[0] == code
+        status = engine.status(number)
+        assert status is not None
+        assert status.state == "failed"
+        assert said in status.message
 
 
 def restore_order(sealed: Engine, digest: str | None = None) -> records.Order:

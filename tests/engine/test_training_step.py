@@ -52,7 +52,7 @@ def fresh(root: str) -> TrainState:
 
 
 def is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def made_on(root: str, devices: int, *flags: str) -> TrainState:
@@ -64,7 +64,7 @@ def put(setup: Setup, state: TrainState) -> TrainState:
 
     def place(leaf: Any, wanted: Any) -> Any:
         if is_key(wanted):
-            leaf = jax.random.wrap_key_data(np.array(leaf))
+            leaf = jax.random.wrap_key_data(jnp.array(leaf))
         return jax.device_put(jnp.array(leaf), wanted.sharding)
 
     # By leaves: the trees' static fields differ where the configurations do.

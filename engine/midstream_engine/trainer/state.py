@@ -49,9 +49,11 @@ def fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout, seed
     Bit-identical on any mesh: jax's default generator is partitionable, and see ``models.layers.normal``.
     """
     template = abstract_state(init)
-    # The key is an argument because XLA would spend seconds on folding constants otherwise.
+    # Run once: LLVM's optimisation would take ten times as long as it saves.
+    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     with layout.active():
-        return jax.jit(init, out_shardings=layout.at_rest(template))(jax.random.key(seed))
+        jitted = jax.jit(init, out_shardings=layout.at_rest(template), compiler_options=options)
+        return jitted(jax.random.key(seed))
 
 
 def with_shardings(template: Any, shardings: Any) -> Any:
