@@ -150,7 +150,7 @@ def test_a_probe_that_dies_is_started_again_and_nothing_is_told_twice(tmp_path: 
     watch = watching(here=LocalHost(root=str(tmp_path)))
     seen(watch, lambda now: live(now) and (it := run_of(now)) is not None and len(it.curve) == 5)
     links: list[tuple[str, str]] = []
-    watch.subscribe(lambda: links.append((watch.snapshot().hosts[0].link, watch.snapshot().hosts[0].error)))
+    watch.subscribe(lambda now: links.append((now.hosts[0].link, now.hosts[0].error)))
     [pid] = probes()
     os.kill(pid, signal.SIGKILL)
     run.rows(1, 5)
@@ -226,13 +226,65 @@ def test_what_a_predicate_raises_reaches_its_caller(tmp_path: Path, watching: Wa
 def test_subscribers_are_told_until_they_leave(tmp_path: Path, watching: Watching):
     watch = watching(here=LocalHost(root=str(tmp_path)))
     told = threading.Event()
-    leave = watch.subscribe(told.set)
+    leave = watch.subscribe(lambda now: told.set())
     assert told.wait(PATIENCE)
     leave()
     told.clear()
     version = watch.snapshot().version
     seen(watch, lambda now: now.version > version + 3)
     assert not told.is_set()
+
+
+def test_a_subscriber_that_fails_is_logged_and_disturbs_nobody(
+    tmp_path: Path, watching: Watching, caplog: pytest.LogCaptureFixture
+):
+    watch = watching(here=LocalHost(root=str(tmp_path)))
+    calls: list[int] = []
+
+    def fail(now: Snapshot) -> None:
+        calls.append(now.version)
+        raise LookupError("a screen that is gone")
+
+    versions: list[int] = []
+    watch.subscribe(fail)
+    watch.subscribe(lambda now: versions.append(now.version))
+    seen(watch, lambda now: len(versions) > 2)
+    assert len(calls) == 1
+    assert "a screen that is gone" in caplog.text
+    assert versions == sorted(set(versions))
+
+
+def test_a_look_is_shown_as_a_whole(tmp_path: Path, watching: Watching):
+    """Log, then metrics, then status is how an engine writes: whoever sees a status sees all that was before it."""
+    run = RunDirectory(tmp_path)
+    watch = watching(here=LocalHost(root=str(tmp_path)))
+    seen(watch, live)
+    shown: list[tuple[int, int, int]] = []
+
+    def note(now: Snapshot) -> None:
+        if (view := run_of(now)) is not None and view.status is not None:
+            shown.append((view.status.step, len(view.curve), len(view.log)))
+
+    watch.subscribe(note)
+    for step in range(20):
+        run.log(1, f"step {step}\n")
+        run.rows(1, step)
+        run.status(1, records.TRAINING, step + 1)
+        seen(watch, lambda now, step=step: (it := run_of(now)) is not None and it.step == step + 1)
+    assert shown
+    assert all(rows >= step and lines >= step for step, rows, lines in shown), shown
+
+
+def test_a_new_attempt_begins_with_an_empty_log(tmp_path: Path, watching: Watching):
+    run = RunDirectory(tmp_path)
+    run.rows(1, 0)
+    run.log(1, "of the first\n")
+    watch = watching(here=LocalHost(root=str(tmp_path)))
+    seen(watch, lambda now: (it := run_of(now)) is not None and list(it.log) == ["of the first"])
+    run.rows(2, 1)
+    view = run_of(seen(watch, lambda now: (it := run_of(now)) is not None and it.attempt == 2))
+    assert view is not None
+    assert list(view.log) == []
 
 
 def test_snapshots_are_the_same_object_until_something_changes(tmp_path: Path, watching: Watching):

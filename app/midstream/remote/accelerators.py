@@ -81,7 +81,9 @@ class Nvidia:
         if not rows:
             return []
         holders = self._holders() if "uuid" in self._fields else {}
-        return [parse_gpu(dict(zip(self._fields, row)), holders) for row in rows]
+        # What has another shape is no GPU: a warning between the rows, or a row that was cut off.
+        whole = [row for row in rows if len(row) == len(self._fields) and row[0].isdigit()]
+        return [parse_gpu(dict(zip(self._fields, row)), holders) for row in whole]
 
     def _known_fields(self) -> Sequence[str]:
         if self._query("gpu", FIELDS) is not None:
@@ -127,7 +129,9 @@ def parse_gpu(row: Dict[str, str], holders: Dict[str, List[int]]) -> Accelerator
 
 
 def _number(text: Optional[str]) -> Optional[float]:
-    return float(text) if text and re.fullmatch(r"\d+(\.\d+)?", text) else None
+    """``"37"``; where ``nounits`` is not heeded, ``"37 %"`` and ``"16160 MiB"``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: (?:MiB|%))?", text or "")
+    return float(match.group(1)) if match else None
 
 
 # ---------------------------------------------------------------------------------------------------------- TPUs

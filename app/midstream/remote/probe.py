@@ -56,7 +56,8 @@ def main(
         while True:
             began = time.monotonic()
             probe.look()
-            time.sleep(max(0.0, interval - (time.monotonic() - began)))
+            # On a slow disk a look may take longer than the interval: that is no reason to look without rest.
+            time.sleep(max(interval / 4, interval - (time.monotonic() - began)))
     except BrokenPipeError:
         os._exit(0)
 

@@ -20,7 +20,8 @@ from midstream.watch.store import Store
 from midstream_engine import records
 
 FIRST_PAUSE = 0.5  # seconds before the first new try
-LONGEST_PAUSE = 30.0  # seconds between two tries
+DOUBLINGS = 5  # so that 16 seconds lie between two tries at most
+REFUSED_PAUSE = 5.0  # seconds at least after a host was not reached or refused: servers bar who knocks too often
 PING = 10.0  # seconds between two looks at the host's clock
 STALE_LOOKS, STALE_MARGIN = 3, 2.0  # stale is who said nothing for so many intervals and so many seconds more
 PING_SILENT = 2.0  # the same, while it says nothing by itself
@@ -83,7 +84,7 @@ class Feed:
     # ------------------------------------------------------------------------------------------ its thread
 
     def _listen(self) -> None:
-        tries = 0
+        tries, pause = 0, 0.0
         while not self._stopped.is_set():
             try:
                 self._store.connecting(self.name)
@@ -95,10 +96,10 @@ class Feed:
                 if was_connected:
                     tries = 0
                 self._store.link(self.name, *_reason(error, was_connected))
+                pause = REFUSED_PAUSE if isinstance(error, HostError) and not was_connected else 0.0
             # Many hosts behind one door that has just opened again should not all knock at once.
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**tries) * random.uniform(0.5, 1.0)
-            tries += 1
-            self._stopped.wait(pause)
+            self._stopped.wait(max(pause, FIRST_PAUSE * 2**tries) * random.uniform(0.5, 1.0))
+            tries = min(tries + 1, DOUBLINGS)
 
     def _follow(self) -> None:
         """Until the probe ends, which is always an error: it has no reason to."""

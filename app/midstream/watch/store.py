@@ -1,4 +1,7 @@
-"""What the probes have told, merged into immutable snapshots."""
+"""What the probes have told, merged into immutable snapshots.
+
+A look of a probe is shown as a whole, once its beat has come: a run's status is never ahead of its curve.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from midstream.watch.model import (
 )
 from midstream_engine import records
 
-LOG_LINES = 1000  # of a log's end that are kept
+LOG_LINES = 5000  # of a log's end that are kept
 
 
 class Store:
@@ -36,12 +39,12 @@ class Store:
         self.changed = threading.Condition()
         self._hosts = {name: HostView(name, kind, CONNECTING) for name, kind in hosts.items()}
         self._runs: dict[tuple[str, str], _Run] = {}
+        self._shown: dict[str, tuple[RunView, ...]] = dict.fromkeys(hosts, ())  # as of each host's last beat
         self._told: dict[str, set[str]] = {name: set() for name in hosts}
         self._hello: dict[str, dict[str, Any]] = {}
         self._skew: dict[str, float] = {}
         self._version = 0
         self._snapshot: Snapshot | None = None
-        self._subscribers: list[Callable[[], Any]] = []
 
     # ------------------------------------------------------------------------------------------ out
 
@@ -49,22 +52,14 @@ class Store:
         """The fleet now. The same object until something changes."""
         with self.changed:
             if self._snapshot is None:
-                runs = tuple(run.view() for _, run in sorted(self._runs.items()))
+                runs = tuple(sorted((run for shown in self._shown.values() for run in shown), key=lambda run: run.key))
                 self._snapshot = Snapshot(self._version, time.time(), tuple(self._hosts.values()), runs)
             return self._snapshot
 
-    def subscribe(self, callback: Callable[[], Any]) -> Callable[[], None]:
-        """``callback`` is called after each change, on whichever thread made it, and should return at once. Returns
-        what ends it."""
+    def wait_newer(self, version: int, timeout: float) -> Snapshot | None:
+        """The snapshot once its version is above ``version``; None where that takes more than ``timeout`` seconds."""
         with self.changed:
-            self._subscribers.append(callback)
-
-        def unsubscribe() -> None:
-            with self.changed:
-                if callback in self._subscribers:
-                    self._subscribers.remove(callback)
-
-        return unsubscribe
+            return self.snapshot() if self.changed.wait_for(lambda: self._version > version, timeout) else None
 
     def metrics_known(self, host: str) -> dict[str, dict[str, list[int]]]:
         """run -> attempt -> [inode, bytes] of the metrics that were taken in: a new probe goes on from there."""
@@ -84,15 +79,14 @@ class Store:
             if event == "hello":
                 self._hello[host] = dict(line)
                 self._told[host] = set()
-                return  # nothing to see before the first beat
-            if event == "beat":
+            elif event == "beat":
                 self._beat(host, line)
+                self._note()
             elif event == "gone":
                 self._runs.pop((host, line["run"]), None)
             else:
                 self._run(host, line["run"]).take(event, line)
                 self._told[host].add(line["run"])
-        self._notify()
 
     def skew(self, host: str, seconds: float) -> None:
         """How far the host's clock is ahead of this machine's."""
@@ -106,7 +100,7 @@ class Store:
             if (view.link, view.error) == (link, error):
                 return
             self._hosts[host] = replace(view, link=link, error=error)
-        self._notify()
+            self._note()
 
     def connecting(self, host: str) -> None:
         """A first attempt is under way; a later one changes nothing that is shown."""
@@ -135,6 +129,10 @@ class Store:
             # The first beat of a probe closes a complete account: what it did not tell of is no longer there.
             for key in [key for key in self._runs if key[0] == host and key[1] not in self._told[host]]:
                 del self._runs[key]
+        self._shown[host] = tuple(run.view() for (name, _), run in self._runs.items() if name == host)
+        now = time.time()
+        # Before a ping was answered: short of what the way here took.
+        skew = self._skew[host] if host in self._skew else line["time"] - now
         hello = self._hello.get(host, {})
         machine = Machine(
             hostname=hello.get("hostname", ""),
@@ -146,19 +144,16 @@ class Store:
             memory_used=line["memory_used"],
             disk_total=line["disk_total"],
             disk_free=line["disk_free"],
-            clock_skew=self._skew.get(host, 0.0),
+            clock_skew=skew,
             accelerators=tuple(_value(Accelerator, each) for each in line["accelerators"]),
         )
-        self._hosts[host] = replace(view, link=LIVE, last_seen=time.time(), error="", machine=machine)
+        self._hosts[host] = replace(view, link=LIVE, last_seen=now, error="", machine=machine)
 
-    def _notify(self) -> None:
-        with self.changed:
-            self._version += 1
-            self._snapshot = None
-            self.changed.notify_all()
-            subscribers = list(self._subscribers)
-        for callback in subscribers:
-            callback()
+    def _note(self) -> None:
+        """Something changed. To be called with the lock held."""
+        self._version += 1
+        self._snapshot = None
+        self.changed.notify_all()
 
 
 class _Run:
@@ -192,6 +187,8 @@ class _Run:
 
     def _change(self, line: Mapping[str, Any]) -> None:
         changes: dict[str, Any] = {key: line[key] for key in ("attempt", "alive") if key in line}
+        if "attempt" in changes:
+            self._log.clear()  # it is the newest attempt's; the new one may not have written any yet
         if "checkpoints" in line:
             changes["checkpoints"] = tuple(_value(CheckpointView, each) for each in line["checkpoints"])
         for key, kind in (("fence", records.Fence), ("lineage", records.Lineage), ("status", records.Status)):

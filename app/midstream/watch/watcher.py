@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Any
 
 from midstream.fleet.config import Fleet
 from midstream.hosts.open import Hosts
@@ -13,18 +13,21 @@ from midstream.watch.feed import ENDING, Feed
 from midstream.watch.model import CONNECTING, Snapshot
 from midstream.watch.store import Store
 
+_log = logging.getLogger(__name__)
+
 
 class Watch:
     """The fleet, observed. ``interval`` is the time between two looks on each host, in seconds; ``only`` names the
     hosts that matter (all by default)."""
 
-    def __init__(self, fleet: Fleet, hosts: Hosts, interval: float = 1.0, only: Collection[str] | None = None):
+    def __init__(self, fleet: Fleet, hosts: Hosts, *, interval: float = 1.0, only: Collection[str] | None = None):
         names = [name for name in fleet.hosts if only is None or name in only]
         self._store = Store({name: fleet.hosts[name].get_choice_name(type(fleet.hosts[name])) for name in names})
         self._feeds = [Feed(name, hosts, self._store, interval) for name in names]
         self._tick = min(interval, 0.5)
         self._stopped = threading.Event()
-        self._clock = threading.Thread(target=self._notice_silence, name="watch-clock", daemon=True)
+        self._subscribers: tuple[Callable[[Snapshot], object], ...] = ()
+        self._clock = threading.Thread(target=self._tell, name="watch-clock", daemon=True)
 
     def start(self) -> None:
         """Begin to watch. Hosts are reached in parallel, in the background."""
@@ -42,17 +45,23 @@ class Watch:
             feed.join(deadline)
         with self._store.changed:
             self._store.changed.notify_all()
+        if self._clock.is_alive() and self._clock is not threading.current_thread():
+            self._clock.join(max(0.0, deadline - time.monotonic()))
 
     def snapshot(self) -> Snapshot:
         """The fleet as far as it is known. Cheap; the same object until something changes."""
         return self._store.snapshot()
 
-    def subscribe(self, callback: Callable[[], Any]) -> Callable[[], None]:
-        """``callback`` is called after every change, on a thread of the watch; it should return at once, and coalesce
-        by itself. Returns what ends it."""
-        return self._store.subscribe(callback)
+    def subscribe(self, callback: Callable[[Snapshot], object]) -> Callable[[], None]:
+        """``callback`` gets the newest snapshot after changes, always on one and the same thread. One that raises is
+        logged, and told no more. Returns what ends it."""
+        self._subscribers = (*self._subscribers, callback)
+        return lambda: self._unsubscribe(callback)
 
-    def wait_for(self, predicate: Callable[[Snapshot], bool], timeout: float | None = None) -> Snapshot | None:
+    def _unsubscribe(self, callback: Callable[[Snapshot], object]) -> None:
+        self._subscribers = tuple(each for each in self._subscribers if each is not callback)
+
+    def wait_for(self, predicate: Callable[[Snapshot], object], timeout: float | None = None) -> Snapshot | None:
         """The first snapshot, from now on, for which ``predicate`` holds; None after ``timeout`` seconds, or where the
         watch was stopped. What the predicate raises is raised here."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -72,16 +81,30 @@ class Watch:
         """Count hosts that have not answered yet as down, until they do."""
         self._store.unheard(why)
 
-    def _notice_silence(self) -> None:
-        while not self._stopped.wait(self._tick):
+    def _tell(self) -> None:
+        """Notice silence, and tell who asked to be told."""
+        version = -1
+        while not self._stopped.is_set():
+            snapshot = self._store.wait_newer(version, self._tick)
             for feed in self._feeds:
                 feed.tick()
+            if snapshot is None:
+                continue
+            version = snapshot.version
+            for callback in self._subscribers:
+                if self._stopped.is_set():
+                    return
+                try:
+                    callback(snapshot)
+                except Exception:  # noqa: BLE001 (whatever it is, the others are still told)
+                    _log.exception("a subscriber of the watch failed; it is told no more")
+                    self._unsubscribe(callback)
 
 
-def look_once(fleet: Fleet, hosts: Hosts, timeout: float = 10.0) -> Snapshot:
+def look_once(fleet: Fleet, hosts: Hosts, timeout: float = 10.0, only: Collection[str] | None = None) -> Snapshot:
     """The fleet, looked at once: all hosts in parallel. One that cannot be reached, or does not answer within
     ``timeout`` seconds, is down, and says why."""
-    watch = Watch(fleet, hosts)
+    watch = Watch(fleet, hosts, only=only)
     watch.start()
     try:
         decided = watch.wait_for(_decided, timeout)
