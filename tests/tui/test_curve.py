@@ -116,6 +116,19 @@ async def test_a_spike_reaches_the_top_and_does_not_flatten_the_rest(board: Boar
     assert len(used) > len(plot) * 0.6, "the rest keeps the height"
 
 
+async def test_the_average_of_a_constant_is_that_constant(board: Board) -> None:
+    board.curve.show(points([2.5] * 300))
+    assert "mean 2.5000" in board.lines()[0]
+
+
+async def test_the_average_does_not_lag_behind_a_steep_fall(board: Board) -> None:
+    """In the middle of a straight fall the average is within two hundredths of the axis of the raw values."""
+    values = [10 - step / 100 for step in range(1001)]
+    board.curve.show(points(values))
+    average = float(board.lines()[0].split("mean ")[1].split()[0])
+    assert average == pytest.approx(values[-1], abs=0.02 * 10)
+
+
 async def test_a_change_of_attempt_is_marked_where_it_happened(board: Board) -> None:
     board.curve.show(rows(1000, {1: 0, 2: 500}), names={1: "small 2×cpu", 2: "large 4×cpu"})
     axis, labels = board.lines()[-2:]

@@ -117,6 +117,19 @@ async def test_a_move_that_nobody_carries_out_is_interrupted_and_c_goes_on(direc
         assert app.clipboard == f"midstream --continue {worlds.PLAN.migration}"
 
 
+async def test_a_rollback_under_way_is_the_headline_even_after_the_certificate() -> None:
+    begun = model.Event("phase", worlds.NOW - 2, model.ROLLBACK, model.STARTED, "a person asked for it")
+    certified = worlds.certified()
+    view = replace(certified, phase=model.ROLLBACK, events=(*certified.events, begun))
+    app = app_over(worlds.moved_fleet(), Answers(view))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await open_migration(pilot, app)
+        await pilot.press("1")
+        await settle(pilot, lambda: "going back to the source" in screen_text(app))
+        assert "▶ rollback 2.0s" in screen_text(app)
+        assert "✓ certified" not in screen_text(app)
+
+
 async def test_rollback_is_asked_about_first() -> None:
     answers = Answers(worlds.migration())
     app = app_over(worlds.small_fleet(), answers)

@@ -75,15 +75,10 @@ def test_a_window_holds_the_points_between_its_ends() -> None:
     assert series.window(-5, 50) == (0, 10)
 
 
-def test_the_average_of_a_constant_is_that_constant_from_the_first_point_on() -> None:
-    series = Series(smoothing=0.9)
-    for step in range(20):
-        series.append(step, 3.5)
-    assert list(series.average) == pytest.approx([3.5] * 20)
-
-
-def test_a_not_a_number_leaves_the_average_as_it_was() -> None:
+def test_the_mean_of_a_stretch_leaves_out_what_is_not_finite() -> None:
     series = Series()
-    series.append(0, 2.0)
-    series.append(1, math.nan)
-    assert series.average[1] == pytest.approx(2.0)
+    for step, value in enumerate([1.0, 3.0, math.nan, math.inf, 8.0]):
+        series.append(step, value)
+    assert series.mean(0, 2) == 2.0
+    assert series.mean(0, 5) == 4.0
+    assert math.isnan(series.mean(2, 4))

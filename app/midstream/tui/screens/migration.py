@@ -81,7 +81,9 @@ class MigrationScreen(MidstreamScreen):
                 return
         glyphs, width = self.glyphs, max(40, self.size.width)
         self.query_one("#steps", Static).update(steps.line(glyphs, steps.of_migration(view), width))
-        self.query_one("#headline", Static).update(words.headline(view, glyphs, world.now))
+        self.query_one("#headline", Static).update(
+            words.headline(view, glyphs, world.now, world.run(view.plan.target_host, view.plan.run_id))
+        )
         proof = view.certificate
         notes = {} if proof is None else {CERTIFICATE: glyphs.passed if proof.valid else glyphs.failed}
         self.query_one(Views).show(self._view, notes)

@@ -30,11 +30,11 @@ SAFETY = {
 }
 
 
-def headline(view: model.MigrationView, glyphs: Glyphs, now: float) -> Text:
+def headline(view: model.MigrationView, glyphs: Glyphs, now: float, target: RunView | None = None) -> Text:
     """Two lines: from where to where and how it stands; what that means."""
     plan = view.plan
     glyph, colour = signs.migration_state(glyphs, view.state)
-    text = Text("  ", no_wrap=True, overflow="ellipsis")
+    text = Text("  ", no_wrap=True)
     text.append(
         f"{plan.source} {plan.source_devices} {glyphs.arrow} {plan.target} {plan.target_devices} devices", palette.TEXT
     )
@@ -55,15 +55,14 @@ def headline(view: model.MigrationView, glyphs: Glyphs, now: float) -> Text:
         text.append(f"{glyphs.failed} {view.error or 'the rollback is incomplete'}", palette.BAD)
     elif view.state == model.INTERRUPTED:
         text.append(f"{glyphs.stale} no process carries it out at the moment; c goes on with it", palette.WAIT)
+    elif view.phase == model.ROLLBACK:
+        text.append(f"{glyphs.now} {SAFETY[model.ROLLBACK]}", palette.WAIT)
     elif proof is not None and proof.valid:
         text.append(f"{glyphs.passed} certified", f"bold {palette.GOOD}")
         down = view.ledger.downtime if view.ledger else None
         text.append(f"  down for {format.seconds(down)}" if down is not None else "", palette.TEXT)
-        after = (
-            "the source is retired"
-            if view.finished
-            else f"r goes back until {plan.healthy_steps} healthy steps are done"
-        )
+        healthy = f"{plan.healthy_steps} healthy steps, {steps_given_up(view, target)} so far"
+        after = "the source is retired" if view.finished else f"r goes back until {healthy}"
         text.append(f"  {after}", palette.DIM)
     elif proof is not None:
         refuted = next(claim for claim in proof.claims if claim.verdict != model.PROVEN)
@@ -76,9 +75,15 @@ def headline(view: model.MigrationView, glyphs: Glyphs, now: float) -> Text:
 def progress(view: model.MigrationView, world: World, glyphs: Glyphs, width: int) -> Text:
     """The phases with their times, the copies, and both sides of the run."""
     text = Text("  ", no_wrap=True)
+    used = 2
     for name, (state, seconds) in phase_times(view, world.now).items():
         glyph, colour = signs.check_state(glyphs, state)
-        text.append(f"{glyph} {name}", colour).append(f" {format.seconds(seconds)}   ", palette.DIM)
+        duration = f" {format.seconds(seconds)}"
+        used += len(name) + len(duration) + 5
+        if used > width:
+            text.append("\n  ")
+            used = len(name) + len(duration) + 7
+        text.append(f"{glyph} {name}", colour).append(f"{duration}   ", palette.DIM)
     text.append("\n")
     for detail in copies(view).values():
         text.append_text(copy_progress(glyphs, dict(detail), width)).append("\n")

@@ -116,9 +116,7 @@ class RunScreen(MidstreamScreen):
         glyphs = self.glyphs
         glyph, colour = signs.run_state(glyphs, run.state)
         stale = world.is_stale(run.host)
-        text = Text(
-            f" {glyph} {run.state}", f"bold {palette.WAIT if stale else colour}", no_wrap=True, overflow="ellipsis"
-        )
+        text = Text(f" {glyph} {run.state}", f"bold {palette.WAIT if stale else colour}", no_wrap=True)
         text.append(f"  {run.host} {hardware(run, glyphs.times)}".rstrip(), palette.TEXT)
         total = run.status.num_train_steps if run.status else 0
         text.append(f"  step {format.grouped(run.step)}", palette.TEXT)

@@ -31,7 +31,7 @@ def copy_progress(glyphs: Glyphs, detail: dict, width: int) -> Text:
         words.append(f"{format.seconds(eta)} left")
     if rate := detail.get("bytes_per_second"):
         words.append(f"{format.size(rate)}/s")
-    if objects := detail.get("objects_total"):
+    if done < total and (objects := detail.get("objects_total")):
         words.append(f"{detail.get('objects_done', 0)}/{objects} objects")
     tail = f" {100 * share:3.0f}%"
     for word in words:

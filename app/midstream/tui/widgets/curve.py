@@ -20,6 +20,7 @@ from midstream.tui.widgets import axes
 from midstream.tui.widgets.canvas import BRAILLE, Canvas
 from midstream.tui.widgets.series import Series
 
+SMOOTHING = 0.015  # time constant of the average, as a share of the x axis in sight
 ROBUST = 0.995  # share of the values that the y axis is made to hold; what is higher is drawn at the edge
 
 
@@ -140,11 +141,10 @@ class CurveView(Widget):
         gutter = max([len(text) for text in labels.values()] + [4]) + 1
         columns = width - gutter - 2
         envelope, line = Canvas(columns, rows), Canvas(columns, rows)
-        for drawn in shown:
-            self._draw(drawn, span, (low, high), envelope, line)
+        averages = [self._draw(drawn, span, (low, high), envelope, line) for drawn in shown]
         seams = self._seams(shown, span, columns)
         return [
-            self._title(shown, width, base),
+            self._title(shown, averages[-1], width, base),
             *self._plot(envelope, line, labels, gutter, {column for column, _, _ in seams}, base),
             *self._x_axis(span, gutter, columns, seams, base),
         ]
@@ -189,7 +189,13 @@ class CurveView(Widget):
 
     def _draw(
         self, drawn: Drawn, span: tuple[float, float], heights: tuple[float, float], envelope: Canvas, line: Canvas
-    ) -> None:
+    ) -> float | None:
+        """Draws one series; the last value of its average.
+
+        The average is an exponential one over the columns, its time constant a share of what is in sight: it smooths
+        as much at any length and any zoom, and lags as little. It is normalised by the sum of its weights, so that
+        it is unbiased from the first column on.
+        """
         series = drawn.series
         low, high = heights
         dots = 4 * envelope.height
@@ -200,7 +206,10 @@ class CurveView(Widget):
         colour_of = self._colours(drawn)
         smooth = drawn.smooth and len(series) >= 8
         before: tuple[int, int, int] | None = None  # the column drawn last, and the dots it reaches from and to
-        averaged: tuple[int, int] | None = None
+        averaged: tuple[int, int] | None = None  # likewise of the average
+        decay = math.exp(-1 / (SMOOTHING * 2 * envelope.width))
+        total = weight = 0.0
+        behind = 0
         for column, (start, stop) in enumerate(series.columns(*span, 2 * envelope.width)):
             if start == stop:
                 continue
@@ -222,12 +231,15 @@ class CurveView(Widget):
             envelope.column(column, top, bottom, raw)
             before = (column, top, bottom)
             if smooth:
-                y = to_dot(series.average[stop - 1])
+                fade = decay ** (column - behind)
+                total, weight, behind = total * fade + series.mean(start, stop), weight * fade + 1.0, column
+                y = to_dot(total / weight)
                 if averaged is not None:
                     line.line(averaged[0], averaged[1], column, y, colour)
                 else:
                     line.column(column, y, y, colour)
                 averaged = (column, y)
+        return total / weight if weight else None
 
     def _colours(self, drawn: Drawn) -> Callable[[int], str]:
         """From the index of a point to the colour of its attempt."""
@@ -259,14 +271,14 @@ class CurveView(Widget):
 
     # ------------------------------------------------------------------------------------------ the frame
 
-    def _title(self, shown: Sequence[Drawn], width: int, base: Style) -> list[Segment]:
+    def _title(self, shown: Sequence[Drawn], average: float | None, width: int, base: Style) -> list[Segment]:
         dim = base + Style(color=palette.DIM)
         segments = [Segment(f" {self.metric} ", base + Style(color=palette.TEXT, bold=True))]
         if len(shown) == 1 and not shown[0].name:
             series = shown[0].series
             segments.append(Segment(f"{loss(series.last)} ", base + Style(color=palette.TEXT)))
-            if len(series) >= 8:
-                segments.append(Segment(f" mean {loss(series.average[-1])} ", dim))
+            if average is not None:
+                segments.append(Segment(f" mean {loss(average)} ", dim))
             if self.tail < 1:
                 segments.append(Segment(f" last {100 * self.tail:.0f}% ", base + Style(color=palette.WAIT)))
             legend = [

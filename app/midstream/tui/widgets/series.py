@@ -62,20 +62,16 @@ class Pyramid:
 
 
 class Series:
-    """Points in the order of their ``x`` (ascending), each of an attempt, with an exponential moving average.
+    """Points in the order of their ``x`` (ascending), each of an attempt."""
 
-    The average is debiased (as in Adam): m = w*m + (1-w)*y, shown m / (1 - w^n); what is not finite is left out.
-    """
-
-    def __init__(self, smoothing: float = 0.9) -> None:
-        self.smoothing = smoothing
+    def __init__(self) -> None:
         self.x = array("d")
         self.values = Pyramid()
-        self.average = array("f")
         self.attempts: list[tuple[int, int]] = []  # (index of its first point, attempt)
-        self._mean = 0.0
-        self._weight = 0.0
         self.last = math.nan
+        # Sums and counts of the finite values before each point: the mean of any stretch is one subtraction.
+        self._sums = array("d", (0.0,))
+        self._counts = array("L", (0,))
 
     def __len__(self) -> int:
         return len(self.x)
@@ -85,11 +81,15 @@ class Series:
             self.attempts.append((len(self.x), attempt))
         self.x.append(x)
         self.values.append(y)
-        if math.isfinite(y):
-            self._mean = self.smoothing * self._mean + (1 - self.smoothing) * y
-            self._weight = self.smoothing * self._weight + (1 - self.smoothing)
-        self.average.append(self._mean / self._weight if self._weight else math.nan)
+        finite = math.isfinite(y)
+        self._sums.append(self._sums[-1] + (y if finite else 0.0))
+        self._counts.append(self._counts[-1] + finite)
         self.last = y
+
+    def mean(self, start: int, stop: int) -> float:
+        """Of the finite values ``start <= i < stop``; not a number where there are none."""
+        count = self._counts[stop] - self._counts[start]
+        return (self._sums[stop] - self._sums[start]) / count if count else math.nan
 
     def window(self, low: float, high: float) -> tuple[int, int]:
         """The indices of the points with ``low <= x <= high``."""
