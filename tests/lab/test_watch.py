@@ -83,7 +83,7 @@ def test_the_clock_is_compared_over_the_wire(run: RunDirectory, watch: Watch):
 def test_a_cut_connection_is_stale_and_then_live_again(server: SshServer, run: RunDirectory, watch: Watch):
     seen(watch, live, rows=3)
     states: list[tuple[str, int]] = []
-    watch.subscribe(lambda: states.append((watch.snapshot().hosts[0].link, len(watch.snapshot().runs))))
+    watch.subscribe(lambda now: states.append((now.hosts[0].link, len(now.runs))))
     server.drop_connections()
     run.rows(1, 3)
     assert steps(seen(watch, live, rows=4)) == [0, 1, 2, 3]
