@@ -1,3 +1,4 @@
+from lab.command_line import runs
 from lab.sshd import lab
 
-__all__ = ["lab"]
+__all__ = ["lab", "runs"]

@@ -68,6 +68,13 @@ def refused(ended: Ended, code: int, *words: str) -> str:
     return line
 
 
+def step_of(checkpoint: str) -> int:
+    """``"step-30-a001"`` -> 30."""
+    parsed = records.parse_checkpoint_name(checkpoint)
+    assert parsed is not None, checkpoint
+    return parsed[0]
+
+
 class Run:
     """A run on a host of this machine, as its files tell it."""
 
@@ -125,6 +132,17 @@ class Run:
         status = self.status()
         if status is not None and records.is_alive(status.identity):
             os.kill(status.pid, signal.SIGKILL)
+
+
+def start_midstream(*arguments: str | Path) -> subprocess.Popen[str]:
+    """The command in the background, its output kept."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "midstream", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.fixture

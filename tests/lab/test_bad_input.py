@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.command_line import SLOWER, TINY, Run, midstream, refused
+from lab.command_line import SLOWER, TINY, Run, midstream, refused, step_of
 from lab.sshd import Lab, free_port
 from midstream_engine import records
 
@@ -84,7 +85,7 @@ def test_an_unknown_mode_or_checkpoint_is_refused(still_training):
 
 def test_giving_up_steps_needs_consent(still_training):
     fleet, run = still_training
-    step = records.parse_checkpoint_name(run.checkpoints()[0])[0]
+    step = step_of(run.checkpoints()[0])
     run.wait_step(step + 3)
     refused(
         midstream("--fleet", fleet, "--migrate", "nano", "--to", "there", "--checkpoint", str(step)),
@@ -186,8 +187,8 @@ def test_a_flipped_byte_in_the_checkpoint_is_found_before_the_source_is_touched(
         refused(midstream("--fleet", fleet, "--verify", directory), 1, "damaged")
         found = midstream("--fleet", fleet, "--verify", f"here:{directory}", "--json")
         assert found.code == 1
-        assert [problem[0] for problem in found.result["problems"]] == [str(victim.relative_to(directory))]
-        step = str(records.parse_checkpoint_name(name)[0])
+        assert str(victim.relative_to(directory)) in {problem[0] for problem in found.result["problems"]}
+        step = str(step_of(name))
         moved = midstream(
             "--fleet", fleet, "--migrate", "nano", "--to", "there", "--checkpoint", step, "--yes", "--json"
         )
@@ -210,9 +211,21 @@ def test_a_run_that_was_moved_on_is_not_moved_again_from_its_old_place(still_tra
     copy = tmp_path / "copy"
     shutil.copytree(run.paths.root, copy / "old", ignore=shutil.ignore_patterns("compile-cache", "engines", "*.tmp-*"))
     old = records.RunPaths(str(copy / "old"), "nano")
-    fence = records.Fence.read(old.fence).sealed(2, "elsewhere", 1)
-    fence.write(old.fence)
+    records.Fence.read(old.fence).sealed(2, "elsewhere", 1).write(old.fence)
+    status = records.Status.read(old.attempt(1).status())
+    dataclasses.replace(status, state=records.STOPPED, start_ticks=status.start_ticks + 1).write(
+        old.attempt(1).status()
+    )
     file = tmp_path / "fleet.yaml"
     file.write_text(f'hosts:\n  old: {{type: local, devices: 2, root: "{copy}/old"}}\n'
                     f'  new: {{type: local, devices: 2, root: "{copy}/new"}}\n')  # fmt: skip
     refused(midstream("--fleet", file, "--launch", TINY, "--on", "old", "--run-id", "nano"), 2, "elsewhere")
+    move = ("--fleet", file, "--migrate", "nano", "--to", "new")
+    refused(midstream(*move), 2, "was handed to elsewhere (epoch 2)", "the fleet file does not name")
+    # Even where a person insists, what lies past the seal is no checkpoint of this run.
+    past = str(step_of(run.checkpoints()[-1]))
+    refused(midstream(*move, "--source-lost", "--checkpoint", past), 2, f"no complete checkpoint at step {past}")
+    listed = midstream("--fleet", file, "--checkpoints", "nano", "--json").of("checkpoint")
+    assert listed
+    assert not any(point["accepted"] for point in listed)
+    assert not Path(records.RunPaths(str(copy / "new"), "nano").dir).exists()

@@ -116,17 +116,25 @@ def _find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
             hint += "; not answering: " + ", ".join(f"{host.name} ({host.error or host.link})" for host in silent)
         raise UsageError(f"no run {request.run_id!r}" + (f" on {request.source}" if request.source else ""), hint)
     run = copies[0]
-    if run.fence is not None and run.fence.holder:
-        # The fence may name a later holder than the copies that answer.
-        held_by = fleet.target(run.fence.holder).hosts if run.fence.holder in fleet.target_names else ()
-        unreachable = [host for host in silent if host.name in held_by and host.name != run.host]
-        if unreachable and not request.source_lost:
-            host = unreachable[0]
-            raise HostError(
-                f"run {run.run_id} belongs to {host.name}, which does not answer: {host.error or host.link}",
-                "mend the connection; where that machine is certainly gone, --source-lost goes on from this copy",
-            )
+    if not request.source_lost:
+        _check_holder(fleet, snapshot, run)
     return run
+
+
+def _check_holder(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
+    """Refuse to move a copy that the fence says belongs elsewhere: that would make a second lineage."""
+    holder = run.fence.holder if run.fence else ""
+    held_by = fleet.target(holder).hosts if holder in fleet.target_names else ()
+    if not holder or run.host in held_by:
+        return
+    lost = "where that machine is certainly gone, --source-lost goes on from this copy"
+    belongs = f"run {run.run_id} on {run.host} was handed to {holder} (epoch {run.epoch})"
+    if not held_by:
+        raise UsageError(f"{belongs}, which the fleet file does not name", f"add it there; {lost}")
+    silent = [host for host in snapshot.hosts if host.name in held_by and host.link != "live"]
+    if silent:
+        raise HostError(f"{belongs}, which does not answer: {silent[0].error or silent[0].link}", f"mend that; {lost}")
+    raise UsageError(f"{belongs}, which has no copy", f"midstream --continue finishes a move that was begun; {lost}")
 
 
 def _choose_checkpoint(run: RunView, request: Request):

@@ -160,7 +160,7 @@ class Cutover:
             )
         if report.root_digest != expected:
             raise MidstreamError(
-                f"{move.target.name}:{directory} has root digest {str(report.root_digest)[:12]}, sealed was {expected[:12]}",
+                f"{move.target.name}:{directory} has another root digest ({report.root_digest}) than was sealed",
                 "the copy is not used; midstream --verify shows which objects differ",
             )
         move.journal.fact(verify_seconds=time.monotonic() - began)
