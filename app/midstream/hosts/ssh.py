@@ -19,6 +19,7 @@ from midstream.errors import HostError, LostContact
 from midstream.fleet.config import SshHost
 from midstream.hosts import far
 from midstream.hosts.base import Completed, Process
+from midstream.hosts.ssh_proxy import Proxy
 from midstream.hosts.ssh_settings import SshSettings, resolve
 from midstream.hosts.stderr import StderrTail
 
@@ -37,7 +38,10 @@ logging.getLogger("paramiko").propagate = False
 _LOOK_ROUND = """\
 cd; pwd
 for each in "$@" python3 python3.13 python3.12 python3.11 python3.10 python3.9; do
-    [ -n "$each" ] || continue
+    case $each in
+    '') continue ;;
+    '~/'*) each=$HOME/${each#'~/'} ;;
+    esac
     if "$each" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then command -v "$each"; exit 0; fi
 done
 echo
@@ -72,6 +76,7 @@ class SshMachine:
         self.root = ""
         self.far_python = ""
         self._client: paramiko.SSHClient | None = None
+        self._proxy: Proxy | None = None
         self._lock = threading.Lock()
 
     # ------------------------------------------------------------------------------------------ the connection
@@ -82,16 +87,22 @@ class SshMachine:
                 transport = self._client.get_transport()
                 if transport is not None and transport.is_active():
                     return
-                self._client.close()
-                self._client = None
-            client = self._open()
+                self._drop()
             try:
-                self._client = client
+                self._client = self._open()
                 self._look_round()
             except BaseException:
-                self._client = None
-                client.close()
+                self._drop()
                 raise
+
+    def _drop(self) -> None:
+        """Let the connection go, and what carried it."""
+        client, self._client = self._client, None
+        proxy, self._proxy = self._proxy, None
+        if client is not None:
+            client.close()
+        if proxy is not None:
+            proxy.close()
 
     def _open(self) -> paramiko.SSHClient:
         settings = resolve(self.name, self.config)
@@ -139,10 +150,11 @@ class SshMachine:
                 f"ssh-copy-id, or identity_file: in the fleet file; ssh -v {shlex.quote(settings.hostname)} tells more",
             ) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
+            words = self._proxy.last_words() if self._proxy else ""
             client.close()
             raise HostError(
-                f"{self.name}: no SSH session with {settings.address}: {str(error) or type(error).__name__}",
-                "is it an SSH server?",
+                f"{self.name}: no SSH session with {settings.address}: {words or str(error) or type(error).__name__}",
+                f"try: {settings.proxy_command}" if words else "is it an SSH server?",
             ) from error
         transport = client.get_transport()
         assert transport is not None
@@ -151,7 +163,8 @@ class SshMachine:
 
     def _socket(self, settings: SshSettings) -> Any:
         if settings.proxy_command:
-            return paramiko.ProxyCommand(settings.proxy_command)
+            self._proxy = Proxy(settings.proxy_command)
+            return self._proxy.sock
         try:
             sock = socket.create_connection((settings.hostname, settings.port), CONNECT_TIMEOUT)
         except socket.gaierror as error:
@@ -191,9 +204,7 @@ class SshMachine:
 
     def close(self) -> None:
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            self._drop()
 
     # -------------------------------------------------------------------------------------------------- verbs
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from midstream.errors import UsageError
+from midstream.errors import HostError, UsageError
 from midstream.fleet.config import SshHost
 
 
@@ -30,7 +32,7 @@ class SshSettings:
 
 
 def resolve(name: str, config: SshHost) -> SshSettings:
-    """UsageError where the address cannot be read, or the configuration asks for what is not driven."""
+    """UsageError where the address or the configuration cannot be read."""
     import paramiko
 
     user, alias, port = _parts(name, config.address)
@@ -46,17 +48,14 @@ def resolve(name: str, config: SshHost) -> SshSettings:
         value = looked_up.get(key)
         return value if isinstance(value, str) else None
 
-    if text("proxyjump") not in (None, "none") and text("proxycommand") is None:
-        raise UsageError(
-            f"{file}: {alias} is reached with ProxyJump {text('proxyjump')}, which is not driven yet",
-            f"say the same with: ProxyCommand ssh -W %h:%p {text('proxyjump')}",
-        )
     port = config.port or port or int(text("port") or 22)
     hostname = text("hostname") or alias
     alias_key = text("hostkeyalias")
     identities = looked_up.get("identityfile") or []
+    proxy = text("proxycommand") or _jump(name, file, text("proxyjump"), hostname, port)
     own = [config.identity_file] if config.identity_file else []
     files = (config.known_hosts or text("userknownhostsfile") or "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
+    everybodys = (text("globalknownhostsfile") or "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2").split()
     return SshSettings(
         hostname=hostname,
         port=port,
@@ -65,10 +64,29 @@ def resolve(name: str, config: SshHost) -> SshSettings:
             os.path.expanduser(each) for each in [*own, *(identities if isinstance(identities, list) else [identities])]
         ),
         identities_only=bool(own) or (text("identitiesonly") or "no").lower() == "yes",
-        known_hosts=tuple(os.path.expanduser(each) for each in files),
+        known_hosts=tuple(os.path.expanduser(each) for each in [*files, *everybodys]),
         known_as=alias_key or (hostname if port == 22 else f"[{hostname}]:{port}"),
-        proxy_command=text("proxycommand") if text("proxycommand") != "none" else None,
+        proxy_command=proxy if proxy != "none" else None,
     )
+
+
+def _jump(name: str, file: Path, jumps: str | None, hostname: str, port: int) -> str | None:
+    """ProxyJump as the command that does it: OpenSSH's own, which checks the host keys on the way as strictly as we do
+    and never asks. HostError where there is no such command here."""
+    if jumps in (None, "none"):
+        return None
+    if not shutil.which("ssh"):
+        raise HostError(f"{name}: ProxyJump {jumps} needs the ssh command here", "apt-get install openssh-client")
+    *before, last = jumps.split(",")
+    through = ["-J", ",".join(before)] if before else []
+    destination = f"[{hostname}]:{port}" if ":" in hostname else f"{hostname}:{port}"
+    strict = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
+    return shlex.join(["ssh", "-F", str(file), *strict, *through, "-W", destination, *_jump_words(last)])
+
+
+def _jump_words(jump: str) -> list[str]:
+    """``[user@]name[:port]`` or ``ssh://[user@]name[:port]``, as ssh takes it."""
+    return [jump] if jump.startswith("ssh://") else [f"ssh://{jump}"] if ":" in jump else ["--", jump]
 
 
 def _parts(name: str, address: str) -> tuple[str | None, str, int | None]:
