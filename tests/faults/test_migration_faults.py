@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.command_line import SLOWER, TINY, Run, midstream, start_midstream, step_of
+from lab.command_line import SLOWER, TINY, Run, ended, midstream, start_midstream, step_of
 from lab.sshd import Lab
 from midstream.migrate.directory import MigrationDirectory, migration_ids
 from midstream.migrate.journal import read_events
@@ -133,7 +133,7 @@ def test_a_person_takes_a_migration_back_until_it_is_finished(lab: Lab, runs):
     back = midstream("--rollback", directory.migration, "--yes", "--json")
     assert back.code == 0, back.stderr
     assert back.result["outcome"] == "rolled back"
-    assert follower.wait(60) == 0
+    assert ended(follower) == 0
     assert not target.alive
     assert source.alive
     assert source.rows(3)[0]["global_step"] == step
@@ -193,7 +193,7 @@ def test_a_rollback_that_cannot_reach_the_target_waits_to_be_continued(lab: Lab,
     back = midstream("--rollback", directory.migration, "--yes", "--json")
     assert back.code == 4, (back.stderr, back.stdout)
     assert f"midstream --continue {directory.migration}" in back.result["message"]
-    assert follower.wait(60) == 4
+    assert ended(follower) == 4
     assert target.alive
     assert not source.alive
     two.start()

@@ -145,6 +145,12 @@ def start_midstream(*arguments: str | Path) -> subprocess.Popen[str]:
     )
 
 
+def ended(process: subprocess.Popen[str], timeout: float = 60.0) -> int:
+    """The exit code of a command in the background, its pipes closed."""
+    process.communicate(timeout=timeout)
+    return process.returncode
+
+
 @pytest.fixture
 def runs():
     """``runs(root, run_id)``; what is still running at the end of the test is ended."""
