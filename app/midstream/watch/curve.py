@@ -82,15 +82,18 @@ class Curve:
 
     def extend(self, attempt: int, rows: Sequence[Row]) -> None:
         """Take in the next rows of an attempt, in the order of its file."""
-        self._attempts.setdefault(attempt, []).extend(rows)
+        # One dict a row, in its attempt's list and in the curve. Not of rows that only add to another row: whose that
+        # is stays.
+        kept = [{**row, "attempt": attempt} if "train/loss" in row else row for row in rows]
+        self._attempts.setdefault(attempt, []).extend(kept)
         newest = attempt == max(self._attempts)
         epoch = self._epochs.get(attempt, 1)
-        for row in rows:
+        for row in kept:
             step = row.get("global_step")
             if step is None or (self._fence is not None and not self._fence.accepts(epoch, step + 1)):
                 continue
             if not self._spliced or step > self._spliced[-1]["global_step"]:
-                self._spliced.append({**row, "attempt": attempt})
+                self._spliced.append(row if "train/loss" in row else {**row, "attempt": attempt})
             elif newest:
                 self._place(attempt, step, row)
             else:  # rows of an older attempt, late, under those of a newer one: rare
@@ -105,9 +108,12 @@ class Curve:
         if self._spliced[place]["global_step"] != step:
             self._spliced.insert(place, {**row, "attempt": attempt})
         elif "train/loss" in row:
-            self._spliced[place] = {**row, "attempt": attempt}
+            self._spliced[place] = row
         else:
-            self._spliced[place] = {**self._spliced[place], **{k: v for k, v in row.items() if k != "time"}}
+            self._spliced[place] = {
+                **self._spliced[place],
+                **{k: v for k, v in row.items() if k not in ("time", "attempt")},
+            }
 
     def _splice(self) -> None:
         lineage = self._lineage or records.Lineage("")

@@ -6,6 +6,7 @@ A look of a probe is shown as a whole, once its beat has come: a run's status is
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections import deque
@@ -244,7 +245,8 @@ def parse_rows(text: str) -> Sequence[dict[str, Any]]:
         except ValueError:
             continue
         if isinstance(row, dict):
-            rows.append(row)
+            # Every line brings its own copies of the names; a long run has many lines.
+            rows.append({sys.intern(name): value for name, value in row.items()})
     return rows
 
 
