@@ -80,10 +80,13 @@ class TrainingBatches:
 
     def batch(self, index: int) -> Batch:
         """Batch ``index``, in time that does not depend on ``index``."""
-        first = index * self.batch_size
-        chosen = self.sequence_index(np.arange(first, first + self.batch_size))
+        return self.samples(index, index * self.batch_size, self.batch_size)
+
+    def samples(self, index: int, first: int, count: int) -> Batch:
+        """``count`` samples from number ``first`` on, as batch ``index``."""
+        chosen = self.sequence_index(np.arange(first, first + count))
         tokens = np.stack([self.cache.read(int(sequence) * self.seq_len, self.seq_len) for sequence in chosen])
-        return make_batch(index, tokens, np.tile(self._mask, (self.batch_size, 1)))
+        return make_batch(index, tokens, np.tile(self._mask, (count, 1)))
 
     def epoch(self, index: int) -> float:
         """How many times the data has been read when batch ``index`` begins."""
