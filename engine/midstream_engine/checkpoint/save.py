@@ -1,6 +1,6 @@
 """Save a state: snapshot (device to host), write (hashed in threads), commit (under the fence, manifest last).
 
-Only the snapshot needs the training loop to stand still.
+Only :func:`begin_save`, which takes the snapshot, needs the training loop to stand still.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 
 from midstream_engine.checkpoint import fence as fences
 from midstream_engine.checkpoint import zarr
 from midstream_engine.checkpoint.bounded import Task, run_bounded
-from midstream_engine.checkpoint.boxes import Box, box_of, gather, whole
+from midstream_engine.checkpoint.boxes import Box, whole
 from midstream_engine.checkpoint.discover import read_manifest
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointError, CheckpointFull
 from midstream_engine.checkpoint.grid import cell_shape, cells_of, grid_of
 from midstream_engine.checkpoint.objects import Directory, Discard, bytes_of, write_cell, write_object
 from midstream_engine.checkpoint.packed import pack
-from midstream_engine.checkpoint.tree import LogicalArray, flatten
+from midstream_engine.checkpoint.snapshot import HostArray, snapshot
 from midstream_engine.records import (
     FORMAT,
     FORMAT_VERSION,
@@ -49,24 +48,6 @@ from midstream_engine.records import (
 
 
 @dataclasses.dataclass(frozen=True)
-class HostArray:
-    """One array in host memory, as the disjoint pieces that the devices held."""
-
-    name: str
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    pieces: list[tuple[Box, np.ndarray]]
-
-    def part(self, box: Box) -> np.ndarray:
-        """The contents of ``box``. CheckpointError where the pieces do not hold all of it."""
-        data = gather(box, self.pieces)
-        if data is None:
-            raise CheckpointError(f"{self.name}: the part {list(box)} of it is on none of this process's devices")
-        return data
-
-
-@dataclasses.dataclass(frozen=True)
 class Written:
     """What was written: enough to commit it."""
 
@@ -77,6 +58,53 @@ class Written:
 
 class _Target(Protocol):
     def write(self, path: str, blocks: Any) -> None: ...
+
+
+class PendingSave:
+    """A snapshot that is still to be written. It belongs to no device any more: any thread may finish it."""
+
+    def __init__(
+        self, paths: RunPaths, arrays: list[HostArray], document: dict[str, Any], *, step: int, attempt: int, epoch: int
+    ):
+        self.step = step
+        self.bytes = stored_bytes(arrays)
+        self._paths, self._arrays, self._document = paths, arrays, document
+        self._attempt, self._epoch = attempt, epoch
+
+    def finish(self) -> Manifest:
+        """Write and commit, once; returns the manifest when it is on the disk. The snapshot's memory is given back.
+
+        Raises what :func:`save_checkpoint` raises: the fence may have moved on while the objects were written.
+        """
+        arrays, self._arrays = self._arrays, []
+        directory = self._paths.checkpoint(checkpoint_name(self.step, self._attempt))
+        if os.path.exists(os.path.join(directory, MANIFEST)):
+            return _already_saved(directory, arrays, self._document)
+        with _removed_on_failure(directory, self.bytes):
+            written = write(directory, arrays, self._document)
+            return commit(self._paths, directory, written, step=self.step, attempt=self._attempt, epoch=self._epoch)
+
+
+def begin_save(
+    paths: RunPaths,
+    tree: Any,
+    *,
+    step: int,
+    attempt: int,
+    epoch: int,
+    state: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    witness: Mapping[str, Any] | None,
+    copy: bool = True,
+) -> PendingSave:
+    """The snapshot of ``tree`` and ``state``, to be finished on another thread. Nothing is written yet.
+
+    ``copy=False`` spares the host its copy where the state stays as it is until the save is finished. Raises Fenced,
+    CheckpointError and ValueError as :func:`save_checkpoint` does.
+    """
+    fences.check(paths, epoch, step)
+    document = train_document(state, provenance, witness)
+    return PendingSave(paths, snapshot(tree, copy=copy), document, step=step, attempt=attempt, epoch=epoch)
 
 
 def save_checkpoint(
@@ -96,17 +124,21 @@ def save_checkpoint(
     earlier, torn try of the same attempt left behind is replaced.
 
     Raises Fenced where the fence does not accept (epoch, step), CheckpointFull where there is no room (what was written
-    is removed, older checkpoints are left alone), CheckpointError where another state already has this name.
+    is removed, older checkpoints are left alone), CheckpointError where another state already has this name, ValueError
+    for a dtype that the format does not have.
     """
-    fences.check(paths, epoch, step)
-    document = train_document(state, provenance, witness)
-    arrays = snapshot(tree)
-    directory = paths.checkpoint(checkpoint_name(step, attempt))
-    if os.path.exists(os.path.join(directory, MANIFEST)):
-        return _already_saved(paths, directory, arrays, document)
-    with _removed_on_failure(directory, stored_bytes(arrays)):
-        written = write(directory, arrays, document)
-        return commit(paths, directory, written, step=step, attempt=attempt, epoch=epoch)
+    pending = begin_save(
+        paths,
+        tree,
+        step=step,
+        attempt=attempt,
+        epoch=epoch,
+        state=state,
+        provenance=provenance,
+        witness=witness,
+        copy=False,
+    )
+    return pending.finish()
 
 
 def train_document(
@@ -120,30 +152,6 @@ def train_document(
         return json.loads(canonical_json({"state": state, "provenance": provenance, "witness": witness}))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{TRAIN} cannot hold this training state: {error}") from error
-
-
-def snapshot(tree: Any) -> list[HostArray]:
-    """Copy every array of ``tree`` to host memory; each part once, however often it is replicated.
-
-    On the CPU backend the pieces are views of the device buffers and keep them alive. Raises ValueError for a dtype
-    that the format does not have, CheckpointError for an array that other processes hold a part of.
-    """
-    logical = flatten(tree).values()
-    for array in logical:
-        numpy_dtype(array.dtype)
-        if isinstance(array.value, jax.Array):
-            if not array.value.is_fully_addressable:
-                raise CheckpointError(f"{array.name} is spread over several processes, which cannot be saved yet")
-            for shard in array.value.addressable_shards:
-                shard.data.copy_to_host_async()
-    return [HostArray(array.name, array.axes, array.shape, array.dtype, _pieces(array)) for array in logical]
-
-
-def _pieces(array: LogicalArray) -> list[tuple[Box, np.ndarray]]:
-    if isinstance(array.value, jax.Array):
-        shards = {box_of(shard.index, array.shape): shard for shard in array.value.addressable_shards}
-        return [(box, np.asarray(shard.data)) for box, shard in sorted(shards.items())]
-    return [(whole(array.shape), np.asarray(array.value))]
 
 
 def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Written:
@@ -242,7 +250,7 @@ def commit(paths: RunPaths, directory: str, written: Written, *, step: int, atte
     return manifest
 
 
-def _already_saved(paths: RunPaths, directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Manifest:
+def _already_saved(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Manifest:
     """The manifest that is there, after making sure that it is of this very state."""
     manifest = read_manifest(directory)
     digest = write_objects(Discard(), arrays, document).root_digest

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,7 +15,6 @@ import numpy as np
 from haliax import NamedArray
 
 from midstream_engine import records
-from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.fence import Fenced, read_fence, seal
 from midstream_engine.data.batches import Batch
 from midstream_engine.data.prefetch import Prefetch
@@ -23,7 +24,7 @@ from midstream_engine.trainer import flops
 from midstream_engine.trainer.attempt import Attempt
 from midstream_engine.trainer.programs import Programs
 from midstream_engine.trainer.requests import Requests, Wanted
-from midstream_engine.trainer.saving import Saver
+from midstream_engine.trainer.saving import NotSaved, Saver
 from midstream_engine.trainer.setup import Setup
 from midstream_engine.trainer.state import TrainState
 from midstream_engine.trainer.status import StatusFile
@@ -66,11 +67,13 @@ class Loop:
         try:
             while True:
                 self._check_fence()
+                with _refused_by_fence():
+                    self._saver.poll()
                 wanted = self._requests.look()
                 if wanted.stop and self._stop(wanted):
                     return records.STOPPED
                 if self.step >= self._trainer.num_train_steps:
-                    self._save("end of training")
+                    self._save("end of training", last=True)
                     return records.FINISHED
                 self._answer(wanted)
                 if self._saver.due(self.step, time.monotonic()):
@@ -78,6 +81,7 @@ class Loop:
                 self._update(source)
         finally:
             source.close()
+            self._saver.close()
 
     # ------------------------------------------------------------------------------------------------- one update
 
@@ -154,9 +158,8 @@ class Loop:
     def _answer(self, wanted: Wanted) -> None:
         """Save where asked to; say what cannot be done."""
         if wanted.save:
-            done = self._try_save("requested")
-            if done and wanted.order is not None and wanted.order.action == records.SAVE:
-                self._acknowledge(wanted.order)
+            order = wanted.order if wanted.order is not None and wanted.order.action == records.SAVE else None
+            self._try_save("requested", then=None if order is None else lambda: self._acknowledge(order))
         if wanted.order is not None and wanted.order.action not in (records.SAVE, records.STOP):
             log.warning(
                 "order %d (%s) is not understood by a run that trains", wanted.order.serial, wanted.order.action
@@ -171,9 +174,9 @@ class Loop:
         order = wanted.order if wanted.order is not None and wanted.order.action == records.STOP else None
         self._status.update(state=records.STOPPING, step=self.step)
         if order is None:
-            self._save("stop")
+            self._save("stop", last=True)
             return True
-        if not self._try_save("stop"):
+        if not self._try_save("stop", last=True):
             self._status.update(state=records.TRAINING)
             return False
         if order.epoch > self._attempt.epoch:
@@ -191,20 +194,23 @@ class Loop:
             self._status.write()
         log.info("order %d (%s) carried out at step %d", order.serial, order.action, self.step)
 
-    def _try_save(self, reason: str) -> bool:
-        """Save; where that fails, say so and let training go on."""
+    def _try_save(self, reason: str, **how: Any) -> bool:
+        """Save; where that fails, which the saver reports, training goes on."""
         try:
-            self._save(reason)
-        except (CheckpointError, OSError) as error:
-            message = f"step {self.step} not saved: {str(error).splitlines()[0]}"
-            log.error(message)
-            self._status.update(message=message)
-            self._status.write()
+            self._save(reason, **how)
+        except NotSaved:
             return False
         return True
 
-    def _save(self, reason: str) -> None:
-        try:
-            self._saver.save(self.state, self.step, reason)
-        except Fenced as error:
-            raise FencedError(str(error)) from None
+    def _save(self, reason: str, **how: Any) -> None:
+        with _refused_by_fence():
+            self._saver.save(self.state, self.step, reason, **how)
+
+
+@contextlib.contextmanager
+def _refused_by_fence() -> Iterator[None]:
+    """What the fence refuses to commit ends the attempt."""
+    try:
+        yield
+    except Fenced as error:
+        raise FencedError(str(error)) from None

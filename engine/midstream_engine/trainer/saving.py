@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from midstream_engine import records
+from midstream_engine.checkpoint.background import Background
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.fence import Fenced
 from midstream_engine.checkpoint.policy import Retention
-from midstream_engine.checkpoint.save import save_checkpoint
+from midstream_engine.checkpoint.save import PendingSave, begin_save
+from midstream_engine.records import RecordError
 from midstream_engine.trainer.attempt import Attempt
 from midstream_engine.trainer.setup import Setup
 from midstream_engine.trainer.state import TrainState
@@ -35,54 +41,163 @@ def train_state(setup: Setup, step: int) -> dict[str, Any]:
     }
 
 
+class NotSaved(CheckpointError):
+    """A state was not saved; the message says which and why. Training can go on."""
+
+
 class Saver:
-    """Saves states of one attempt and lets retention do its work."""
+    """Saves states of one attempt behind the training loop and lets retention do its work.
+
+    The loop stands still for the witness and the snapshot alone; one save at a time is written, hashed and committed
+    on a thread of its own. Every method belongs to the loop's thread.
+    """
 
     def __init__(self, setup: Setup, attempt: Attempt, status: StatusFile, witness: Witness, now: float):
         self._setup, self._attempt, self._status, self._witness = setup, attempt, status, witness
         self._retention = Retention(setup.config.trainer.checkpointer.policy(), now)
-        self._saved_step: int | None = None
+        self._saved_step: int | None = None  # the newest that is on the disk
+        self._behind = Background[int]("saving")  # labelled with the step
+        self._then: list[Callable[[], None]] = []  # what waits for the save in flight
+        self._skipped_for: int | None = None
+        self._complaint = ""  # what the status says of a failed save, until one succeeds
 
     def holds(self, step: int) -> None:
         """The run's directory already has ``step-<step>``: the one that was restored."""
         self._saved_step = step
 
     def due(self, step: int, now: float) -> bool:
-        """Whether the checkpointer's policy wants a save here."""
-        return step != self._saved_step and self._retention.decide(step, now) is not None
+        """Whether the checkpointer's policy wants a save here, and there is room for it behind the loop.
 
-    def save(self, state: TrainState, step: int, reason: str) -> None:
-        """Write ``step-<step>`` unless it is there. Raises what ``save_checkpoint`` raises."""
-        if step == self._saved_step:
-            return
-        before = self._status.value.state
-        self._status.update(state=records.SAVING, step=step)
+        A temporary checkpoint is put off while another one is being written; a permanent one is worth waiting for.
+        """
+        if step in (self._saved_step, self._behind.label):
+            return False
+        kind = self._retention.decide(step, now)
+        if kind == "temporary" and not self._behind.done:
+            if self._skipped_for != self._behind.label:
+                self._skipped_for = self._behind.label
+                log.warning(
+                    "step %d: no temporary checkpoint while step-%d is still being written (saves take longer than "
+                    "trainer.checkpointer.save_interval)", step, self._behind.label,
+                )  # fmt: skip
+            return False
+        return kind is not None
+
+    def save(
+        self, state: TrainState, step: int, reason: str, *, last: bool = False, then: Callable[[], None] | None = None
+    ) -> None:
+        """Begin to write ``step-<step>`` unless it is there or under way. A save in flight is waited for.
+
+        ``last``: the loop has nothing else to do, so return when it is on the disk. ``then`` is called on the loop's
+        thread when it is; not where it fails. Raises NotSaved where it failed, Fenced where the run is someone else's.
+        """
+        if self._behind.label not in (None, step):
+            self._wait()
+        if step not in (self._saved_step, self._behind.label):
+            self._begin(state, step, reason, copy=not last)
+        if self._behind.label == step:
+            self._then += [then] if then else []
+            if last:
+                error = self._wait()
+                if error is not None:
+                    raise error
+        elif then:
+            then()
+
+    def poll(self) -> None:
+        """Once at each step boundary: what became of the save in flight. A failed one is logged and in the status.
+        Raises Fenced where the run is someone else's."""
+        if self._behind.done:
+            self._collect()
+
+    def close(self) -> None:
+        """Wait for the save in flight: no end of the loop, however sudden, cuts it off. Raises nothing of it."""
+        try:
+            self._wait()
+        except Fenced as error:
+            log.error("step not saved: %s", error)
+        self._behind.close()
+
+    def _begin(self, state: TrainState, step: int, reason: str, *, copy: bool) -> None:
         began = time.monotonic()
         self._retention.saved(began)
-        try:
-            measured = self._witness.measure(state.model, self._setup.batches.batch(step))
-            manifest = save_checkpoint(
-                self._attempt.paths,
-                state,
-                step=step,
-                attempt=self._attempt.number,
-                epoch=self._attempt.epoch,
-                state=train_state(self._setup, step),
-                provenance=self._provenance(),
-                witness=measured.to_json(),
-            )
-        except BaseException:
-            self._status.update(state=before)
-            raise
-        self._saved_step = step
-        self._status.update(state=before, checkpoint=manifest.name, root_digest=manifest.root_digest)
+        with self._standing_still(step):
+            try:
+                measured = self._witness.measure(state.model, self._setup.batches.batch(step))
+                pending = begin_save(
+                    self._attempt.paths,
+                    state,
+                    step=step,
+                    attempt=self._attempt.number,
+                    epoch=self._attempt.epoch,
+                    state=train_state(self._setup, step),
+                    provenance=self._provenance(),
+                    witness=measured.to_json(),
+                    copy=copy,
+                )
+            except (CheckpointError, OSError) as error:
+                raise self._failed(step, error) from error
+        stall = time.monotonic() - began
+        self._behind.start(step, lambda: self._finish(pending, reason, began, stall))
+
+    def _finish(self, pending: PendingSave, reason: str, began: float, stall: float) -> None:
+        """On the saving thread: write and commit, tell the status, let retention work."""
+        manifest = pending.finish()
+        self._status.update(checkpoint=manifest.name, root_digest=manifest.root_digest)
         self._status.write()
         log.info(
-            "saved %s (%s): %.1f MB in %.2f s, root digest %s",
-            manifest.name, reason, manifest.size / 1e6, time.monotonic() - began, manifest.root_digest,
+            "saved %s (%s): %.1f MB in %.2f s, training stood still for %.2f s, root digest %s",
+            manifest.name, reason, manifest.size / 1e6, time.monotonic() - began, stall, manifest.root_digest,
         )  # fmt: skip
-        for name in self._retention.prune(self._attempt.paths):
-            log.info("removed the temporary checkpoint %s", name)
+        try:
+            for name in self._retention.prune(self._attempt.paths):
+                log.info("removed the temporary checkpoint %s", name)
+        except (CheckpointError, RecordError, OSError) as error:
+            log.error("old checkpoints not removed: %s", error)
+
+    def _wait(self) -> NotSaved | None:
+        """Stand still until nothing is in flight; the error that the save ended with, after reporting it."""
+        if self._behind.label is None:
+            return None
+        with self._standing_still(self._status.value.step):
+            return self._collect()
+
+    def _collect(self) -> NotSaved | None:
+        outcome = self._behind.collect()
+        if outcome is None:
+            return None
+        then, self._then = self._then, []
+        step, error = outcome
+        if error is None:
+            self._saved_step = step
+            if self._complaint and self._status.value.message == self._complaint:
+                self._status.update(message="")
+            self._complaint = ""
+            for call in then:
+                call()
+            return None
+        if isinstance(error, (CheckpointError, OSError)):
+            return self._failed(step, error)
+        raise error
+
+    def _failed(self, step: int, error: Exception) -> NotSaved:
+        """The error for the loop; the person reads it in the log and in the status at once."""
+        failure = NotSaved(f"step {step} not saved: {str(error).partition(chr(10))[0]}")
+        self._complaint = str(failure)
+        log.error(self._complaint)
+        self._status.update(message=self._complaint)
+        self._status.write()
+        return failure
+
+    @contextlib.contextmanager
+    def _standing_still(self, step: int) -> Iterator[None]:
+        """The status says ``saving`` as long as the loop waits for it, and no longer."""
+        before = self._status.value.state
+        self._status.update(state=records.SAVING, step=step)
+        try:
+            yield
+        finally:
+            self._status.update(state=before)
 
     def _provenance(self) -> dict[str, Any]:
         status = self._status.value

@@ -1,0 +1,124 @@
+"""The snapshot: a state's arrays in host memory. The only part of a save that the training loop has to wait for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from midstream_engine.checkpoint.boxes import Box, box_of, gather, whole
+from midstream_engine.checkpoint.dtypes import numpy_dtype
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.tree import LogicalArray, flatten
+
+AHEAD = 512 << 20  # bytes that are on their way from the devices while earlier ones are taken in
+CHUNK = 8 << 20  # bytes that one thread copies at a time
+COPIERS = min(8, os.cpu_count() or 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostArray:
+    """One array in host memory, as the disjoint pieces that this process's devices held."""
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: list[tuple[Box, np.ndarray]]
+    # Which parts each process holds, by process index; None where this process holds all of it.
+    holders: dict[int, list[Box]] | None = None
+
+    def part(self, box: Box) -> np.ndarray:
+        """The contents of ``box``. CheckpointError where the pieces do not hold all of it."""
+        data = gather(box, self.pieces)
+        if data is None:
+            raise CheckpointError(f"{self.name}: the part {list(box)} of it is on none of this process's devices")
+        return data
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A part of an array where it lies now. ``lasting``: its numpy array is a copy that nobody else writes to."""
+
+    name: str
+    box: Box
+    data: Any
+    lasting: bool
+
+
+def snapshot(tree: Any, *, copy: bool = False) -> list[HostArray]:
+    """Every array of ``tree`` in host memory, sorted by name; each part once, however often it is replicated.
+
+    On the CPU backend the pieces are views of the device buffers; ``copy`` makes them independent, so that the state
+    may change (or be donated) while they are written. From other devices they are copies in any case; ``AHEAD`` bounds
+    how many bytes are under way at a time. Raises ValueError for a dtype that the format does not have.
+    """
+    logical = list(flatten(tree).values())
+    for array in logical:
+        numpy_dtype(array.dtype)
+    held: dict[str, list[tuple[Box, np.ndarray]]] = {array.name: [] for array in logical}
+    with ThreadPoolExecutor(COPIERS, thread_name_prefix="snapshot") as pool:
+        copying: list[Future[None]] = []
+        for part, view in _fetch([part for array in logical for part in _parts(array)]):
+            held[part.name].append((part.box, _copied(view, pool, copying) if copy and not part.lasting else view))
+        for future in copying:
+            future.result()
+    return [
+        HostArray(array.name, array.axes, array.shape, array.dtype, held[array.name], _holders(array))
+        for array in logical
+    ]
+
+
+def _parts(array: LogicalArray) -> list[_Part]:
+    if not isinstance(array.value, jax.Array):
+        return [_Part(array.name, whole(array.shape), np.asarray(array.value), False)]
+    found = {}
+    for shard in array.value.addressable_shards:
+        box = box_of(shard.index, array.shape)
+        lasting = shard.device.platform != "cpu" and shard.data.sharding.memory_kind in (None, "device")
+        found[box] = _Part(array.name, box, shard.data, lasting)
+    return [found[box] for box in sorted(found)]
+
+
+def _holders(array: LogicalArray) -> dict[int, list[Box]] | None:
+    if not isinstance(array.value, jax.Array) or array.value.is_fully_addressable:
+        return None
+    holders: dict[int, set[Box]] = {}
+    for device, index in array.value.sharding.devices_indices_map(array.shape).items():
+        box = whole(array.shape) if index is None else box_of(index, array.shape)
+        holders.setdefault(device.process_index, set()).add(box)
+    return {process: sorted(boxes) for process, boxes in sorted(holders.items())}
+
+
+def _fetch(parts: list[_Part]) -> Iterator[tuple[_Part, np.ndarray]]:
+    """The parts as numpy arrays, in order; the transfers of the next ones run meanwhile."""
+    waiting, started = deque(parts), deque[_Part]()
+    ahead = 0
+    while waiting or started:
+        while waiting and (not started or ahead + waiting[0].data.nbytes <= AHEAD):
+            part = waiting.popleft()
+            if isinstance(part.data, jax.Array):
+                part.data.copy_to_host_async()
+            ahead += part.data.nbytes
+            started.append(part)
+        part = started.popleft()
+        ahead -= part.data.nbytes
+        yield part, np.asarray(part.data)
+
+
+def _copied(view: np.ndarray, pool: ThreadPoolExecutor, copying: list[Future[None]]) -> np.ndarray:
+    """A copy of ``view`` that threads are filling."""
+    result = np.empty(view.shape, view.dtype)
+    if not view.flags.c_contiguous or view.nbytes <= CHUNK:
+        copying.append(pool.submit(np.copyto, result, view))
+        return result
+    source, target = view.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8)
+    for start in range(0, view.nbytes, CHUNK):
+        copying.append(pool.submit(np.copyto, target[start : start + CHUNK], source[start : start + CHUNK]))
+    return result
