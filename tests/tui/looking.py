@@ -43,14 +43,16 @@ def screen_text(app: MidstreamApp) -> str:
 
 
 async def settle(pilot: Pilot, until: Callable[[], bool] | None = None, *, tries: int = 400) -> None:
-    """Until the workers are done and ``until`` holds."""
+    """Until no work is under way and ``until`` holds."""
+    app = pilot.app
+    assert isinstance(app, MidstreamApp)
     for _ in range(tries):
         await pilot.pause()
-        if all(worker.is_finished for worker in pilot.app.workers) and (until is None or until()):
+        if app.background.idle and (until is None or until()):
             await pilot.pause()
             return
         await pilot.pause(0.01)
-    raise AssertionError(f"not within {tries} looks:\n{screen_text(pilot.app)}")  # type: ignore[arg-type]
+    raise AssertionError(f"not within {tries} looks:\n{screen_text(app)}")
 
 
 def check_golden(app: MidstreamApp, name: str) -> None:

@@ -17,6 +17,7 @@ from midstream.errors import MidstreamError
 from midstream.migrate.model import MigrationView
 from midstream.tui import commands, palette
 from midstream.tui.actions import Actions, FleetActions
+from midstream.tui.background import Background
 from midstream.tui.glyphs import ASCII, UNICODE
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet import FleetScreen
@@ -83,6 +84,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
         super().__init__()
         self.source = source
         self.actions = actions
+        self.background = Background(self)
         self.readonly = readonly
         self.glyphs = ASCII if ascii_only else UNICODE
         self.world = World(source.snapshot(), (), clock())
@@ -91,6 +93,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self._changed = True
         self._painted = 0.0
         self._reading = False
+        self._told = ""
         self._unsubscribe: Callable[[], object] | None = None
         self.register_theme(palette.THEME)
         self.theme = palette.THEME.name
@@ -124,27 +127,37 @@ class MidstreamApp(App[int], inherit_bindings=False):
             self.publish()
 
     def publish(self) -> None:
-        """Take the newest snapshot, and show it on the screen that is in front (or behind a dialog)."""
+        """Take the newest snapshot, and show it."""
         if not self.is_running:  # going down: the screens are being taken apart
             return
         self._changed = False
         self._painted = time.monotonic()
         self.world = World(self.source.snapshot(), self.world.migrations, self._clock())
-        front = next((screen for screen in reversed(self.screen_stack) if isinstance(screen, MidstreamScreen)), None)
-        if front is not None:
+        if (front := self.front) is not None:
             front.refresh_world()
+
+    @property
+    def front(self) -> MidstreamScreen | None:
+        """The screen that is in front, or behind a dialog."""
+        return next((screen for screen in reversed(self.screen_stack) if isinstance(screen, MidstreamScreen)), None)
 
     def read_migrations(self) -> None:
         """Look at the migrations' directories, in the background, one look at a time."""
         if not self._reading:
             self._reading = True
-            self.run_worker(self._read_migrations, thread=True, group="migrations", exit_on_error=False)
+            self.background.run(self._read_migrations, self._migrations_unread)
 
     def _read_migrations(self) -> None:
         try:
             self.post_message(self.MigrationsRead(self.actions.migrations()))
         finally:
             self._reading = False
+
+    def _migrations_unread(self, error: Exception) -> None:
+        front = self.front
+        if front is not None and str(error) != self._told:  # it is looked for twice a second, and said once
+            self._told = str(error)
+            front.failed(error)
 
     def on_midstream_app_migrations_read(self, event: MigrationsRead) -> None:
         if event.migrations != self.world.migrations:

@@ -1,13 +1,13 @@
-"""What all screens share: the frame, the world they show, the errors of their workers."""
+"""What all screens share: the frame, the world they show, the errors of their work."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.screen import Screen
-from textual.worker import Worker, WorkerState
 
 from midstream.errors import MidstreamError
 from midstream.tui import palette
@@ -90,10 +90,11 @@ class MidstreamScreen(Screen[None]):
         """An error as a toast: what is wrong, and what to do."""
         self.notify(error.fix or "", title=error.message, severity="error", timeout=12, markup=False)
 
-    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
-        error = event.worker.error
-        if event.state != WorkerState.ERROR or error is None:
-            return
+    def in_background(self, work: Callable[[], object]) -> None:
+        """Begin work that blocks. What it raises is said on the screen."""
+        self.midstream.background.run(work, self.failed)
+
+    def failed(self, error: Exception) -> None:
         if isinstance(error, MidstreamError):
             self.say(error)
         else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.text import Text
-from textual import work
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
@@ -192,26 +193,25 @@ class MigrationScreen(MidstreamScreen):
         def answered(yes: bool | None) -> None:
             if yes:
                 self.notify(f"going back to {plan.source}", markup=False)
-                self._roll_back(view.migration)
+                self._act(self.midstream.actions.rollback, view.migration)
 
         title = f"Roll back {plan.run_id}"
         self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id if given_up else ""), answered)
-
-    @work(thread=True, group="rollback", exclusive=True, exit_on_error=False)
-    def _roll_back(self, migration: str) -> None:
-        self.midstream.actions.rollback(migration)
-        self.app.call_later(self.midstream.read_migrations)
 
     def action_continue(self) -> None:
         view = self.migration_view
         if view is None or self.refused():
             return
         if view.state in (model.INTERRUPTED, model.ROLLBACK_INCOMPLETE):
-            self._continue(view.migration)
+            self._act(self.midstream.actions.continue_, view.migration)
         else:
             self.notify(f"nothing to continue: it is {view.state}", markup=False)
 
-    @work(thread=True, group="continue", exclusive=True, exit_on_error=False)
-    def _continue(self, migration: str) -> None:
-        self.midstream.actions.continue_(migration)
-        self.app.call_later(self.midstream.read_migrations)
+    def _act(self, act: Callable[[str], object], migration: str) -> None:
+        app = self.midstream
+
+        def work() -> None:
+            act(migration)
+            app.call_later(app.read_migrations)
+
+        self.in_background(work)

@@ -21,7 +21,7 @@ def ask(screen: MidstreamScreen, run: RunView) -> None:
     def answered(yes: bool | None) -> None:
         if yes:
             screen.notify(f"{run.run_id}: saving, then it stops", markup=False)
-            screen.run_worker(work, thread=True, group=f"stop-{run.run_id}", exclusive=True, exit_on_error=False)
+            screen.in_background(work)
 
     lines = (
         f"{run.run_id} on {run.host} saves a checkpoint at its next step, then it stops.",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rich.text import Text
-from textual import work
 from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
-from textual.worker import get_current_worker
 
 from midstream.errors import MidstreamError
 from midstream.migrate import model
@@ -42,11 +42,11 @@ class WizardScreen(MidstreamScreen):
             self.request, self.plan, self.error = request, plan, error
 
     class Checked(Message):
-        """One check of the preflight was done; None: all were."""
+        """One check of a preflight (counted by ``round``) was done; None: all were."""
 
-        def __init__(self, plan: model.Plan, check: model.Check | None) -> None:
+        def __init__(self, round: int, check: model.Check | None) -> None:
             super().__init__()
-            self.plan, self.check = plan, check
+            self.round, self.check = round, check
 
     class Begun(Message):
         """The migration has a process of its own now."""
@@ -73,6 +73,7 @@ class WizardScreen(MidstreamScreen):
         self._error: MidstreamError | None = None
         self._checks: list[model.Check] = []
         self._all_checked = False
+        self._round = 0  # of preflight; what an older one still finds is dropped
 
     def body(self) -> ComposeResult:
         glyphs = self.glyphs
@@ -190,10 +191,9 @@ class WizardScreen(MidstreamScreen):
             self._request = model.Request(
                 self.run_id, str(target), checkpoint=self._checkpoint, source=run.host if run else ""
             )
-            self._make_plan(self._request, self.world.snapshot)
+            self.in_background(partial(self._make_plan, self._request, self.world.snapshot))
         self._paint()
 
-    @work(thread=True, group="plan", exclusive=True, exit_on_error=False)
     def _make_plan(self, request: model.Request, snapshot: Snapshot) -> None:
         try:
             plan, error = self.midstream.actions.make_plan(snapshot, request), None
@@ -208,20 +208,18 @@ class WizardScreen(MidstreamScreen):
 
     # ------------------------------------------------------------------------------------------ preflight
 
-    @work(thread=True, group="preflight", exclusive=True, exit_on_error=False)
-    def _run_checks(self, plan: model.Plan) -> None:
-        worker = get_current_worker()
+    def _run_checks(self, round: int, plan: model.Plan) -> None:
         try:
             for check in self.midstream.actions.preflight(plan):
-                if worker.is_cancelled:
+                if self._round != round:
                     return
-                self.post_message(self.Checked(plan, check))
+                self.post_message(self.Checked(round, check))
         except MidstreamError as error:
-            self.post_message(self.Checked(plan, model.Check("preflight", model.FAIL, error.message, error.fix)))
-        self.post_message(self.Checked(plan, None))
+            self.post_message(self.Checked(round, model.Check("preflight", model.FAIL, error.message, error.fix)))
+        self.post_message(self.Checked(round, None))
 
     def on_wizard_screen_checked(self, event: Checked) -> None:
-        if event.plan is not self._plan or self._stage != PREFLIGHT or self._all_checked:
+        if event.round != self._round or self._stage != PREFLIGHT:
             return
         if event.check is None:
             self._all_checked = True
@@ -249,12 +247,11 @@ class WizardScreen(MidstreamScreen):
             if yes and self._stage == PREFLIGHT:
                 self._stage = STARTING
                 self._paint()
-                self._start(plan)
+                self.in_background(partial(self._start, plan))
 
         title = f"Move {plan.run_id} from {plan.source} to {plan.target}"
         self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id), answered)
 
-    @work(thread=True, group="start", exclusive=True, exit_on_error=False)
     def _start(self, plan: model.Plan) -> None:
         try:
             migration = self.midstream.actions.start(plan)
@@ -294,7 +291,7 @@ class WizardScreen(MidstreamScreen):
 
     def action_previous(self) -> None:
         if self._stage == PREFLIGHT:
-            self.workers.cancel_group(self, "preflight")
+            self._round += 1
             self._stage = PLAN
             self._replan()
             self.query_one(Table).focus()
@@ -309,7 +306,8 @@ class WizardScreen(MidstreamScreen):
             self._replan()
         elif self._stage == PREFLIGHT and self._plan is not None:
             self._checks, self._all_checked = [], False
-            self._run_checks(self._plan)
+            self._round += 1
+            self.in_background(partial(self._run_checks, self._round, self._plan))
             self._paint()
 
     def action_copy(self) -> None:
