@@ -101,6 +101,10 @@ class RunPaths:
         return self._in("fence.json")
 
     @property
+    def mover(self) -> str:
+        return self._in("mover.json")
+
+    @property
     def lock(self) -> str:
         """Held (flock) around each commit of a checkpoint and each change of fence or lineage."""
         return self._in(".lock")
@@ -366,6 +370,7 @@ class Status(_Record):
     root_digest: Optional[str] = None  # of that checkpoint
     data_digest: str = ""  # of the token cache that it trains on; empty while that is not known yet
     order: int = 0  # serial of the last order that was carried out
+    refused: int = 0  # serial of the last order that could not be: training goes on, ``message`` says why
     message: str = ""  # one line: why it failed, what it waits for
 
     @property
@@ -488,6 +493,17 @@ class Pin(_Record):
     """``pins/<migration>.json``: retention may not delete ``checkpoint`` before ``expires``."""
 
     checkpoint: str
+    expires: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Mover(_Record):
+    """``mover.json``: the migration that has the run in its hands, on this host: no other one gives orders or moves the
+    fence to ``epoch``, unless ``expires`` has passed before that epoch began. Afterwards it says who began it."""
+
+    migration: str
+    epoch: int
+    holder: str  # the target
     expires: float
 
 

@@ -177,7 +177,7 @@ class Loop:
             self._save("stop", last=True)
             return True
         if not self._try_save("stop", last=True):
-            self._status.update(state=records.TRAINING)
+            self._status.update(state=records.TRAINING, refused=order.serial)
             return False
         if order.epoch > self._attempt.epoch:
             try:
