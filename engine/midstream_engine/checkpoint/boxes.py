@@ -6,7 +6,7 @@ Saving puts cells together from shards; restoring puts shards together from cell
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -47,16 +47,40 @@ def within(part: Box, outer: Box) -> tuple[slice, ...]:
     return tuple(slice(start - origin, stop - origin) for (start, stop), (origin, _) in zip(part, outer, strict=True))
 
 
-def gather(box: Box, pieces: Sequence[tuple[Box, np.ndarray]]) -> np.ndarray | None:
+def slabs(box: Box, most: int) -> Iterator[Box]:
+    """``box`` in consecutive parts of at most ``most`` elements, each without gaps in row-major order."""
+    if volume(box) <= most or not box:
+        if volume(box):
+            yield box
+        return
+    (start, stop), rest = box[0], box[1:]
+    row = volume(rest)
+    step = most // row
+    for first in range(start, stop, max(step, 1)):
+        if step:
+            yield ((first, min(first + step, stop)), *rest)
+        else:
+            for inner in slabs(rest, most):
+                yield ((first, first + 1), *inner)
+
+
+def gather(box: Box, pieces: Sequence[tuple[Box, np.ndarray]], out: np.ndarray | None = None) -> np.ndarray | None:
     """The contents of ``box`` from disjoint ``pieces``; a view where one piece holds all of it, else a copy. None where
-    the pieces do not cover the box."""
+    the pieces do not cover the box.
+
+    ``out``: an array of the box's extent to copy to, where what would be returned is not contiguous.
+    """
     shared = [(part, origin, data) for origin, data in pieces if (part := overlap(box, origin)) is not None]
     if len(shared) == 1 and shared[0][0] == box:
         _, origin, data = shared[0]
-        return data[within(box, origin)]
+        view = data[within(box, origin)]
+        if out is None or view.flags.c_contiguous:
+            return view
+        np.copyto(out, view)
+        return out
     if sum(volume(part) for part, _, _ in shared) != volume(box):
         return None
-    result = np.empty(extent(box), pieces[0][1].dtype)
+    result = np.empty(extent(box), pieces[0][1].dtype) if out is None else out
     for part, origin, data in shared:
         result[within(part, box)] = data[within(part, origin)]
     return result

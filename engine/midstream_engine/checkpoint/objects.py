@@ -16,9 +16,8 @@ import google_crc32c
 import numpy as np
 
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
+from midstream_engine.checkpoint.memory import BLOCK
 from midstream_engine.records import ObjectEntry, crc32c_base64, sync_directory
-
-BLOCK = 4 << 20  # bytes hashed and written at a time: large enough for the threads, small enough for the caches
 
 # crc32c(data + little-endian crc32c(data)) is this constant for any data: a property of every CRC. So the checksum of
 # a whole cell object tells whether the one at its end is right.
@@ -45,8 +44,9 @@ class ObjectStore(Protocol):
         """Bytes. FileNotFoundError where there is no such object."""
         ...
 
-    def read_into(self, path: str, buffer: memoryview, each: Callable[[memoryview], None]) -> int:
-        """Fill ``buffer`` from the start of the object, calling ``each`` with every block; returns bytes read."""
+    def read(self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object]) -> int:
+        """Fill one buffer after the other from the start of the object, calling ``each`` with what was read, in blocks;
+        returns bytes read. The next buffer is asked for when the one before is full."""
         ...
 
 
@@ -79,16 +79,21 @@ class Directory:
     def size(self, path: str) -> int:
         return os.stat(self._at(path)).st_size
 
-    def read_into(self, path: str, buffer: memoryview, each: Callable[[memoryview], None]) -> int:
-        done = 0
+    def read(self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object]) -> int:
+        total = 0
         with open(self._at(path), "rb", buffering=0) as file:
-            while done < len(buffer):
-                count = file.readinto(buffer[done : done + BLOCK])
-                if not count:
-                    break
-                each(buffer[done : done + count])
-                done += count
-        return done
+            if hasattr(os, "posix_fadvise"):  # fetch all of it while its first block is hashed
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+            for buffer in into:
+                done = 0
+                while done < len(buffer):
+                    count = file.readinto(buffer[done : done + BLOCK])
+                    if not count:
+                        return total
+                    each(buffer[done : done + count])
+                    done += count
+                    total += count
+        return total
 
 
 class Discard:
@@ -111,8 +116,7 @@ class Hasher:
 
     def update(self, block: memoryview) -> None:
         self._sha256.update(block)
-        # The extension takes numpy arrays, but no memoryviews, without a copy.
-        self.crc32c = google_crc32c.extend(self.crc32c, np.frombuffer(block, np.uint8))  # pyright: ignore[reportArgumentType]
+        self.crc32c = crc32c_of(block, self.crc32c)
         self.size += len(block)
 
     @property
@@ -139,12 +143,12 @@ def write_object(store: _Writes, path: str, data: memoryview) -> ObjectEntry:
     return hasher.entry(path)
 
 
-def write_cell(store: _Writes, path: str, data: memoryview) -> ObjectEntry:
+def write_cell(store: _Writes, path: str, data: Iterable[memoryview]) -> ObjectEntry:
     """Write ``data`` followed by its little-endian crc32c, as zarr's codec of that name does."""
     hasher = Hasher()
 
     def blocks() -> Iterator[memoryview]:
-        yield from hasher.tee(_split(data))
+        yield from hasher.tee(data)
         yield from hasher.tee([memoryview(hasher.crc32c.to_bytes(4, "little"))])
 
     store.write(path, blocks())
@@ -162,10 +166,16 @@ def bytes_of(array: np.ndarray) -> memoryview:
 
 
 def read_object(store: ObjectStore, entry: ObjectEntry, *, cell: bool = False) -> tuple[memoryview, str]:
-    """An object's bytes and the SHA-256 that was observed while reading them.
+    """An object's bytes and the SHA-256 that was observed while reading them. Raises as :func:`read_checked` does."""
+    buffer = np.empty(entry.size, np.uint8).data
+    return buffer, read_checked(store, entry, [buffer], cell=cell)
+
+
+def read_checked(store: ObjectStore, entry: ObjectEntry, into: Iterable[memoryview], *, cell: bool = False) -> str:
+    """Read an object into buffers that have its size together; the SHA-256 that was observed.
 
     Raises CheckpointCorrupt, naming the object, where it is missing or is not what the manifest says, and for a
-    ``cell`` where the crc32c at its end does not belong to it.
+    ``cell`` where the crc32c at its end does not belong to it: the buffers then hold nothing of use.
     """
     hasher = Hasher()
     with _named(store, entry.path):
@@ -173,8 +183,7 @@ def read_object(store: ObjectStore, entry: ObjectEntry, *, cell: bool = False) -
         if size != entry.size:
             kind = "truncated" if size < entry.size else "too long"
             raise _corrupt(store, entry.path, f"{kind}: {size} bytes, the manifest says {entry.size}")
-        buffer = np.empty(size, np.uint8).data
-        count = store.read_into(entry.path, buffer, hasher.update)
+        count = store.read(entry.path, into, hasher.update)
     if count != size:
         raise _corrupt(store, entry.path, f"truncated while it was read: {count} of {size} bytes")
     if hasher.sha256 != entry.sha256:
@@ -186,7 +195,13 @@ def read_object(store: ObjectStore, entry: ObjectEntry, *, cell: bool = False) -
         raise _corrupt(store, entry.path, f"crc32c differs from the manifest's {entry.crc32c}")
     if cell and hasher.crc32c != CRC32C_RESIDUE:
         raise _corrupt(store, entry.path, "the crc32c at its end does not belong to its data")
-    return buffer, hasher.sha256
+    return hasher.sha256
+
+
+def crc32c_of(data: memoryview, before: int = 0) -> int:
+    """The crc32c of ``data``, continuing ``before``."""
+    # The extension takes numpy arrays, but no memoryviews, without a copy.
+    return google_crc32c.extend(before, np.frombuffer(data, np.uint8))  # pyright: ignore[reportArgumentType]
 
 
 def _corrupt(store: ObjectStore, path: str, flaw: str) -> CheckpointCorrupt:

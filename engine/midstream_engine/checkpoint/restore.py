@@ -5,24 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import threading
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from midstream_engine.checkpoint import zarr
+from midstream_engine.checkpoint.assembly import Assembly
 from midstream_engine.checkpoint.bounded import Task, run_bounded
-from midstream_engine.checkpoint.boxes import Box, box_of, extent, overlap, volume, whole, within
+from midstream_engine.checkpoint.boxes import Box
 from midstream_engine.checkpoint.contents import check_layout
 from midstream_engine.checkpoint.discover import check_train, read_manifest
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Difference
-from midstream_engine.checkpoint.grid import cell_shape, cells_of
-from midstream_engine.checkpoint.objects import Directory, ObjectStore, read_object
+from midstream_engine.checkpoint.grid import cells_of
+from midstream_engine.checkpoint.memory import Blocks
+from midstream_engine.checkpoint.objects import Directory, ObjectStore, read_checked, read_object
 from midstream_engine.checkpoint.packed import unpack
 from midstream_engine.checkpoint.tree import LogicalArray, flatten, flatten_shardings, unflatten
 from midstream_engine.records import PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
@@ -128,54 +129,6 @@ def _uneven(array: LogicalArray, sharding: Sharding) -> str:
     return ""
 
 
-class _Assembly:
-    """One array on its way to the devices: parts are filled from cells and leave as soon as they are full."""
-
-    def __init__(self, entry: ArrayEntry, sharding: Sharding):
-        self.shape = tuple(entry.shape)
-        self.dtype = numpy_dtype(entry.dtype)
-        self.sharding = sharding
-        self._devices: dict[Box, list[Any]] = {}
-        for device, index in sharding.addressable_devices_indices_map(self.shape).items():
-            box = whole(self.shape) if index is None else box_of(index, self.shape)
-            self._devices.setdefault(box, []).append(device)
-        self._open: dict[Box, tuple[np.ndarray, int]] = {}
-        self._shards: list[jax.Array] = []
-        self._lock = threading.Lock()
-        for part, devices in self._devices.items():
-            if not volume(part):
-                self._send(np.empty(extent(part), self.dtype), devices)
-
-    def add(self, box: Box, data: np.ndarray) -> None:
-        """Take in the contents of one cell."""
-        for part, devices in self._devices.items():
-            shared = overlap(part, box)
-            if shared is None:
-                continue
-            if shared == part and part == box:
-                self._send(data, devices)
-                continue
-            with self._lock:
-                buffer, missing = self._open.get(part) or (np.empty(extent(part), self.dtype), volume(part))
-                self._open[part] = buffer, missing
-            buffer[within(shared, part)] = data[within(shared, box)]
-            with self._lock:
-                missing = self._open[part][1] - volume(shared)
-                self._open[part] = buffer, missing
-                if not missing:
-                    del self._open[part]
-            if not missing:
-                self._send(buffer, devices)
-
-    def _send(self, data: np.ndarray, devices: list[Any]) -> None:
-        shards = [jax.device_put(data, device) for device in devices]
-        with self._lock:
-            self._shards += shards
-
-    def finish(self) -> jax.Array:
-        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, self._shards)
-
-
 def _read_arrays(
     store: ObjectStore,
     manifest: Manifest,
@@ -185,14 +138,12 @@ def _read_arrays(
 ) -> dict[str, jax.Array]:
     """Every array of the manifest, on its devices; ``hashes`` receives what was observed, by path."""
     entries = manifest.array_entries
-    assemblies = {entry.name: _Assembly(entry, shardings[entry.name]) for entry in entries}
+    assemblies = {entry.name: Assembly(entry, shardings[entry.name]) for entry in entries}
     tasks: list[Task] = []
-    lock = threading.Lock()
+    blocks = Blocks()
 
-    def observe(path: str, *, cell: bool = False) -> memoryview:
-        data, sha256 = read_object(store, objects[path], cell=cell)
-        with lock:
-            hashes[path] = sha256
+    def observe(path: str) -> memoryview:
+        data, hashes[path] = read_object(store, objects[path])
         return data
 
     packed = [entry for entry in entries if not entry.grid]
@@ -200,38 +151,53 @@ def _read_arrays(
         tasks.append((objects[PACKED].size, lambda: _take_packed(store.where, observe(PACKED), packed, assemblies)))
     for entry in entries:
         if entry.grid:
-            tasks += _cell_tasks(store.where, entry, objects, assemblies[entry.name], observe)
+            tasks.append(_metadata_task(store.where, entry, objects, observe))
+            tasks += _cell_tasks(store, entry, objects, assemblies[entry.name], blocks, hashes)
     run_bounded(tasks)
     return {name: assembly.finish() for name, assembly in assemblies.items()}
 
 
-def _cell_tasks(
-    where: str,
-    entry: ArrayEntry,
-    objects: dict[str, ObjectEntry],
-    assembly: _Assembly,
-    observe: Callable[..., memoryview],
-) -> list[Task]:
+def _metadata_task(
+    where: str, entry: ArrayEntry, objects: dict[str, ObjectEntry], observe: Callable[[str], memoryview]
+) -> Task:
     described = zarr.metadata_path(entry.name)
-    lengths = cell_shape(entry.shape, entry.grid)
 
-    def check_metadata() -> None:
+    def check() -> None:
         flaw = zarr.disagreement(bytes(observe(described)), entry)
         if flaw:
             raise CheckpointCorrupt(f"{where}: object {described}: {flaw}")
 
-    tasks: list[Task] = [(objects[described].size, check_metadata)]
+    return objects[described].size, check
+
+
+def _cell_tasks(
+    store: ObjectStore,
+    entry: ArrayEntry,
+    objects: dict[str, ObjectEntry],
+    assembly: Assembly,
+    blocks: Blocks,
+    hashes: dict[str, str],
+) -> list[Task]:
+    """Cells that no device of this process holds a part of are another's to read and check; their hashes are taken from
+    the manifest."""
+    tasks: list[Task] = []
     for index, box in cells_of(entry.shape, entry.grid):
+        path = zarr.cell_path(entry.name, index)
+        if not assembly.wants(box):
+            hashes[path] = objects[path].sha256
+            continue
 
-        def read(path: str = zarr.cell_path(entry.name, index), box: Box = box) -> None:
-            data = observe(path, cell=True)
-            assembly.add(box, np.frombuffer(data[:-4], numpy_dtype(entry.dtype)).reshape(lengths))
+        def read(path: str = path, box: Box = box) -> None:
+            checksum = memoryview(bytearray(4))
+            into = chain(assembly.buffers(box, blocks), [checksum])
+            hashes[path] = read_checked(store, objects[path], into, cell=True)
+            assembly.accept(box)
 
-        tasks.append((objects[zarr.cell_path(entry.name, index)].size, read))
+        tasks.append((objects[path].size, read))
     return tasks
 
 
-def _take_packed(where: str, raw: memoryview, entries: list[ArrayEntry], assemblies: dict[str, _Assembly]) -> None:
+def _take_packed(where: str, raw: memoryview, entries: list[ArrayEntry], assemblies: dict[str, Assembly]) -> None:
     try:
         arrays = unpack(raw)
     except (ValueError, KeyError, TypeError) as error:
@@ -240,4 +206,4 @@ def _take_packed(where: str, raw: memoryview, entries: list[ArrayEntry], assembl
         array = arrays.get(entry.name)
         if array is None or list(array.shape) != entry.shape or array.dtype != numpy_dtype(entry.dtype):
             raise CheckpointCorrupt(f"{where}: object {PACKED}: {entry.name} is not in it as the manifest says")
-        assemblies[entry.name].add(whole(array.shape), array)
+        assemblies[entry.name].put(array)

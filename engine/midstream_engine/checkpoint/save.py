@@ -22,11 +22,12 @@ import numpy as np
 from midstream_engine.checkpoint import fence as fences
 from midstream_engine.checkpoint import zarr
 from midstream_engine.checkpoint.bounded import Task, run_bounded
-from midstream_engine.checkpoint.boxes import Box, whole
+from midstream_engine.checkpoint.boxes import Box, extent, slabs, volume, whole
 from midstream_engine.checkpoint.discover import read_manifest
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointError, CheckpointFull
 from midstream_engine.checkpoint.grid import cell_shape, cells_of, grid_of
+from midstream_engine.checkpoint.memory import Blocks
 from midstream_engine.checkpoint.objects import Directory, Discard, bytes_of, write_cell, write_object
 from midstream_engine.checkpoint.packed import pack
 from midstream_engine.checkpoint.snapshot import HostArray, snapshot
@@ -181,6 +182,7 @@ def write_objects(store: _Target, arrays: list[HostArray], document: dict[str, A
     lock = threading.Lock()
     small: dict[str, np.ndarray] = {}
     tasks: list[Task] = []
+    blocks = Blocks()
 
     def later(size: int, make: Callable[[], ObjectEntry]) -> None:
         def task() -> None:
@@ -194,7 +196,7 @@ def write_objects(store: _Target, arrays: list[HostArray], document: dict[str, A
         grid = grid_of(array.axes, array.shape, array.dtype)
         if grid:
             paths = zarr.object_paths(array.name, array.shape, grid)
-            _plan_cells(store, array, grid, later)
+            _plan_cells(store, array, grid, blocks, later)
         else:
             paths = [PACKED]
             small[array.name] = array.part(whole(array.shape))
@@ -214,7 +216,11 @@ def write_objects(store: _Target, arrays: list[HostArray], document: dict[str, A
 
 
 def _plan_cells(
-    store: _Target, array: HostArray, grid: tuple[int, ...], later: Callable[[int, Callable[[], ObjectEntry]], None]
+    store: _Target,
+    array: HostArray,
+    grid: tuple[int, ...],
+    blocks: Blocks,
+    later: Callable[[int, Callable[[], ObjectEntry]], None],
 ) -> None:
     text = zarr.metadata(array.axes, array.shape, array.dtype, grid)
     later(len(text), lambda: write_object(store, zarr.metadata_path(array.name), memoryview(text)))
@@ -222,9 +228,18 @@ def _plan_cells(
     for index, box in cells_of(array.shape, grid):
 
         def make(path: str = zarr.cell_path(array.name, index), box: Box = box) -> ObjectEntry:
-            return write_cell(store, path, bytes_of(array.part(box)))
+            with blocks.lend() as buffer:
+                return write_cell(store, path, _bytes_of_cell(array, box, buffer))
 
         later(size, make)
+
+
+def _bytes_of_cell(array: HostArray, box: Box, buffer: np.ndarray) -> Iterator[memoryview]:
+    """The elements of ``box`` in row-major order, in blocks; each is valid until the next one is asked for."""
+    dtype = numpy_dtype(array.dtype)
+    for slab in slabs(box, max(1, len(buffer) // dtype.itemsize)):
+        out = buffer[: volume(slab) * dtype.itemsize].view(dtype).reshape(extent(slab))
+        yield bytes_of(array.part(slab, out))
 
 
 def commit(paths: RunPaths, directory: str, written: Written, *, step: int, attempt: int, epoch: int) -> Manifest:

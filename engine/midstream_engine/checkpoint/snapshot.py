@@ -15,6 +15,7 @@ import numpy as np
 from midstream_engine.checkpoint.boxes import Box, box_of, gather, whole
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.memory import pages
 from midstream_engine.checkpoint.tree import LogicalArray, flatten
 
 AHEAD = 512 << 20  # bytes that are on their way from the devices while earlier ones are taken in
@@ -34,9 +35,10 @@ class HostArray:
     # Which parts each process holds, by process index; None where this process holds all of it.
     holders: dict[int, list[Box]] | None = None
 
-    def part(self, box: Box) -> np.ndarray:
-        """The contents of ``box``. CheckpointError where the pieces do not hold all of it."""
-        data = gather(box, self.pieces)
+    def part(self, box: Box, out: np.ndarray | None = None) -> np.ndarray:
+        """The contents of ``box``; ``out`` as :func:`gather` has it. CheckpointError where the pieces do not hold all
+        of it."""
+        data = gather(box, self.pieces, out)
         if data is None:
             raise CheckpointError(f"{self.name}: the part {list(box)} of it is on none of this process's devices")
         return data
@@ -114,11 +116,11 @@ def _fetch(parts: list[_Part]) -> Iterator[tuple[_Part, np.ndarray]]:
 
 def _copied(view: np.ndarray, pool: ThreadPoolExecutor, copying: list[Future[None]]) -> np.ndarray:
     """A copy of ``view`` that threads are filling."""
-    result = np.empty(view.shape, view.dtype)
     if not view.flags.c_contiguous or view.nbytes <= CHUNK:
+        result = np.empty(view.shape, view.dtype)
         copying.append(pool.submit(np.copyto, result, view))
         return result
-    source, target = view.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8)
+    target, source = pages(view.nbytes), view.reshape(-1).view(np.uint8)
     for start in range(0, view.nbytes, CHUNK):
         copying.append(pool.submit(np.copyto, target[start : start + CHUNK], source[start : start + CHUNK]))
-    return result
+    return target.view(view.dtype).reshape(view.shape)

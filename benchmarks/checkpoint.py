@@ -1,0 +1,363 @@
+"""Save and restore one state with midstream, with plain files and with orbax-checkpoint, side by side in one run.
+
+    python benchmarks/checkpoint.py [--mib 1024] [--rounds 5] [--devices 4] [--where DIR] [--orbax PYTHON]
+
+The state is that of AdamW on a GPT-2-shaped model: float32 parameters and two moments, sharded over ``--devices`` virtual
+CPU devices along ``embed``. *Plain* is the least that the same promises cost: each device's share of each array in a file
+of its own, SHA-256 while it passes, fsync, in as many threads; read back in the same way. ``--orbax`` names an
+interpreter that has orbax-checkpoint (and this jax); without it, the one that runs this is tried.
+
+Ways are interleaved, medians are compared. ``ratio`` is plain's time over the way's, above 1 means faster than plain; for
+``stall`` it is the part of a synchronous save, for ``another mesh`` the multiple of the same mesh. Read ratios, not rates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "engine")]
+
+MIB = 1 << 20
+BLOCK = 4 * MIB
+
+
+def shapes(mib: int) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Arrays of one copy of the parameters, together about ``mib / 3`` MiB: axes and shapes like those of GPT-2."""
+    embed, mlp, vocab = 1024, 4096, 8192
+    layer = 4 * (4 * embed * embed + 2 * embed * mlp + 2 * embed + mlp)
+    layers = max(1, round((mib * MIB / 3 - 4 * vocab * embed) / layer))
+    return {
+        "token_embeddings": (("vocab", "embed"), (vocab, embed)),
+        "blocks.attn.qkv": (("layers", "qkv", "heads", "embed"), (layers, 3, embed, embed)),
+        "blocks.attn.out": (("layers", "heads", "embed"), (layers, embed, embed)),
+        "blocks.mlp.up": (("layers", "mlp", "embed"), (layers, mlp, embed)),
+        "blocks.mlp.down": (("layers", "embed", "mlp"), (layers, embed, mlp)),
+        "blocks.ln.weight": (("layers", "embed"), (layers, embed)),
+        "blocks.ln.bias": (("layers", "embed"), (layers, embed)),
+    }
+
+
+def drop_caches(directory: Path) -> None:
+    """Files of ``directory`` out of the page cache, so that reading reads the disk."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has had in memory since :func:`forget_peak`."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return int(fields["VmHWM"].split()[0]) << 10
+
+
+def resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+class Case:
+    """One state on one mesh, and where it is to be saved. ``save`` and ``restore`` return seconds."""
+
+    def __init__(self, room: Path, mib: int, devices: int):
+        import jax
+        import numpy as np
+        from jax.sharding import Mesh
+
+        self.room, self.devices = room, devices
+        self.mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
+        self.other = Mesh(np.array(jax.devices()[: 2 * devices]).reshape(devices, 2), ("data", "model"))
+        self.shapes = {f"{part}.{name}": found for part in ("model", "mu", "nu") for name, found in shapes(mib).items()}
+        self.state = self._fill()
+        self.bytes = sum(value.nbytes for value in self.state.values())
+
+    def sharding(self, name: str, mesh: Any) -> Any:
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        mapped = {"embed": "data", "mlp": "model", "heads": "model"}
+        axes = self.shapes[name][0]
+        return NamedSharding(mesh, PartitionSpec(*(m if (m := mapped.get(a)) in mesh.axis_names else None for a in axes)))
+
+    def _fill(self) -> dict[str, Any]:
+        import jax
+
+        def made(name: str, number: int) -> Any:
+            shape, sharding = self.shapes[name][1], self.sharding(name, self.mesh)
+            return jax.jit(lambda: jax.random.normal(jax.random.key(number), shape), out_shardings=sharding)()
+
+        return jax.block_until_ready({name: made(name, number) for number, name in enumerate(self.shapes)})
+
+    def template(self, mesh: Any) -> dict[str, Any]:
+        import jax
+
+        return {
+            name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=self.sharding(name, mesh))
+            for name, value in self.state.items()
+        }
+
+
+class Plain:
+    """Shards as files: SHA-256 while they pass, fsync, threads. No names, no manifest, no other mesh."""
+
+    name = "plain"
+
+    def __init__(self, case: Case, threads: int):
+        self._case, self._threads = case, threads
+
+    def save(self, directory: Path) -> None:
+        import numpy as np
+
+        directory.mkdir()
+
+        def write(path: Path, data: Any) -> None:
+            raw, digest = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data, hashlib.sha256()
+            with open(path, "wb", buffering=0) as file:
+                for start in range(0, len(raw), BLOCK):
+                    digest.update(raw[start : start + BLOCK])
+                    file.write(raw[start : start + BLOCK])
+                os.fsync(file.fileno())
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            tasks = [
+                pool.submit(write, directory / f"{name}.{number}", np.asarray(shard.data))
+                for name, value in self._case.state.items()
+                for number, shard in enumerate(value.addressable_shards)
+            ]
+            for task in tasks:
+                task.result()
+
+    def restore(self, directory: Path, mesh: Any) -> dict[str, Any]:
+        import jax
+        import numpy as np
+
+        def read(path: Path, shape: tuple[int, ...], device: Any) -> Any:
+            data, digest = np.empty(shape, np.float32), hashlib.sha256()
+            raw = data.reshape(-1).view(np.uint8).data
+            with open(path, "rb", buffering=0) as file:
+                done = 0
+                while count := file.readinto(raw[done : done + BLOCK]):
+                    digest.update(raw[done : done + count])
+                    done += count
+            return jax.device_put(data, device)
+
+        result = {}
+        with ThreadPoolExecutor(self._threads) as pool:
+            for name, leaf in self._case.template(mesh).items():
+                shape = leaf.sharding.shard_shape(leaf.shape)
+                path = str(directory / name)
+                result[name] = leaf, [
+                    pool.submit(read, Path(f"{path}.{number}"), shape, device)
+                    for number, device in enumerate(mesh.devices.flat)
+                ]
+            return {
+                name: jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, [t.result() for t in tasks])
+                for name, (leaf, tasks) in result.items()
+            }
+
+
+class Midstream:
+    """What the engine does."""
+
+    name = "midstream"
+
+    def __init__(self, case: Case):
+        self._case = case
+        self.stall = 0.0
+
+    def _named(self, tree: dict[str, Any]) -> dict[str, Any]:
+        import haliax as hax
+        from haliax import NamedArray
+
+        return {
+            name: NamedArray(value, tuple(hax.Axis(a, n) for a, n in zip(*self._case.shapes[name], strict=True)))
+            for name, value in tree.items()
+        }
+
+    def begin(self, directory: Path, *, copy: bool) -> Any:
+        from midstream_engine.checkpoint.save import begin_save
+        from midstream_engine.records import RunPaths
+
+        paths = RunPaths(str(directory), "bench")
+        os.makedirs(paths.dir, exist_ok=True)
+        return begin_save(
+            paths, self._case_tree(), step=1, attempt=1, epoch=1, state={"step": 1}, provenance={}, witness=None, copy=copy
+        )
+
+    def _case_tree(self) -> dict[str, Any]:
+        return self._named(self._case.state)
+
+    def save(self, directory: Path) -> None:
+        self.begin(directory, copy=False).finish()
+
+    def save_behind(self, directory: Path) -> None:
+        """As the training loop does: with a snapshot that the state does not share."""
+        began = time.perf_counter()
+        pending = self.begin(directory, copy=True)
+        self.stall = time.perf_counter() - began
+        pending.finish()
+
+    def restore(self, directory: Path, mesh: Any) -> dict[str, Any]:
+        from midstream_engine.checkpoint.restore import restore_checkpoint
+
+        template = self._case.template(mesh)
+        shardings = {name: leaf.sharding for name, leaf in template.items()}
+        where = directory / "runs/bench/checkpoints/step-1-a001"
+        return restore_checkpoint(str(where), self._named(template), shardings).tree
+
+
+class Orbax:
+    """StandardCheckpointer, as its documentation shows it. It hashes nothing; OCDBT, its default, compresses."""
+
+    def __init__(self, case: Case, ocdbt: bool):
+        import orbax.checkpoint as ocp
+
+        self.name = f"orbax {ocp.__version__}{'' if ocdbt else ', no OCDBT'}"
+        self._case = case
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt, use_zarr3=True)
+        self._checkpointer: Any = ocp.Checkpointer(handler)
+
+    def save(self, directory: Path) -> None:
+        self._checkpointer.save(str(directory), self._case.state)
+
+    def restore(self, directory: Path, mesh: Any) -> dict[str, Any]:
+        import orbax.checkpoint as ocp
+
+        template = self._case.template(mesh)
+        arguments = ocp.checkpoint_utils.construct_restore_args(template)
+        return self._checkpointer.restore(str(directory), item=template, restore_args=arguments)
+
+
+def timed(function: Any, *arguments: Any) -> float:
+    import jax
+
+    began = time.perf_counter()
+    jax.block_until_ready(jax.tree.map(lambda leaf: leaf, function(*arguments)))
+    return time.perf_counter() - began
+
+
+def measure(case: Case, ways: list[Any], rounds: int) -> dict[str, dict[str, float]]:
+    """Seconds by way and measure, medians over the rounds after a first one that warms up."""
+    seconds: dict[tuple[str, str], list[float]] = {}
+
+    def note(way: str, what: str, value: float, number: int) -> None:
+        if number:
+            seconds.setdefault((way, what), []).append(value)
+
+    for number in range(rounds + 1):
+        for way in ways:
+            directory = case.room / "state"
+            os.sync()
+            began = time.perf_counter()
+            note(way.name, "save", timed(way.save, directory), number)
+            os.sync()  # orbax leaves that to the system
+            note(way.name, "save, on the disk", time.perf_counter() - began, number)
+            drop_caches(directory)
+            note(way.name, "restore", timed(way.restore, directory, case.mesh), number)
+            note(way.name, "restore, cached", timed(way.restore, directory, case.mesh), number)
+            if way.name != "plain":
+                note(way.name, "restore, another mesh", timed(way.restore, directory, case.other), number)
+            shutil.rmtree(directory)
+            if isinstance(way, Midstream):
+                os.sync()
+                before = resident()
+                forget_peak()
+                note(way.name, "save behind", timed(way.save_behind, directory), number)
+                note(way.name, "extra memory / state", (peak_memory() - before) / case.bytes, number)
+                note(way.name, "stall", way.stall, number)
+                shutil.rmtree(directory)
+    found: dict[str, dict[str, float]] = {}
+    for (way, what), values in seconds.items():
+        found.setdefault(way, {})[what] = statistics.median(values)
+    return found
+
+
+def report(case: Case, found: dict[str, dict[str, float]]) -> None:
+    plain = found["plain"]
+    for way, values in found.items():
+        ratios = {f"{what} / plain": plain[what] / values[what] for what in plain if way != "plain"}
+        if "restore, another mesh" in values:
+            ratios["another mesh / same mesh"] = values["restore, another mesh"] / values["restore, cached"]
+        if "stall" in values:
+            ratios["stall / save"] = values["stall"] / values["save"]
+            ratios["extra memory / state"] = values.pop("extra memory / state")
+        row = {
+            "way": way,
+            "ratios": {key: round(value, 3) for key, value in ratios.items()},
+            "seconds": {key: round(value, 3) for key, value in values.items()},
+        }
+        print(json.dumps(row), flush=True)
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    flags.add_argument("--mib", type=int, default=1024, help="size of the state")
+    flags.add_argument("--rounds", type=int, default=5)
+    flags.add_argument("--devices", type=int, default=4)
+    flags.add_argument("--where", type=Path, help="a directory on the disk to measure (default: the system's temporary)")
+    flags.add_argument("--orbax", metavar="PYTHON", help="an interpreter with orbax-checkpoint")
+    options = flags.parse_args()
+    if options.orbax and os.path.realpath(sys.executable) and options.orbax != sys.executable:
+        # orbax lives in another environment: run there, and let it see this one's packages too.
+        packages = next(path for path in sys.path if path.endswith("site-packages"))
+        environment = {**os.environ, "PYTHONPATH": packages}
+        words = [word for word in sys.argv[1:] if word not in ("--orbax", options.orbax)]
+        sys.exit(subprocess.run([options.orbax, __file__, *words], env=environment, check=False).returncode)
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={2 * options.devices}"
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    import jax
+    import numpy as np
+    import tensorstore
+
+    from midstream_engine.checkpoint.bounded import THREADS
+
+    with tempfile.TemporaryDirectory(prefix="midstream-bench-", dir=options.where) as name:
+        case = Case(Path(name), options.mib, options.devices)
+        ways: list[Any] = [Plain(case, THREADS), Midstream(case)]
+        try:
+            ways += [Orbax(case, False), Orbax(case, True)]
+        except ImportError:
+            print("no orbax-checkpoint here: --orbax PYTHON names an interpreter that has it", file=sys.stderr)
+        print(
+            json.dumps(
+                {
+                    "state_MiB": case.bytes // MIB,
+                    "cpus": os.cpu_count(),
+                    "threads": THREADS,
+                    "rounds": options.rounds,
+                    "devices": options.devices,
+                    "python": sys.version.split()[0],
+                    "jax": jax.__version__,
+                    "numpy": np.__version__,
+                    "tensorstore": getattr(tensorstore, "__version__", ""),
+                }
+            ),
+            flush=True,
+        )
+        report(case, measure(case, ways, options.rounds))
+
+
+if __name__ == "__main__":
+    main()
