@@ -140,8 +140,10 @@ def test_bad_text_is_named_with_its_line(tmp_path: Path) -> None:
         list(sources.documents(sources.list_sources([str(bad)]), text_key="text", max_bytes=None))
     with pytest.raises(DataError, match="names no file"):
         sources.list_sources([str(tmp_path / "*.nothing")])
-    with pytest.raises(DataError, match="only local files"):
-        sources.list_sources(["gs://bucket/x.jsonl"])
+    with pytest.raises(DataError, match="the scheme ftp is not read here"):
+        sources.list_sources(["ftp://host/x.jsonl"])
+    with pytest.raises(DataError, match="no listing for a glob"):
+        sources.list_sources(["https://host/*.jsonl"])
 
 
 def test_the_standard_library_is_listed_in_one_order() -> None:

@@ -2,23 +2,96 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 from dataclasses import dataclass, field
+
+from midstream_engine.config.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """Text to tokens.
+class SourceConfig:
+    """Where one body of text comes from.
 
-    A url is a local path, which may hold braces (``part.{1..8}.jsonl``) and globs; ``.jsonl`` and ``.jsonl.gz`` hold
-    one document a line in ``text``, any other file is one document. ``stdlib:**/*.py`` are the sources of the standard
-    library of the Python that runs.
+    A url is a local path, ``gs://bucket/name``, ``https://host/name``, or ``stdlib:**/*.py``: the sources of the
+    standard library of the Python that runs. Braces (``part.{1..8}.jsonl``, ``{a,b}.txt``) work in all of them, globs
+    in all but https. ``.jsonl``, ``.ndjson`` and ``.json`` hold one document a line (or one list of documents),
+    ``.parquet`` one a row, any other file is one document; each may end in ``.gz`` or ``.zst``.
     """
 
-    tokenizer: str = "bytes"  # "bytes", or the path of a Hugging Face tokenizer.json
     train_urls: list[str] = field(default_factory=list)
     validation_urls: list[str] = field(default_factory=list)
+    id: str | None = None  # a Hugging Face dataset with the splits train and validation; needs the package datasets
+    name: str | None = None  # which configuration of that dataset
+    text_key: str = "text"  # the field or column that holds the text
     max_bytes: int | None = None  # of text, for each of the two sets; None: everything
-    text_key: str = "text"
+
+    def __post_init__(self) -> None:
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise ConfigError(f"data.max_bytes: {self.max_bytes} is not positive")
+        if self.name is not None and self.id is None:
+            raise ConfigError("data.name: names a configuration of the dataset data.id, which is not given")
+
+    @property
+    def given(self) -> bool:
+        """Whether it names any text."""
+        return bool(self.train_urls or self.validation_urls or self.id)
+
+
+@dataclass(frozen=True)
+class DataConfig(SourceConfig):
+    """Text to tokens, and tokens to the order of training. One body of text, or a mixture of those in ``configs``."""
+
+    tokenizer: str = "bytes"  # "bytes", or the path of a Hugging Face tokenizer.json
     eos_token: str = "<|endoftext|>"  # of tokenizer.json; the byte tokenizer uses id 256
+    configs: dict[str, SourceConfig] = field(default_factory=dict)  # the bodies of a mixture, by name
+    train_weights: dict[str, float] = field(default_factory=dict)  # share of the sequences; empty: equal shares
+    mixture_block_size: int = 2048  # sequences; every block holds each body's share exactly
     shuffle: bool = True
+    pack: bool = False  # an example holds whole documents, padded, instead of a stretch of the one long row
     block_cross_document_attention: bool = True  # no token attends across the end of a document
+    num_tokenize_workers: int = 0  # processes; 0: one for each CPU where there is much to do, else none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_tokenize_workers < 0:
+            raise ConfigError(f"data.num_tokenize_workers: {self.num_tokenize_workers} is negative")
+        if self.mixture_block_size < 1:
+            raise ConfigError(f"data.mixture_block_size: {self.mixture_block_size} is not positive")
+        if self.configs and self.given:
+            raise ConfigError("data.configs: all text belongs there; remove data.train_urls, validation_urls and id")
+        for name in self.train_weights:
+            if name not in self.configs:
+                near = difflib.get_close_matches(name, self.configs, 1, 0.0)
+                raise ConfigError(
+                    f"data.train_weights.{name}: data.configs has no such name"
+                    + (f"; nearest: {near[0]}" if near else "")
+                )
+        for name, weight in self.train_weights.items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ConfigError(f"data.train_weights.{name}: {weight} is no share")
+        if self.configs:
+            self.block_counts()
+
+    def block_counts(self) -> dict[str, int]:
+        """How many of each block's ``mixture_block_size`` sequences each trained body gives, sorted by name.
+
+        Largest remainder (Hamilton's method), ties to the name that sorts first. Bodies without weight are left out.
+        Raises ConfigError where a weight gives no sequence at all.
+        """
+        weights = self.train_weights or dict.fromkeys(self.configs, 1.0)
+        total = math.fsum(weights.values())
+        if not total > 0:
+            raise ConfigError("data.train_weights: no body of text has a weight above 0")
+        exact = {name: weights[name] / total * self.mixture_block_size for name in sorted(weights) if weights[name] > 0}
+        counts = {name: math.floor(share) for name, share in exact.items()}
+        left = self.mixture_block_size - sum(counts.values())
+        for name in sorted(exact, key=lambda name: (counts[name] - exact[name], name))[:left]:
+            counts[name] += 1
+        for name, count in counts.items():
+            if not count:
+                raise ConfigError(
+                    f"data.train_weights.{name}: {weights[name]:g} of {total:g} gives no sequence in a block of "
+                    f"{self.mixture_block_size}; raise data.mixture_block_size"
+                )
+        return counts

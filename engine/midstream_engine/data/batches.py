@@ -1,9 +1,10 @@
-"""Batch k of a run, from the token cache: a function of (k, seed, digest, seq_len, batch size) and nothing else."""
+"""Batch k of a run, from its data: a function of (k, seed, digest, seq_len, batch size) and nothing else.
+And the validation sets, in order."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,17 +12,21 @@ import numpy as np
 from midstream_engine import records
 from midstream_engine.data.cache import TokenCache
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.permutation import Permutation
+from midstream_engine.data.examples import Stretches
+from midstream_engine.data.mixture import Mixture, bodies_of
+from midstream_engine.data.order import Interleave, Shuffle
 
 
 @dataclass(frozen=True)
 class Batch:
-    """``tokens`` int32 [batch, position]; ``loss_mask`` uint8 [batch, position]: 1 where the next token counts."""
+    """``tokens`` int32 [batch, position]; ``loss_mask`` uint8 [batch, position]: 1 where the next token counts.
+    ``source``: of a validation batch the name of its set."""
 
     index: int
     tokens: np.ndarray
     loss_mask: np.ndarray
     digest: str
+    source: str = ""
 
     @property
     def size(self) -> int:
@@ -33,74 +38,100 @@ def example_digest(tokens: np.ndarray, loss_mask: np.ndarray) -> bytes:
     return hashlib.sha256(tokens.astype("<i4").tobytes() + loss_mask.astype(np.uint8).tobytes()).digest()
 
 
-def sequence_mask(seq_len: int) -> np.ndarray:
-    """The loss mask of a full sequence: every position but the last, whose next token is in another sequence."""
-    mask = np.ones(seq_len, np.uint8)
-    mask[-1] = 0
-    return mask
-
-
-def make_batch(index: int, tokens: np.ndarray, loss_mask: np.ndarray) -> Batch:
+def make_batch(index: int, tokens: np.ndarray, loss_mask: np.ndarray, source: str = "") -> Batch:
     """A batch with its digest, over the examples in global order."""
     digests = [example_digest(*example) for example in zip(tokens, loss_mask, strict=True)]
-    return Batch(index, tokens, loss_mask, records.batch_digest(digests))
+    return Batch(index, tokens, loss_mask, records.batch_digest(digests), source)
 
 
 class TrainingBatches:
-    """The endless order of training: sequences of ``seq_len`` tokens, shuffled anew in every epoch."""
+    """The endless order of training: examples of ``seq_len`` tokens, shuffled anew in every epoch of their body of
+    text, the bodies mixed in fixed proportions."""
 
-    def __init__(self, cache: TokenCache, *, seq_len: int, batch_size: int, seed: int, shuffle: bool = True):
+    def __init__(self, cache: TokenCache | Mixture, *, seq_len: int, batch_size: int, seed: int, shuffle: bool = True):
+        """Raises DataError where a body does not fill one example."""
         self.cache, self.seq_len, self.batch_size = cache, seq_len, batch_size
-        self.sequences = cache.tokens // seq_len
-        if not self.sequences:
-            raise DataError(f"data: {cache.tokens} tokens do not fill one sequence of model.seq_len {seq_len}")
-        self._seed, self._shuffle = seed, shuffle
-        self._mask = sequence_mask(seq_len)
-        self._permutations: dict[int, Permutation] = {}
+        bodies, _ = bodies_of(cache, seq_len)
+        for name, _, examples in bodies:
+            if not examples.count:
+                body = f"data.configs.{name}" if name else "data"
+                raise DataError(f"{body}: {cache.tokens} tokens do not fill one sequence of model.seq_len {seq_len}")
+        self._examples = [examples for _, _, examples in bodies]
+        self._names = [name for name, _, _ in bodies]
+        self._orders = [
+            Shuffle(examples.count, f"{seed}\0{examples.key}" if shuffle else None) for examples in self._examples
+        ]
+        self._mixed = Interleave([share for _, share, _ in bodies], f"{seed}\0{cache.digest}") if bodies[1:] else None
+        self.sequences = sum(examples.count for examples in self._examples)
+
+    def locate(self, sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each of the run's samples (from 0) its body's number and its example there. int64 [n] -> two int64 [n]."""
+        sample = np.asarray(sample, np.int64)
+        if self._mixed is None:
+            return np.zeros_like(sample), self._orders[0](sample)
+        body, number = self._mixed(sample)
+        example = np.empty_like(number)
+        for one in np.unique(body):
+            chosen = body == one
+            example[chosen] = self._orders[one](number[chosen])
+        return body, example
 
     def sequence_index(self, sample: np.ndarray) -> np.ndarray:
-        """Which sequence of the cache is the run's sample number ``sample`` (from 0). int64 [n] -> int64 [n]."""
-        epochs, inside = np.divmod(np.asarray(sample, np.int64), self.sequences)
-        if not self._shuffle:
-            return inside
-        result = np.empty_like(inside)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            result[chosen] = self._permutation(int(epoch))(inside[chosen])
-        return result
-
-    def _permutation(self, epoch: int) -> Permutation:
-        found = self._permutations.get(epoch)
-        if found is None:
-            key = f"midstream order 1\0{self._seed}\0{self.cache.digest}\0{self.seq_len}\0{epoch}".encode()
-            found = Permutation(self.sequences, key)
-            # Bounded: a run looks at one epoch, or at two around its border. Replaced whole, for other threads' sake.
-            self._permutations = {**dict(list(self._permutations.items())[-1:]), epoch: found}
-        return found
+        """Which example of its body is the run's sample number ``sample`` (from 0). int64 [n] -> int64 [n]."""
+        return self.locate(sample)[1]
 
     def batch(self, index: int) -> Batch:
         """Batch ``index``, in time that does not depend on ``index``."""
         return self.samples(index, index * self.batch_size, self.batch_size)
 
     def samples(self, index: int, first: int, count: int) -> Batch:
-        """``count`` samples from number ``first`` on, as batch ``index``."""
-        chosen = self.sequence_index(np.arange(first, first + count))
-        tokens = np.stack([self.cache.read(int(sequence) * self.seq_len, self.seq_len) for sequence in chosen])
-        return make_batch(index, tokens, np.tile(self._mask, (count, 1)))
+        """The run's samples [first, first + count), as batch ``index``."""
+        bodies, examples = self.locate(np.arange(first, first + count))
+        tokens = np.empty((count, self.seq_len), np.int32)
+        mask = np.empty((count, self.seq_len), np.uint8)
+        for row, (body, example) in enumerate(zip(bodies, examples, strict=True)):
+            tokens[row], mask[row] = self._examples[body].read(int(example))
+        return make_batch(index, tokens, mask)
 
     def epoch(self, index: int) -> float:
-        """How many times the data has been read when batch ``index`` begins."""
+        """How many times the data has been read when batch ``index`` begins; of a mixture, its examples all told."""
         return index * self.batch_size / self.sequences
 
+    def epochs(self, index: int) -> dict[str, float]:
+        """The same for each body of text, by name."""
+        samples = index * self.batch_size
+        if self._mixed is None:
+            return {self._names[0]: samples / self._orders[0].count}
+        shares = self._mixed.shares / self._mixed.block
+        return {
+            name: float(samples * share / order.count)
+            for name, share, order in zip(self._names, shares, self._orders, strict=True)
+        }
 
-def evaluation_batches(cache: TokenCache, *, seq_len: int, batch_size: int, limit: int | None) -> Iterator[Batch]:
-    """The validation set in order, at most ``limit`` batches; the last is filled up with masked sequences."""
-    sequences = cache.tokens // seq_len
-    count = -(-sequences // batch_size)
-    for index in range(count if limit is None else min(count, limit)):
-        tokens = np.zeros((batch_size, seq_len), np.int32)
-        mask = np.zeros((batch_size, seq_len), np.uint8)
-        for row in range(min(batch_size, sequences - index * batch_size)):
-            tokens[row] = cache.read((index * batch_size + row) * seq_len, seq_len)
-            mask[row] = sequence_mask(seq_len)
-        yield make_batch(index, tokens, mask)
+
+@dataclass(frozen=True)
+class Validation:
+    """One set of each body of text, by name. The name is empty where there is one body alone."""
+
+    sets: Mapping[str, TokenCache]
+
+    @property
+    def tokens(self) -> int:
+        return sum(cache.tokens for cache in self.sets.values())
+
+
+def evaluation_batches(
+    data: TokenCache | Validation, *, seq_len: int, batch_size: int, limit: int | None
+) -> Iterator[Batch]:
+    """Each set from its start, at most ``limit`` batches of it; its last batch is filled up with masked sequences.
+    ``Batch.source`` names the set."""
+    sets = {"": data} if isinstance(data, TokenCache) else data.sets
+    for name, cache in sets.items():
+        examples = Stretches(cache, seq_len)
+        count = -(-examples.count // batch_size)
+        for index in range(count if limit is None else min(count, limit)):
+            tokens = np.zeros((batch_size, seq_len), np.int32)
+            mask = np.zeros((batch_size, seq_len), np.uint8)
+            for row in range(min(batch_size, examples.count - index * batch_size)):
+                tokens[row], mask[row] = examples.read(index * batch_size + row)
+            yield make_batch(index, tokens, mask, name)

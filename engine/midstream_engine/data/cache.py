@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import google_crc32c
@@ -24,6 +24,7 @@ import numpy as np
 from midstream_engine import records
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.tokenizer import Tokenizer
+from midstream_engine.data.units import token_dtype
 
 FORMAT = "midstream-tokens"
 VERSION = 1
@@ -47,6 +48,7 @@ class TokenCache:
         self.manifest: dict[str, Any] = manifest
         self.digest: str = manifest["digest"]
         self.tokenizer: str = manifest["tokenizer"]
+        self.eos: int = manifest["eos"]
         self.tokens: int = manifest["tokens"]
         self.documents: int = manifest["documents"]
         dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
@@ -60,6 +62,10 @@ class TokenCache:
             if entry["path"].startswith("tokens-"):
                 self._blocks.append(np.memmap(file, dtype, "r"))
                 self._starts.append(self._starts[-1] + len(self._blocks[-1]))
+
+    def offsets(self) -> np.ndarray:
+        """Where each document begins, and the end of the last. int64 [documents + 1]."""
+        return np.fromfile(os.path.join(self.directory, "offsets.bin"), "<i8")
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens [start, start + count) as int32. Shape [count]."""
@@ -76,7 +82,7 @@ class TokenCache:
         return result
 
 
-class _Objects:
+class ObjectWriter:
     """Writes a stream of bytes as objects of ``limit`` bytes, hashing as it goes."""
 
     def __init__(self, directory: str, pattern: str, limit: int):
@@ -85,10 +91,14 @@ class _Objects:
         self._buffer = bytearray()
 
     def write(self, data: bytes) -> None:
-        self._buffer += data
-        while len(self._buffer) >= self._limit:
-            self._object(bytes(self._buffer[: self._limit]))
-            del self._buffer[: self._limit]
+        rest = memoryview(data)
+        while len(self._buffer) + len(rest) >= self._limit:
+            taken = self._limit - len(self._buffer)
+            self._buffer += rest[:taken]
+            self._object(bytes(self._buffer))
+            self._buffer.clear()
+            rest = rest[taken:]
+        self._buffer += rest
 
     def close(self) -> None:
         if self._buffer:
@@ -106,10 +116,36 @@ class _Objects:
 
 
 def build(data_root: str, texts: Iterable[bytes], tokenizer: Tokenizer, object_bytes: int = OBJECT_BYTES) -> TokenCache:
-    """Tokenize ``texts`` into a cache under ``data_root``; each document ends with EOS. Peak memory is one object.
+    """Tokenize ``texts`` here and now into a cache under ``data_root``; each document ends with EOS.
 
     Raises DataError where there is no text at all.
     """
+
+    def parts() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for text in texts:
+            ids = np.append(tokenizer.encode(text), tokenizer.eos)
+            yield ids, np.asarray([len(ids)])
+
+    return build_from_tokens(data_root, parts(), tokenizer, object_bytes)
+
+
+def build_from_tokens(
+    data_root: str,
+    parts: Iterable[tuple[np.ndarray, np.ndarray]],
+    tokenizer: Tokenizer,
+    object_bytes: int = OBJECT_BYTES,
+) -> TokenCache:
+    """A cache of (tokens of some documents with their EOS, tokens of each of these documents), one part after the
+    other. What is built does not depend on how the documents are parted. Peak memory: one object, one part, and
+    eight bytes a document. Raises DataError where there is no document."""
+    with building(data_root) as directory:
+        manifest = _write(directory, parts, tokenizer, object_bytes)
+        return TokenCache(commit(directory, data_root, manifest))
+
+
+@contextlib.contextmanager
+def building(data_root: str) -> Iterator[str]:
+    """A directory beside the caches to build one in. What is left in it at the end is removed."""
     os.makedirs(data_root, exist_ok=True)
     _remove_abandoned(data_root)
     process = records.this_process()
@@ -118,35 +154,39 @@ def build(data_root: str, texts: Iterable[bytes], tokenizer: Tokenizer, object_b
     )
     directory = tempfile.mkdtemp(prefix=f"{_BUILDING}{owner}.", dir=data_root)
     try:
-        manifest = _write(directory, texts, tokenizer, object_bytes)
-        final = os.path.join(data_root, manifest["digest"])
-        os.chmod(directory, 0o755)
-        if not os.path.exists(os.path.join(final, records.MANIFEST)):
-            with contextlib.suppress(OSError):  # another engine was first; what lies there is opened below
-                os.rename(directory, final)
-                records.sync_directory(data_root)
-        return TokenCache(final)
+        yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _write(directory: str, texts: Iterable[bytes], tokenizer: Tokenizer, object_bytes: int) -> dict[str, Any]:
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
-    tokens = _Objects(directory, "tokens-{:05d}.bin", object_bytes // dtype.itemsize * dtype.itemsize)
-    eos = np.asarray([tokenizer.eos], dtype).tobytes()
-    offsets = [0]
-    for text in texts:
-        ids = tokenizer.encode(text)
-        tokens.write(ids.astype(dtype).tobytes())
-        tokens.write(eos)
-        offsets.append(offsets[-1] + len(ids) + 1)
+def commit(directory: str, data_root: str, manifest: dict[str, Any]) -> str:
+    """Write the manifest into a directory that was built and give it its name, the digest. Returns where it lies."""
+    records.write_json(os.path.join(directory, records.MANIFEST), manifest)
+    final = os.path.join(data_root, manifest["digest"])
+    os.chmod(directory, 0o755)
+    if not os.path.exists(os.path.join(final, records.MANIFEST)):
+        with contextlib.suppress(OSError):  # another engine was first; what lies there is what the caller opens
+            os.rename(directory, final)
+            records.sync_directory(data_root)
+    return final
+
+
+def _write(
+    directory: str, parts: Iterable[tuple[np.ndarray, np.ndarray]], tokenizer: Tokenizer, object_bytes: int
+) -> dict[str, Any]:
+    dtype = token_dtype(tokenizer)
+    tokens = ObjectWriter(directory, "tokens-{:05d}.bin", object_bytes // dtype.itemsize * dtype.itemsize)
+    counts: list[np.ndarray] = []
+    for ids, lengths in parts:
+        tokens.write(ids.astype(dtype, copy=False).tobytes())
+        counts.append(lengths)
+    offsets = np.cumsum(np.concatenate([[0], *counts]), dtype="<i8")
     if len(offsets) == 1:
         raise DataError("data: there is no document in the files that the urls name")
     tokens.close()
-    index = _Objects(directory, "offsets.bin", 1 << 62)
-    index.write(np.asarray(offsets, "<i8").tobytes())
+    index = ObjectWriter(directory, "offsets.bin", 1 << 62)
+    index.write(offsets.tobytes())
     index.close()
-    objects = [dataclasses.asdict(entry) for entry in tokens.entries + index.entries]
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -154,12 +194,11 @@ def _write(directory: str, texts: Iterable[bytes], tokenizer: Tokenizer, object_
         "vocab_size": tokenizer.vocab_size,
         "eos": tokenizer.eos,
         "dtype": dtype.name,
-        "tokens": offsets[-1],
+        "tokens": int(offsets[-1]),
         "documents": len(offsets) - 1,
-        "objects": objects,
+        "objects": [dataclasses.asdict(entry) for entry in tokens.entries + index.entries],
     }
     manifest["digest"] = hashlib.sha256(records.canonical_json(manifest)).hexdigest()
-    records.write_json(os.path.join(directory, records.MANIFEST), manifest)
     return manifest
 
 

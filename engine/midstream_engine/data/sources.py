@@ -1,30 +1,19 @@
-"""Where text comes from: urls to files, files to documents."""
+"""Where text comes from: urls to files. What is in a file is read by ``formats``."""
 
 from __future__ import annotations
 
 import glob
-import gzip
-import json
 import os
 import re
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from midstream_engine.data import formats, gcs, hub, web
 from midstream_engine.data.errors import DataError
+from midstream_engine.data.source import Source
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-
-
-@dataclass(frozen=True)
-class Source:
-    """One file, as it was when it was listed. ``name`` does not depend on the machine where that can be avoided."""
-
-    path: str
-    name: str
-    size: int  # bytes
-    mtime_ns: int
 
 
 def expand_braces(url: str) -> list[str]:
@@ -45,30 +34,53 @@ def expand_braces(url: str) -> list[str]:
 def list_sources(urls: Sequence[str]) -> list[Source]:
     """The files that ``urls`` name: urls in order, the matches of a glob sorted by name.
 
-    Raises DataError for a url that names nothing and for schemes that are not read here.
+    Raises DataError for a url that names nothing, cannot be reached, or has a scheme that is not known.
     """
     sources: list[Source] = []
     for url in urls:
-        found: list[Source] = []
-        for pattern in expand_braces(url):
-            found += _standard_library(pattern[len("stdlib:") :]) if pattern.startswith("stdlib:") else _local(pattern)
+        if url.startswith(hub.SCHEME):
+            sources.append(hub.describe(url))
+            continue
+        found = [source for pattern in expand_braces(url) for source in _listed(pattern)]
         if not found:
             raise DataError(f"data: {url!r} names no file")
         sources += found
     return sources
 
 
-def _local(pattern: str) -> list[Source]:
+def documents(sources: Sequence[Source], *, text_key: str, max_bytes: int | None) -> Iterator[bytes]:
+    """The text of each document, UTF-8. Stops before the document that would exceed ``max_bytes`` in total, unless it
+    is the first."""
+    total = 0
+    for source in sources:
+        for text in formats.documents(formats.Piece(source), text_key):
+            total += len(text)
+            if max_bytes is not None and total > max_bytes and total > len(text):
+                return
+            yield text
+
+
+def _listed(pattern: str) -> list[Source]:
+    if pattern.startswith("stdlib:"):
+        return _standard_library(pattern.removeprefix("stdlib:"))
     scheme, separator, rest = pattern.partition("://")
-    if separator:
-        if scheme != "file":
-            raise DataError(f"data: {pattern!r}: only local files and stdlib: are read; copy the data to this host")
-        pattern = rest
+    if not separator:
+        return _local(pattern)
+    if scheme == "file":
+        return _local(rest)
+    if scheme == "gs":
+        return gcs.list_objects(pattern)
+    if scheme in ("http", "https"):
+        return [web.describe(pattern)]
+    raise DataError(f"data: {pattern!r}: the scheme {scheme} is not read here; use a local path, gs:// or https://")
+
+
+def _local(pattern: str) -> list[Source]:
     pattern = os.path.expanduser(pattern)
     if os.path.isfile(pattern):
-        return [_source(pattern, os.path.basename(pattern))]
+        return [_file(pattern, os.path.basename(pattern))]
     return [
-        _source(path, os.path.basename(path))
+        _file(path, os.path.basename(path))
         for path in sorted(glob.glob(pattern, recursive=True))
         if os.path.isfile(path)
     ]
@@ -82,48 +94,9 @@ def _standard_library(pattern: str) -> list[Source]:
         for name in names
         if not name.startswith(("site-packages/", "dist-packages/")) and "__pycache__" not in name
     ]
-    return [_source(os.path.join(root, name), name) for name in kept if os.path.isfile(os.path.join(root, name))]
+    return [_file(os.path.join(root, name), name) for name in kept if os.path.isfile(os.path.join(root, name))]
 
 
-def _source(path: str, name: str) -> Source:
+def _file(path: str, name: str) -> Source:
     status = os.stat(path)
-    return Source(os.path.abspath(path), name, status.st_size, status.st_mtime_ns)
-
-
-def documents(sources: Sequence[Source], *, text_key: str, max_bytes: int | None) -> Iterator[bytes]:
-    """The text of each document, UTF-8. Stops before the document that would exceed ``max_bytes`` in total, unless it
-    is the first."""
-    total = 0
-    for source in sources:
-        for text in _read(source, text_key):
-            total += len(text)
-            if max_bytes is not None and total > max_bytes and total > len(text):
-                return
-            yield text
-
-
-def _read(source: Source, text_key: str) -> Iterator[bytes]:
-    path = source.path
-    try:
-        if path.endswith((".jsonl", ".jsonl.gz", ".json.gz")):
-            with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        yield _document(line, f"{path}:{number}", text_key)
-        elif path.endswith(".gz"):
-            with gzip.open(path, "rb") as file:
-                yield file.read()
-        else:
-            with open(path, "rb") as file:
-                yield file.read()
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path}: {error}") from None
-
-
-def _document(line: bytes, where: str, text_key: str) -> bytes:
-    try:
-        return json.loads(line)[text_key].encode()
-    except ValueError as error:
-        raise DataError(f"{where}: not JSON ({error})") from None
-    except (KeyError, TypeError, AttributeError):
-        raise DataError(f"{where}: has no text under {text_key!r} (data.text_key names the field)") from None
+    return Source(os.path.abspath(path), name, status.st_size, str(status.st_mtime_ns))

@@ -1,0 +1,54 @@
+"""Hugging Face datasets, through the package datasets where it is installed."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+from midstream_engine.data.errors import DataError
+from midstream_engine.data.source import Source
+
+SCHEME = "hf://"
+
+
+def dataset_url(dataset: str, name: str | None, split: str) -> str:
+    """How a split of a dataset is named among urls."""
+    query = urllib.parse.urlencode({"split": split, **({"name": name} if name else {})})
+    return f"{SCHEME}{urllib.parse.quote(dataset)}?{query}"
+
+
+def describe(url: str) -> Source:
+    """The dataset as it is now: downloaded and prepared by the package, identified by its fingerprint."""
+    rows = _load(url)
+    return Source(url, url, -1, rows._fingerprint, len(rows))
+
+
+def texts(source: Source, text_key: str, start: int, end: int) -> Iterator[bytes]:
+    """The texts of rows [start, end). DataError where the split has changed, or has no column ``text_key``."""
+    rows = _load(source.path)
+    if rows._fingerprint != source.version:
+        raise DataError(f"data: {source.path} has changed while it was read; start again")
+    if text_key not in rows.column_names:
+        raise DataError(
+            f"data: {source.path} has no column {text_key!r} (data.text_key); it has {', '.join(rows.column_names)}"
+        )
+    for number, row in enumerate(rows.select_columns([text_key]).select(range(start, end)), start):
+        text = row[text_key]
+        if not isinstance(text, str):
+            raise DataError(f"data: {source.path}, row {number}: {text_key!r} is no text")
+        yield text.encode("utf-8", "replace")
+
+
+def _load(url: str) -> Any:
+    dataset, _, query = url.removeprefix(SCHEME).partition("?")
+    wanted = dict(urllib.parse.parse_qsl(query))
+    dataset = urllib.parse.unquote(dataset)
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise DataError(f"data.id: {dataset!r} needs the package datasets: pip install datasets") from None
+    try:
+        return datasets.load_dataset(dataset, wanted.get("name"), split=wanted["split"])
+    except Exception as error:  # noqa: BLE001 (the package raises whatever its loaders raise)
+        raise DataError(f"data.id: {dataset!r}, split {wanted['split']}: {' '.join(str(error).split())}") from None

@@ -1,0 +1,246 @@
+"""Documents out of files: every format, plain and compressed, whole and in pieces, here and behind http."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loopback_files import FileServer
+from midstream_engine.data import formats, gcs, sources, units, web
+from midstream_engine.data.errors import DataError
+from midstream_engine.data.formats import Piece
+from midstream_engine.data.source import Source
+
+TEXTS = ["one", "zwei \u20ac", "", "drei\nvier", "x" * 3000, "\u0645\u0631\u062d\u0628\u0627"]
+EXPECTED = [text.encode() for text in TEXTS]
+LINES = "".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(TEXTS)).encode()
+
+
+def read(*urls: str, text_key: str = "text") -> list[bytes]:
+    return list(sources.documents(sources.list_sources(urls), text_key=text_key, max_bytes=None))
+
+
+def parquet(rows_a_group: int = 2, texts: list[str] = TEXTS) -> bytes:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = io.BytesIO()
+    table = arrow.table({"id": list(range(len(texts))), "text": texts})
+    parquet.write_table(table, file, row_group_size=rows_a_group)
+    return file.getvalue()
+
+
+def zstd(data: bytes, parts: int = 1) -> bytes:
+    zstandard = pytest.importorskip("zstandard")
+    step = -(-len(data) // parts)
+    frames = [data[start : start + step] for start in range(0, len(data), step)]
+    return b"".join(zstandard.ZstdCompressor().compress(frame) for frame in frames)
+
+
+def test_every_format_gives_the_same_documents(tmp_path: Path) -> None:
+    files = {
+        "a.jsonl": LINES,
+        "a.ndjson": LINES,
+        "a.json": LINES,
+        "b.json": json.dumps([{"text": text} for text in TEXTS], indent=1).encode(),
+        "a.jsonl.gz": gzip.compress(LINES),
+        "a.json.gz": gzip.compress(LINES),
+        "a.jsonl.zst": zstd(LINES),
+        "b.jsonl.zst": zstd(LINES, parts=5),  # frames end in the middle of lines
+        "a.parquet": parquet(),
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        assert read(str(tmp_path / name)) == EXPECTED, name
+    (tmp_path / "a.txt").write_bytes(LINES)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(LINES))
+    (tmp_path / "a.txt.zst").write_bytes(zstd(LINES))
+    assert read(str(tmp_path / "a.txt*")) == [LINES] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', r"a\.jsonl:2: has no text under 'text'"),
+        ("a.jsonl", b'{"text": "a"}\n[]\n', r"a\.jsonl:2: has no text"),
+        ("a.jsonl", b'\n{"text": \n', r"a\.jsonl:2: not JSON"),
+        ("a.json", b'[{"text": "a"}, {"body": "a"}]', r"a\.json, item 1: has no text"),
+        ("a.jsonl.gz", gzip.compress(LINES)[:-9], r"a\.jsonl\.gz: .*end"),
+        ("a.jsonl.gz", b"no gzip at all", r"a\.jsonl\.gz: Not a gzipped file"),
+        ("a.jsonl.gz", gzip.compress(LINES)[:20] + b"\xff" * 30, r"a\.jsonl\.gz: "),
+        ("a.jsonl.zst", zstd(LINES)[:-5], r"a\.jsonl\.zst: ends in the middle of a Zstandard frame"),
+        ("a.jsonl.zst", b"no zstd at all, really not", r"a\.jsonl\.zst: damaged Zstandard data"),
+        ("a.parquet", parquet()[:-9], r"a\.parquet: "),
+        ("a.parquet", b"PAR1", r"a\.parquet: "),
+    ],
+)
+def test_damaged_text_is_named_in_one_line(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=said) as caught:
+        read(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_parquet_file_without_the_column_says_which_it_has(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet())
+    with pytest.raises(DataError, match=r"no column 'body' \(data\.text_key\); it has id, text"):
+        read(str(tmp_path / "a.parquet"), text_key="body")
+    with pytest.raises(DataError, match=r"row 0: 'id' is no text"):
+        read(str(tmp_path / "a.parquet"), text_key="id")
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(b"")
+    (tmp_path / "a.parquet").write_bytes(b"")
+    for package, url in (("zstandard", "a.jsonl.zst"), ("pyarrow", "a.parquet")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(DataError, match=f"pip install {package}"):
+            read(str(tmp_path / url))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match="'wikitext' needs the package datasets"):
+        read("hf://wikitext?split=train")
+
+
+def test_pieces_of_a_file_of_lines_are_its_documents_wherever_they_are_cut(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    texts = ["".join(rng.choices("ab\u00e4\n ", k=rng.choice([0, 1, 5, 200]))) for _ in range(60)]
+    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + rng.choice(["\n", "\n\n"]) for text in texts)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines.rstrip("\n").encode())
+    (source,) = sources.list_sources([str(path)])
+    expected = [text.encode() for text in texts]
+    for size in [1, 7, 100, *(rng.randrange(2, 3000) for _ in range(20))]:
+        work = units.cut([source], size)
+        found = [text for unit in work for piece in unit.pieces for text in formats.documents(piece, "text")]
+        assert found == expected, size
+        assert sum(unit.size for unit in work) == source.size
+        assert [unit.number for unit in work] == list(range(len(work)))
+
+
+def test_a_bad_line_in_the_middle_of_a_large_file_is_found_by_its_byte(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' * 5 + b"{}\n")
+    (source,) = sources.list_sources([str(path)])
+    with pytest.raises(DataError, match="line at byte 70: has no text"):
+        list(formats.documents(Piece(source, 20, None), "text"))
+
+
+def test_a_parquet_file_is_cut_at_row_groups_and_small_files_are_taken_together(tmp_path: Path) -> None:
+    texts = [str(number) * 500 for number in range(40)]
+    (tmp_path / "a.parquet").write_bytes(parquet(4, texts))
+    for number in range(6):
+        (tmp_path / f"b{number}.txt").write_bytes(b"x" * 100)
+    listed = sources.list_sources([str(tmp_path / "a.parquet"), str(tmp_path / "b*.txt")])
+    work = units.cut(listed, 3000)
+    assert len(work) > 3
+    found = [text for unit in work for piece in unit.pieces for text in formats.documents(piece, "text")]
+    assert found == [text.encode() for text in texts] + [b"x" * 100] * 6
+    assert [len(unit.pieces) for unit in units.cut(listed[1:], 250)] == [2, 2, 2]
+
+
+# ------------------------------------------------------------------------------------------------------------- http
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(web, "FIRST_DELAY", 0.001)
+    with FileServer({"a.jsonl": LINES, "a.jsonl.gz": gzip.compress(LINES), "a.parquet": parquet()}) as server:
+        yield server
+
+
+def test_files_behind_http_are_read(server: FileServer) -> None:
+    assert read(server.url + "/a.{jsonl,jsonl.gz,parquet}") == EXPECTED * 3
+    assert read(server.url + "/a.jsonl?download=true") == EXPECTED
+    (source,) = sources.list_sources([server.url + "/a.jsonl"])
+    assert (source.name, source.size) == ("a.jsonl", len(LINES))
+    server.files["a.jsonl"] = b'{"text": "new"}\n'
+    (changed,) = sources.list_sources([server.url + "/a.jsonl"])
+    assert changed.version != source.version
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_connection_that_breaks_is_taken_up_where_it_was(server: FileServer, ranges: bool) -> None:
+    server.ranges = ranges
+    (source,) = sources.list_sources([server.url + "/a.jsonl"])
+    server.breaks = [10, 700, 0, 2000]  # bytes of the next answers
+    assert list(sources.documents([source], text_key="text", max_bytes=None)) == EXPECTED
+    assert server.breaks == []
+
+
+def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not(server: FileServer) -> None:
+    server.refusals = [503, 429]
+    assert read(server.url + "/a.jsonl") == EXPECTED
+    server.requests.clear()
+    with pytest.raises(DataError, match="HTTP 404"):
+        read(server.url + "/nothing.jsonl")
+    assert len(server.requests) == 1
+    server.head = False  # a server without HEAD
+    assert read(server.url + "/a.jsonl") == EXPECTED
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(server: FileServer) -> None:
+    (source,) = sources.list_sources([server.url + "/a.jsonl"])
+    server.files["a.jsonl"] = LINES.replace(b"one", b"two")
+    with pytest.raises(DataError, match="has changed while it was read"):
+        list(sources.documents([source], text_key="text", max_bytes=None))
+
+
+def test_a_server_that_never_gives_more_is_given_up(server: FileServer) -> None:
+    (source,) = sources.list_sources([server.url + "/a.jsonl"])
+    server.breaks = [100] + [0] * 50
+    with pytest.raises(DataError, match="breaks off at byte 100"):
+        list(sources.documents([source], text_key="text", max_bytes=None))
+
+
+def test_nobody_there_is_said(server: FileServer) -> None:
+    source = Source("http://127.0.0.1:9/a.jsonl", "a.jsonl", 3, "")
+    with pytest.raises(DataError, match=r"refused \(6 attempts\)"):
+        list(sources.documents([source], text_key="text", max_bytes=None))
+
+
+# ----------------------------------------------------------------------------------------------------------- bucket
+
+
+@pytest.fixture
+def bucket(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    gcs._client.cache_clear()
+    yield server
+    gcs._client.cache_clear()
+
+
+def test_a_bucket_is_listed_through_all_its_pages_and_read(bucket: FileServer) -> None:
+    bucket.files = {
+        "corpus/a.jsonl": LINES, "corpus/b.jsonl": LINES, "corpus/deep/c.jsonl.gz": gzip.compress(LINES),
+        "corpus/d.json": b"\n " + json.dumps([{"text": text} for text in TEXTS]).encode(),
+        "corpus/d.parquet": parquet(), "corpus/e.txt": b"e", "other/f.jsonl": b"not read",
+    }  # fmt: skip
+    assert read("gs://bucket/corpus/*.jsonl") == EXPECTED * 2
+    assert read("gs://bucket/corpus/**/*.jsonl*") == EXPECTED * 3
+    assert read("gs://bucket/corpus/{d.parquet,d.json,[!a-d].txt}") == [*EXPECTED, *EXPECTED, b"e"]
+    (source,) = sources.list_sources(["gs://bucket/corpus/a.jsonl"])
+    assert (source.name, source.size) == ("a.jsonl", len(LINES))
+    work = units.cut([source], 500)
+    assert len(work) > 3
+    assert [text for unit in work for text in formats.documents(unit.pieces[0], "text")] == EXPECTED
+
+
+def test_what_a_bucket_lacks_is_said_in_one_line(bucket: FileServer) -> None:
+    with pytest.raises(DataError, match="names no file"):
+        read("gs://bucket/nothing/*.jsonl")
+    with pytest.raises(DataError, match="write gs://bucket/name"):
+        read("gs://bucket")
+    source = Source("gs://bucket/gone.jsonl", "gone.jsonl", 3, "1")
+    with pytest.raises(DataError, match=r"gs://bucket/gone\.jsonl: 404") as caught:
+        list(sources.documents([source], text_key="text", max_bytes=None))
+    assert "\n" not in str(caught.value)
