@@ -12,7 +12,7 @@ import yaml
 
 from engine_runs import CONFIGS, environment
 from midstream_engine.checkpoint.policy import KeepEvery
-from midstream_engine.config import ConfigError, Gpt2Config, from_mapping, load_config
+from midstream_engine.config import ConfigError, Gpt2Config, WandbConfig, from_mapping, load_config
 
 
 def write(path: Path, text: str) -> list[str]:
@@ -54,8 +54,9 @@ optimizer: {learning_rate: 6E-4, min_lr_ratio: 0.1}
     assert config.trainer.num_train_steps == 77
     assert config.optimizer.learning_rate == 6e-4
     assert sorted(note.split(": ")[1].split()[0] for note in loaded.notes) == [
-        "data.cache_dir", "trainer.checkpointer.base_path", "trainer.ray", "trainer.tracker",
+        "data.cache_dir", "trainer.checkpointer.base_path", "trainer.ray",
     ]  # fmt: skip
+    assert config.trainer.tracker == [WandbConfig(project="levanter", tags=["a", "b"])]
 
 
 def test_the_resolved_configuration_reads_back_as_the_same() -> None:

@@ -197,7 +197,7 @@ def test_a_moved_run_continues_on_other_devices_with_accumulation(sealed: Engine
 
 def test_another_data_order_is_refused(whole: Engine, root: Path) -> None:
     for flags, said in [
-        (["--trainer.train_batch_size", "16"], "trainer.train_batch_size is 16"),
+        (["--model.seq_len", "16"], "model.seq_len is 16"),
         (["--trainer.seed", "3"], "trainer.seed is 3"),
     ]:
         with Engine(root, *FLAGS, *flags, run_id="whole") as engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,12 @@ from midstream_engine.config.errors import ConfigError
 ALIASES = {
     "trainer.per_device_train_parallelism": "trainer.per_device_parallelism",
     "trainer.jax_compilation_cache": "trainer.jax_compilation_cache_dir",
+    "trainer.wandb": "trainer.tracker",
+    "trainer.profiler.enabled": "trainer.profiler",
+    "trainer.profiler.start_step": "trainer.profiler_start_step",
+    "trainer.profiler.num_steps": "trainer.profiler_num_steps",
+    "trainer.profiler.perfetto_link": "trainer.profiler_perfetto_link",
+    "optimizer.haps": "optimizer.cycles",
 }
 
 _RUN_DIRECTORY = "everything of a run lies in its run directory under trainer.root"
@@ -26,20 +33,16 @@ WITHOUT_COUNTERPART = {
     "data.cache_options": "token caches are built in one pass",
     "data.enforce_eos": "every document ends with EOS",
     "data.ignore_token_id": "no token is left out of the loss",
+    "trainer.allow_nondivisible_batch_size": "a batch divides over the devices; what would is named where it does not",
+    "trainer.allow_partial_checkpoint": "a checkpoint is restored whole",
     "trainer.checkpointer.base_path": f"checkpoints lie in the run directory; {_RUN_DIRECTORY}",
     "trainer.checkpointer.append_run_id_to_base_path": _RUN_DIRECTORY,
-    "trainer.distributed": "one process trains on all devices of the host",
-    "trainer.log_dir": f"logs lie in the run directory; {_RUN_DIRECTORY}",
     "trainer.log_jaxprs": "not recorded",
     "trainer.log_xla_hlo": "not recorded",
-    "trainer.profiler": "no profile is taken",
     "trainer.ray": "there is no Ray here",
     "trainer.replica_dcn_axis_size": "the mesh has the axes data and model",
     "trainer.replica_ici_axis_size": "the mesh has the axes data and model",
-    "trainer.require_accelerator": "the devices at hand are used, and named in the status",
     "trainer.shutdown_at_exit": "machines are left to who started them",
-    "trainer.tracker": "metrics are written to metrics.jsonl",
-    "trainer.wandb": "metrics are written to metrics.jsonl",
     "trainer.watch": "not recorded",
 }
 
@@ -53,6 +56,7 @@ def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
         return {}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path or 'the configuration'}: expected keys and values, found {value!r}")
+    value = _spread(value, path)
     places = value.places if isinstance(value, yaml_file.Mapping) else {}
     cls = _choose(cls, value, path)
     hints = typing.get_type_hints(cls)
@@ -78,6 +82,28 @@ def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
     return result
 
 
+def _spread(value: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """``value`` with a nested spelling of flat fields (``profiler: {enabled: true}``) written out."""
+    nested = value.get("profiler") if path == "trainer" else None
+    if not isinstance(nested, Mapping):
+        return value
+    places = value.places if isinstance(value, yaml_file.Mapping) else {}
+    inner = nested.places if isinstance(nested, yaml_file.Mapping) else {}
+    result = yaml_file.Mapping({key: item for key, item in value.items() if key != "profiler"})
+    result.places = {key: place for key, place in places.items() if key != "profiler"}
+    for key, item in nested.items():
+        full = f"trainer.profiler.{key}"
+        if full not in ALIASES:
+            known = [name.rpartition(".")[2] for name in ALIASES if name.startswith("trainer.profiler.")]
+            raise ConfigError(
+                f"{f'{inner[key]}: ' if key in inner else ''}unknown key {full}; known: {', '.join(known)}"
+            )
+        name = ALIASES[full].rpartition(".")[2]
+        result[name] = item
+        result.places[name] = inner.get(key, "")
+    return result
+
+
 def _choose(cls: type, value: Mapping[str, Any], path: str) -> type:
     """The dataclass that ``value`` describes: of a choice, the one that ``type`` names."""
     if not issubclass(cls, draccus.ChoiceRegistry):
@@ -96,6 +122,9 @@ def _fit(hint: Any, item: Any, notes: list[str], path: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return normalise(hint, item, notes, path)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType and item is not None:
+        described = [one for one in arguments if dataclasses.is_dataclass(one) and isinstance(one, type)]
+        return normalise(described[0], item, notes, path) if described else item
     if origin is list:
         items = [] if item is None else item if isinstance(item, list) else [item]
         return [_fit(arguments[0], one, notes, path) for one in items]
@@ -103,7 +132,14 @@ def _fit(hint: Any, item: Any, notes: list[str], path: str) -> Any:
         if not isinstance(item or {}, Mapping):
             raise ConfigError(f"{path}: expected keys and values, found {item!r}")
         return {key: _fit(arguments[1], one, notes, f"{path}.{key}") for key, one in (item or {}).items()}
-    return item
+    return _plain(item)
+
+
+def _plain(item: Any) -> Any:
+    """``item`` without the knowledge of lines, so that it can be written again."""
+    if isinstance(item, Mapping):
+        return {key: _plain(one) for key, one in item.items()}
+    return [_plain(one) for one in item] if isinstance(item, list) else item
 
 
 def _nearest(full: str, path: str, known: set[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from midstream_engine.config.errors import ConfigError
@@ -32,10 +33,9 @@ def cycle_ends(config: OptimizerConfig, total: int) -> list[int]:
     if isinstance(cycles, int):
         inner = [int(total / cycles * (index + 1)) for index in range(cycles - 1)]
     elif isinstance(cycles, list):
-        inner = [int(step) for step in cycles if 0 < int(step) < total]
+        inner = _inner([int(step) for step in cycles], total)
     elif isinstance(length, list):
-        sums = [sum(int(part) for part in length[: index + 1]) for index in range(len(length))]
-        inner = [step for step in sums if step < total]
+        inner = _inner(list(itertools.accumulate(int(part) for part in length)), total)
     elif length is not None:
         steps = fraction_or_steps(float(length), total)
         inner = [index * steps for index in range(1, total // steps)] if steps > 0 else [0]
@@ -45,6 +45,13 @@ def cycle_ends(config: OptimizerConfig, total: int) -> list[int]:
     if any(after <= before for before, after in itertools.pairwise(ends)):
         raise ConfigError(f"optimizer: cycles end at {ends[1:]}, which is not strictly increasing")
     return ends
+
+
+def _inner(ends: list[int], total: int) -> list[int]:
+    """``ends`` without a first 0 and a last ``total``, which are always ends. Raises ConfigError for one beyond."""
+    if ends and max(ends) > total:
+        raise ConfigError(f"optimizer: cycles end at {ends}, beyond the run's {total} steps (trainer.num_train_steps)")
+    return ends[1 if ends[:1] == [0] else 0 : len(ends) - 1 if ends[-1:] == [total] else len(ends)]
 
 
 def learning_rate(config: OptimizerConfig, total: int) -> Schedule:
@@ -66,9 +73,12 @@ def learning_rate(config: OptimizerConfig, total: int) -> Schedule:
             schedules.append(optax.constant_schedule(peak))
             borders.append(end - decay)
         if decay:
-            schedules.append(_decay(config, peak, low, decay, warmup))
+            falling = _decay(config, peak, low, decay, warmup)
+            schedules.append(falling)
             borders.append(end)
-        previous = peak if config.lr_schedule == "constant" or not decay else low
+            previous = float(np.asarray(falling(decay)))
+        else:
+            previous = peak
     joined = optax.join_schedules(schedules, borders[:-1])
     return lambda count: jnp.asarray(joined(count), jnp.float32)
 
@@ -84,4 +94,6 @@ def _decay(config: OptimizerConfig, peak: float, low: float, steps: int, warmup:
     if config.lr_schedule == "inv":
         return lambda count: peak / ((peak / low - 1.0) * jnp.minimum(count / steps, 1.0) + 1.0)
     # inv_sqrt: flat until 10,000 updates counted with the warmup, then with the inverse square root.
-    return lambda count: jnp.maximum(peak * jnp.minimum(1.0, 1.0 / jnp.sqrt((count + max(warmup, 1)) / 10_000.0)), low)
+    return lambda count: jnp.maximum(
+        peak * jnp.minimum(1.0, 1.0 / jnp.sqrt(jnp.maximum(count + warmup, 1) / 10_000.0)), low
+    )

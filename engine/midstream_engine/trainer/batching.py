@@ -10,7 +10,9 @@ import numpy as np
 from haliax import Axis, NamedArray
 from jax.sharding import NamedSharding, PartitionSpec
 
+from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.errors import ConfigError
+from midstream_engine.data.batches import Batch, TrainingBatches
 from midstream_engine.models.lm import BATCH, POSITION
 from midstream_engine.trainer.mesh import Layout
 
@@ -43,6 +45,26 @@ class Cut:
         axes = self.axes(positions)
         struct = jax.ShapeDtypeStruct(tuple(axis.size for axis in axes), dtype, sharding=self.sharding)
         return NamedArray(struct, axes)  # pyright: ignore[reportArgumentType]
+
+
+class ScheduledBatches:
+    """Batch k of a run whose batches may change their size: it begins where batch k - 1 ended."""
+
+    def __init__(self, samples: TrainingBatches, schedule: BatchSchedule):
+        self.cache, self.sequences = samples.cache, samples.sequences
+        self._samples, self._schedule = samples, schedule
+
+    def batch(self, index: int) -> Batch:
+        """Batch ``index``, in time that does not depend on ``index``."""
+        return self._samples.samples(index, self._schedule.first_sample(index), self._schedule.size(index))
+
+    def epoch(self, index: int) -> float:
+        """How many times the data has been read when batch ``index`` begins."""
+        return self._schedule.first_sample(index) / self.sequences
+
+    def under(self, schedule: BatchSchedule) -> ScheduledBatches:
+        """The same samples in batches of other sizes."""
+        return ScheduledBatches(self._samples, schedule)
 
 
 def cut_batch(layout: Layout, batch_size: int, per_device: int, name: str = "trainer.per_device_parallelism") -> Cut:

@@ -19,9 +19,10 @@ from midstream_engine.checkpoint.fence import Fenced, read_fence, seal
 from midstream_engine.data.batches import Batch
 from midstream_engine.data.prefetch import Prefetch
 from midstream_engine.errors import EngineError, FencedError
-from midstream_engine.tracking.metrics import MetricsFile
+from midstream_engine.tracking.recorder import Recorder
 from midstream_engine.trainer import flops
 from midstream_engine.trainer.attempt import Attempt
+from midstream_engine.trainer.profile import Profile
 from midstream_engine.trainer.programs import Programs
 from midstream_engine.trainer.requests import Requests, Wanted
 from midstream_engine.trainer.saving import NotSaved, Saver
@@ -45,7 +46,7 @@ class Loop:
         requests: Requests,
         attempt: Attempt,
         status: StatusFile,
-        metrics: MetricsFile,
+        metrics: Recorder,
         state: TrainState,
         step: int,
     ):
@@ -55,8 +56,8 @@ class Loop:
         self._trainer = setup.config.trainer
         self._fence_seen: tuple[int, int] | None = None
         self._logged = 0.0
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.template.model))
-        self._flops = flops.training_flops_per_token(setup.config.model, parameters) * setup.tokens_per_step
+        self._profile = Profile(self._trainer, attempt, step)
+        self._flops = flops.training_flops_per_token(setup.config.model, setup.parameters)
         device_peak = flops.peak(jax.devices()[0].device_kind) if "16" in str(setup.policy.compute_dtype) else None
         self._peak = None if device_peak is None else device_peak * setup.layout.mesh.size
 
@@ -81,15 +82,17 @@ class Loop:
                 self._update(source)
         finally:
             source.close()
+            self._profile.close()
             self._saver.close()
 
     # ------------------------------------------------------------------------------------------------- one update
 
     def _prepare(self, index: int) -> tuple[Batch, NamedArray, NamedArray]:
-        batch = self._setup.batches.batch(index)
-        return batch, self._setup.cut.put(batch.tokens), self._setup.cut.put(batch.loss_mask)
+        batch, cut = self._setup.batches.batch(index), self._setup.cut_at(index)
+        return batch, cut.put(batch.tokens), cut.put(batch.loss_mask)
 
     def _update(self, source: Prefetch[tuple[Batch, NamedArray, NamedArray]]) -> None:
+        self._profile.before(self.step)
         began = time.monotonic()
         batch, tokens, mask = source.next()
         loaded = time.monotonic()
@@ -111,7 +114,8 @@ class Loop:
     def _row(
         self, index: int, batch: Batch, loss: float, result: StepResult, duration: float, loading: float
     ) -> dict[str, Any]:
-        tokens = self._setup.tokens_per_step
+        setup = self._setup
+        tokens, samples = setup.tokens_at(index), setup.batch_schedule.first_sample(index + 1)
         row = {
             "global_step": index,
             "train/loss": loss,
@@ -120,12 +124,14 @@ class Loop:
             "throughput/tokens_per_second": tokens / duration,
             "throughput/duration": duration,
             "throughput/loading_time": loading,
-            "throughput/total_tokens": (index + 1) * tokens,
+            "throughput/total_tokens": samples * setup.config.model.seq_len,
             "time": time.time(),
             "batch_digest": batch.digest,
         }
+        if result.skipped is not None:
+            row["optim/skipped_updates"] = int(result.skipped)
         if self._peak is not None:
-            row["throughput/mfu"] = self._flops / duration / self._peak
+            row["throughput/mfu"] = self._flops * tokens / duration / self._peak
         return row
 
     def _evaluation_due(self) -> bool:

@@ -13,7 +13,8 @@ import numpy as np
 from haliax import NamedArray
 
 from midstream_engine.data.batches import evaluation_batches
-from midstream_engine.trainer.setup import Setup
+from midstream_engine.trainer.batching import Cut
+from midstream_engine.trainer.setup import Plan, Setup
 from midstream_engine.trainer.state import TrainState
 from midstream_engine.trainer.step import StepResult, evaluation_step, train_step
 from midstream_engine.trainer.witness import Witness
@@ -37,30 +38,48 @@ class Programs:
 def compile_programs(setup: Setup) -> Programs:
     """Compile the train step, the witness and, where there is a validation set, the evaluation."""
     began = time.monotonic()
-    step, witness, evaluate = compile_step(setup), compile_witness(setup), compile_evaluation(setup)
+    step, witness, evaluate = compile_steps(setup), compile_witness(setup), compile_evaluation(setup)
     seconds = time.monotonic() - began
     log.info("compiled in %.1f s", seconds)
     return Programs(step, witness, evaluate, seconds)
 
 
-def compile_step(setup: Setup) -> Step:
-    """The update. It gives its first argument's memory to its result."""
+def compile_steps(setup: Plan) -> Step:
+    """The update, whatever the size of its batch: one program for each size that the schedule still has."""
+    compiled = {(cut.micro, cut.size): compile_step(setup, cut) for cut in setup.cuts.values()}
+
+    def step(state: TrainState, number: Any, tokens: NamedArray, mask: NamedArray) -> tuple[TrainState, StepResult]:
+        micro, batch = tokens.axes[0].size, tokens.axes[1].size
+        return compiled[micro, batch](state, number, tokens, mask)
+
+    return step
+
+
+def compile_step(setup: Plan, cut: Cut | None = None) -> Any:
+    """The update of a batch that is cut like ``cut`` (None: like the first), a ``Step`` that knows its memory. It gives
+    its first argument's memory to its result."""
     replicated = setup.layout.replicated()
     function = train_step(
-        setup.optimizer, setup.schedule, setup.policy, setup.layout, eos=setup.eos, dropout=setup.dropout
+        setup.optimizer,
+        setup.schedule,
+        setup.policy,
+        setup.layout,
+        eos=setup.eos,
+        dropout=setup.dropout,
+        averaging=setup.config.trainer.model_averaging,
     )
     number = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
-    example = setup.cut.shape(setup.config.model.seq_len)
+    example = (cut or setup.cut).shape(setup.config.model.seq_len)
     with setup.layout.active():
         jitted = jax.jit(function, donate_argnums=0, out_shardings=(setup.shardings, replicated))
         return jitted.lower(setup.abstract, number, example, example).compile()
 
 
-def compile_witness(setup: Setup) -> Witness:
+def compile_witness(setup: Plan) -> Witness:
     """The losses of fixed sequences."""
     return Witness(
         setup.layout,
-        batch_size=setup.cut.examples,
+        batch_size=max(size for _, size in setup.batch_schedule.points),
         seq_len=setup.config.model.seq_len,
         eos=setup.eos,
         model=setup.abstract.model,
@@ -70,19 +89,24 @@ def compile_witness(setup: Setup) -> Witness:
 def compile_evaluation(setup: Setup) -> Callable[[TrainState], float] | None:
     """A function from a state to the mean loss over the validation set, in nats a token; None without such a set."""
     cache, cut = setup.validation, setup.evaluation_cut
-    if cache is None:
-        return None
     seq_len, limit = setup.config.model.seq_len, setup.config.trainer.max_eval_batches
-    example = cut.shape(seq_len)
-    with setup.layout.active():
-        jitted = jax.jit(evaluation_step(setup.policy, eos=setup.eos), out_shardings=setup.layout.replicated())
-        compiled = jitted.lower(setup.abstract.model, example, example).compile()
+    if cache is None or limit == 0:
+        return None
+    compiled = compile_evaluation_step(setup)
 
     def evaluate(state: TrainState) -> float:
         total = counted = 0.0
         for batch in evaluation_batches(cache, seq_len=seq_len, batch_size=cut.examples, limit=limit):
-            loss, tokens = compiled(state.model, cut.put(batch.tokens), cut.put(batch.loss_mask))
+            loss, tokens = compiled(state.evaluated, cut.put(batch.tokens), cut.put(batch.loss_mask))
             total, counted = total + float(loss), counted + float(tokens)
         return total / max(counted, 1.0)
 
     return evaluate
+
+
+def compile_evaluation_step(setup: Plan) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """``evaluation_step`` on one batch of the validation set."""
+    example = setup.evaluation_cut.shape(setup.config.model.seq_len)
+    with setup.layout.active():
+        jitted = jax.jit(evaluation_step(setup.policy, eos=setup.eos), out_shardings=setup.layout.replicated())
+        return jitted.lower(setup.abstract.evaluated, example, example).compile()

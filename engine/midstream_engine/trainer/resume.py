@@ -15,6 +15,7 @@ from midstream_engine import records
 from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete, read_manifest, read_train
 from midstream_engine.checkpoint.fence import read_fence
 from midstream_engine.checkpoint.restore import restore_checkpoint
+from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.errors import EngineError
 from midstream_engine.optim.adam import schedule_count
@@ -32,6 +33,7 @@ class Origin:
 
     directory: str
     own: bool  # it lies in the run's own directory
+    same_run: bool  # its data goes on; False: the state alone begins another run (trainer.initialize_from)
     root_digest: str | None
     migration: str
     state: dict[str, Any]  # train.json's state
@@ -43,6 +45,10 @@ class Origin:
     @property
     def step(self) -> int:
         return self.state["step"]
+
+    @property
+    def batch_schedule(self) -> BatchSchedule:
+        return BatchSchedule.from_json(self.state["batch_schedule"])
 
 
 @dataclass(frozen=True)
@@ -65,14 +71,15 @@ def find_origin(attempt: Attempt, config: TrainLmConfig) -> Origin | None:
     if order is not None and order.action == records.RESTORE:
         if not order.checkpoint or records.parse_checkpoint_name(order.checkpoint) is None:
             raise EngineError(f"{attempt.files.order}: restore names no checkpoint (found {order.checkpoint!r})")
-        return _origin(attempt.paths.checkpoint(order.checkpoint), True, order.root_digest, order.migration)
+        directory = attempt.paths.checkpoint(order.checkpoint)
+        return _origin(directory, True, root_digest=order.root_digest, migration=order.migration)
     fence = read_fence(attempt.paths)
     name = newest_complete(attempt.paths, fence)
     wish = config.trainer.load_checkpoint
     if name is not None:
         if wish is False:
             log.warning("trainer.load_checkpoint is false, but the run goes on from its own %s", name)
-        return _origin(attempt.paths.checkpoint(name), True, None, "")
+        return _origin(attempt.paths.checkpoint(name), True)
     existing = list_checkpoints(attempt.paths)
     if any(found.complete for found in existing):
         raise EngineError(
@@ -87,19 +94,25 @@ def find_origin(attempt: Attempt, config: TrainLmConfig) -> Origin | None:
     for found in existing:
         log.warning("checkpoint %s has no manifest: a save that was cut off; passed over", found.name)
     if config.trainer.load_checkpoint_path and wish is not False:
-        return _origin(_resolve(os.path.expanduser(config.trainer.load_checkpoint_path)), False, None, "")
+        return _origin(_resolve(config.trainer.load_checkpoint_path, "trainer.load_checkpoint_path"), False)
     if wish is True:
         raise EngineError(f"trainer.load_checkpoint is true, and run {attempt.paths.run_id} has no checkpoint to load")
+    if config.trainer.initialize_from:
+        directory = _resolve(config.trainer.initialize_from, "trainer.initialize_from")
+        return _origin(directory, False, same_run=False)
     return None
 
 
-def _origin(directory: str, own: bool, root_digest: str | None, migration: str) -> Origin:
+def _origin(
+    directory: str, own: bool, *, same_run: bool = True, root_digest: str | None = None, migration: str = ""
+) -> Origin:
     read_manifest(directory)  # without one it is none
-    return Origin(directory, own, root_digest, migration, read_train(directory)["state"])
+    return Origin(directory, own, same_run, root_digest, migration, read_train(directory)["state"])
 
 
-def _resolve(path: str) -> str:
+def _resolve(path: str, name: str) -> str:
     """A checkpoint's directory from its path or that of the folder or run that holds it."""
+    path = os.path.expanduser(path)
     for folder in (path, os.path.join(path, "checkpoints")):
         if os.path.exists(os.path.join(folder, records.MANIFEST)):
             return os.path.abspath(folder)
@@ -112,14 +125,28 @@ def _resolve(path: str) -> str:
         }
         if complete:
             return os.path.abspath(os.path.join(folder, complete[max(complete)]))
-    raise EngineError(f"trainer.load_checkpoint_path: there is no complete checkpoint at {path}")
+    raise EngineError(f"{name}: there is no complete checkpoint at {path}")
+
+
+def batch_schedule_from(origin: Origin | None, config: TrainLmConfig) -> BatchSchedule:
+    """The batch sizes of the whole run: what the run did until ``origin``, what the configuration says from there on.
+
+    So a changed ``trainer.train_batch_size`` neither rewinds nor skips data.
+    """
+    wanted = config.trainer.batch_schedule()
+    if origin is None or not origin.same_run:
+        return wanted
+    past = origin.batch_schedule
+    schedule = past.then(origin.step, wanted)
+    if schedule != past:
+        log.warning("trainer.train_batch_size: was %s, is now %s: the data goes on, unbroken", past, schedule)
+    return schedule
 
 
 def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> None:
     """EngineError where the configuration would read other batches than the run's: the order of data is part of it."""
     trainer, state = config.trainer, origin.state
     wanted = {
-        "trainer.train_batch_size": (state["batch_schedule"][-1]["size"], trainer.train_batch_size),
         "trainer.seed": (state["seed"], trainer.seed),
         "model.seq_len": (state["seq_len"], config.model.seq_len),
         "data.shuffle": (state["shuffle"], config.data.shuffle),
@@ -153,7 +180,9 @@ def prove(
 ) -> records.Restore:
     """The evidence that the restored state is the saved one and that the next batch is the next batch."""
     began = time.monotonic()
-    measured = witness.measure(resumed.state.model, setup.batches.batch(resumed.step))
+    # The batch that was to be next when the state was saved, even where the batch size is now another.
+    expected = setup.batches.under(origin.batch_schedule).batch(resumed.step)
+    measured = witness.measure(resumed.state.model, expected)
     recorded = train.get("witness") or {}
     losses = [float(loss) for loss in recorded.get("losses", [])]
     error = worst_error(losses, measured.losses)

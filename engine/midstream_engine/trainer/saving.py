@@ -26,13 +26,12 @@ log = logging.getLogger(__name__)
 
 def train_state(setup: Setup, step: int) -> dict[str, Any]:
     """``train.json``'s state: what continues with the arrays, the same whatever the mesh. Part of the root digest."""
-    batch = setup.config.trainer.train_batch_size
     return {
         "step": step,
         "optimizer_count": step,
         "schedule_count": step,
-        "next_sample": step * batch,
-        "batch_schedule": [{"start": 0, "size": batch}],
+        "next_sample": setup.batch_schedule.first_sample(step),
+        "batch_schedule": setup.batch_schedule.to_json(),
         "seed": setup.config.trainer.seed,
         "seq_len": setup.config.model.seq_len,
         "shuffle": setup.config.data.shuffle,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jmp
 import optax
+from jaxtyping import PRNGKeyArray
 
+from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.cache import TokenCache
@@ -18,7 +21,7 @@ from midstream_engine.data.prepare import open_cache
 from midstream_engine.data.tokenizer import Tokenizer, load_tokenizer
 from midstream_engine.optim.adam import build_optimizer
 from midstream_engine.optim.schedule import Schedule, learning_rate
-from midstream_engine.trainer.batching import Cut, cut_batch
+from midstream_engine.trainer.batching import Cut, ScheduledBatches, cut_batch
 from midstream_engine.trainer.mesh import Layout, build_layout, check_divides
 from midstream_engine.trainer.state import TrainState, abstract_state, fresh_state, initializer, with_shardings
 
@@ -26,20 +29,19 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Setup:
-    """The parts that the loop, the saver and the witness share."""
+class Plan:
+    """What the configuration and the devices decide: all that compiling needs, and no data."""
 
     config: TrainLmConfig
     tokenizer: Tokenizer
-    batches: TrainingBatches
-    validation: TokenCache | None
     layout: Layout
     policy: jmp.Policy
     schedule: Schedule
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformationExtraArgs
     template: TrainState  # shapes
     shardings: Any  # of the template's arrays, at rest
-    cut: Cut
+    batch_schedule: BatchSchedule  # of the whole run
+    cuts: Mapping[int, Cut]  # by the size of the batch, for the sizes that are still to come
     evaluation_cut: Cut
 
     @property
@@ -58,53 +60,104 @@ class Setup:
         return any(getattr(model, name, 0.0) > 0 for name in ("embed_pdrop", "resid_pdrop", "attn_pdrop"))
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.cut.examples * self.config.model.seq_len
+    def cut(self) -> Cut:
+        """Of the first batch that is trained on."""
+        return next(iter(self.cuts.values()))
+
+    def cut_at(self, step: int) -> Cut:
+        """Of the batch of update ``step``."""
+        return self.cuts[self.batch_schedule.size(step)]
+
+    def tokens_at(self, step: int) -> int:
+        """Tokens in the batch of update ``step``."""
+        return self.batch_schedule.size(step) * self.config.model.seq_len
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the model, with padding."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.template.model))
+
+    def initializer(self) -> Callable[[PRNGKeyArray], TrainState]:
+        """From the run's key to the state of step 0."""
+        return initializer(self.config, self.tokenizer.vocab_size, self.optimizer, self.policy)
 
     def fresh_state(self) -> TrainState:
         """The state of step 0."""
-        init = initializer(self.config, self.tokenizer.vocab_size, self.optimizer, self.policy)
-        return fresh_state(init, self.layout, self.config.trainer.seed)
+        return fresh_state(self.initializer(), self.layout, self.config.trainer.seed)
 
 
-def prepare(config: TrainLmConfig, root: str, data_digest: str | None, devices: Sequence[Any] | None = None) -> Setup:
-    """``data_digest``: the token cache that a checkpoint names, None for a fresh start. ``devices``: None for all.
+@dataclass(frozen=True)
+class Setup(Plan):
+    """The plan and the data: what the loop, the saver and the witness share."""
+
+    batches: ScheduledBatches
+    validation: TokenCache | None
+
+
+def make_plan(
+    config: TrainLmConfig,
+    devices: Sequence[Any] | None = None,
+    *,
+    step: int = 0,
+    batch_schedule: BatchSchedule | None = None,
+) -> Plan:
+    """``devices``: None for all. ``step``: where training begins. ``batch_schedule``: None for the configuration's.
 
     Raises ConfigError for what cannot be laid out on the devices at hand, before anything is compiled.
     """
     trainer, data = config.trainer, config.data
+    schedule = trainer.batch_schedule() if batch_schedule is None else batch_schedule
     layout = build_layout(trainer, devices)
-    cut = cut_batch(layout, trainer.train_batch_size, trainer.per_device_parallelism)
+    cuts = {
+        size: cut_batch(layout, size, trainer.per_device_parallelism)
+        for size in schedule.sizes(step, max(step + 1, trainer.num_train_steps))
+    }
+    evaluated = max(cuts)
     per_device_eval = trainer.per_device_eval_parallelism
     evaluation_cut = cut_batch(
         layout,
-        trainer.train_batch_size,
-        cut.size // layout.batch_shards if per_device_eval == -1 else per_device_eval,
+        evaluated,
+        cuts[evaluated].size // layout.batch_shards if per_device_eval == -1 else per_device_eval,
         "trainer.per_device_eval_parallelism",
     )
     tokenizer = load_tokenizer(data.tokenizer, data.eos_token)
     policy = jmp.get_policy(trainer.mp)
-    schedule = learning_rate(config.optimizer, trainer.num_train_steps)
-    optimizer = build_optimizer(config.optimizer, schedule)
+    rate = learning_rate(config.optimizer, trainer.num_train_steps)
+    optimizer = build_optimizer(config.optimizer, rate)
     template = abstract_state(initializer(config, tokenizer.vocab_size, optimizer, policy))
-    check_divides(layout, template, cut.size)
+    for cut in cuts.values():
+        check_divides(layout, template, cut.size)
+    return Plan(
+        config, tokenizer, layout, policy, rate, optimizer, template, layout.at_rest(template), schedule, cuts,
+        evaluation_cut,
+    )  # fmt: skip
 
-    cache = open_cache(root, data.train_urls, data, tokenizer, wanted=data_digest)
-    validation = open_cache(root, data.validation_urls, data, tokenizer) if data.validation_urls else None
-    batches = TrainingBatches(
+
+def prepare(
+    config: TrainLmConfig,
+    root: str,
+    data_digest: str | None,
+    devices: Sequence[Any] | None = None,
+    *,
+    step: int = 0,
+    batch_schedule: BatchSchedule | None = None,
+) -> Setup:
+    """``data_digest``: the token cache that a checkpoint names, None for a fresh start. The rest: ``make_plan``."""
+    plan = make_plan(config, devices, step=step, batch_schedule=batch_schedule)
+    trainer, data = config.trainer, config.data
+    cache = open_cache(root, data.train_urls, data, plan.tokenizer, wanted=data_digest)
+    validation = open_cache(root, data.validation_urls, data, plan.tokenizer) if data.validation_urls else None
+    samples = TrainingBatches(
         cache,
         seq_len=config.model.seq_len,
-        batch_size=trainer.train_batch_size,
+        batch_size=plan.cut.examples,
         seed=trainer.seed,
         shuffle=data.shuffle,
     )
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(template.model))
     log.info(
-        "model %.2f M parameters; mesh %s; batch %d = %d x %d; data %s: %d tokens, %d sequences",
-        parameters / 1e6, dict(layout.mesh.shape), cut.examples, cut.micro, cut.size,
-        cache.digest[:12], cache.tokens, batches.sequences,
+        "model %.2f M parameters; mesh %s; batch %s = %d x %d; data %s: %d tokens, %d sequences",
+        plan.parameters / 1e6, dict(plan.layout.mesh.shape), plan.batch_schedule, plan.cut.micro, plan.cut.size,
+        cache.digest[:12], cache.tokens, samples.sequences,
     )  # fmt: skip
-    return Setup(
-        config, tokenizer, batches, validation, layout, policy, schedule, optimizer, template,
-        layout.at_rest(template), cut, evaluation_cut,
-    )  # fmt: skip
+    fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    return Setup(**fields, batches=ScheduledBatches(samples, plan.batch_schedule), validation=validation)

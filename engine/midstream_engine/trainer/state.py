@@ -14,6 +14,7 @@ from jaxtyping import PRNGKeyArray
 
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.models.lm import LmModel, init_model
+from midstream_engine.optim.averaging import ModelAverage, start_average
 from midstream_engine.trainer.mesh import Layout
 
 
@@ -23,6 +24,12 @@ class TrainState(eqx.Module):
     model: LmModel
     optimizer: Any  # optax state: moments like the model, counts int32 []
     key: PRNGKeyArray
+    average: ModelAverage | None = None  # where trainer.model_averaging asks for one
+
+    @property
+    def evaluated(self) -> LmModel:
+        """The model to judge: the average where there is one."""
+        return self.model if self.average is None else self.average.model
 
 
 def initializer(
@@ -33,7 +40,8 @@ def initializer(
     def init(key: PRNGKeyArray) -> TrainState:
         key_model, key_train = jax.random.split(key)
         model = policy.cast_to_param(init_model(config.model, vocab_size, key_model))
-        return TrainState(model, optimizer.init(model), key_train)  # pyright: ignore[reportArgumentType]
+        average = start_average(config.trainer.model_averaging, model)
+        return TrainState(model, optimizer.init(model), key_train, average)  # pyright: ignore[reportArgumentType]
 
     return init
 

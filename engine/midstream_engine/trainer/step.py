@@ -12,9 +12,12 @@ import jmp
 import optax
 from haliax import Axis, NamedArray
 
+from midstream_engine.config.averaging import ModelAveragingConfig
 from midstream_engine.models.lm import BATCH, LmModel, token_losses
 from midstream_engine.optim.adam import schedule_count
+from midstream_engine.optim.averaging import update_average
 from midstream_engine.optim.schedule import Schedule
+from midstream_engine.optim.skip_step import skipped
 from midstream_engine.trainer.batching import MICRO
 from midstream_engine.trainer.mesh import Layout
 from midstream_engine.trainer.state import TrainState
@@ -26,16 +29,18 @@ class StepResult(NamedTuple):
     loss: jax.Array  # mean over the batch's counted tokens, nats
     gradient_norm: jax.Array  # before clipping
     learning_rate: jax.Array
+    skipped: jax.Array | None  # int32 []: updates left out so far; None where SkipStep is off
 
 
 def train_step(
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     schedule: Schedule,
     policy: jmp.Policy,
     layout: Layout,
     *,
     eos: int | None,
     dropout: bool,
+    averaging: ModelAveragingConfig | None = None,
 ) -> Callable[[TrainState, jax.Array, NamedArray, NamedArray], tuple[TrainState, StepResult]]:
     """(state, step int32 [], tokens and loss mask [micro, batch, position]) -> (state, result).
 
@@ -76,9 +81,15 @@ def train_step(
         gradient = jax.tree.map(lambda leaf: leaf / counted, gradient)
         norm = optax.tree.norm(gradient)
         rate = schedule(schedule_count(state.optimizer))
-        updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.model)  # pyright: ignore[reportArgumentType]
-        model: Any = optax.apply_updates(state.model, updates)  # pyright: ignore[reportArgumentType]
-        return TrainState(model, optimizer_state, state.key), StepResult(total / counted, norm, rate)
+        loss = total / counted
+        current: Any = state.model
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer, current, loss=loss, gradient_norm=norm)  # pyright: ignore[reportArgumentType]
+        model: Any = optax.apply_updates(current, updates)
+        average = state.average
+        if averaging is not None and average is not None:
+            average = update_average(averaging, average, model, step)
+        after = TrainState(model, optimizer_state, state.key, average)
+        return after, StepResult(loss, norm, rate, skipped(optimizer_state))
 
     return step_fn
 

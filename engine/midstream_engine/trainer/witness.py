@@ -67,9 +67,11 @@ class Witness:
         self._measure: Callable[..., jax.Array] = lowered.compile()
 
     def measure(self, model: LmModel, batch: Batch) -> Measured:
-        """The losses of the first ``count`` sequences of ``batch`` under ``model``."""
+        """The losses of the first ``count`` sequences of ``batch`` (of all, where it has fewer) under ``model``."""
         tokens, mask = batch.tokens[: self.count], batch.loss_mask[: self.count]
-        losses = np.asarray(self._measure(model, self._put(tokens), self._put(mask)))
+        missing = ((0, self.count - len(tokens)), (0, 0))
+        padded = [self._put(np.pad(array, missing)) for array in (tokens, mask)]
+        losses = np.asarray(self._measure(model, *padded))[: len(tokens)]
         digests = b"".join(example_digest(*example) for example in zip(tokens, mask, strict=True))
         return Measured([float(loss) for loss in losses], hashlib.sha256(digests).hexdigest(), batch.digest)
 

@@ -1,0 +1,49 @@
+"""Averages of the model over the updates, as a part of the training state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from midstream_engine.config.averaging import EmaDecaySqrtConfig, ModelAveragingConfig
+
+
+class ModelAverage(eqx.Module):
+    """``model`` has the shapes, dtypes and shardings of the model. ``weight`` is the sum of all weights so far, float32
+    [], where the average needs it, else None. Both are saved."""
+
+    model: Any
+    weight: jax.Array | None
+
+
+def start_average(config: ModelAveragingConfig | None, model: Any) -> ModelAverage | None:
+    """The average before the first update: the model itself."""
+    if config is None:
+        return None
+    weight = jnp.zeros((), jnp.float32) if isinstance(config, EmaDecaySqrtConfig) else None
+    return ModelAverage(jax.tree.map(lambda leaf: leaf.copy(), model), weight)
+
+
+def update_average(config: ModelAveragingConfig, average: ModelAverage, model: Any, step: jax.Array) -> ModelAverage:
+    """The average after update ``step`` (int32 [], from 0) gave ``model``. Traceable."""
+    if isinstance(config, EmaDecaySqrtConfig):
+        assert average.weight is not None
+        weight = raw_weight(config, step)
+        total = average.weight + weight
+        part = jnp.where(total > 0, weight / jnp.maximum(total, jnp.finfo(jnp.float32).tiny), 0.0)
+    else:
+        total, part = None, jnp.float32(1.0 - config.beta)
+
+    def mix(old: jax.Array, new: jax.Array) -> jax.Array:
+        return (old + part * (new.astype(jnp.float32) - old)).astype(old.dtype)
+
+    return ModelAverage(jax.tree.map(mix, average.model, model), total)
+
+
+def raw_weight(config: EmaDecaySqrtConfig, step: jax.Array) -> jax.Array:
+    """The weight of update ``step``: 1 - beta before ``switch_step``, then 1 - sqrt(part of ``decay_steps``)."""
+    done = jnp.clip((step - config.switch_step) / config.decay_steps, 0.0, 1.0)
+    return jnp.where(step < config.switch_step, 1.0 - config.beta, 1.0 - jnp.sqrt(done)).astype(jnp.float32)

@@ -1,0 +1,31 @@
+"""Rows of metrics: to metrics.jsonl always, and to trackers that may fail."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from midstream_engine.tracking.background import BackgroundTracker
+from midstream_engine.tracking.metrics import MetricsFile
+
+log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Writes each row to the file in the caller's thread, and hands it to the trackers, each in a thread of its own."""
+
+    def __init__(self, file: MetricsFile, trackers: Sequence[BackgroundTracker] = ()):
+        self._file, self._trackers = file, tuple(trackers)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """``row`` has ``global_step``. Only the file can raise."""
+        self._file.write(row)
+        for tracker in self._trackers:
+            tracker.log(row)
+
+    def close(self) -> None:
+        """Close the file and give every tracker a while to deliver what it has."""
+        self._file.close()
+        for tracker in self._trackers:
+            tracker.finish()

@@ -1,0 +1,37 @@
+"""From the configuration to trackers at work."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from midstream_engine.config.tracker import TensorboardConfig, TrackerConfig, WandbConfig
+from midstream_engine.tracking.background import BackgroundTracker
+from midstream_engine.tracking.facts import RunFacts
+from midstream_engine.tracking.metrics import MetricsFile
+from midstream_engine.tracking.recorder import Recorder
+from midstream_engine.tracking.tensorboard import TensorboardTracker
+from midstream_engine.tracking.wandb import WandbTracker
+
+log = logging.getLogger(__name__)
+
+
+def start_recorder(path: str, configs: Sequence[TrackerConfig], facts: RunFacts, *, process: int) -> Recorder:
+    """metrics.jsonl at ``path``, and a tracker for each of ``configs``; on process 0 alone, so that several processes
+    never write one run. A package that is missing is one warning."""
+    trackers: list[BackgroundTracker] = []
+    for config in configs if process == 0 else ():
+        match config:
+            case WandbConfig():
+                package, extra, make = "wandb", "wandb", partial(WandbTracker, config, facts)
+            case TensorboardConfig():
+                package, extra, make = "tensorboardX", "tensorboard", partial(TensorboardTracker, config, facts)
+            case _:
+                continue
+        if importlib.util.find_spec(package) is None:
+            log.warning("trainer.tracker: %s is not installed (midstream[%s]); metrics.jsonl alone", package, extra)
+            continue
+        trackers.append(BackgroundTracker(extra, make))
+    return Recorder(MetricsFile(path), trackers)
