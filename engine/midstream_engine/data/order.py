@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from midstream_engine.data.permutation import Permutation
+
+T = TypeVar("T")
 
 
 class Shuffle:
@@ -27,37 +30,53 @@ class Shuffle:
 class Interleave:
     """Samples of several bodies, ``shares[i]`` of body i in every block, which the samples of a block are in an order
     of their own. So after any number of whole blocks the proportions hold exactly, and no place has to be remembered.
+    Each body's samples come in their order: one epoch of it ends before the next begins.
     """
 
     def __init__(self, shares: Sequence[int], key: str):
         self.shares = np.asarray(shares, np.int64)
         self.block = int(self.shares.sum())
-        self._ends = np.cumsum(self.shares)
         self._permutation = _Permutations(self.block, f"midstream mixture 1\0{key}")
+        self._plans: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of each sample (from 0) its body and its number among that body's samples. int64 [n] -> two int64 [n]."""
         blocks, inside = np.divmod(np.asarray(sample, np.int64), self.block)
-        slot = _grouped(blocks, lambda block, chosen: self._permutation(block)(inside[chosen]))
-        body = np.searchsorted(self._ends, slot, "right")
-        shares = self.shares[body]
-        return body, blocks * shares + slot - (self._ends[body] - shares)
+        body = _grouped(blocks, lambda block, chosen: self._plan(block)[0][inside[chosen]])
+        rank = _grouped(blocks, lambda block, chosen: self._plan(block)[1][inside[chosen]])
+        return body, blocks * self.shares[body] + rank
+
+    def _plan(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """The body of each place in a block, and its rank among the places of that body. Two int64 [block]."""
+        found = self._plans.get(block)
+        if found is None:
+            slots = self._permutation(block)(np.arange(self.block))
+            body = np.searchsorted(np.cumsum(self.shares), slots, "right")
+            rank = np.empty(self.block, np.int64)
+            rank[np.argsort(body, kind="stable")] = np.concatenate([np.arange(share) for share in self.shares])
+            found = body, rank
+            self._plans = _kept(self._plans, block, found)
+        return found
 
 
 class _Permutations:
-    """Permutation number e of ``count`` elements; the last two are kept: a batch lies in one, or around a border."""
+    """Permutation number e of ``count`` elements."""
 
     def __init__(self, count: int, key: str):
         self._count, self._key = count, key
-        self._kept: dict[int, Permutation] = {}
+        self._found: dict[int, Permutation] = {}
 
     def __call__(self, number: int) -> Permutation:
-        found = self._kept.get(number)
+        found = self._found.get(number)
         if found is None:
             found = Permutation(self._count, f"{self._key}\0{number}".encode())
-            # Replaced whole, for other threads' sake.
-            self._kept = {**dict(list(self._kept.items())[-1:]), number: found}
+            self._found = _kept(self._found, number, found)
         return found
+
+
+def _kept(old: Mapping[int, T], number: int, found: T) -> dict[int, T]:
+    """The last two: a batch lies in one, or around a border. A new mapping each time, for other threads' sake."""
+    return {**dict(list(old.items())[-1:]), number: found}
 
 
 def _grouped(groups: np.ndarray, function: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:

@@ -179,8 +179,11 @@ def _working_directory(place: str, name: str) -> Iterator[str]:
     _remove_forgotten(place)
     directory = os.path.join(place, f"{_WORK}{name}")
     while True:
-        os.makedirs(directory, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.makedirs(directory, exist_ok=True)
+            descriptor = os.open(directory, os.O_RDONLY)
+        except (FileNotFoundError, FileExistsError):  # whoever had it removes it just now
+            continue
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -208,10 +211,15 @@ def _still(directory: str, descriptor: int) -> bool:
 
 def _remove_forgotten(place: str) -> None:
     for name in os.listdir(place):
-        directory = os.path.join(place, name)
-        if not name.startswith(_WORK) or time.time() - os.stat(directory).st_mtime < _FORGOTTEN:
+        if not name.startswith(_WORK):
             continue
-        descriptor = os.open(directory, os.O_RDONLY)
+        directory = os.path.join(place, name)
+        try:
+            if time.time() - os.stat(directory).st_mtime < _FORGOTTEN:
+                continue
+            descriptor = os.open(directory, os.O_RDONLY)
+        except FileNotFoundError:  # done, and removed by its owner
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(directory, ignore_errors=True)

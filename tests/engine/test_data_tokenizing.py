@@ -1,0 +1,235 @@
+"""Tokenizing: the same whatever the number of processes, and gone on with after a kill."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from midstream_engine import records
+from midstream_engine.config import DataConfig
+from midstream_engine.data import tokenizing, units
+from midstream_engine.data.cache import TokenCache
+from midstream_engine.data.errors import DataError
+from midstream_engine.data.prepare import data_root, open_cache
+from midstream_engine.data.progress import Progress
+from midstream_engine.data.sources import list_sources
+from midstream_engine.data.tokenizer import ByteTokenizer, load_tokenizer
+
+UNIT = 2000  # bytes
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> list[str]:
+    """40 kB in lines, rows and whole files: about 25 units."""
+    rng = np.random.default_rng(3)
+    texts = ["".join(map(chr, rng.integers(97, 123, int(size)))) for size in rng.integers(0, 300, 200)]
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:100]))
+    (folder / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[100:150]))
+    for number, text in enumerate(texts[150:]):
+        (folder / f"c{number:02d}.txt").write_text(text)
+    return [str(folder / "*.jsonl"), str(folder / "*.txt")]
+
+
+def config(**changes: object) -> DataConfig:
+    return DataConfig(**changes)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_number_of_processes_changes_nothing(tmp_path: Path, corpus: list[str]) -> None:
+    whole = open_cache(str(tmp_path / "0"), corpus, config(), ByteTokenizer())
+    limited = open_cache(str(tmp_path / "limited"), corpus, config(max_bytes=9_000), ByteTokenizer())
+    assert 8_500 < limited.tokens - limited.documents <= 9_000
+    assert limited.read(0, limited.tokens).tolist() == whole.read(0, limited.tokens).tolist()
+    for processes, limit in [(1, None), (3, None), (2, 9_000), (0, 9_000)]:
+        settings = config(num_tokenize_workers=processes, max_bytes=limit)
+        root = str(tmp_path / f"{processes}-{limit}")
+        built = open_cache(root, corpus, settings, ByteTokenizer(), unit_bytes=UNIT)
+        assert built.digest == (limited if limit else whole).digest
+
+
+def test_a_tokenizer_file_is_loaded_by_every_process(tmp_path: Path, corpus: list[str]) -> None:
+    path = word_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(path, "<|endoftext|>")
+    here = open_cache(str(tmp_path / "1"), corpus, config(tokenizer=path), tokenizer)
+    there = open_cache(
+        str(tmp_path / "2"), corpus, config(tokenizer=path, num_tokenize_workers=2), tokenizer, unit_bytes=UNIT
+    )
+    assert here.digest == there.digest
+
+
+def word_tokenizer(folder: Path) -> str:
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {"<|endoftext|>": 0, **{chr(97 + i): 1 + i for i in range(26)}}
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    model.save(str(folder / "tokenizer.json"))
+    return str(folder / "tokenizer.json")
+
+
+KILLED = """
+import os, sys
+from midstream_engine.config import DataConfig
+from midstream_engine.data import tokenizing
+from midstream_engine.data.prepare import open_cache
+from midstream_engine.data.sources import list_sources
+from midstream_engine.data.tokenizer import ByteTokenizer
+root, workers, unit, pipe, *urls = sys.argv[1:]
+real = tokenizing._read
+def read(unit, record, task):
+    # Stops after the fifth finished unit, so that the test can kill it in the middle.
+    if unit.number == 5:
+        print(task.directory, flush=True)
+        open(pipe).read()
+    return real(unit, record, task)
+tokenizing._read = read
+open_cache(root, urls, DataConfig(num_tokenize_workers=int(workers)), ByteTokenizer(), unit_bytes=int(unit))
+"""
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_kill_in_the_middle_leaves_no_cache_and_the_next_start_goes_on(
+    tmp_path: Path, corpus: list[str], processes: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, pipe = str(tmp_path / "root"), str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    command = [sys.executable, "-c", KILLED, root, str(processes), str(UNIT), pipe, *corpus]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        directory = killed.stdout.readline().strip()
+        assert os.path.isdir(directory)
+        workers = children(killed.pid)
+        assert len(workers) == processes
+        killed.kill()
+    assert killed.returncode == -9
+    until(lambda: not any(map(records.is_alive, workers)))
+    kept = {name for name in os.listdir(directory) if name.endswith(".json")}
+    assert len(kept) >= 6
+    assert not any(os.path.exists(os.path.join(data_root(root), name, "manifest.json")) for name in os.listdir(root))
+    Path(directory, "7.tokens.123.tmp").write_bytes(b"half")  # what a power cut may leave
+
+    made: list[int] = []
+    real = units.tokenize
+
+    def tokenize(unit: units.Unit, *rest: object) -> units.Finished:
+        made.append(unit.number)
+        return real(unit, *rest)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(units, "tokenize", tokenize)
+    with caplog.at_level(logging.INFO):
+        built = open_cache(root, corpus, config(), ByteTokenizer(), unit_bytes=UNIT)
+    assert not set(made) & {int(name.removesuffix(".json")) for name in kept}
+    assert made
+    assert f"{len(kept)} of " in caplog.text
+    assert "shards were there already" in caplog.text
+    assert not os.path.exists(directory)
+    assert sorted(os.listdir(data_root(root))) == [".requests", built.digest]
+    assert built.digest == open_cache(str(tmp_path / "whole"), corpus, config(), ByteTokenizer()).digest
+
+
+def children(pid: int) -> list[records.ProcessIdentity]:
+    """The processes that ``pid`` has started."""
+    named = [name.read_text().split() for name in Path("/proc", str(pid), "task").glob("*/children")]
+    found = [records.identify(int(child)) for names in named for child in names]
+    return [child for child in found if child is not None]
+
+
+def until(look: Callable[[], bool], timeout: float = 20) -> None:
+    deadline = time.monotonic() + timeout
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_finished_shard_that_was_damaged_is_made_again(tmp_path: Path, corpus: list[str]) -> None:
+    whole = open_cache(str(tmp_path / "whole"), corpus, config(), ByteTokenizer())
+    work = units.cut(list_sources(corpus), UNIT)
+    directory = tmp_path / "work"
+    directory.mkdir()
+    task = tokenizing.Task(str(directory), ByteTokenizer(), "bytes", "", "text", None)
+    for unit in work[:3]:
+        units.tokenize(unit, str(directory), ByteTokenizer(), "text", None)
+    with open(directory / "1.tokens", "r+b") as file:
+        file.write(b"\xff")
+    (directory / "2.lengths").unlink()
+    tokens = np.concatenate([tokens for tokens, _ in tokenizing.tokenize(work, task)])
+    assert tokens.tolist() == whole.read(0, whole.tokens).tolist()
+
+
+def test_bad_text_in_another_process_is_one_line_and_what_was_finished_stays(tmp_path: Path, corpus: list[str]) -> None:
+    bad = Path(corpus[0]).parent / "bz.jsonl"
+    bad.write_text('{"text": "a"}\n{"body": "b"}\n')
+    root = str(tmp_path / "root")
+    with pytest.raises(DataError, match=r"bz\.jsonl:2: has no text under 'text'"):
+        open_cache(root, corpus, config(num_tokenize_workers=2), ByteTokenizer(), unit_bytes=UNIT)
+    (left,) = [name for name in os.listdir(data_root(root)) if name.startswith(".tokenizing-")]
+    assert os.listdir(os.path.join(data_root(root), left))
+    assert not [name for name in os.listdir(data_root(root)) if not name.startswith(".")]
+
+
+def test_a_process_that_dies_is_said(tmp_path: Path, corpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+    real = tokenizing._Processes._start
+
+    def start(self: tokenizing._Processes) -> subprocess.Popen[str]:
+        process = real(self)
+        started.append(process)
+        process.kill()
+        return process
+
+    monkeypatch.setattr(tokenizing._Processes, "_start", start)
+    with pytest.raises(DataError, match=r"ended with -9 at .*start again, finished shards are kept"):
+        open_cache(str(tmp_path), corpus, config(num_tokenize_workers=2), ByteTokenizer(), unit_bytes=UNIT)
+    assert all(process.returncode is not None for process in started)
+
+
+def test_programs_that_want_the_same_text_tokenize_it_once(
+    tmp_path: Path, corpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    real = units.tokenize
+
+    def tokenize(unit: units.Unit, *rest: object) -> units.Finished:
+        made.append(unit.number)
+        return real(unit, *rest)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(units, "tokenize", tokenize)
+
+    def build(_: int) -> TokenCache:
+        return open_cache(str(tmp_path / "root"), corpus, config(), ByteTokenizer(), unit_bytes=UNIT)
+
+    with ThreadPoolExecutor(4) as pool:
+        built = list(pool.map(build, range(4)))
+    assert len({cache.digest for cache in built}) == 1
+    assert sorted(made) == list(range(len(made)))
+
+
+def test_processes_are_started_where_there_is_much_to_do() -> None:
+    def wanted(sizes: list[int], limit: int | None = None, workers: int = 0) -> int:
+        work = [units.Unit(number, (), size) for number, size in enumerate(sizes)]
+        task = tokenizing.Task("", ByteTokenizer(), "bytes", "", "text", limit)
+        return tokenizing.processes_for(work, task, workers)
+
+    cpus = len(os.sched_getaffinity(0))
+    assert wanted([1000] * 20) == 0
+    assert wanted([32 << 20] * 20) == min(cpus, 20)
+    assert wanted([32 << 20] * 20, limit=8_000_000) == 0
+    assert wanted([1 << 30]) == 0
+    assert wanted([1000] * 20, workers=3) == 3
+
+
+def test_progress_says_how_far_it_is_and_how_long_it_takes() -> None:
+    progress = Progress(4, 4_000_000_000)
+    progress.add(1_000_000_000, 250_000_000, True)
+    progress.add(1_000_000_000, 250_000_000, False)
+    text = progress.text(progress._began + 100)
+    assert text == "2 of 4 shards, 2.00 of 4.00 GB, 10.0 MB/s, 500.0 M tokens, 3 min left"
