@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from midstream.errors import Exit, MidstreamError
 from midstream.flags import parse
+from midstream_engine import records
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,6 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MidstreamError as error:
         output.error(error)
         return int(error.code)
+    except records.RecordError as error:
+        output.error(MidstreamError(str(error), "what lies on the disk is damaged, or of another version"))
+        return int(Exit.FAILED)
     except KeyboardInterrupt:
         output.talk("midstream: interrupted")
         return int(Exit.INTERRUPTED)
@@ -70,7 +74,9 @@ def headless_path(text: str) -> bool:
 
 
 def _screen(fleet, options: argparse.Namespace) -> int:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    from midstream.output import has_screen
+
+    if not has_screen():
         raise MidstreamError(
             "the terminal UI needs a terminal",
             "midstream --status prints the same once; --help lists the flags",

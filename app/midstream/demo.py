@@ -10,13 +10,13 @@ import argparse
 import contextlib
 import secrets
 import shutil
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, HostError, MidstreamError
-from midstream.output import Output
+from midstream.output import Output, has_screen
 from midstream.shipped import shipped
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ RUN = "demo"
 MOVE_AFTER = 12  # steps on `small` before the headless demo moves the run
 HEALTHY_STEPS = 8
 START_TIMEOUT = 300.0
+CLOSING = 120.0  # seconds that a move under way may take to end once the screen is closed
 
 FLEET = """\
 # The embedded fleet of `midstream --demo`.
@@ -75,7 +76,7 @@ def _demo_root() -> Path:
 
 
 def _screen(options: argparse.Namespace, output: Output) -> int:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not has_screen():
         raise MidstreamError(
             "the demo's screen needs a terminal", "midstream --demo --headless does the same without one", Exit.USAGE
         )
@@ -88,11 +89,31 @@ def _screen(options: argparse.Namespace, output: Output) -> int:
         _ensure_running(fleet, hosts, output)
         return run_tui(fleet, hosts, readonly=options.readonly, ascii_only=options.ascii, start_run=RUN)
     finally:
-        # A demo must not go on eating the machine once its screen is closed.
+        _quieten(fleet, hosts, output)
+        hosts.close()
+
+
+def _quieten(fleet: Fleet, hosts: Hosts, output: Output) -> None:
+    """A demo must not go on eating the machine once its screen is closed: stop the run, and wherever a move that is
+    under way starts it again."""
+    deadline = time.monotonic() + CLOSING
+    moving = True
+    while moving and time.monotonic() < deadline:
+        moving = _is_moving()
         for name, attempt in _living(fleet, hosts, RUN):
             output.talk(f"stopping the demo's run on {name}; it saves, and the next midstream --demo goes on with it")
             _stop(hosts, name, RUN, attempt, output)
-        hosts.close()
+        if moving:
+            time.sleep(0.5)
+    if moving:
+        output.talk("midstream: a move of the demo's run goes on; midstream --status shows it")
+
+
+def _is_moving() -> bool:
+    from midstream.migrate import model
+    from midstream.migrate.directory import list_migrations
+
+    return any(view.plan.run_id == RUN and view.state == model.RUNNING for view in list_migrations())
 
 
 def _living(fleet: Fleet, hosts: Hosts, run_id: str) -> Iterator[tuple[str, int]]:

@@ -91,6 +91,11 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
     for name, needs in (("on", "launch"), ("run_id", "launch"), ("to", "migrate")):
         if getattr(options, name) and not getattr(options, needs):
             flags.error(f"--{name.replace('_', '-')} goes with --{needs}")
+    for name in ("dry_run", "source_lost"):
+        if getattr(options, name) and not options.migrate:
+            flags.error(f"--{name.replace('_', '-')} goes with --migrate")
+    if options.yes and not (options.migrate or options.rollback):
+        flags.error("--yes goes with --migrate and --rollback")
     for name in ("certify_steps", "healthy_steps"):
         if getattr(options, name) < 0:
             flags.error(f"--{name.replace('_', '-')} is a number of steps, not below 0")

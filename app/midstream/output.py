@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from midstream.errors import MidstreamError
+from midstream.errors import Exit, MidstreamError
 
 
 class Output:
@@ -19,8 +19,10 @@ class Output:
         self._talk = talk or sys.stderr
 
     def value(self, value: dict[str, Any], text: str | list[str] = "") -> None:
-        """A datum: the JSON object under --json, else its text."""
+        """A datum: the JSON object under --json, else its text. A result always holds its exit code."""
         if self.as_json:
+            if value.get("event") == "result":
+                value = {"exit_code": int(Exit.DONE if value["ok"] else Exit.FAILED), **value}
             self._write(self._data, json.dumps(value, default=str))
         else:
             for line in ([text] if text else []) if isinstance(text, str) else text:
@@ -48,6 +50,11 @@ class Output:
     def _write(stream: TextIO, line: str) -> None:
         stream.write(line + "\n")
         stream.flush()
+
+
+def has_screen() -> bool:
+    """Whether a person sits there: keys come from stdin, the screen is drawn on stderr, and stdout is no pipe."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def size(count: float) -> str:

@@ -13,6 +13,7 @@ import pytest
 from lab.command_line import SLOWER, TINY, Run, midstream, refused, step_of
 from lab.sshd import Lab, free_port
 from midstream_engine import records
+from run_directory import RunDirectory, dead_process
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_a_target_that_is_the_source_is_refused(still_training):
 
 def test_a_batch_that_does_not_divide_is_refused_with_the_counts_that_would(still_training):
     fleet, _ = still_training
-    refused(midstream("--fleet", fleet, "--migrate", "nano", "--to", "three"), 1, "32", "device counts that would do")
+    refused(midstream("--fleet", fleet, "--migrate", "nano", "--to", "three"), 3, "32", "device counts that would do")
 
 
 def test_an_unknown_mode_or_checkpoint_is_refused(still_training):
@@ -100,6 +101,48 @@ def test_flags_that_do_not_go_together_are_refused():
     refused(midstream("--nosuchflag"), 2, "--nosuchflag")
     refused(midstream("--status", "--", "--trainer.seed", "1"), 2, "engine")
     refused(midstream("--migrate", "x", "--to", "y", "--healthy-steps", "-1"), 2, "--healthy-steps")
+    refused(midstream("--launch", "x", "--on", "y", "--dry-run"), 2, "--dry-run goes with --migrate")
+    refused(midstream("--stop", "x", "--yes"), 2, "--yes goes with")
+
+
+def test_the_screen_is_opened_for_a_terminal_alone(training):
+    fleet, _ = training
+    refused(midstream("--fleet", fleet), 2, "needs a terminal", "--status")
+    refused(midstream("--demo"), 2, "needs a terminal", "--headless")
+
+
+def test_a_fleet_file_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host gpu1\n  HostName 10.0.0.7\n  User me\n")
+    file = tmp_path / "fleet" / "fleet.yaml"
+    written = midstream("--init", "--fleet", file, "--json")
+    assert written.code == 0, written.stderr
+    assert written.of("fleet") == [{"event": "fleet", "path": str(file)}]
+    text = file.read_text()
+    assert "gpu1" in text
+    file.write_text(text + "# mine\n")
+    refused(midstream("--init", "--fleet", file), 2, "is there already")
+    assert file.read_text() == text + "# mine\n"
+
+
+def test_a_run_whose_records_cannot_be_read_says_so(still_training, tmp_path: Path):
+    fleet, run = still_training
+    broken = RunDirectory(tmp_path / "broken", "torn")
+    broken.status(1, records.STOPPED, 5, dead_process())
+    Path(broken.paths.lineage).write_text('{"attempts": 7}')
+    file = tmp_path / "fleet.yaml"
+    file.write_text(fleet.read_text() + f'  broken: {{type: local, devices: 2, root: "{tmp_path}/broken"}}\n')
+    told = midstream("--fleet", file, "--status", "--json")
+    assert told.code == 0
+    troubles = {event["run"]: event["trouble"] for event in told.of("run")}
+    assert "lineage" in troubles["torn"]
+    assert troubles["nano"] == ""
+    assert "torn on broken: " in midstream("--fleet", file, "--status").stdout
+    assert midstream("--fleet", file, "--checkpoints", "--json").code == 0
+    whole = midstream("--fleet", file, "--verify", f"here:{run.paths.checkpoint(run.checkpoints()[0])}", "--json")
+    assert whole.code == 0, whole.stderr
+    assert whole.result["ok"]
 
 
 def test_a_missing_fleet_file_says_how_to_make_one(tmp_path: Path):

@@ -52,6 +52,14 @@ def test_a_missing_witness_is_not_a_proof(recomputed: list):
     assert not proof.valid
 
 
+def test_a_run_that_was_at_its_end_has_no_batch_left_to_consume():
+    proof = certificate.certify(PLAN, SEALED, RESTORE, [], [], complete=True)
+    assert proof.valid
+    other = dataclasses.replace(RESTORE, batch_digest="b11")
+    assert not certificate.certify(PLAN, SEALED, other, [], [], complete=True).valid
+    assert not certificate.certify(PLAN, SEALED, RESTORE, [], []).valid, "a run that goes on has to have consumed it"
+
+
 def test_losses_past_the_seal_are_compared_where_the_source_has_them():
     close = [{"global_step": 9, "train/loss": 9.9}, {"global_step": 10, "train/loss": 2.5 * (1 + 5e-5)}]
     far = [{"global_step": 10, "train/loss": 2.6}]

@@ -10,7 +10,8 @@ import pytest
 from midstream.errors import MidstreamError, UsageError
 from midstream.migrate import directory, model, process
 from midstream.migrate.directory import MigrationDirectory
-from midstream.migrate.journal import Journal, follow_events, read_events
+from midstream.migrate.journal import Journal, follow_events, outcome, read_events
+from midstream_engine import records
 from unit.sample_plan import PLAN
 
 
@@ -81,6 +82,64 @@ def test_a_finished_migration_is_not_rolled_back(migration: MigrationDirectory):
         process.rollback(migration.migration)
     with pytest.raises(UsageError, match="nothing to continue"):
         process.continue_(migration.migration)
+
+
+def test_what_has_not_changed_is_not_read_again(migration: MigrationDirectory):
+    journal = Journal(migration.journal_file)
+    journal.write("phase", phase=model.CUTOVER, state=model.STARTED)
+    before = migration.view()
+    assert migration.view() is before
+    assert directory.list_migrations()[0] is before
+    journal.write("phase", phase=model.CUTOVER, state=model.DONE)
+    after = migration.view()
+    assert [event.state for event in after.events] == [model.STARTED, model.DONE]
+    assert after.events[0] is before.events[0], "only what is new was read"
+    with migration.held():
+        assert migration.view().state == model.RUNNING
+    records.write_json(str(migration.ledger_file), model.Ledger({}, {}, 1.0, 2.5).to_json())
+    seen = migration.view().ledger
+    assert seen is not None
+    assert seen.downtime == 1.5
+
+
+def test_looking_whether_a_migration_is_held_never_keeps_it_from_its_process(migration: MigrationDirectory):
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            migration.is_held()
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(200):
+            with migration.held():
+                pass
+    finally:
+        stop.set()
+        for looker in lookers:
+            looker.join()
+
+
+def test_a_follower_may_begin_in_the_middle(migration: MigrationDirectory):
+    journal, ended = Journal(migration.journal_file), threading.Event()
+    journal.write("note", message="before")
+    seen = migration.journal_size()
+    journal.write("note", message="after")
+    ended.set()
+    events = follow_events(migration.journal_file, until=ended, offset=seen)
+    assert [event.message for event in events] == ["after"]
+
+
+def test_an_ended_migration_stays_ended_for_a_process_that_came_too_late(migration: MigrationDirectory):
+    journal = Journal(migration.journal_file)
+    journal.write("phase", phase=model.ROLLBACK, state=model.STARTED)
+    journal.write("result", ok=False, exit_code=5, outcome=model.ROLLED_BACK, message="not certified")
+    journal.write("note", state="resumed")
+    found = outcome(read_events(migration.journal_file))
+    assert found.ended
+    assert (found.outcome, found.exit_code, found.error) == (model.ROLLED_BACK, 5, "not certified")
 
 
 def test_migrations_are_found_by_a_part_of_their_id(migration: MigrationDirectory):

@@ -89,8 +89,11 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
                 age(newest.created) if newest else "-",
             )
         )
+    troubles = [f"{run.run_id} on {run.host}: {run.trouble}" for run in snapshot.runs if run.trouble]
     lines += (
-        ["", *table(runs)] if snapshot.runs else ["", "no runs yet: midstream --launch CONFIG --on TARGET starts one"]
+        ["", *table(runs), *troubles]
+        if snapshot.runs
+        else ["", "no runs yet: midstream --launch CONFIG --on TARGET starts one"]
     )
     migrations = [migration for migration in list_migrations() if migration.open]
     if migrations:
@@ -127,6 +130,7 @@ def run_json(run: RunView) -> dict[str, Any]:
         "epoch": run.epoch,
         "attempt": run.attempt,
         "fence": run.fence.to_json() if run.fence else None,
+        "trouble": run.trouble,
         "lineage": run.lineage.attempts if run.lineage else [],
         "status": run.status.to_json() if run.status else None,
         "checkpoints": [plain(point) for point in run.checkpoints],

@@ -47,9 +47,10 @@ def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
             )
             if check.state == FAIL:
                 failed.append(check)
-    except HostError as error:
-        # Nothing was touched: what cannot be reached is a refusal, not a failure.
-        error.code = Exit.REFUSED
+    except MidstreamError as error:
+        # Nothing was touched: what cannot be reached, or cannot be done, is a refusal and not a failure.
+        if error.code == Exit.FAILED:
+            error.code = Exit.REFUSED
         raise
     finally:
         hosts.close()
@@ -70,55 +71,53 @@ def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
 def resume(options: argparse.Namespace, output: Output) -> int:
     """`--continue` and `--rollback`."""
     from midstream.migrate import directory, process
+    from midstream.migrate.model import ROLLED_BACK
 
     if options.continue_:
-        migration = directory.MigrationDirectory.find(options.continue_).migration
-        process.continue_(migration)
-        return follow(migration, output, only_new=True)
-    view = directory.view(options.rollback)
-    if not view.finished:
-        given_up = _steps_on_target(view)
-        if given_up and not options.yes:
-            raise MidstreamError(
-                f"a rollback gives up {given_up} steps that {view.plan.target} has done",
-                "say --yes to agree",
-                Exit.REFUSED,
-            )
+        found = directory.MigrationDirectory.find(options.continue_)
+        seen = found.journal_size()
+        process.continue_(found.migration)
+        return follow(found.migration, output, seen)
+    found = directory.MigrationDirectory.find(options.rollback)
+    view = found.view()
+    if not view.finished and view.state != ROLLED_BACK and not options.yes:
+        given_up = _given_up(view)
+        if given_up:
+            raise MidstreamError(given_up, "say --yes to agree", Exit.REFUSED)
+    seen = found.journal_size()
     process.rollback(view.migration)
-    return follow(view.migration, output, only_new=True)
+    return follow(view.migration, output, seen)
 
 
-def _steps_on_target(view: MigrationView) -> int:
-    """Updates past the seal on the target; 0 where it does not answer, for then nothing is known to be given up."""
+def _given_up(view: MigrationView) -> str:
+    """What a rollback would give up, in words; empty where that is nothing."""
     from midstream.fleet.config import load_fleet
     from midstream.hosts.open import Hosts
     from midstream.migrate import process
     from midstream.migrate.directory import MigrationDirectory
 
-    fleet = load_fleet(MigrationDirectory(view.migration).fleet_file)
-    hosts = Hosts(fleet)
+    if not any(event.event == "fact" and "relaunching" in event.detail for event in view.events):
+        return ""  # no engine was ever started there
+    hosts = Hosts(load_fleet(MigrationDirectory(view.migration).fleet_file))
     try:
         host = hosts.get(view.plan.target_host)
         described = host.call("runs.describe", root=host.root, run_id=view.plan.run_id)
-    except HostError:
-        return 0
+    except HostError as error:
+        return f"a rollback gives up what {view.plan.target} has done since, and it does not answer: {error.message}"
     finally:
         hosts.close()
-    return process.steps_given_up(view, described["status"]["step"] if described["status"] else None)
+    steps = process.steps_given_up(view, described["status"]["step"] if described["status"] else None)
+    return f"a rollback gives up {steps} steps that {view.plan.target} has done" if steps else ""
 
 
-def follow(migration: str, output: Output, *, only_new: bool = False) -> int:
-    """Print a migration's journal as it grows. Ctrl-C leaves it running and says how to come back."""
-    import time
-
+def follow(migration: str, output: Output, seen: int = 0) -> int:
+    """Print a migration's journal as it grows, from byte ``seen`` on. Ctrl-C leaves it running and says how to come
+    back."""
     from midstream.migrate import process
 
-    began = time.time() - 1.0
     code: int | None = None
     try:
-        for event in process.follow(migration):
-            if only_new and event.time < began:
-                continue
+        for event in process.follow(migration, seen):
             if event.event == "result":
                 code = int(event.detail["exit_code"])
             if event.event not in ("fact", "trace"):
@@ -156,7 +155,10 @@ def _tell(event: Event, output: Output) -> None:
 def result_lines(event: Event) -> list[str]:
     """The end of a migration for people."""
     detail = event.detail
-    lines = [f"{detail['run']}: {detail['outcome']}" + (f": {event.message}" if event.message else "")]
+    lines = [
+        f"{detail.get('run') or detail['migration']}: {detail['outcome']}"
+        + (f": {event.message}" if event.message else "")
+    ]
     certificate = detail.get("certificate")
     if certificate:
         lines.append(

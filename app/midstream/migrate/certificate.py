@@ -25,13 +25,15 @@ def certify(
     restore: records.Restore,
     target_rows: Sequence[Mapping[str, Any]],
     source_rows: Sequence[Mapping[str, Any]],
+    *,
+    complete: bool = False,
 ) -> Certificate:
     """The certificate for a move sealed at ``sealed`` (step, checkpoint, root_digest), from the target's restore
-    evidence and the metric rows with losses of both sides."""
+    evidence and the metric rows with losses of both sides. ``complete``: the run was at its end, no batch is left."""
     step = int(sealed["step"])
     claims = (
         _state(sealed, restore),
-        _data(step, restore, target_rows),
+        _data(step, restore, target_rows, complete),
         _witness(restore),
         _trajectory(step, target_rows, source_rows, _precision(plan)),
     )
@@ -74,8 +76,10 @@ def _state(sealed: Mapping[str, Any], restore: records.Restore) -> Claim:
     )
 
 
-def _data(step: int, restore: records.Restore, rows: Sequence[Mapping[str, Any]]) -> Claim:
+def _data(step: int, restore: records.Restore, rows: Sequence[Mapping[str, Any]], complete: bool) -> Claim:
     consumed = next((row.get("batch_digest", "") for row in rows if row["global_step"] == step), "")
+    if complete and not rows:
+        consumed = restore.batch_digest  # nothing is left to consume: what both would take next is compared
     same = bool(consumed) and restore.recorded_batch_digest == restore.batch_digest == consumed
     statement = (
         f"batch {step} is the one that the source would have taken next"

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +23,10 @@ from pathlib import Path
 
 from midstream.errors import MidstreamError, UsageError
 from midstream.migrate import model
-from midstream.migrate.journal import read_events
+from midstream.migrate.journal import JournalReader, outcome
 from midstream_engine import records
+
+PATIENCE = 0.5  # seconds
 
 
 def state_directory() -> Path:
@@ -74,6 +77,10 @@ class MigrationDirectory:
             else "there are none yet: midstream --migrate RUN --to TARGET starts one",
         )
 
+    def journal_size(self) -> int:
+        """Bytes of the journal: where a follower begins who wants what comes next."""
+        return self.journal_file.stat().st_size if self.journal_file.exists() else 0
+
     def plan(self) -> model.Plan:
         return model.Plan.from_json(records.read_json(str(self.plan_file)))
 
@@ -82,12 +89,18 @@ class MigrationDirectory:
         """Hold the migration: one process at a time carries it out. MidstreamError where another one does."""
         descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
-                raise MidstreamError(f"migration {self.migration} is being carried out by another process") from error
+            deadline = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.EAGAIN, errno.EACCES):
+                        raise
+                    if time.monotonic() >= deadline:
+                        message = f"migration {self.migration} is being carried out by another process"
+                        raise MidstreamError(message) from error
+                time.sleep(0.01)  # whoever only looks whether it is held holds it for an instant
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
             yield
@@ -110,36 +123,63 @@ class MigrationDirectory:
 
     def view(self) -> model.MigrationView:
         """What its files tell. RecordError where the plan is missing or torn."""
-        plan = self.plan()
-        events = read_events(self.journal_file)
-        phase, state, error, finished = model.PLAN, "", "", False
-        for event in events:
-            if event.event == "phase":
-                phase = event.phase
-                if event.phase == model.FINISH and event.state == model.DONE:
-                    finished = True
-                if event.state == model.FAILED:
-                    error = event.message
-            elif event.event == "result":
-                state = str(event.detail.get("outcome", ""))
-                error = event.message if not event.detail.get("ok") else ""
-            elif event.event == "note" and event.state == "resumed":
-                state = ""
-        if self.is_held() and state != model.COMPLETED:
+        known = _KNOWN.setdefault(self.path, _Known(self))
+        return known.view()
+
+
+class _Known:
+    """A migration that is looked at again and again: a file that has not changed is not read again."""
+
+    def __init__(self, directory: MigrationDirectory):
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._reader = JournalReader(directory.journal_file)
+        self._mark: tuple[object, ...] = ()
+        self._view: model.MigrationView | None = None
+
+    def view(self) -> model.MigrationView:
+        """The same object until something changes."""
+        directory = self._directory
+        with self._lock:
+            held = directory.is_held()
+            files = (directory.plan_file, directory.journal_file, directory.ledger_file, directory.certificate_file)
+            mark = (held, *map(_signature, files))
+            if self._view is None or mark != self._mark:
+                self._view, self._mark = self._read(held), mark
+            return self._view
+
+    def _read(self, held: bool) -> model.MigrationView:
+        directory = self._directory
+        events = self._reader.events()
+        now = outcome(events)
+        state = now.outcome
+        if held and not now.ended:
             state = model.RUNNING
-        ledger = records.read_json_or_none(str(self.ledger_file))
-        certificate = records.read_json_or_none(str(self.certificate_file))
+        ledger = records.read_json_or_none(str(directory.ledger_file))
+        certificate = records.read_json_or_none(str(directory.certificate_file))
         return model.MigrationView(
-            self.migration,
-            plan,
+            directory.migration,
+            directory.plan(),
             state or model.INTERRUPTED,
-            phase,
-            tuple(events),
+            now.phase,
+            events,
             model.Ledger.from_json(ledger) if ledger else None,
             model.Certificate.from_json(certificate) if certificate else None,
-            finished,
-            error,
+            now.finished,
+            now.error,
         )
+
+
+_KNOWN: dict[Path, _Known] = {}
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    """Changes whenever the file does."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def migration_ids() -> list[str]:

@@ -2,53 +2,62 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from typing import Any
 
 from midstream.errors import Exit, HostError, LostContact, MidstreamError
 from midstream.migrate import model
-from midstream.migrate.journal import read_events
-from midstream.migrate.move import Move, NeedsOperator, Phase, RollbackRequested
+from midstream.migrate.journal import outcome, read_events
+from midstream.migrate.move import Move, NeedsOperator, Phase, RollbackRequested, ways_on
 from midstream.migrate.phases import phases
 from midstream.migrate.phases.rollback import Rollback
 from midstream_engine import records
 
+ASKED = "a person asked for it"
+CUTS = 5  # of a connection, in one phase
+RECONNECT = 120.0  # seconds that a lost connection is tried again before the phase counts as failed
+
 
 def execute(move: Move, *, rollback: bool = False) -> Exit:
     """From wherever the journal says the migration stands to its end. Returns the exit code of the command line."""
-    done = {
-        event.phase
-        for event in read_events(move.directory.journal_file)
-        if event.event == "phase" and event.state == model.DONE
-    }
-    if rollback:
-        return _roll_back(move, "a person asked for it", Exit.DONE)
-    if model.ROLLBACK in _begun(move) and not move.journal.known("rolled_back"):
-        return _roll_back(move, "an earlier rollback was interrupted", Exit.FAILED)
+    events = read_events(move.directory.journal_file)
+    state = outcome(events)
+    if state.ended:  # another process was quicker
+        return _result(move, Exit(state.exit_code), state.outcome, state.error)
+    done = {event.phase for event in events if event.event == "phase" and event.state == model.DONE}
+    begun = next((e for e in events if e.event == "phase" and e.phase == model.ROLLBACK), None)
+    if begun is not None:
+        return _roll_back(move, begun.message, Exit(begun.detail.get("exit_code", Exit.FAILED)))
+    if rollback or move.directory.request_file.exists():
+        return _roll_back(move, ASKED, Exit.DONE)
+    try:
+        move.source.connect()
+        move.target.connect()
+    except HostError as error:  # nothing was done yet, and nothing has to be undone for that
+        line = f"{error}; midstream --continue {move.plan.migration} goes on when it answers"
+        return _result(move, Exit.INTERRUPTED, model.INTERRUPTED, line)
     for phase in phases():
-        if phase.name in done and not _again(phase, move):
+        if phase.name in done and not _again(phase):
             continue
         try:
             _run(move, phase)
         except RollbackRequested:
-            return _roll_back(move, "a person asked for it", Exit.DONE)
+            return _roll_back(move, ASKED, Exit.DONE)
         except NeedsOperator as error:
             return _result(move, Exit.INTERRUPTED, model.INTERRUPTED, str(error))
-        except MidstreamError as error:
-            _failed(move, phase.name, str(error))
-            return _roll_back(move, str(error), Exit.NOT_CERTIFIED if error.code == Exit.NOT_CERTIFIED else Exit.FAILED)
-        except Exception as error:  # noqa: BLE001 - whatever went wrong, the source has to run again
-            _failed(move, phase.name, f"{type(error).__name__}: {error}")
-            move.journal.write("trace", phase=phase.name, message=traceback.format_exc())
-            return _roll_back(move, f"{type(error).__name__}: {error}", Exit.FAILED)
+        except Exception as error:  # noqa: BLE001 - whatever went wrong, the run has to go on
+            message = str(error) if isinstance(error, MidstreamError) else _trace(move, error)
+            _failed(move, phase.name, message)
+            if model.CERTIFY in done:  # the run goes on there, and what it has done since is not ours to give up
+                return _result(move, Exit.INTERRUPTED, model.INTERRUPTED, f"{message} ({ways_on(move)})")
+            certified = getattr(error, "code", Exit.FAILED) != Exit.NOT_CERTIFIED
+            return _roll_back(move, message, Exit.FAILED if certified else Exit.NOT_CERTIFIED)
+        done.add(phase.name)
     return _result(move, Exit.DONE, model.COMPLETED, "")
 
 
-def _begun(move: Move) -> set[str]:
-    return {event.phase for event in read_events(move.directory.journal_file) if event.event == "phase"}
-
-
-def _again(phase: Phase, move: Move) -> bool:
+def _again(phase: Phase) -> bool:
     """Relaunch is looked at again on every continuation: the target may have died since."""
     return phase.name == model.RELAUNCH
 
@@ -57,23 +66,61 @@ def _run(move: Move, phase: Phase) -> None:
     move.phase = phase.name
     move.check_requests()
     move.journal.write("phase", phase=phase.name, state=model.STARTED)
-    phase.run(move)
+    _patiently(move, phase)
     move.journal.write("phase", phase=phase.name, state=model.DONE)
+
+
+def _patiently(move: Move, phase: Phase) -> None:
+    """Run the phase; where a connection is cut, make it anew and run the phase again, which goes on where it was. A
+    host that does not come back in time raises LostContact, as does a link that is cut again and again."""
+    cuts = 0
+    while True:
+        try:
+            return phase.run(move)
+        except LostContact as error:
+            cuts += 1
+            if cuts > CUTS:
+                raise
+            move.note(f"{error.message}; connecting again: losing contact is not losing the run")
+            deadline = time.monotonic() + RECONNECT
+            while not _connected(move):
+                move.check_requests()
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(1.0)
+
+
+def _connected(move: Move) -> bool:
+    try:
+        move.source.connect()
+        move.target.connect()
+    except HostError:
+        return False
+    return True
 
 
 def _failed(move: Move, phase: str, message: str) -> None:
     move.journal.write("phase", phase=phase, state=model.FAILED, message=message)
 
 
+def _trace(move: Move, error: Exception) -> str:
+    """One line for an error that nobody foresaw; where it came from is in the journal."""
+    move.journal.write("trace", phase=move.phase, message=traceback.format_exc())
+    return f"{type(error).__name__}: {error}"
+
+
 def _roll_back(move: Move, why: str, code: Exit) -> Exit:
-    """Back to the source. Where that cannot be completed now, the migration stays open and says how it goes on."""
+    """Back to the source. Where that cannot be completed now, the migration stays open and says how it goes on.
+    ``code`` is journaled: whoever completes the rollback ends with it."""
     move.phase = model.ROLLBACK
-    move.journal.write("phase", phase=model.ROLLBACK, state=model.STARTED, message=why)
+    move.journal.write("phase", phase=model.ROLLBACK, state=model.STARTED, message=why, exit_code=int(code))
+    rollback = Rollback()
     try:
-        Rollback().run(move)
-    except (LostContact, HostError, MidstreamError) as error:
-        _failed(move, model.ROLLBACK, str(error))
-        line = f"{error}; midstream --continue {move.plan.migration} goes on with the rollback"
+        _patiently(move, rollback)
+    except Exception as error:  # noqa: BLE001 - whatever it was, the rollback is to be completed
+        message = str(error) if isinstance(error, MidstreamError) else _trace(move, error)
+        _failed(move, model.ROLLBACK, message)
+        line = f"{message}; midstream --continue {move.plan.migration} goes on with the rollback"
         return _result(move, Exit.INTERRUPTED, model.ROLLBACK_INCOMPLETE, line)
     move.directory.request_file.unlink(missing_ok=True)
     move.journal.write("phase", phase=model.ROLLBACK, state=model.DONE)

@@ -11,10 +11,12 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from midstream.migrate import model
 from midstream.migrate.model import Event
 
 
@@ -64,6 +66,66 @@ def read_events(path: Path) -> list[Event]:
     return [event for line in data.splitlines() if (event := _parse(line)) is not None]
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a migration stands by its journal alone, whoever holds it."""
+
+    outcome: str = ""  # of the newest result; empty while there is none since it was last begun
+    exit_code: int = 0
+    phase: str = model.PLAN  # the newest that was begun
+    error: str = ""
+    finished: bool = False  # the source is retired
+
+    @property
+    def ended(self) -> bool:
+        """Nothing is left to do."""
+        return self.outcome in (model.COMPLETED, model.ROLLED_BACK)
+
+
+def outcome(events: Iterable[Event]) -> Outcome:
+    """What the events say in the end."""
+    now = Outcome()
+    for event in events:
+        if event.event == "phase":
+            now = replace(now, phase=event.phase)
+            if (event.phase, event.state) == (model.FINISH, model.DONE):
+                now = replace(now, finished=True)
+            if event.state == model.FAILED:
+                now = replace(now, error=event.message)
+        elif event.event == "result":
+            now = replace(
+                now,
+                outcome=str(event.detail.get("outcome", "")),
+                exit_code=int(event.detail.get("exit_code", 1)),
+                error=event.message if not event.detail.get("ok") else "",
+            )
+        elif event.event == "note" and event.state == "resumed" and not now.ended:
+            now = replace(now, outcome="")
+    return now
+
+
+class JournalReader:
+    """A journal that is looked at again and again: what was read is not read again."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._offset = 0
+        self._events: list[Event] = []
+
+    def events(self) -> tuple[Event, ...]:
+        """All whole lines so far."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return ()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        self._events += [event for line in whole.splitlines() if (event := _parse(line)) is not None]
+        return tuple(self._events)
+
+
 def _parse(line: bytes) -> Event | None:
     try:
         return Event.from_json(json.loads(line))
@@ -71,9 +133,8 @@ def _parse(line: bytes) -> Event | None:
         return None
 
 
-def follow_events(path: Path, *, until: threading.Event, poll: float = 0.1) -> Iterator[Event]:
-    """Whole lines as they come, from the first one on; ends when ``until`` is set and everything was read."""
-    offset = 0
+def follow_events(path: Path, *, until: threading.Event, poll: float = 0.1, offset: int = 0) -> Iterator[Event]:
+    """Whole lines as they come, from byte ``offset`` on; ends when ``until`` is set and everything was read."""
     while True:
         ending = until.is_set()
         try:

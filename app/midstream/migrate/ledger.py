@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from midstream.migrate.model import LEDGER_ENTRIES, Ledger
@@ -42,27 +43,44 @@ def step_seconds(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return (statistics.median(durations) if durations else 0.0), float(first)
 
 
+@dataclass(frozen=True)
+class Marks:
+    """Moments of a move: UTC seconds on the operator's clock. Those that a host wrote down are corrected for its skew,
+    and are no better than that; those that the operator's process saw bound them. None: it was not there to see."""
+
+    last_step_ended: float  # the host's
+    source_stopped: float  # the host's
+    first_step_ended: float  # the host's
+    sealing: float  # when the source was ordered to stop, or was found not to run
+    stop_seen: float | None = None
+    relaunched: float | None = None
+    training_seen: float | None = None
+
+
 def measure(
     predicted: Mapping[str, float],
+    marks: Marks,
     *,
-    last_step_ended: float,
-    source_stopped: float,
-    stop_seen: float,
     copy_seconds: float,
     verify_seconds: float,
     restore_seconds: float,
-    first_step_seconds: float,
     compile_seconds: float,
-    first_step_ended: float,
+    first_step_seconds: float,
 ) -> Ledger:
-    """The ledger from marks, UTC seconds on the operator's clock (hosts' times corrected for skew).
+    """The ledger of a move. Its entries add up to the downtime, whatever the hosts' clocks say.
 
-    ``provision`` is what remains: asking the host, starting the interpreter, importing. Entries add up to the
-    downtime up to the clocks' error, which is at most half a round trip.
+    The downtime begins with the end of the source's last step; where the source had ended before the move, with the
+    move. ``provision`` is what no other entry explains: asking the host, starting the interpreter, importing, and any
+    time in which the migration was interrupted.
     """
+    began = max(marks.last_step_ended, marks.sealing)
+    if marks.stop_seen is not None:
+        began = min(began, marks.stop_seen)
+    stopped = began if marks.stop_seen is None else min(max(began, marks.source_stopped), marks.stop_seen)
+    seen = stopped if marks.stop_seen is None else marks.stop_seen
     measured = {
-        "quiesce": max(0.0, stop_seen - source_stopped),
-        "save": max(0.0, source_stopped - last_step_ended),
+        "quiesce": seen - stopped,
+        "save": stopped - began,
         "copy": copy_seconds,
         "verify": verify_seconds,
         "install": 0.0,  # done while the source trained
@@ -70,5 +88,11 @@ def measure(
         "restore": restore_seconds,
         "first_step": first_step_seconds,
     }
-    measured["provision"] = max(0.0, first_step_ended - last_step_ended - sum(measured.values()))
-    return Ledger(dict(predicted), {name: measured[name] for name in LEDGER_ENTRIES}, last_step_ended, first_step_ended)
+    ended = marks.first_step_ended
+    if marks.relaunched is not None:
+        ended = max(ended, marks.relaunched)
+    if marks.training_seen is not None:
+        ended = min(ended, marks.training_seen)
+    ended = max(ended, began + sum(measured.values()))  # each was measured on one clock; two clocks may disagree
+    measured["provision"] = max(0.0, ended - began - sum(measured.values()))
+    return Ledger(dict(predicted), {name: measured[name] for name in LEDGER_ENTRIES}, began, ended)

@@ -156,6 +156,15 @@ class Move:
         )
 
 
+def ways_on(move: Move) -> str:
+    """The lines that a person may choose from once the run is certified on its target."""
+    plan, sealed = move.plan, move.journal.known("sealed")
+    return (
+        f"midstream --continue {plan.migration} starts it there again, "
+        f"midstream --rollback {plan.migration} --yes goes back to step {sealed['step']} on {plan.source}"
+    )
+
+
 PIN_SECONDS = 86400.0
 
 

@@ -123,7 +123,9 @@ def _find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
 
 def _check_holder(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
     """Refuse to move a copy that the fence says belongs elsewhere: that would make a second lineage."""
-    holder = run.fence.holder if run.fence else ""
+    if run.fence is None or run.fence.sealed_step is None:
+        return  # it never moved: whoever started it, under whatever name, is its holder
+    holder = run.fence.holder
     held_by = fleet.target(holder).hosts if holder in fleet.target_names else ()
     if not holder or run.host in held_by:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,15 @@ def _reach(hosts: Hosts, name: str, role: str):
 
 def _source(source: Host, plan: Plan) -> Iterator[Check]:
     described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
-    fence = records.Fence.from_json(described["fence"])
+    fence = records.Fence.from_json(described["fence"], f"{source.name}: fence.json of {plan.run_id}")
+    mover = source.call("runs.mover", root=source.root, run_id=plan.run_id)
+    if mover and mover["epoch"] > fence.epoch and mover["expires"] > time.time():
+        yield Check(
+            "nobody moves it",
+            FAIL,
+            f"migration {mover['migration']} is moving it to {mover['holder']}",
+            f"midstream --rollback {mover['migration']} takes that back, where it was started",
+        )
     if fence.epoch != plan.source_epoch:
         yield Check(
             "fence",
@@ -146,8 +155,14 @@ def _libc(facts: dict[str, Any]) -> Check:
 def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
     others = []
     for run_id in target.call("runs.list_runs", root=target.root):
-        described = target.call("runs.describe", root=target.root, run_id=run_id)
-        if not described["alive"]:
+        try:
+            living = target.call("runs.living_attempt", root=target.root, run_id=run_id)
+        except RemoteError as error:
+            if run_id == plan.run_id:
+                raise
+            yield Check("target is free", WARN, f"what {run_id} does cannot be read: {error.message}")
+            continue
+        if not living:
             continue
         if run_id == plan.run_id:
             yield Check(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,8 @@ def steps_given_up(view: model.MigrationView, target_step: int | None) -> int:
     return max(0, target_step - sealed["step"]) if sealed and target_step is not None else 0
 
 
-def follow(migration: str) -> Iterator[model.Event]:
-    """The journal from its first line on, as it is written, until the process that writes it has ended."""
+def follow(migration: str, offset: int = 0) -> Iterator[model.Event]:
+    """The journal from byte ``offset`` on, as it is written, until the process that writes it has ended."""
     directory = MigrationDirectory.find(migration)
     ended = threading.Event()
     stopped = threading.Event()
@@ -83,7 +84,7 @@ def follow(migration: str) -> Iterator[model.Event]:
     watcher = threading.Thread(target=watch, name="migration-process", daemon=True)
     watcher.start()
     try:
-        yield from follow_events(directory.journal_file, until=ended)
+        yield from follow_events(directory.journal_file, until=ended, offset=offset)
     finally:
         stopped.set()
 
@@ -122,33 +123,49 @@ def _spawn(directory: MigrationDirectory, *flags: str) -> None:
 def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     migration, rolling_back = words[0], "--rollback" in words[1:]
+    directory = MigrationDirectory(migration)
+    try:
+        with directory.held():
+            return _carry_out(directory, rolling_back)
+    except MidstreamError as error:
+        print(f"midstream: {error}", file=sys.stderr)
+        return int(error.code)
+
+
+def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
+    """With the migration held. Whatever happens, the journal's last line is a result."""
     from midstream.fleet.config import load_fleet
     from midstream.hosts.open import Hosts
     from midstream.migrate.executor import execute
     from midstream.migrate.move import Move
     from midstream.watch.watcher import Watch
 
-    directory = MigrationDirectory(migration)
-    plan = directory.plan()
-    with directory.held():
-        journal = Journal(directory.journal_file)
-        if directory.journal_file.stat().st_size:
-            journal.write("note", state="resumed", message="resumed by another process")
-        fleet = load_fleet(directory.fleet_file)
+    journal = Journal(directory.journal_file)
+    if directory.journal_file.stat().st_size:
+        journal.write("note", state="resumed", message="resumed by another process")
+    try:
+        plan, fleet = directory.plan(), load_fleet(directory.fleet_file)
         hosts = Hosts(fleet)
         watch = Watch(fleet, hosts, interval=WATCH_INTERVAL, only={plan.source, plan.target_host})
         watch.start()
         try:
             return int(execute(Move(plan, directory, journal, fleet, hosts, watch), rollback=rolling_back))
-        except MidstreamError as error:
-            journal.write(
-                "result", message=str(error), ok=False, exit_code=int(Exit.INTERRUPTED), outcome=model.INTERRUPTED
-            )
-            return Exit.INTERRUPTED
         finally:
             watch.stop()
             hosts.close()
-            journal.close()
+    except Exception as error:  # noqa: BLE001 - a follower waits for one line
+        journal.write("trace", message=traceback.format_exc())
+        journal.write(
+            "result",
+            message=f"{error}; midstream --continue {directory.migration} goes on",
+            ok=False,
+            exit_code=int(Exit.INTERRUPTED),
+            outcome=model.INTERRUPTED,
+            migration=directory.migration,
+        )
+        return Exit.INTERRUPTED
+    finally:
+        journal.close()
 
 
 if __name__ == "__main__":

@@ -109,20 +109,28 @@ def start(
 ) -> Dict[str, Any]:
     """Write the attempt's order, and the run's config where there is none yet; start ``argv`` in a session of its own,
     its output appended to the attempt's log. Returns the process' identity, which ``setup`` does not change: the
-    engine takes the shell's place."""
+    engine takes the shell's place.
+
+    Refused where another attempt of the run lives, whoever started it: a start that arrives late (its caller died, or
+    gave up) makes no second one. The claim on the number is given back then."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     attempt = paths.attempt(number)
+    command = with_setup(argv, setup)
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH")}
+    environment.update(env)
     with records.locked(paths.lock):
+        living = runs.living_attempt(root, run_id)
+        if living:
+            with contextlib.suppress(OSError):  # only an empty claim is nobody's
+                os.rmdir(attempt.dir)
+            raise runs.Refused("attempt {} of {} runs here already".format(living, run_id))
         if not os.path.exists(paths.config):
             if config is None:
                 raise FileNotFoundError("run {} has no config: {} is missing".format(run_id, paths.config))
             records.write_bytes(paths.config, config.encode())
-    if order is not None:
-        records.write_json(attempt.order, dict(order))
-    command = with_setup(argv, setup)
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH")}
-    environment.update(env)
-    return spawn(command, environment, paths.dir, attempt.log(), posixpath.join(attempt.dir, LAUNCHED))
+        if order is not None:
+            records.write_json(attempt.order, dict(order))
+        return spawn(command, environment, paths.dir, attempt.log(), posixpath.join(attempt.dir, LAUNCHED))
 
 
 def with_setup(argv: Sequence[str], setup: Sequence[str]) -> List[str]:

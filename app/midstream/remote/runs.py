@@ -38,7 +38,7 @@ def describe(root: str, run_id: str) -> Dict[str, Any]:
     """Everything small about one run: fence, lineage, attempts, the newest one's status, checkpoints."""
     paths = records.RunPaths(root, run_id)
     numbers = attempts(paths)
-    newest = numbers[-1] if numbers else 0
+    newest = _newest_started(paths, numbers)
     found = status(root, run_id, newest) if newest else {"status": None, "alive": False}
     return {
         "run_id": run_id,
@@ -59,6 +59,16 @@ def attempts(paths: records.RunPaths) -> List[int]:
     except FileNotFoundError:
         return []
     return sorted(int(name) for name in names if re.fullmatch(r"\d{3,}", name))
+
+
+def _newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
+    """The newest attempt in which something was started. A number that was claimed and then left (its claimer died)
+    says nothing of the run, unless there is no other."""
+    for number in reversed(numbers):
+        path = paths.attempt(number)
+        if os.path.exists(path.status()) or _launched(path) is not None:
+            return number
+    return numbers[-1] if numbers else 0
 
 
 def status(root: str, run_id: str, attempt: int) -> Dict[str, Any]:
@@ -85,8 +95,14 @@ def attempt_of_migration(root: str, run_id: str, migration: str) -> Optional[Dic
     for number in reversed(attempts(paths)):
         order = records.Order.read_or_none(paths.attempt(number).order)
         if order is not None and order.migration == migration:
-            return {"attempt": number, **status(root, run_id, number)}
+            return {"attempt": number, "epoch": order.epoch, **status(root, run_id, number)}
     return None
+
+
+def living_attempt(root: str, run_id: str) -> int:
+    """The attempt whose process runs; 0 where none does."""
+    numbers = attempts(records.RunPaths(root, run_id))
+    return next((number for number in reversed(numbers) if status(root, run_id, number)["alive"]), 0)
 
 
 def checkpoints(
@@ -190,10 +206,14 @@ def claim_attempt(root: str, run_id: str, at_least: int = 1) -> int:
 
 def give_order(root: str, run_id: str, attempt: int, order: Mapping[str, Any]) -> int:
     """Write an attempt's order under the next serial, which is returned: the engine's status names the last that it
-    carried out."""
+    carried out. Refused where the order is a migration's and another one has the run in its hands."""
     paths = records.RunPaths(root, run_id)
     path = paths.attempt(attempt)
     with records.locked(paths.lock):
+        mover = records.Mover.read_or_none(paths.mover)
+        migration = order.get("migration")
+        if migration and mover is not None and mover.migration != migration:
+            raise Refused(_in_other_hands(run_id, mover))
         before = records.Order.read_or_none(path.order)
         found = records.Status.read_or_none(path.status())
         serial = max(before.serial if before else 0, found.order if found else 0) + 1
@@ -215,12 +235,66 @@ def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
     return True
 
 
-def seal(root: str, run_id: str, epoch: int, holder: str, sealed_step: int) -> Dict[str, Any]:
+def take(root: str, run_id: str, migration: str, epoch: int, holder: str, seconds: float) -> Dict[str, Any]:
+    """Take the run in hand for ``seconds``, to move it to ``holder`` under ``epoch``; returns the fence as it is. One
+    migration alone can, until it lets go, or its time is over and it has not begun the epoch. Refused to all others."""
+    paths = records.RunPaths(root, run_id)
+    with records.locked(paths.lock):
+        fence = records.Fence.read_or_none(paths.fence) or records.first_fence("")
+        mover = records.Mover.read_or_none(paths.mover)
+        mine = mover is not None and mover.migration == migration and mover.epoch == epoch
+        if not mine:
+            if fence.epoch >= epoch:
+                raise Refused(
+                    "run {} was moved on to {} (epoch {}) meanwhile".format(run_id, fence.holder, fence.epoch)
+                )
+            _refuse_others(paths, migration, epoch)
+        if not mine or fence.epoch < epoch:
+            records.Mover(migration, epoch, holder, time.time() + seconds).write(paths.mover)
+    return fence.to_json()
+
+
+def mover(root: str, run_id: str) -> Optional[Dict[str, Any]]:
+    """Who has the run in its hands, or began its present epoch; None where nobody ever had."""
+    found = records.Mover.read_or_none(records.RunPaths(root, run_id).mover)
+    return found.to_json() if found else None
+
+
+def let_go(root: str, run_id: str, migration: str) -> None:
+    """End what ``take`` began; nothing where another migration has the run."""
+    paths = records.RunPaths(root, run_id)
+    if not os.path.isdir(paths.dir):
+        return
+    with records.locked(paths.lock):
+        found = records.Mover.read_or_none(paths.mover)
+        if found is not None and found.migration == migration:
+            os.unlink(paths.mover)
+
+
+def _in_other_hands(run_id: str, mover: records.Mover) -> str:
+    return "run {} is being moved to {} by migration {}".format(run_id, mover.holder, mover.migration)
+
+
+def _refuse_others(paths: records.RunPaths, migration: str, epoch: int) -> None:
+    """To be called with the run's lock held."""
+    found = records.Mover.read_or_none(paths.mover)
+    if found is None or found.migration == migration or found.epoch < epoch:
+        return
+    fence = records.Fence.read_or_none(paths.fence)
+    begun = fence is not None and fence.epoch >= found.epoch
+    if begun or found.expires > time.time():
+        raise Refused(_in_other_hands(paths.run_id, found))
+
+
+def seal(root: str, run_id: str, epoch: int, holder: str, sealed_step: int, migration: str = "") -> Dict[str, Any]:
     """Close a run whose engine is gone: the fence goes to ``epoch`` and ``holder``, everything past ``sealed_step`` is
     refused from now on. Refused while an engine runs: it seals itself, when it is ordered to."""
     paths = records.RunPaths(root, run_id)
     with records.locked(paths.lock):
-        _refuse_alive(root, run_id, paths)
+        living = living_attempt(root, run_id)
+        if living:
+            raise Refused("attempt {} of {} runs; an engine that runs is sealed by an order".format(living, run_id))
+        _refuse_others(paths, migration, epoch)
         fence = records.Fence.read_or_none(paths.fence) or records.first_fence("")
         if fence.epoch == epoch and fence.holder == holder and fence.sealed_step == sealed_step:
             return fence.to_json()
@@ -229,14 +303,9 @@ def seal(root: str, run_id: str, epoch: int, holder: str, sealed_step: int) -> D
     return sealed.to_json()
 
 
-def _refuse_alive(root: str, run_id: str, paths: records.RunPaths) -> None:
-    for number in attempts(paths):
-        if status(root, run_id, number)["alive"]:
-            raise Refused("attempt {} of {} runs; an engine that runs is sealed by an order".format(number, run_id))
-
-
-def put_fence(root: str, run_id: str, fence: Mapping[str, Any]) -> Dict[str, Any]:
-    """Write a fence that was decided elsewhere. It only ever goes up; the same one again changes nothing."""
+def put_fence(root: str, run_id: str, fence: Mapping[str, Any], migration: str = "") -> Dict[str, Any]:
+    """Write a fence that was decided elsewhere, by ``migration`` where one did. It only ever goes up; the same one
+    again changes nothing. Refused where another migration has the run in its hands."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     new = records.Fence.from_json(dict(fence), "fence")
     os.makedirs(paths.dir, exist_ok=True)
@@ -251,6 +320,9 @@ def put_fence(root: str, run_id: str, fence: Mapping[str, Any]) -> Dict[str, Any
                         run_id, old.epoch, old.holder, new.epoch, new.holder
                     )
                 )
+        if migration:
+            _refuse_others(paths, migration, new.epoch)
+            records.Mover(migration, new.epoch, new.holder, time.time()).write(paths.mover)
         new.write(paths.fence)
     return new.to_json()
 

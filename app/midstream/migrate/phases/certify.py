@@ -10,6 +10,7 @@ from midstream.migrate import certificate, ledger
 from midstream.migrate.model import CERTIFY
 from midstream.migrate.move import Move
 from midstream.watch.model import RunView
+from midstream.watch.store import parse_rows
 from midstream_engine import records
 
 EVIDENCE_TIMEOUT = 1800.0
@@ -28,78 +29,87 @@ class Certify:
 
     def run(self, move: Move) -> None:
         plan, target = move.plan, move.target
-        sealed, attempt = move.journal.known("sealed"), move.journal.known("target_attempt")
+        sealed = move.journal.known("sealed")
+        attempt, evidence = self._evidence(move, sealed)
         source_rows = self._source_rows(move, sealed)
         wanted = min(plan.certify_steps, len([row for row in source_rows if row["global_step"] >= sealed["step"]]))
 
         def enough(run: RunView) -> bool:
             rows = [row for row in run.curve if row["attempt"] == attempt and "train/loss" in row]
-            return len(rows) >= max(1, wanted) or run.state in records.ENDED or run.state == "lost"
+            ended = run.state in records.ENDED or run.state == "lost"
+            return len(rows) >= max(1, wanted) or ended or run.attempt > attempt
 
         run = move.wait_for("the target's first losses", target.name, enough, EVIDENCE_TIMEOUT)
         rows = [row for row in run.curve if row["attempt"] == attempt and "train/loss" in row]
-        evidence = target.call("runs.restore_evidence", root=target.root, run_id=plan.run_id, attempt=attempt)
-        if evidence is None:
-            raise NotCertified(
-                f"attempt {attempt} on {target.name} left no evidence of what it restored", "see its log"
-            )
-        proof = certificate.certify(
-            plan,
-            sealed,
-            records.Restore.from_json(evidence, "restore.json"),
-            rows,
-            source_rows,
-        )
+        complete = run.state == records.FINISHED and run.step == sealed["step"]
+        proof = certificate.certify(plan, sealed, evidence, rows, source_rows, complete=complete)
         records.write_json(str(move.directory.certificate_file), proof.to_json())
         move.directory.page_file.write_text(certificate.page(proof, run.curve))
         for claim in proof.claims:
             move.note(f"{claim.name}: {claim.verdict}: {claim.statement}")
-        self._ledger(move, run, rows, records.Restore.from_json(evidence))
+        self._ledger(move, rows, source_rows, evidence)
         if not proof.valid:
             refuted = next(claim for claim in proof.claims if claim.verdict != "proven")
             raise NotCertified(f"not certified: {refuted.name}: {refuted.statement}", "the run goes back to its source")
 
-    def _source_rows(self, move: Move, sealed: dict) -> list[dict]:
-        """Rows that the source logged, those past the seal too."""
+    def _evidence(self, move: Move, sealed: Mapping[str, Any]) -> tuple[int, records.Restore]:
+        """The attempt of this migration that restored the sealed checkpoint, and what it wrote of that. A later one,
+        where the first has died since, goes on from what the first had saved."""
+        target, newest = move.target, int(move.journal.known("target_attempt"))
+        found: records.Restore | None = None
+        for attempt in range(newest, sealed["attempt"], -1):
+            value = target.call("runs.restore_evidence", root=target.root, run_id=move.plan.run_id, attempt=attempt)
+            if value is None:
+                continue
+            restore = records.Restore.from_json(value, "restore.json")
+            if restore.checkpoint == sealed["checkpoint"]:
+                return attempt, restore
+            found = found or restore
+        if found is None:
+            raise NotCertified(f"attempt {newest} on {target.name} left no evidence of what it restored", "see its log")
+        return newest, found
+
+    def _source_rows(self, move: Move, sealed: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Rows that the source logged, those past the seal too. One that is torn witnesses nothing."""
         source, plan = move.source, move.plan
         text = source.call(
             "runs.metrics", root=source.root, run_id=plan.run_id, attempt=sealed["attempt"], offset=0, timeout=300.0
         )["text"]
-        return [row for row in records.parse_metrics(text.splitlines()) if "train/loss" in row]
+        return [row for row in parse_rows(text) if "train/loss" in row and "global_step" in row]
 
-    def _ledger(self, move: Move, run: RunView, rows: Sequence[Mapping[str, Any]], restore: records.Restore) -> None:
-        known = move.journal.known
-        if not rows or (known("source_last_row_time") is None and not self._note_source_times(move)):
+    def _ledger(
+        self,
+        move: Move,
+        rows: Sequence[Mapping[str, Any]],
+        source_rows: Sequence[Mapping[str, Any]],
+        restore: records.Restore,
+    ) -> None:
+        """Write the ledger, where both sides left what it takes."""
+        known, plan, source = move.journal.known, move.plan, move.source
+        sealed = known("sealed")
+        found = source.call("runs.status", root=source.root, run_id=plan.run_id, attempt=sealed["attempt"])
+        if not rows or not source_rows or not found["status"]:
             return
         spent = dict(restore.seconds)
-        compiling = spent.pop("compile", 0.0)
-        target_skew = self._skew(move, move.plan.target_host)
+        source_skew, target_skew = self._skew(move, plan.source), self._skew(move, plan.target_host)
         entry = ledger.measure(
-            move.plan.predicted_seconds,
-            last_step_ended=known("source_last_row_time"),
-            source_stopped=known("source_stopped"),
-            stop_seen=known("stop_seen", known("source_stopped")),
+            plan.predicted_seconds,
+            ledger.Marks(
+                last_step_ended=source_rows[-1]["time"] - source_skew,
+                source_stopped=found["status"]["heartbeat"] - source_skew,
+                first_step_ended=rows[0]["time"] - target_skew,
+                sealing=known("ordered", known("sealing", plan.created)),
+                stop_seen=known("stop_seen"),
+                relaunched=known("relaunched"),
+                training_seen=known("training_seen"),
+            ),
             copy_seconds=known("copy_seconds", 0.0),
             verify_seconds=known("verify_seconds", 0.0),
+            compile_seconds=spent.pop("compile", 0.0),
             restore_seconds=sum(spent.values()),
             first_step_seconds=rows[0].get("throughput/duration", 0.0),
-            compile_seconds=compiling,
-            first_step_ended=rows[0]["time"] - target_skew,
         )
         records.write_json(str(move.directory.ledger_file), entry.to_json())
-
-    def _note_source_times(self, move: Move) -> bool:
-        """When the source's last step ended and when it had stopped, on the operator's clock."""
-        source, plan, sealed = move.source, move.plan, move.journal.known("sealed")
-        found = source.call("runs.status", root=source.root, run_id=plan.run_id, attempt=sealed["attempt"])
-        rows = self._source_rows(move, sealed)
-        if not rows or not found["status"]:
-            return False
-        skew = self._skew(move, plan.source)
-        move.journal.fact(
-            source_last_row_time=rows[-1]["time"] - skew, source_stopped=found["status"]["heartbeat"] - skew
-        )
-        return True
 
     def _skew(self, move: Move, host: str) -> float:
         view = move.watch.snapshot().host(host)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from midstream.errors import MidstreamError
-from midstream.launch.start import stop_attempt, wait_gone
+from midstream.launch.start import wait_gone
 from midstream.migrate import plan as planning
 from midstream.migrate.model import CUTOVER
 from midstream.migrate.move import Move, pin
@@ -16,6 +16,7 @@ from midstream.watch.model import RunView
 from midstream_engine import records
 
 SEAL_TIMEOUT = 900.0  # seconds: a step and a save of a large run
+IN_HAND = 2 * SEAL_TIMEOUT  # seconds after which another migration may take the run, if this one has not sealed it
 
 
 class Cutover:
@@ -42,61 +43,83 @@ class Cutover:
 
     def _seal(self, move: Move) -> dict[str, Any]:
         """Positive evidence that the source is closed under the new epoch, and what it was closed with."""
-        plan, source = move.plan, move.source
-        described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
-        fence = records.Fence.from_json(described["fence"])
-        if fence.epoch > plan.epoch or (fence.epoch == plan.epoch and fence.holder != plan.target):
-            raise MidstreamError(
-                f"run {plan.run_id} was moved on to {fence.holder} (epoch {fence.epoch}) meanwhile",
-                "plan again: midstream --status shows where it is",
-            )
-        if fence.epoch < plan.epoch:
-            if described["alive"] and plan.checkpoint == "now":
-                self._order_seal(move, described["attempt"])
-            else:
+        fence = self._take(move)
+        described = self._described(move)
+        if fence.epoch < move.plan.epoch:
+            if move.journal.known("holder_before") is None:
+                move.journal.fact(holder_before=fence.holder, sealing=time.time())
+            if described["alive"]:
+                described = self._stop(move, described)
+            if records.Fence.from_json(described["fence"]).epoch < move.plan.epoch:
                 self._seal_closed(move, described)
+        self._take(move)  # what was sealed meanwhile may have been another migration's
         return self._sealed_facts(move)
 
-    def _order_seal(self, move: Move, attempt: int) -> None:
-        """The running engine saves, writes the fence itself and stops: its status is the acknowledgement."""
+    def _take(self, move: Move) -> records.Fence:
+        """Have the run to ourselves, or end here: RemoteError says who has it."""
         plan, source = move.plan, move.source
-        order = records.Order(records.STOP, epoch=plan.epoch, holder=plan.target, migration=plan.migration)
+        fence = source.call(
+            "runs.take",
+            root=source.root,
+            run_id=plan.run_id,
+            migration=plan.migration,
+            epoch=plan.epoch,
+            holder=plan.target,
+            seconds=IN_HAND,
+        )
+        return records.Fence.from_json(fence)
+
+    @staticmethod
+    def _described(move: Move) -> dict[str, Any]:
+        return move.source.call("runs.describe", root=move.source.root, run_id=move.plan.run_id)
+
+    def _stop(self, move: Move, described: dict[str, Any]) -> dict[str, Any]:
+        """Order the running engine to save and to stop; the run as it is then. Where the move starts from this very
+        save, the engine writes the fence itself, and its status is the acknowledgement."""
+        plan, source, attempt = move.plan, move.source, described["attempt"]
+        sealing = plan.checkpoint == "now"
+        order = records.Order(
+            records.STOP,
+            epoch=plan.epoch if sealing else plan.source_epoch,
+            holder=plan.target if sealing else "",
+            migration=plan.migration,
+        )
         move.journal.fact(source_was_alive=True, sealing_attempt=attempt, ordered=time.time())
         serial = source.call(
             "runs.give_order", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
         )
         move.journal.fact(seal_serial=serial)
-        move.command(source, f"order: save, seal epoch {plan.epoch} for {plan.target}, stop (attempt {attempt})")
+        what = f"save, seal epoch {plan.epoch} for {plan.target}, stop" if sealing else "save, stop"
+        move.command(source, f"order: {what} (attempt {attempt})")
 
-        def ended(run: RunView) -> bool:
-            return (
-                run.attempt == attempt
-                and run.status is not None
-                and (run.state in records.ENDED or run.state == "lost")
+        def answered(run: RunView) -> bool:
+            if run.attempt != attempt:
+                return run.attempt > attempt
+            return run.status is not None and (
+                run.state in records.ENDED or run.state == "lost" or run.status.refused >= serial
             )
 
-        run = move.wait_for("the source's acknowledgement of the seal", source.name, ended, SEAL_TIMEOUT)
+        run = move.wait_for("the source's acknowledgement of the seal", source.name, answered, SEAL_TIMEOUT)
         move.journal.fact(stop_seen=time.time())
-        # An engine that died or finished before it read the order has not sealed; its process is gone, so we may.
-        described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
-        if records.Fence.from_json(described["fence"]).epoch < plan.epoch:
-            message = run.status.message if run.status else ""
+        message = run.status.message if run.status else ""
+        if run.status is not None and run.status.refused >= serial:
+            raise MidstreamError(
+                f"{source.name} cannot save what is to be moved: {message}",
+                f"mend that on {source.name} and move again; the run trains on",
+            )
+        wait_gone(source, plan.run_id, attempt)
+        described = self._described(move)
+        stopped_itself = run.status is None or run.status.order < serial
+        if stopped_itself and records.Fence.from_json(described["fence"]).epoch < plan.epoch:
+            # It died or finished before it read the order. Its process is gone, so we may seal.
             move.note(
                 f"the source ended by itself ({run.state}{': ' + message if message else ''}); sealing what it left"
             )
-            wait_gone(source, plan.run_id, attempt)
-            self._seal_closed(move, described)
+        return described
 
     def _seal_closed(self, move: Move, described: dict[str, Any]) -> None:
-        """Seal at a checkpoint that exists. A source that still runs is stopped first (it saves as it stops)."""
+        """Seal a source that does not run at a checkpoint that exists."""
         plan, source = move.plan, move.source
-        if described["alive"]:
-            move.journal.fact(source_was_alive=True, ordered=time.time())
-            move.command(source, f"stop attempt {described['attempt']} (SIGTERM: it saves)")
-            stop_attempt(source, plan.run_id, described["attempt"], timeout=SEAL_TIMEOUT)
-            wait_gone(source, plan.run_id, described["attempt"])
-            move.journal.fact(stop_seen=time.time())
-            described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
         usable = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
         if plan.checkpoint != "now":
             usable = [point for point in usable if point["name"] == plan.checkpoint]
@@ -106,14 +129,20 @@ class Cutover:
             )
         step = max(point["step"] for point in usable)
         source.call(
-            "runs.seal", root=source.root, run_id=plan.run_id, epoch=plan.epoch, holder=plan.target, sealed_step=step
+            "runs.seal",
+            root=source.root,
+            run_id=plan.run_id,
+            epoch=plan.epoch,
+            holder=plan.target,
+            sealed_step=step,
+            migration=plan.migration,
         )
         move.command(source, f"fence: epoch {plan.epoch}, holder {plan.target}, sealed at step {step}")
 
     def _sealed_facts(self, move: Move) -> dict[str, Any]:
         """Read back from the source's disk what was sealed: the fence and the newest checkpoint that it accepts."""
         plan, source = move.plan, move.source
-        described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+        described = self._described(move)
         fence = records.Fence.from_json(described["fence"])
         if fence.epoch != plan.epoch or fence.holder != plan.target or fence.sealed_step is None:
             raise MidstreamError(f"{source.name} stopped without sealing epoch {plan.epoch}", "plan again")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.migrate.model import FINISH
-from midstream.migrate.move import Move, NeedsOperator
+from midstream.migrate.move import Move, NeedsOperator, ways_on
 from midstream.watch.model import RunView
 from midstream_engine import records
 
@@ -23,17 +23,19 @@ class Finish:
         def decided(run: RunView) -> bool:
             if run.status is None or run.attempt < attempt:
                 return False
-            return run.status.step >= goal or run.state in records.ENDED or run.state == "lost"
+            ended = run.state in records.ENDED or run.state == "lost"
+            return ended or run.status.step >= goal or run.epoch > plan.epoch
 
         run = move.wait_for(f"step {goal} on the target", plan.target_host, decided, HEALTHY_TIMEOUT)
         step = run.status.step if run.status else 0
-        if step < goal and run.state != records.FINISHED:
+        if run.epoch > plan.epoch and run.fence is not None:
+            move.note(f"{plan.run_id} was moved on to {run.fence.holder} (epoch {run.epoch})")
+        elif step < goal and run.state != records.FINISHED:
             message = run.status.message if run.status else ""
             raise NeedsOperator(
                 f"the run on {plan.target} ended at step {step} ({run.state}{': ' + message if message else ''}), "
                 f"before {plan.healthy_steps} healthy steps",
-                f"midstream --continue {plan.migration} starts it there again, "
-                f"midstream --rollback {plan.migration} --yes goes back to step {sealed['step']} on {plan.source}",
+                ways_on(move),
             )
         move.source.call("runs.unpin", root=move.source.root, run_id=plan.run_id, migration=plan.migration)
         move.note(f"{plan.source} is retired: its copy of {plan.run_id} stays as it is, under epoch {plan.epoch}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from midstream.errors import MidstreamError
+from midstream.errors import MidstreamError, RemoteError
 from midstream.launch.start import start_attempt
 from midstream.migrate.model import RELAUNCH
 from midstream.migrate.move import Move
@@ -23,19 +24,48 @@ class Relaunch:
     def run(self, move: Move) -> None:
         sealed = move.journal.known("sealed")
         plan, target = move.plan, move.target
-        target.call("runs.put_fence", root=target.root, run_id=plan.run_id, fence=sealed["fence"])
-        number = _living_attempt(move)
+        if self._moved_on(move):
+            return
+        move.journal.fact(relaunching=True)  # from here on a rollback has to look at the target
+        target.call(
+            "runs.put_fence",
+            root=target.root,
+            run_id=plan.run_id,
+            fence=sealed["fence"],
+            migration=plan.migration,
+        )
+        number = _present_attempt(move)
         if number is None:
-            point = _newest(move) or sealed
-            order = records.Order(
-                records.RESTORE,
-                epoch=plan.epoch,
-                checkpoint=point["checkpoint"],
-                root_digest=point["root_digest"],
-                step=point["step"],
-                migration=plan.migration,
-            )
-            move.journal.fact(relaunching=True)  # from here on a rollback has to look at the target
+            number = self._start(move, _newest(move) or sealed, sealed["attempt"] + 1)
+        else:
+            move.note(f"attempt {number} of this migration runs on {target.name} already")
+        move.journal.fact(target_attempt=number)
+        wait_training(move, target.name, number)
+        if move.journal.known("training_seen") is None:
+            move.journal.fact(training_seen=time.time())
+
+    @staticmethod
+    def _moved_on(move: Move) -> bool:
+        """Whether somebody moved the run on from the target since this migration started it there."""
+        plan, target = move.plan, move.target
+        described = target.call("runs.describe", root=target.root, run_id=plan.run_id)
+        epoch = described["fence"]["epoch"] if described["fence"] else 0
+        return epoch > plan.epoch and move.journal.known("target_attempt") is not None
+
+    @staticmethod
+    def _start(move: Move, point: dict[str, Any], at_least: int) -> int:
+        plan, target = move.plan, move.target
+        order = records.Order(
+            records.RESTORE,
+            epoch=plan.epoch,
+            checkpoint=point["checkpoint"],
+            root_digest=point["root_digest"],
+            step=point["step"],
+            migration=plan.migration,
+        )
+        if move.journal.known("relaunched") is None:
+            move.journal.fact(relaunched=time.time())
+        try:
             attempt = start_attempt(
                 target,
                 move.fleet.hosts[plan.target_host],
@@ -44,23 +74,28 @@ class Relaunch:
                 epoch=plan.epoch,
                 order=order,
                 overrides=plan.overrides,
-                at_least=sealed["attempt"] + 1,
+                at_least=at_least,
             )
-            number = attempt.number
-            move.command(target, f"start attempt {number} of {plan.run_id} from {order.checkpoint}")
-        else:
-            move.note(f"attempt {number} of this migration runs on {target.name} already")
-        move.journal.fact(target_attempt=number)
-        wait_training(move, target.name, number)
+        except RemoteError as error:
+            # A start that a killed process of this migration asked for may have come through meanwhile.
+            number = _present_attempt(move) if error.kind == "Refused" else None
+            if number is None:
+                raise
+            return number
+        move.command(target, f"start attempt {attempt.number} of {plan.run_id} from {order.checkpoint}")
+        return attempt.number
 
 
-def _living_attempt(move: Move) -> int | None:
-    """The attempt on the target that this migration started and that still runs."""
+def _present_attempt(move: Move) -> int | None:
+    """The attempt on the target that this migration started and that still runs, or has trained to the end."""
     target, run_id = move.target, move.plan.run_id
     found: dict[str, Any] | None = target.call(
         "runs.attempt_of_migration", root=target.root, run_id=run_id, migration=move.plan.migration
     )
-    return found["attempt"] if found and found["alive"] else None
+    if found is None:
+        return None
+    finished = (found["status"] or {}).get("state") == records.FINISHED
+    return found["attempt"] if found["alive"] or finished else None
 
 
 def _newest(move: Move) -> dict[str, Any] | None:

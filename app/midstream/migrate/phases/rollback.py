@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from midstream.errors import MidstreamError
+from midstream.errors import HostError, MidstreamError
 from midstream.launch.errors import LaunchError
 from midstream.launch.start import kill_attempt, start_attempt, stop_attempt, wait_gone
 from midstream.migrate.model import ROLLBACK
@@ -16,62 +16,106 @@ from midstream_engine import records
 
 STOP_TIMEOUT = 300.0
 WITHDRAW_TIMEOUT = 900.0
+NOTHING_TO_SAVE = frozenset({records.STARTING, records.COMPILING, records.RESTORING})
 
 
 class Rollback:
     """Idempotent, like every phase. The source starts only after the target is positively closed: its process is gone
-    and its fence names the source, or it was never started."""
+    and its fence names the source, or it was never started. A migration that does not have the run in its hands (it
+    never got so far, or another one took it) changes nothing."""
 
     name = ROLLBACK
 
     def run(self, move: Move) -> None:
-        self._withdraw_order(move)
-        fence = self._source_fence(move)
-        if fence.epoch < move.plan.epoch:
-            move.note(f"{move.plan.source} was never sealed: nothing to undo there")
-            return
-        back = self._fence_back(move, fence)
-        self._close_target(move, back)
-        self._reopen_source(move, back)
+        source, plan = move.source, move.plan
+        mover = source.call("runs.mover", root=source.root, run_id=plan.run_id)
+        if mover is None or mover["migration"] != plan.migration:
+            move.note(f"this migration has not touched {plan.run_id} on {source.name}: nothing to undo there")
+        else:
+            self._withdraw_order(move)
+            fence = self._source_fence(move)
+            if fence.epoch < plan.epoch:
+                self._go_on_unsealed(move, fence)
+            else:
+                back = self._fence_back(move, fence)
+                self._close_target(move, back)
+                self._reopen_source(move, back)
+        source.call("runs.unpin", root=source.root, run_id=plan.run_id, migration=plan.migration)
+        source.call("runs.let_go", root=source.root, run_id=plan.run_id, migration=plan.migration)
+        move.journal.fact(rolled_back=time.time())
 
     # ------------------------------------------------------------------------------------------ the source's order
 
     def _withdraw_order(self, move: Move) -> None:
-        """A seal that was ordered and not yet carried out is replaced by a save; the engine says which one it did."""
-        attempt, ordered = move.journal.known("sealing_attempt"), move.journal.known("ordered")
-        if attempt is None or ordered is None or move.journal.known("sealed"):
+        """An order to stop that is not yet carried out is replaced by a save; the engine says which one it did."""
+        attempt, ordered = move.journal.known("sealing_attempt"), move.journal.known("seal_serial", 0)
+        if attempt is None or move.journal.known("sealed"):
             return
         source, run_id = move.source, move.plan.run_id
         found = source.call("runs.status", root=source.root, run_id=run_id, attempt=attempt)
         if not found["alive"]:
             return
+        before = found["status"] or {}
+        if ordered and before.get("refused", 0) >= ordered:
+            return  # it was refused already, and no later one was given
         order = records.Order(records.SAVE, epoch=move.plan.source_epoch, migration=move.plan.migration)
         serial = source.call("runs.give_order", root=source.root, run_id=run_id, attempt=attempt, order=order.to_json())
-        move.command(source, f"order: withdraw the seal (attempt {attempt} goes on)")
+        move.command(source, f"order: save and go on, in place of the stop (attempt {attempt})")
 
         def answered(run: RunView) -> bool:
-            if run.state in records.ENDED or run.state == "lost":
+            if run.attempt != attempt or run.state in records.ENDED or run.state == "lost":
                 return True
-            return run.status is not None and run.status.order >= serial
+            status = run.status
+            if status is None:
+                return False
+            if status.order >= serial or (ordered and status.refused >= ordered):
+                return True
+            # It cannot save, and says so: then it has read the newer order, or refused the older one.
+            complains = bool(status.message) and status.message != before.get("message")
+            return complains and status.state == records.TRAINING
 
         move.wait_for("the source's answer to the withdrawn seal", source.name, answered, WITHDRAW_TIMEOUT)
+
+    def _go_on_unsealed(self, move: Move, fence: records.Fence) -> None:
+        """The source was not sealed. It trains on, unless it stopped on our order, or died since."""
+        attempt = move.journal.known("sealing_attempt")
+        if attempt is None:
+            move.note(f"{move.plan.source} was never asked to stop: nothing to undo there")
+            return
+        found = move.source.call("runs.status", root=move.source.root, run_id=move.plan.run_id, attempt=attempt)
+        state = (found["status"] or {}).get("state", "")
+        if state in records.ENDED and found["alive"]:
+            wait_gone(move.source, move.plan.run_id, attempt)
+        elif found["alive"]:
+            move.note(f"{move.plan.source} was not sealed: it trains on")
+            return
+        if state in (records.FINISHED, records.FAILED):
+            move.note(f"{move.plan.source} was not sealed, and ended by itself ({state}): it is left as it is")
+            return
+        source = move.source
+        living = source.call("runs.living_attempt", root=source.root, run_id=move.plan.run_id)
+        number = living or self._start_source(move, fence, None)
+        wait_training(move, move.plan.source, number)
+        move.note(f"{move.plan.run_id} runs on {move.plan.source} again")
 
     # ------------------------------------------------------------------------------------------ the fence
 
     def _source_fence(self, move: Move) -> records.Fence:
         described = move.source.call("runs.describe", root=move.source.root, run_id=move.plan.run_id)
-        return records.Fence.from_json(described["fence"])
+        return records.Fence.from_json(described["fence"], f"{move.source.name}: fence.json of {move.plan.run_id}")
 
     def _fence_back(self, move: Move, fence: records.Fence) -> records.Fence:
-        """One more epoch, held by the source, which goes on from its own newest checkpoint."""
-        if fence.epoch == move.plan.epoch + 1 and fence.holder == move.plan.source:
+        """One more epoch, held by whoever held the run before, which goes on from its own newest checkpoint."""
+        plan = move.plan
+        holder = move.journal.known("holder_before") or plan.source
+        if fence.epoch == plan.epoch + 1 and fence.holder == holder:
             return fence  # an earlier try got so far
-        if fence.epoch == move.plan.epoch and fence.sealed_step is not None:
-            described = move.source.call("runs.describe", root=move.source.root, run_id=move.plan.run_id)
+        if fence.epoch == plan.epoch and fence.holder == plan.target and fence.sealed_step is not None:
+            described = move.source.call("runs.describe", root=move.source.root, run_id=plan.run_id)
             own = [point["step"] for point in described["checkpoints"] if point["complete"] and self._own(move, point)]
-            return fence.rolled_back(move.plan.source, max([fence.sealed_step, *own]))
+            return fence.rolled_back(holder, max([fence.sealed_step, *own]))
         raise MidstreamError(
-            f"run {move.plan.run_id} is at epoch {fence.epoch} (holder {fence.holder}) already",
+            f"run {plan.run_id} is at epoch {fence.epoch} (holder {fence.holder}) already",
             "it was moved on since; midstream --status shows where it is",
         )
 
@@ -83,68 +127,104 @@ class Rollback:
     def _close_target(self, move: Move, back: records.Fence) -> None:
         """Afterwards no process of this migration runs on the target, and its fence accepts none."""
         plan = move.plan
-        if move.journal.known("target_attempt") is None and not move.journal.known("relaunching"):
-            return  # never started: the target holds no fence of this epoch that an engine could run under
-        target = move.target
+        started = move.journal.known("relaunching") or move.journal.known("target_attempt") is not None
+        try:
+            self._stop_target(move, back)
+        except HostError as error:
+            if started:
+                raise
+            # No engine was ever started there, and without a fence of this epoch none will be.
+            move.note(f"{error}; no engine was started on {plan.target_host}, so the source goes on without it")
+
+    def _stop_target(self, move: Move, back: records.Fence) -> None:
+        plan, target = move.plan, move.target
+        described = target.call("runs.describe", root=target.root, run_id=plan.run_id)
+        if described["fence"] is None and not described["attempts"]:
+            return  # nothing of the run has come there
+        there = records.Fence.from_json(described["fence"]) if described["fence"] else records.first_fence("")
+        if there.epoch > plan.epoch and there != back:
+            raise MidstreamError(
+                f"run {plan.run_id} went on from {target.name} to {there.holder} (epoch {there.epoch}): "
+                "taking this move back would make a second lineage",
+                f"move it from there: midstream --migrate {plan.run_id} --to {plan.source}",
+            )
         found: dict[str, Any] | None = target.call(
             "runs.attempt_of_migration", root=target.root, run_id=plan.run_id, migration=plan.migration
         )
         if found and found["alive"]:
-            number = found["attempt"]
-            move.command(target, f"stop attempt {number} on {target.name}")
+            number, state = found["attempt"], (found["status"] or {}).get("state", records.STARTING)
             try:
-                stop_attempt(target, plan.run_id, number, timeout=STOP_TIMEOUT)
-                wait_gone(target, plan.run_id, number)
+                if state in NOTHING_TO_SAVE:
+                    move.command(target, f"kill attempt {number} on {target.name} ({state})")
+                    kill_attempt(target, plan.run_id, number)
+                else:
+                    move.command(target, f"stop attempt {number} on {target.name}")
+                    stop_attempt(target, plan.run_id, number, timeout=STOP_TIMEOUT)
             except LaunchError as error:
                 move.note(f"{error}; killing it")
                 kill_attempt(target, plan.run_id, number)
-        target.call("runs.put_fence", root=target.root, run_id=plan.run_id, fence=back.to_json())
-        move.command(target, f"fence: epoch {back.epoch}, holder {back.holder}, sealed at step {back.sealed_step}")
+        self._put_fence(move, target, back)
+
+    @staticmethod
+    def _put_fence(move: Move, host: Any, back: records.Fence) -> None:
+        host.call(
+            "runs.put_fence",
+            root=host.root,
+            run_id=move.plan.run_id,
+            fence=back.to_json(),
+            migration=move.plan.migration,
+        )
+        move.command(host, f"fence: epoch {back.epoch}, holder {back.holder}, sealed at step {back.sealed_step}")
+
+    # ------------------------------------------------------------------------------------------ the source
 
     def _reopen_source(self, move: Move, back: records.Fence) -> None:
         plan, source = move.plan, move.source
-        source.call("runs.put_fence", root=source.root, run_id=plan.run_id, fence=back.to_json())
-        move.command(source, f"fence: epoch {back.epoch}, holder {back.holder}, sealed at step {back.sealed_step}")
+        self._put_fence(move, source, back)
         if not move.journal.known("source_was_alive"):
             move.note(f"the source did not run before the migration; it is as it was, at step {back.sealed_step}")
             return
-        described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
-        if described["alive"] and described["status"] and described["status"]["state"] in records.ENDED:
-            wait_gone(source, plan.run_id, described["attempt"])
-            described["alive"] = False
-        if described["alive"]:
-            number = described["attempt"]
-        else:
-            points = [
-                point
-                for point in described["checkpoints"]
-                if point["complete"] and point["accepted"] and point["step"] == back.sealed_step
-            ]
-            if not points:
-                raise MidstreamError(
-                    f"{source.name} has lost checkpoint step {back.sealed_step}", "midstream --checkpoints RUN"
-                )
-            point = max(points, key=lambda point: point["attempt"])
-            attempt = start_attempt(
-                source,
-                move.fleet.hosts[plan.source],
-                target=back.holder,
-                run_id=plan.run_id,
-                epoch=back.epoch,
-                order=records.Order(
-                    records.RESTORE,
-                    epoch=back.epoch,
-                    checkpoint=point["name"],
-                    root_digest=point["root_digest"],
-                    step=point["step"],
-                    migration=plan.migration,
-                ),
-                overrides=(),
-                at_least=max(described["attempt"], move.journal.known("target_attempt", 0)) + 1,
-            )
-            number = attempt.number
-            move.command(source, f"start attempt {number} of {plan.run_id} from {point['name']}")
+        number = self._start_source(move, back, back.sealed_step)
         wait_training(move, source.name, number)
-        source.call("runs.unpin", root=source.root, run_id=plan.run_id, migration=plan.migration)
-        move.journal.fact(rolled_back=time.time())
         move.note(f"{plan.run_id} runs on {source.name} again, from step {back.sealed_step}")
+
+    def _start_source(self, move: Move, fence: records.Fence, step: int | None) -> int:
+        """The source's attempt under ``fence``: the one that an earlier try of this rollback started, where it lives,
+        else a new one from the newest checkpoint (``step-<step>`` where that is given)."""
+        plan, source = move.plan, move.source
+        found = source.call("runs.attempt_of_migration", root=source.root, run_id=plan.run_id, migration=plan.migration)
+        described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+        old = move.journal.known("sealing_attempt", described["attempt"])
+        ours = found is not None and found["attempt"] > old and found["epoch"] == fence.epoch
+        if found is not None and ours and (found["alive"] or (found["status"] or {}).get("state") == records.FINISHED):
+            return int(found["attempt"])
+        if not ours:
+            wait_gone(source, plan.run_id, old)  # it is sealed or has said `stopped`, and takes a moment to end
+        points = [
+            point
+            for point in described["checkpoints"]
+            if point["complete"] and point["accepted"] and step in (None, point["step"])
+        ]
+        if not points:
+            what = "any complete checkpoint" if step is None else f"checkpoint step {step}"
+            raise MidstreamError(f"{source.name} has lost {what}", "midstream --checkpoints RUN")
+        point = max(points, key=lambda point: (point["step"], point["attempt"]))
+        attempt = start_attempt(
+            source,
+            move.fleet.hosts[plan.source],
+            target=fence.holder,
+            run_id=plan.run_id,
+            epoch=fence.epoch,
+            order=records.Order(
+                records.RESTORE,
+                epoch=fence.epoch,
+                checkpoint=point["name"],
+                root_digest=point["root_digest"],
+                step=point["step"],
+                migration=plan.migration,
+            ),
+            overrides=(),
+            at_least=max(described["attempt"], move.journal.known("target_attempt", 0)) + 1,
+        )
+        move.command(source, f"start attempt {attempt.number} of {plan.run_id} from {point['name']}")
+        return attempt.number

@@ -1,0 +1,145 @@
+"""One migration at a time has a run in its hands: no other one gives orders, moves the fence or starts an engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.remote import engine, runs
+from midstream_engine import records
+from run_directory import RunDirectory, dead_process
+
+STOP = {"action": records.STOP, "epoch": 2, "holder": "there"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return str(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(tmp_path)
+    run.fence(1)
+    return run
+
+
+def take(root: str, migration: str, epoch: int = 2, seconds: float = 60.0) -> dict[str, Any]:
+    return runs.take(root, "run", migration, epoch, f"target of {migration}", seconds)
+
+
+def test_of_many_who_take_a_run_one_has_it(root: str, run: RunDirectory):
+    together = threading.Barrier(8)
+
+    def one(number: int) -> bool:
+        together.wait()
+        try:
+            take(root, f"m{number}")
+        except runs.Refused:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(one, range(8))) == 1
+
+
+def test_who_has_it_may_take_it_again_and_let_it_go(root: str, run: RunDirectory):
+    assert take(root, "a")["epoch"] == 1
+    take(root, "a")
+    runs.let_go(root, "run", "b")
+    with pytest.raises(runs.Refused, match="by migration a"):
+        take(root, "b")
+    runs.let_go(root, "run", "a")
+    take(root, "b")
+    mover = runs.mover(root, "run")
+    assert mover is not None
+    assert mover["migration"] == "b"
+
+
+def test_a_run_that_was_left_in_hand_may_be_taken_when_its_time_is_over(root: str, run: RunDirectory):
+    take(root, "a", seconds=-1.0)
+    take(root, "b")
+    with pytest.raises(runs.Refused, match="by migration b"):
+        take(root, "a")
+
+
+def test_a_begun_epoch_stays_with_who_began_it_however_late(root: str, run: RunDirectory):
+    take(root, "a", seconds=-1.0)
+    run.fence(2, "target of a", 5)
+    assert take(root, "a")["epoch"] == 2, "it goes on"
+    with pytest.raises(runs.Refused, match=r"was moved on to target of a \(epoch 2\)"):
+        take(root, "b")
+    take(root, "b", epoch=3)
+    with pytest.raises(runs.Refused, match="meanwhile"):
+        take(root, "a")
+
+
+def test_orders_and_fences_of_others_are_refused(root: str, run: RunDirectory):
+    run.attempt(1)
+    take(root, "a")
+    assert runs.give_order(root, "run", 1, {**STOP, "migration": "a"}) == 1
+    with pytest.raises(runs.Refused, match="by migration a"):
+        runs.give_order(root, "run", 1, {**STOP, "migration": "b"})
+    assert records.Order.read(run.attempt(1).order).migration == "a"
+    fence = records.Fence.read(run.paths.fence).sealed(2, "elsewhere", 5)
+    for change in (
+        lambda: runs.put_fence(root, "run", fence.to_json(), migration="b"),
+        lambda: runs.seal(root, "run", 2, "elsewhere", 5, migration="b"),
+    ):
+        with pytest.raises(runs.Refused, match="by migration a"):
+            change()
+    assert records.Fence.read(run.paths.fence).epoch == 1
+    assert runs.seal(root, "run", 2, "target of a", 5, migration="a")["epoch"] == 2
+
+
+def test_a_run_that_is_moved_on_is_not_taken_back(root: str, run: RunDirectory):
+    """The target of one move is the source of the next: only one of the rollback and the next move gets epoch 3."""
+    there = records.first_fence("here").sealed(2, "there", 5)
+    back = there.rolled_back("here", 5)
+    runs.put_fence(root, "run", there.to_json(), migration="first")
+    take(root, "second", epoch=3)
+    with pytest.raises(runs.Refused, match="by migration second"):
+        runs.put_fence(root, "run", back.to_json(), migration="first")
+    runs.let_go(root, "run", "second")
+    runs.put_fence(root, "run", back.to_json(), migration="first")
+    with pytest.raises(runs.Refused, match=r"was moved on to here \(epoch 3\)"):
+        take(root, "second", epoch=3)
+
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def test_a_start_that_arrives_late_makes_no_second_engine(root: str, run: RunDirectory):
+    Path(run.paths.config).write_text("a: 1\n")
+    first, second = runs.claim_attempt(root, "run"), runs.claim_attempt(root, "run")
+    started = records.ProcessIdentity.from_json(engine.start(root, "run", second, SLEEPER, {}))
+    try:
+        with pytest.raises(runs.Refused, match="attempt 2 of run runs here already"):
+            engine.start(root, "run", first, SLEEPER, {})
+        assert runs.living_attempt(root, "run") == second
+        third = runs.claim_attempt(root, "run")
+        assert runs.describe(root, "run")["attempt"] == second, "a claim says nothing of the run"
+        with pytest.raises(runs.Refused):
+            engine.start(root, "run", third, SLEEPER, {})
+        assert runs.attempts(run.paths) == [second], "claims that came to nothing are given back"
+    finally:
+        os.kill(started.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while runs.living_attempt(root, "run"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_dead_attempt_is_no_living_one(root: str, run: RunDirectory):
+    run.status(1, records.TRAINING, 3, dead_process())
+    assert runs.living_attempt(root, "run") == 0
+    run.status(2, records.TRAINING, 3)
+    assert runs.living_attempt(root, "run") == 2

@@ -1,0 +1,74 @@
+"""The ledger adds up, whatever the hosts' clocks say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.migrate import ledger
+from midstream.migrate.ledger import Marks
+from midstream.migrate.model import LEDGER_ENTRIES, Ledger
+
+SPENT = {
+    "copy_seconds": 2.0,
+    "verify_seconds": 1.0,
+    "restore_seconds": 3.0,
+    "compile_seconds": 4.0,
+    "first_step_seconds": 0.5,
+}
+# Ordered at 100, the last step ended at 101, stopped at 103, seen at 103.5; started at 107, first step ended at 120.
+HONEST = Marks(101.0, 103.0, 120.0, sealing=100.0, stop_seen=103.5, relaunched=107.0, training_seen=120.4)
+
+
+def measure(marks: Marks) -> Ledger:
+    return ledger.measure({}, marks, **SPENT)
+
+
+def test_every_second_of_the_downtime_has_a_name():
+    found = measure(HONEST)
+    assert found.downtime == pytest.approx(19.0)
+    assert found.measured == pytest.approx(
+        {
+            "quiesce": 0.5, "save": 2.0, "copy": 2.0, "verify": 1.0, "provision": 6.0, "install": 0.0,
+            "compile": 4.0, "restore": 3.0, "first_step": 0.5,
+        }
+    )  # fmt: skip
+    assert list(found.measured) == list(LEDGER_ENTRIES)
+
+
+@pytest.mark.parametrize(("source", "target"), [(-3600.0, 0.0), (3600.0, 0.0), (0.0, 3600.0), (0.0, -3600.0)])
+def test_a_clock_that_is_an_hour_wrong_moves_no_mark_beyond_what_was_seen(source: float, target: float):
+    marks = Marks(
+        101.0 + source, 103.0 + source, 120.0 + target,
+        sealing=100.0, stop_seen=103.5, relaunched=107.0, training_seen=120.4,
+    )  # fmt: skip
+    found = measure(marks)
+    assert found.downtime is not None
+    assert 10.5 <= found.downtime <= 20.5
+
+
+def test_a_source_that_ended_days_ago_is_no_downtime_of_the_move():
+    found = measure(Marks(100.0, 101.0, 250_020.0, sealing=250_000.0, relaunched=250_005.0, training_seen=250_020.1))
+    assert found.downtime == pytest.approx(20.0)
+    assert found.measured["save"] == found.measured["quiesce"] == 0.0
+
+
+moments = st.floats(-1e6, 1e6)
+seen = st.none() | moments
+
+
+@given(moments, moments, moments, moments, seen, seen, seen)
+def test_entries_are_never_negative_and_add_up_to_the_downtime(
+    last: float,
+    stopped: float,
+    first: float,
+    sealing: float,
+    stop: float | None,
+    start: float | None,
+    end: float | None,
+):
+    found = measure(Marks(last, stopped, first, sealing, stop, start, end))
+    assert found.downtime is not None
+    assert min(found.measured.values()) >= 0.0
+    assert sum(found.measured.values()) == pytest.approx(found.downtime, abs=1e-6)
