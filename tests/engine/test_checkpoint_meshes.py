@@ -139,8 +139,14 @@ def test_another_state_has_another_digest(original, tmp_path):
     assert save(RunPaths(str(tmp_path), "run"), other).root_digest != manifest.root_digest
 
 
-def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read(original, monkeypatch):
+def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read_with_those_that_would(original, monkeypatch):
     paths, manifest, _ = original
     monkeypatch.setattr("midstream_engine.checkpoint.restore.read_object", None)
-    with pytest.raises(CheckpointError, match=r"half: its axis embed=768 does not divide over 5 devices"):
+    with pytest.raises(CheckpointError) as caught:
         restore(paths, manifest, Layout(5))
+    assert str(caught.value).endswith(
+        "cannot be laid out on this mesh: half: its axis embed=768 does not divide over 5 devices (data); "
+        "1, 2, 3, 4, 6, 8 would divide every array"
+    )
+    monkeypatch.undo()
+    assert restore(paths, manifest, Layout(6)).root_digest == manifest.root_digest

@@ -109,24 +109,32 @@ def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray]) -
 
 
 def check_divides(where: str, wanted: dict[str, LogicalArray], shardings: dict[str, Sharding]) -> None:
-    """CheckpointError, naming the axis, unless every sharding divides its array."""
+    """CheckpointError unless every sharding divides its array: which axis does not, and the counts that would divide
+    every array that is laid out like it."""
+    lengths: dict[tuple[str, ...], int] = {}  # greatest common divisor of the axes that share some mesh axes
+    flaw: tuple[str, str, int, int, tuple[str, ...]] | None = None
     for name, array in wanted.items():
-        try:
-            shardings[name].shard_shape(array.shape)
-        except ValueError as error:
-            reason = _uneven(array, shardings[name]) or str(error)
-            raise CheckpointError(f"{where} cannot be laid out on this mesh: {name}: {reason}") from error
-
-
-def _uneven(array: LogicalArray, sharding: Sharding) -> str:
-    """Which axis does not divide; empty where that is not what is wrong."""
-    if isinstance(sharding, NamedSharding):
+        sharding = shardings[name]
+        if not isinstance(sharding, NamedSharding):
+            try:
+                sharding.shard_shape(array.shape)
+            except ValueError as error:
+                raise CheckpointError(f"{where} cannot be laid out on this mesh: {name}: {error}") from error
+            continue
         for axis, length, mapped in zip(array.axes, array.shape, sharding.spec, strict=False):
             names = mapped if isinstance(mapped, tuple) else (mapped,) if isinstance(mapped, str) else ()
-            parts = math.prod(sharding.mesh.shape[name] for name in names)
-            if length % parts:
-                return f"its axis {axis}={length} does not divide over {parts} devices"
-    return ""
+            parts = math.prod(sharding.mesh.shape[mesh_axis] for mesh_axis in names)
+            lengths[names] = math.gcd(lengths.get(names, 0), length)
+            if length % parts and flaw is None:
+                flaw = name, axis, length, parts, names
+    if flaw is not None:
+        name, axis, length, parts, names = flaw
+        common = lengths[names]
+        would = [str(count) for count in range(1, 2 * parts + 1) if common % count == 0]
+        raise CheckpointError(
+            f"{where} cannot be laid out on this mesh: {name}: its axis {axis}={length} does not divide over {parts} "
+            f"devices ({' x '.join(names)}); {', '.join(would)} would divide every array"
+        )
 
 
 def _read_arrays(
