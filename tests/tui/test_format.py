@@ -57,3 +57,13 @@ def test_numbers(function, value, text: str) -> None:
 )
 def test_kinds_of_accelerators_are_short(kind: str, text: str) -> None:
     assert short_kind(kind) == text
+
+
+def test_a_folded_text_stands_under_its_first_word_and_breaks_no_word_that_fits() -> None:
+    text = "compare the fingerprint, then: ssh-keyscan -p 53507 127.0.0.1 >> /home/me/.ssh/known_hosts"
+    lines = format.folded(text, 44, 4).split("\n")
+    assert len(lines) > 1
+    assert all(len(line) <= 44 for line in lines)
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert " ".join(line.strip() for line in lines) == text
+    assert format.folded("", 44, 4) == ""

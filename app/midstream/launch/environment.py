@@ -125,7 +125,11 @@ def _build(
             if report["event"] == "line" and progress is not None:
                 progress(report["text"])
             elif report["event"] == "problem":
-                raise LaunchError(f"{host.name}: the engine's environment cannot be built: {report['message']}")
+                raise LaunchError(
+                    f"{host.name}: the engine's environment cannot be built: {report['message']}",
+                    f"what installers need to know (PIP_INDEX_URL, SSL_CERT_FILE) stands in env: of {host.name} in the "
+                    "fleet file; python: names an interpreter that has the engine's packages already",
+                )
             elif report["event"] == "done":
                 ready = report
         if ready is None:

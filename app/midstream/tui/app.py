@@ -207,7 +207,8 @@ def run_tui(
     ascii_only: bool = False,
     start_run: str | None = None,
 ) -> int:
-    """Watch the fleet on a screen until a person quits. The exit code. ``start_run`` is opened first."""
+    """Watch the fleet on a screen until a person quits. The exit code. ``start_run`` is opened first; whoever names it
+    has the last word too."""
     from midstream.watch.watcher import Watch
 
     watch = Watch(fleet, hosts, interval=1.0)
@@ -219,6 +220,6 @@ def run_tui(
         app.run()
     finally:
         watch.stop()
-    if app.return_code == 0:
+    if app.return_code == 0 and start_run is None:
         print("midstream: runs and migrations go on; midstream --status shows them", file=sys.stderr)
     return app.return_code or 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 NONE = "-"
 
@@ -89,3 +90,9 @@ def clip(text: str, width: int, ellipsis: str = "…") -> str:
     if len(text) <= width:
         return text
     return text[: max(0, width - len(ellipsis))] + ellipsis if width > 0 else ""
+
+
+def folded(text: str, width: int, indent: int) -> str:
+    """The text in lines of ``width`` cells; all but the first begin under the first's column ``indent``."""
+    lines = textwrap.wrap(text, max(20, width - indent), break_on_hyphens=False)
+    return ("\n" + " " * indent).join(lines)

@@ -78,10 +78,16 @@ def short_kind(kind: str) -> str:
 
 
 def attempt_names(run: RunView, times: str) -> dict[int, str]:
-    """attempt -> ``large 4×cpu``: what each attempt ran on, from the lineage."""
-    if run.lineage is None:
-        return {}
-    return {
-        entry.attempt: f"{entry.target} {devices(entry.devices, entry.device_kind, times)}"
-        for entry in run.lineage.entries
-    }
+    """attempt -> ``large 4×cpu``: what each attempt ran on, from the lineage. One that came after another on the same
+    place says which it is: ``large #3``."""
+    names: dict[int, str] = {}
+    before = None
+    for entry in run.lineage.entries if run.lineage else ():
+        place = (entry.target, entry.devices, entry.device_kind)
+        names[entry.attempt] = (
+            f"{entry.target} #{entry.attempt}"
+            if place == before
+            else f"{entry.target} {devices(entry.devices, entry.device_kind, times)}"
+        )
+        before = place
+    return names

@@ -105,13 +105,16 @@ class FleetScreen(MidstreamScreen):
             )
         if view == MIGRATIONS:
             return ("no migrations yet.", "Press 2, select a run, press m: nothing changes before you confirm it.")
-        asked = [host for host in world.snapshot.hosts if host.link == watch.CONNECTING]
-        if asked and not any(host.link == watch.LIVE for host in world.snapshot.hosts):
-            return (f"asking {', '.join(host.name for host in asked)} ...",)
+        asked = [host.name for host in world.snapshot.hosts if host.link == watch.CONNECTING]
+        asking = (f"asking {', '.join(asked)} ...",) if asked else ()
+        live = next((host.name for host in world.snapshot.hosts if host.link == watch.LIVE), None)
+        if asked and live is None:
+            return asking
         return (
             "no runs yet. This starts one:",
-            f"  midstream --launch CONFIG --on {world.snapshot.hosts[0].name}",
+            f"  midstream --launch CONFIG --on {live or world.snapshot.hosts[0].name}",
             "Runs are found by themselves under each host's root.",
+            *asking,
         )
 
     def _preview(self, world: World) -> None:

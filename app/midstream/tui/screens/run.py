@@ -20,6 +20,7 @@ from midstream.tui.widgets.log_view import LogView
 from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.table import Table
 from midstream.tui.world import World, attempt_names, hardware, latest
+from midstream.watch import model as watch
 from midstream.watch.model import RunView
 from midstream_engine import records
 
@@ -93,7 +94,9 @@ class RunScreen(MidstreamScreen):
         run = self.run_view
         curve = self.query_one(CurveView)
         if run is None:
-            curve.show((), empty=f"no host knows a run {self.run_id!r}; esc goes back to the list")
+            asked = [host.name for host in world.snapshot.hosts if host.link == watch.CONNECTING]
+            unknown = f"no host knows a run {self.run_id!r}; esc goes back to the list"
+            curve.show((), empty=f"asking {', '.join(asked)} ..." if asked else unknown)
             self.query_one("#facts", Static).update("")
             return
         names = attempt_names(run, self.glyphs.times)

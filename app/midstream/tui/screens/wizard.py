@@ -133,15 +133,16 @@ class WizardScreen(MidstreamScreen):
             words.update(self._plan_words(width))
         else:
             rule.show(f"preflight: {self._summary()}", "nothing is changed by it" if self._stage == PREFLIGHT else "")
-            words.update(self._check_words())
+            words.update(self._check_words(width - 1))
         command = self._plan.command() if self._plan else ""
         self.query_one("#command", Static).update(Text(command, palette.ACCENT))
         self.query_one(Hints).hide(*(("previous",) if self._stage == PLAN else ("checkpoint",)))
 
     def _plan_words(self, width: int) -> Text:
         if self._error is not None:
-            text = Text(f"  {self.glyphs.failed} {self._error.message}\n", palette.BAD)
-            return text.append(f"    {self._error.fix}\n" if self._error.fix else "", palette.ACCENT)
+            wrong, mend = (format.folded(words, width - 1, 4) for words in (self._error.message, self._error.fix))
+            text = Text(f"  {self.glyphs.failed} {wrong}\n", palette.BAD)
+            return text.append(f"    {mend}\n" if mend else "", palette.ACCENT)
         if self._plan is None:
             return Text("  asking source and target ..." if self.query_one(Table).selected else "", palette.DIM)
         run = self.run_view
@@ -155,14 +156,15 @@ class WizardScreen(MidstreamScreen):
         parts += [f"{warned} warned"] if warned else []
         return ", ".join(parts)
 
-    def _check_words(self) -> Text:
+    def _check_words(self, width: int) -> Text:
         text = Text()
         for check in self._checks:
             glyph, colour = signs.check_state(self.glyphs, check.state)
             text.append(f"  {glyph} ", colour).append(f"{check.name:<16} ", palette.TEXT)
-            text.append(f"{check.detail}\n", palette.DIM if check.state == model.PASS else colour)
+            detail = format.folded(check.detail, width, 21)
+            text.append(f"{detail}\n", palette.DIM if check.state == model.PASS else colour)
             if check.fix:
-                text.append(f"      mend it: {check.fix}\n", palette.ACCENT)
+                text.append(f"      mend it: {format.folded(check.fix, width, 15)}\n", palette.ACCENT)
         if self._stage == STARTING:
             return text.append("\n  starting the migration ...", palette.DIM)
         if not self._all_checked:

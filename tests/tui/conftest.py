@@ -1,0 +1,3 @@
+from lab.sshd import lab
+
+__all__ = ["lab"]
