@@ -35,6 +35,13 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         )
     target_host = target.hosts[0]
     run = _find_run(fleet, snapshot, request)
+    for host in (run.host, target_host):
+        root = fleet.hosts[host].root
+        if not root.startswith(("/", "~")):
+            raise UsageError(
+                f"root {root!r} of {host} is not absolute",
+                "a migration runs in a process of its own: write it out",
+            )
     if run.host == target_host:
         raise UsageError(f"run {run.run_id} is on {target_host} already", "choose another target")
     source, destination = hosts.get(run.host), hosts.get(target_host)

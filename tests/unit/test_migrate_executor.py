@@ -1,0 +1,129 @@
+"""What becomes of a migration when a phase fails, by what failed and when. Only the phases are stood in for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import Exit, LostContact, MidstreamError
+from midstream.fleet.config import load_fleet
+from midstream.hosts.open import Hosts
+from midstream.migrate import directory, executor, model
+from midstream.migrate.journal import Journal
+from midstream.migrate.move import Move
+from midstream.migrate.phases.certify import NotCertified
+from midstream.watch.watcher import Watch
+from run_directory import RunDirectory
+from unit.sample_plan import PLAN
+
+
+class Step:
+    """A phase that does what it is told."""
+
+    def __init__(self, name: str, act: Callable[[], None] = lambda: None):
+        self.name, self.act = name, act
+        self.runs = 0
+
+    def run(self, move: Move) -> None:
+        self.runs += 1
+        self.act()
+
+
+def raising(*errors: Exception) -> Callable[[], None]:
+    """Raises them one after the other, then no more."""
+    left = list(errors)
+
+    def act() -> None:
+        if left:
+            raise left.pop(0)
+
+    return act
+
+
+@pytest.fixture
+def move(tmp_path: Path) -> Move:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("".join(["hosts:\n", *(f'  {n}: {{type: local, root: "{tmp_path}/{n}"}}\n' for n in ("a", "b"))]))
+    fleet = load_fleet(file)
+    RunDirectory(tmp_path / "a", "r").fence(1, "a")
+    place = directory.create(replace(PLAN, migration="m"), fleet.text)
+    journal = Journal(place.journal_file)
+    journal.fact(sealed={"step": 7})
+    hosts = Hosts(fleet)
+    return Move(PLAN, place, journal, fleet, hosts, Watch(fleet, hosts))
+
+
+def carry_out(move: Move, monkeypatch: pytest.MonkeyPatch, *steps: Step, rollback: bool = False) -> Exit:
+    monkeypatch.setattr(executor, "phases", lambda: steps)
+    return executor.execute(move, rollback=rollback)
+
+
+def test_a_phase_that_fails_before_the_certificate_is_rolled_back(move: Move, monkeypatch: pytest.MonkeyPatch):
+    failing = Step(model.CUTOVER, raising(MidstreamError("the disk is full", "make room")))
+    assert carry_out(move, monkeypatch, failing) == Exit.FAILED
+    view = move.directory.view()
+    assert (view.state, view.error) == (model.ROLLED_BACK, "the disk is full (make room)")
+
+
+def test_what_fails_after_the_certificate_gives_up_nothing(move: Move, monkeypatch: pytest.MonkeyPatch):
+    steps = (Step(model.CERTIFY), Step(model.FINISH, raising(MidstreamError("no word from the target"))))
+    assert carry_out(move, monkeypatch, *steps) == Exit.INTERRUPTED
+    view = move.directory.view()
+    assert view.state == model.INTERRUPTED
+    assert "midstream --continue m" in view.error
+    assert "midstream --rollback m --yes goes back to step 7 on a" in view.error
+    assert not any(event.phase == model.ROLLBACK for event in view.events)
+    assert carry_out(move, monkeypatch, *steps) == Exit.DONE
+    assert (steps[0].runs, steps[1].runs) == (1, 2)
+
+
+def test_a_refuted_certificate_and_a_surprise_have_their_exit_codes(move: Move, monkeypatch: pytest.MonkeyPatch):
+    assert carry_out(move, monkeypatch, Step(model.CERTIFY, raising(NotCertified("no")))) == Exit.NOT_CERTIFIED
+    assert executor.execute(move) == Exit.NOT_CERTIFIED, "it has ended; who comes later is told how"
+    assert executor.execute(move, rollback=True) == Exit.NOT_CERTIFIED
+
+
+def test_an_error_that_nobody_foresaw_is_one_line_and_rolled_back(move: Move, monkeypatch: pytest.MonkeyPatch):
+    assert carry_out(move, monkeypatch, Step(model.RELAUNCH, raising(KeyError("surprise")))) == Exit.FAILED
+    events = move.directory.view().events
+    assert [event.message for event in events if event.state == model.FAILED] == ["KeyError: 'surprise'"]
+    assert any(event.event == "trace" and "Traceback" in event.message for event in events)
+
+
+def test_a_cut_link_repeats_the_phase_until_it_is_cut_too_often(move: Move, monkeypatch: pytest.MonkeyPatch):
+    cut = [LostContact(f"cut {number}") for number in range(executor.CUTS + 1)]
+    step = Step(model.CUTOVER, raising(*cut[:-1]))
+    assert carry_out(move, monkeypatch, step) == Exit.DONE
+    assert step.runs == executor.CUTS + 1
+
+
+def test_a_link_that_is_cut_again_and_again_is_a_failure(move: Move, monkeypatch: pytest.MonkeyPatch):
+    cut = [LostContact(f"cut {number}") for number in range(executor.CUTS + 1)]
+    assert carry_out(move, monkeypatch, Step(model.CUTOVER, raising(*cut))) == Exit.FAILED
+
+
+def test_a_rollback_that_cannot_be_completed_ends_later_with_its_own_reason(
+    move: Move, monkeypatch: pytest.MonkeyPatch
+):
+    fence = Path(move.source_paths.dir, "mover.json")
+    fence.write_text("{torn")
+    assert carry_out(move, monkeypatch, Step(model.CERTIFY, raising(NotCertified("refuted")))) == Exit.INTERRUPTED
+    view = move.directory.view()
+    assert view.state == model.ROLLBACK_INCOMPLETE
+    assert "mover.json" in view.error
+    assert "midstream --continue m goes on with the rollback" in view.error
+    fence.unlink()
+    forward = Step(model.CUTOVER)
+    assert carry_out(move, monkeypatch, forward) == Exit.NOT_CERTIFIED
+    assert (move.directory.view().error, forward.runs) == ("refuted", 0)
+
+
+def test_a_request_that_nobody_had_heard_is_carried_out_by_who_continues(move: Move, monkeypatch: pytest.MonkeyPatch):
+    move.directory.request_file.write_text("rollback\n")
+    forward = Step(model.CUTOVER)
+    assert carry_out(move, monkeypatch, forward) == Exit.DONE
+    assert (move.directory.view().state, forward.runs) == (model.ROLLED_BACK, 0)
+    assert not move.directory.request_file.exists()
