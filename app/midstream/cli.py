@@ -52,11 +52,17 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
         from midstream import headless
 
         return headless.verify(None, options, output)
+    if options.diff and all(map(headless_path, options.diff)):
+        from midstream import headless
+
+        return headless.diff(None, options, output)
     fleet = load_fleet(options.fleet)
-    modes = ("status", "launch", "migrate", "stop", "verify")
+    modes = ("status", "launch", "migrate", "stop", "verify", "diff")
     chosen = next((mode for mode in modes if getattr(options, mode)), None)
     if options.checkpoints is not None:
         chosen = "checkpoints"
+    if options.clean is not None:
+        chosen = "clean"
     if chosen is None:
         return _screen(fleet, options)
     from midstream import headless

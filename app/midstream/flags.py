@@ -15,7 +15,7 @@ USAGE = """midstream [--fleet FILE]                                     the term
        midstream --launch CONFIG --on TARGET [--run-id ID] [-- ENGINE FLAGS]
        midstream --migrate RUN --to TARGET [--mode stop] [--checkpoint now|latest|STEP] [--dry-run] [--yes]
        midstream --continue MIGRATION | --rollback MIGRATION | --stop RUN
-       midstream --checkpoints [RUN] | --verify CHECKPOINT"""
+       midstream --checkpoints [RUN] | --verify CHECKPOINT | --diff A B | --clean [RUN] [--yes]"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,6 +43,8 @@ def parser() -> argparse.ArgumentParser:
     modes.add_argument("--rollback", metavar="MIGRATION", help="take a migration back, until its source is retired")
     modes.add_argument("--stop", metavar="RUN", help="save and stop a run")
     modes.add_argument("--checkpoints", metavar="RUN", nargs="?", const="", help="checkpoints of a run, or of all")
+    modes.add_argument("--diff", metavar=("A", "B"), nargs=2, help="what differs between two checkpoints, by manifest")
+    modes.add_argument("--clean", metavar="RUN", nargs="?", const="", help="name what killed saves left; --yes removes")
     modes.add_argument("--verify", metavar="CHECKPOINT", help="re-hash a checkpoint: a directory, HOST:PATH, or RUN")
 
     common = result.add_argument_group("common")
@@ -94,8 +96,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
     for name in ("dry_run", "source_lost"):
         if getattr(options, name) and not options.migrate:
             flags.error(f"--{name.replace('_', '-')} goes with --migrate")
-    if options.yes and not (options.migrate or options.rollback):
-        flags.error("--yes goes with --migrate and --rollback")
+    if options.yes and not (options.migrate or options.rollback or options.clean is not None):
+        flags.error("--yes goes with --migrate, --rollback and --clean")
     for name in ("certify_steps", "healthy_steps"):
         if getattr(options, name) < 0:
             flags.error(f"--{name.replace('_', '-')} is a number of steps, not below 0")

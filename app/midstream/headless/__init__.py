@@ -1,8 +1,10 @@
 """Every mode without a screen: text for people, JSON lines for programs."""
 
 from midstream.headless.act import launch, stop
+from midstream.headless.clean import clean
+from midstream.headless.diff import diff
 from midstream.headless.look import checkpoints, init, status
 from midstream.headless.move import follow, migrate, resume
 from midstream.headless.verify import verify
 
-__all__ = ["checkpoints", "follow", "init", "launch", "migrate", "resume", "status", "stop", "verify"]
+__all__ = ["checkpoints", "clean", "diff", "follow", "init", "launch", "migrate", "resume", "status", "stop", "verify"]

@@ -122,6 +122,11 @@ def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[
     return text, value, objects
 
 
+def manifest_value(directory: str, manifest: str) -> Dict[str, Any]:
+    """The manifest's value, read and looked over; no object is."""
+    return read_manifest(directory, manifest)[1]
+
+
 def describe(directory: str, manifest: str) -> Dict[str, Any]:
     """The tree's manifest as text, its objects, and those that are missing or of another size (not hashed)."""
     text, _, objects = read_manifest(directory, manifest)

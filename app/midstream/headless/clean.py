@@ -1,0 +1,64 @@
+"""Name what killed processes left behind in run directories; remove it where asked to."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from midstream.errors import Exit, HostError, UsageError
+from midstream.output import Output, size, table
+
+if TYPE_CHECKING:
+    from midstream.fleet.config import Fleet
+
+
+def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
+    """Leftovers of one run, or of all, on every host that answers. Without ``--yes`` nothing is touched."""
+    from midstream.hosts.open import Hosts
+
+    rows = [("HOST", "RUN", "LEFTOVER", "KIND", "SIZE", "")]
+    known, silent, removable = set(), [], 0
+    hosts = Hosts(fleet)
+    try:
+        for name in fleet.hosts:
+            host = hosts.get(name)
+            try:
+                host.connect()
+                run_ids = host.call("runs.list_runs", root=host.root)
+            except HostError as error:
+                silent.append(name)
+                output.talk(f"midstream: {name} is left out: {error}")
+                continue
+            known |= set(run_ids)
+            for run_id in run_ids:
+                if options.clean and run_id != options.clean:
+                    continue
+                found = host.call("clean.leftovers", root=host.root, run_id=run_id)
+                names = [entry["path"] for entry in found if not entry["kept"]]
+                gone = set()
+                if options.yes and names:
+                    gone = set(host.call("clean.remove", timeout=None, root=host.root, run_id=run_id, names=names))
+                for entry in found:
+                    removable += not entry["kept"] and entry["path"] not in gone
+                    word = "removed" if entry["path"] in gone else entry["kept"] and f"kept: {entry['kept']}"
+                    rows.append((name, run_id, entry["path"], entry["kind"], size(entry["bytes"]), word))
+                    if output.as_json:
+                        removed = entry["path"] in gone
+                        output.value({"event": "leftover", "host": name, "run": run_id, **entry, "removed": removed})
+    finally:
+        hosts.close()
+    if options.clean and options.clean not in known:
+        raise UsageError(
+            f"no run {options.clean!r}",
+            f"known: {', '.join(sorted(known)) or 'none'}"
+            + (f"; not answering: {', '.join(silent)}" if silent else ""),
+        )
+    output.value(
+        {"event": "result", "ok": True, "leftovers": len(rows) - 1, "removable": removable},
+        table(rows) if len(rows) > 1 else ["nothing is left over"],
+    )
+    if removable and not options.yes:
+        output.talk(
+            f"midstream: nothing was removed; --clean --yes removes the {removable} without a reason to keep them"
+        )
+    return Exit.DONE

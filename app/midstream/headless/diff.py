@@ -1,0 +1,127 @@
+"""Compare two checkpoints by their manifests alone: no array is read."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING, Any
+
+from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.output import Output
+from midstream_engine import records
+
+if TYPE_CHECKING:
+    from midstream.fleet.config import Fleet
+    from midstream.hosts.base import Host
+    from midstream.hosts.open import Hosts
+
+SHOWN = 200  # lines
+
+
+def diff(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> int:
+    """Exit code 0 where both hold the same state, 1 where they differ. ``fleet``: None for two directories of this
+    machine."""
+    from midstream.fleet.config import Fleet
+    from midstream.hosts.open import Hosts
+
+    hosts = Hosts(fleet or Fleet())
+    try:
+        sides = [_manifest(fleet, hosts, text) for text in options.diff]
+    finally:
+        hosts.close()
+    differences = compare(*sides)
+    same = sides[0].root_digest == sides[1].root_digest
+    value = {
+        "event": "result",
+        "ok": same,
+        "root_digests": [side.root_digest for side in sides],
+        "checkpoints": [side.name for side in sides],
+        "differences": differences,
+    }
+    if same:
+        output.value(value, f"the same state: root digest {sides[0].root_digest}")
+        return Exit.DONE
+    lines = [_line(entry) for entry in differences]
+    if not lines:
+        lines = ["every array is the same; the training state in train.json is not"]
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    output.value(value, [f"a: {options.diff[0]}", f"b: {options.diff[1]}", *lines[:SHOWN], *more])
+    return Exit.FAILED
+
+
+def compare(a: records.Manifest, b: records.Manifest) -> list[dict[str, Any]]:
+    """One entry for every array that is not in both with the same contents, by name: ``what`` is ``missing`` (only in
+    a), ``extra`` (only in b), ``different`` (axes, shape or dtype) or ``changed`` (contents: ``cells`` of ``of``)."""
+    first, second = ({entry.name: entry for entry in side.array_entries} for side in (a, b))
+    hashes = [{entry.path: entry.sha256 for entry in side.object_entries} for side in (a, b)]
+    found: list[dict[str, Any]] = []
+    for name in sorted(first.keys() | second.keys()):
+        left, right = first.get(name), second.get(name)
+        if left is None or right is None:
+            here = left or right
+            assert here is not None
+            what = "missing" if right is None else "extra"
+            found.append({"name": name, "what": what, "shape": here.shape, "dtype": here.dtype})
+            continue
+        fields = {
+            field: [getattr(left, field), getattr(right, field)]
+            for field in ("axes", "shape", "dtype", "grid")
+            if getattr(left, field) != getattr(right, field)
+        }
+        if fields:
+            found.append({"name": name, "what": "different", **fields})
+            continue
+        cells = [path for path in left.objects if not path.endswith("/zarr.json")]
+        changed = [path for path in cells if hashes[0].get(path) != hashes[1].get(path)]
+        if changed:
+            entry = {"name": name, "what": "changed", "cells": len(changed), "of": len(cells)}
+            found.append({**entry, "packed": not left.grid, "elements": math.prod(left.shape)})
+    return found
+
+
+def _line(entry: dict[str, Any]) -> str:
+    name, what = entry["name"], entry["what"]
+    if what == "missing":
+        return f"- {name}: only in a ({entry['dtype']} {entry['shape']})"
+    if what == "extra":
+        return f"+ {name}: only in b ({entry['dtype']} {entry['shape']})"
+    if what == "different":
+        fields = [key for key in ("axes", "shape", "dtype", "grid") if key in entry]
+        return f"! {name}: " + "; ".join(f"{key} {entry[key][0]} in a, {entry[key][1]} in b" for key in fields)
+    if entry["packed"]:
+        return f"~ {name}: may differ (it lies in {records.PACKED}, which does)"
+    return f"~ {name}: {entry['cells']} of {entry['of']} cells differ"
+
+
+def _manifest(fleet: Fleet | None, hosts: Hosts, text: str) -> records.Manifest:
+    host, directory = _place(fleet, hosts, text)
+    host.connect()
+    answer = host.call("tree.manifest_value", directory=directory, manifest=records.MANIFEST)
+    try:
+        return records.Manifest.from_json(answer, f"{host.name}:{directory}")
+    except records.RecordError as error:
+        raise MidstreamError(str(error), "midstream --verify looks at it closely") from None
+
+
+def _place(fleet: Fleet | None, hosts: Hosts, text: str) -> tuple[Host, str]:
+    """A directory of this machine, HOST:PATH, or a RUN's newest complete checkpoint."""
+    import os
+
+    from midstream.fleet.config import LocalHost
+    from midstream.headless.verify import _newest_of
+    from midstream.hosts.local import LocalMachine
+
+    if "/" in text and ":" not in text.split("/")[0]:
+        if not os.path.isdir(text):
+            raise UsageError(
+                f"{text} is no directory of this machine", "a checkpoint is a directory, HOST:PATH or a RUN"
+            )
+        return LocalMachine("here", LocalHost()), os.path.abspath(text)
+    if fleet is None:
+        raise UsageError(f"{text}: a fleet file is needed to find it", "midstream --init writes one")
+    if ":" in text.split("/")[0]:
+        name, directory = text.split(":", 1)
+        if name not in fleet.hosts:
+            raise UsageError(f"no host {name!r} in the fleet file", f"known: {', '.join(fleet.hosts)}")
+        return hosts.get(name), directory
+    return _newest_of(fleet, hosts, text)
