@@ -5,7 +5,7 @@ from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.data import DataConfig
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.load import Loaded, from_mapping, load_config
-from midstream_engine.config.model import Gpt2Config, LmConfig
+from midstream_engine.config.model import Gpt2Config, LlamaConfig, LmConfig, NeoxConfig
 from midstream_engine.config.optimizer import AdamConfig, OptimizerConfig, SkipStepConfig
 from midstream_engine.config.tracker import TensorboardConfig, TrackerConfig, WandbConfig
 from midstream_engine.config.train import TrainLmConfig
@@ -20,9 +20,11 @@ __all__ = [
     "EmaConfig",
     "EmaDecaySqrtConfig",
     "Gpt2Config",
+    "LlamaConfig",
     "LmConfig",
     "Loaded",
     "ModelAveragingConfig",
+    "NeoxConfig",
     "OptimizerConfig",
     "SkipStepConfig",
     "TensorboardConfig",

@@ -1,5 +1,5 @@
 """Models with named axes and stacked layers."""
 
-from midstream_engine.models.lm import LmModel, init_model, token_losses
+from midstream_engine.models.lm import LmModel, init_model, summed_loss, token_losses
 
-__all__ = ["LmModel", "init_model", "token_losses"]
+__all__ = ["LmModel", "init_model", "summed_loss", "token_losses"]

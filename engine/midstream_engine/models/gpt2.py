@@ -1,8 +1,4 @@
-"""GPT-2 (Radford et al. 2019) with named axes and stacked layers.
-
-Axes: ``batch``, ``position`` (``key_position`` on the attended side), ``embed``, ``heads``, ``head_size``, ``mlp``,
-``vocab``, ``layers``.
-"""
+"""GPT-2 (Radford et al. 2019) with named axes and stacked layers; the names of the axes are in ``models.axes``."""
 
 from __future__ import annotations
 
@@ -17,10 +13,12 @@ from haliax.nn import Stacked
 from jaxtyping import PRNGKeyArray
 
 from midstream_engine.config.model import Gpt2Config
-from midstream_engine.models.layers import Embedding, LayerNorm, Linear, dropout
-from midstream_engine.models.lm import BATCH, POSITION, LmModel
+from midstream_engine.models.attention import View, attend, choose_backend, scaled
+from midstream_engine.models.axes import BATCH, EMBED, HEAD_SIZE, HEADS, MLP, POSITION
+from midstream_engine.models.layers import Embedding, LayerNorm, Linear, activation, dropout
+from midstream_engine.models.lm import LmModel
+from midstream_engine.models.stack import fold, stack
 
-KEY_POSITION = "key_position"
 SITES_PER_LAYER = 3  # dropout sites: attention weights, attention output, MLP output
 
 
@@ -47,41 +45,43 @@ class Attention(eqx.Module):
         )  # fmt: skip
 
     def __call__(
-        self, x: NamedArray, mask: NamedArray, layer: NamedArray, keys: NamedArray | None, site: jax.Array
+        self, x: NamedArray, view: View, layer: NamedArray, keys: NamedArray | None, site: jax.Array
     ) -> NamedArray:
         """[batch, position, embed] -> the same."""
         q, k, v = hax.unbind(hax.auto_sharded(self.qkv(x)), "qkv")
-        k, v = k.rename({POSITION: KEY_POSITION}), v.rename({POSITION: KEY_POSITION})
-        scale = 1.0 / math.sqrt(self.config.hidden_dim // self.config.num_heads)
         if self.config.scale_attn_by_inverse_layer_idx:
+            scale = 1.0 / math.sqrt(self.config.head_size)
             q = (q * (scale / (layer.scalar() + 1).astype(jnp.float32))).astype(x.dtype)
         else:
-            q = q * scale
-        scores = hax.dot(q, k, axis="head_size").astype(jnp.float32)
-        weights = hax.nn.softmax(hax.where(mask, scores, -1e30), KEY_POSITION).astype(x.dtype)
-        weights = dropout(weights, self.config.attn_pdrop, x.resolve_axis(BATCH), keys, site)
-        return self.proj(hax.dot(weights, v, axis=KEY_POSITION)).rearrange(x.axes)
+            q = scaled(q)
+        rate, drops = self.config.attn_pdrop, keys is not None and self.config.attn_pdrop > 0
+        backend = choose_backend(self.config, x.dtype, dropout=drops)
+        out = attend(self.config, backend, q, k, v, view, rate=rate, keys=keys, site=site)
+        return self.proj(out).rearrange(x.axes)
 
 
 class Mlp(eqx.Module):
-    """embed -> mlp, tanh GELU, mlp -> embed."""
+    """embed -> mlp, the activation, mlp -> embed."""
 
     up: Linear
     down: Linear
+    config: Gpt2Config = eqx.field(static=True)
 
     @classmethod
     def init(cls, config: Gpt2Config, *, key: PRNGKeyArray) -> Mlp:
         key_up, key_down = jax.random.split(key)
-        Embed, Hidden = _axes(config)[0], Axis("mlp", config.hidden_dim * config.mlp_scale)
+        Embed, Hidden = _axes(config)[0], Axis(MLP, config.mlp_dim)
         scale = config.initializer_range
         down = scale / math.sqrt(2 * config.num_layers)
         return cls(
             Linear.init([Embed], [Hidden], key=key_up, scale=scale, use_bias=config.use_bias),
             Linear.init([Hidden], [Embed], key=key_down, scale=down, use_bias=config.use_bias),
+            config,
         )
 
     def __call__(self, x: NamedArray) -> NamedArray:
-        return self.down(hax.nn.gelu(hax.auto_sharded(self.up(x)), approximate=True)).rearrange(x.axes)
+        active = activation(self.config.activation_function)
+        return self.down(active(hax.auto_sharded(self.up(x)))).rearrange(x.axes)
 
 
 class Block(eqx.Module):
@@ -100,10 +100,10 @@ class Block(eqx.Module):
         norm = LayerNorm.init(Embed, config.layer_norm_epsilon, config.use_bias)
         return Block(norm, Attention.init(config, key=key_attn), norm, Mlp.init(config, key=key_mlp), config)
 
-    def __call__(self, x: NamedArray, mask: NamedArray, layer: NamedArray, keys: NamedArray | None) -> NamedArray:
+    def __call__(self, x: NamedArray, view: View, layer: NamedArray, keys: NamedArray | None) -> NamedArray:
         site = layer.scalar() * SITES_PER_LAYER + 1
         rate, Batch = self.config.resid_pdrop, x.resolve_axis(BATCH)
-        x = x + dropout(self.attn(self.ln_1(x), mask, layer, keys, site), rate, Batch, keys, site + 1)
+        x = x + dropout(self.attn(self.ln_1(x), view, layer, keys, site), rate, Batch, keys, site + 1)
         x = x + dropout(self.mlp(self.ln_2(x)), rate, Batch, keys, site + 2)
         return hax.auto_sharded(x)
 
@@ -122,9 +122,8 @@ class Gpt2Model(LmModel):
     @classmethod
     def init(cls, config: Gpt2Config, Vocab: Axis, vocab_size: int, *, key: PRNGKeyArray) -> Gpt2Model:
         key_tokens, key_positions, key_blocks = jax.random.split(key, 3)
-        Embed, Layers = _axes(config)[0], Axis("layers", config.num_layers)
-        scale = config.initializer_range
-        stacked = Stacked.init(Layers, Block, gradient_checkpointing=config.gradient_checkpointing)
+        Embed, scale = _axes(config)[0], config.initializer_range
+        stacked = stack(config.num_layers, Block, config.gradient_checkpointing)
         return cls(
             token_embeddings=Embedding.init(Vocab, Embed, key=key_tokens, scale=scale),
             position_embeddings=Embedding.init(
@@ -137,38 +136,24 @@ class Gpt2Model(LmModel):
             vocab_size=vocab_size,
         )
 
-    def __call__(self, tokens: NamedArray, segments: NamedArray | None, keys: NamedArray | None) -> NamedArray:
+    def hidden(self, tokens: NamedArray, segments: NamedArray | None, keys: NamedArray | None) -> NamedArray:
         Batch, Position = tokens.resolve_axis(BATCH), tokens.resolve_axis(POSITION)
         positions = self.position_embeddings.weight[POSITION, hax.ds(0, Position.size)]
         x = hax.auto_sharded((self.token_embeddings(tokens) + positions).rearrange((Batch, Position, ...)))
         x = dropout(x, self.config.embed_pdrop, Batch, keys, 0)
-        mask = _attention_mask(Position, segments)
-        x = self.blocks.fold(x, mask, hax.arange(self.blocks.Block), keys)
-        return hax.dot(self.ln_f(x), self.token_embeddings.weight, axis="embed")
+        drops = keys is not None and self.config.attn_pdrop > 0
+        view = View.of(Position, segments, choose_backend(self.config, x.dtype, dropout=drops))
+        x = fold(self.blocks, self.config.gradient_checkpointing, x, view, hax.arange(self.blocks.Block), keys)
+        return self.ln_f(x)
 
-    def decayed(self) -> Gpt2Model:
-        def mark(path: tuple, leaf: NamedArray) -> bool:
-            del leaf
-            names = [getattr(part, "name", "") for part in path]
-            return names[-1] == "weight" and not any("embeddings" in name or name.startswith("ln_") for name in names)
-
-        return jax.tree_util.tree_map_with_path(mark, self, is_leaf=lambda node: isinstance(node, NamedArray))
+    def head(self) -> NamedArray:
+        return self.token_embeddings.weight
 
 
 def _axes(config: Gpt2Config) -> tuple[Axis, Axis, Axis]:
     """embed, heads, head_size."""
     return (
-        Axis("embed", config.hidden_dim),
-        Axis("heads", config.num_heads),
-        Axis("head_size", config.hidden_dim // config.num_heads),
+        Axis(EMBED, config.hidden_dim),
+        Axis(HEADS, config.num_heads),
+        Axis(HEAD_SIZE, config.head_size),
     )
-
-
-def _attention_mask(Position: Axis, segments: NamedArray | None) -> NamedArray:
-    """True where a position may look: not ahead, and not across segments. bool [(batch,) position, key_position]."""
-    Keys = Position.alias(KEY_POSITION)
-    causal = hax.arange(Position).broadcast_axis(Keys) >= hax.arange(Keys)
-    if segments is None:
-        return causal
-    same = segments.broadcast_axis(Keys) == segments.rename({POSITION: KEY_POSITION})
-    return same & causal

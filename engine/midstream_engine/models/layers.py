@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import haliax as hax
@@ -74,6 +74,23 @@ class LayerNorm(eqx.Module):
         return y if self.bias is None else y + self.bias
 
 
+class RmsNorm(eqx.Module):
+    """Root mean square over one axis, in float32 whatever the input's dtype (Zhang & Sennrich 2019)."""
+
+    weight: NamedArray | None
+    axis: Axis = eqx.field(static=True)
+    epsilon: float = eqx.field(static=True)
+
+    @classmethod
+    def init(cls, axis: Axis, epsilon: float, use_weight: bool = True) -> RmsNorm:
+        return cls(hax.ones(axis) if use_weight else None, axis, epsilon)
+
+    def __call__(self, x: NamedArray) -> NamedArray:
+        wide = x.astype(jnp.float32)
+        y = (wide * hax.rsqrt(hax.mean(wide * wide, self.axis) + self.epsilon)).astype(x.dtype)
+        return y if self.weight is None else y * self.weight
+
+
 class Embedding(eqx.Module):
     """A table ``weight`` [rows, columns]."""
 
@@ -87,6 +104,20 @@ class Embedding(eqx.Module):
     def __call__(self, index: NamedArray) -> NamedArray:
         """int [...] -> [..., columns]."""
         return self.weight.take(self.Rows, index)
+
+
+def activation(name: str) -> Callable[[NamedArray], NamedArray]:
+    """One of ``config.model.ACTIVATIONS``, elementwise."""
+    match name:
+        case "gelu_new":
+            return lambda x: hax.nn.gelu(x, approximate=True)
+        case "gelu":
+            return lambda x: hax.nn.gelu(x, approximate=False)
+        case "relu":
+            return hax.nn.relu
+        case "silu":
+            return hax.nn.silu
+    raise ValueError(f"no activation {name!r}")
 
 
 def dropout(x: NamedArray, rate: float, Batch: Axis, keys: NamedArray | None, site: int | jax.Array) -> NamedArray:

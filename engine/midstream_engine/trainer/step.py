@@ -13,7 +13,7 @@ import optax
 from haliax import Axis, NamedArray
 
 from midstream_engine.config.averaging import ModelAveragingConfig
-from midstream_engine.models.lm import BATCH, LmModel, token_losses
+from midstream_engine.models.lm import BATCH, LmModel, summed_loss, token_losses
 from midstream_engine.optim.adam import schedule_count
 from midstream_engine.optim.averaging import update_average
 from midstream_engine.optim.schedule import Schedule
@@ -49,7 +49,7 @@ def train_step(
     """
 
     def summed(model: LmModel, tokens: NamedArray, mask: NamedArray, keys: NamedArray | None) -> jax.Array:
-        return hax.sum(token_losses(policy.cast_to_compute(model), tokens, mask, eos=eos, keys=keys)).scalar()
+        return summed_loss(policy.cast_to_compute(model), tokens, mask, eos=eos, keys=keys)
 
     def step_fn(
         state: TrainState, step: jax.Array, tokens: NamedArray, mask: NamedArray

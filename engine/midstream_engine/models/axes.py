@@ -1,0 +1,11 @@
+"""The names of axes, in one place: sharding, the checkpoint's grid and the models have to agree on them."""
+
+BATCH = "batch"
+POSITION = "position"
+KEY_POSITION = "key_position"
+EMBED = "embed"
+HEADS = "heads"
+KV_HEADS = "kv_heads"
+HEAD_SIZE = "head_size"
+MLP = "mlp"
+VOCAB = "vocab"

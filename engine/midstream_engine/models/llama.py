@@ -1,0 +1,136 @@
+"""Llama 2 and 3 (Touvron et al. 2023; Llama team 2024) with named axes and stacked layers."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import haliax as hax
+import jax
+from haliax import Axis, NamedArray
+from haliax.nn import Stacked
+from jaxtyping import PRNGKeyArray
+
+from midstream_engine.config.model import LlamaConfig
+from midstream_engine.models.attention import View, attend, choose_backend, scaled
+from midstream_engine.models.axes import BATCH, EMBED, HEAD_SIZE, HEADS, KV_HEADS, MLP, POSITION
+from midstream_engine.models.layers import Embedding, Linear, RmsNorm, activation
+from midstream_engine.models.lm import LmModel
+from midstream_engine.models.rope import Rotation
+from midstream_engine.models.stack import fold, stack
+
+
+class Attention(eqx.Module):
+    """Causal self-attention in which groups of query heads share keys and values (Ainslie et al. 2023)."""
+
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
+    config: LlamaConfig = eqx.field(static=True)
+
+    @classmethod
+    def init(cls, config: LlamaConfig, *, key: PRNGKeyArray) -> Attention:
+        keys = jax.random.split(key, 4)
+        Embed, HeadSize = Axis(EMBED, config.hidden_dim), Axis(HEAD_SIZE, config.head_size)
+        Heads, KvHeads = Axis(HEADS, config.num_heads), Axis(KV_HEADS, config.num_kv_heads)
+        ends = [([Embed], [Heads, HeadSize]), ([Embed], [KvHeads, HeadSize])]
+        ends += [([Embed], [KvHeads, HeadSize]), ([Heads, HeadSize], [Embed])]
+        scale, bias = config.initializer_range, config.has_attention_bias
+        q, k, v, o = (
+            Linear.init(In, Out, key=one, scale=scale, use_bias=bias) for (In, Out), one in zip(ends, keys, strict=True)
+        )
+        return cls(q, k, v, o, config)
+
+    def __call__(self, x: NamedArray, view: View, rotation: Rotation) -> NamedArray:
+        """[batch, position, embed] -> the same."""
+        q = rotation(hax.auto_sharded(self.q_proj(x)))
+        k = rotation(hax.auto_sharded(self.k_proj(x)))
+        v = hax.auto_sharded(self.v_proj(x))
+        out = attend(self.config, choose_backend(self.config, x.dtype), scaled(q), k, v, view)
+        return self.o_proj(out).rearrange(x.axes)
+
+
+class Mlp(eqx.Module):
+    """The gate's activation times what goes up, and down again (Shazeer, "GLU variants improve transformer", 2020)."""
+
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+    config: LlamaConfig = eqx.field(static=True)
+
+    @classmethod
+    def init(cls, config: LlamaConfig, *, key: PRNGKeyArray) -> Mlp:
+        keys = jax.random.split(key, 3)
+        Embed, Hidden = Axis(EMBED, config.hidden_dim), Axis(MLP, config.intermediate_dim)
+        ends = [([Embed], [Hidden]), ([Embed], [Hidden]), ([Hidden], [Embed])]
+        scale, bias = config.initializer_range, config.has_mlp_bias
+        gate, up, down = (
+            Linear.init(In, Out, key=one, scale=scale, use_bias=bias) for (In, Out), one in zip(ends, keys, strict=True)
+        )
+        return cls(gate, up, down, config)
+
+    def __call__(self, x: NamedArray) -> NamedArray:
+        active = activation(self.config.activation_function)
+        inner = active(hax.auto_sharded(self.gate_proj(x))) * hax.auto_sharded(self.up_proj(x))
+        return self.down_proj(inner).rearrange(x.axes)
+
+
+class Block(eqx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    input_layernorm: RmsNorm
+    self_attn: Attention
+    post_attention_layernorm: RmsNorm
+    mlp: Mlp
+
+    @staticmethod
+    def init(config: LlamaConfig, *, key: PRNGKeyArray) -> Block:
+        key_attn, key_mlp = jax.random.split(key)
+        norm = _norm(config)
+        return Block(norm, Attention.init(config, key=key_attn), norm, Mlp.init(config, key=key_mlp))
+
+    def __call__(self, x: NamedArray, view: View, rotation: Rotation) -> NamedArray:
+        x = x + self.self_attn(self.input_layernorm(x), view, rotation)
+        return hax.auto_sharded(x + self.mlp(self.post_attention_layernorm(x)))
+
+
+class LlamaModel(LmModel):
+    """Rotary positions, ``num_layers`` stacked blocks, a last norm, a head of its own or the embedding's."""
+
+    token_embeddings: Embedding
+    blocks: Stacked[Block]
+    norm: RmsNorm
+    lm_head: Linear | None  # None: tied
+    config: LlamaConfig = eqx.field(static=True)
+    Vocab: Axis = eqx.field(static=True)
+    vocab_size: int = eqx.field(static=True)
+
+    @classmethod
+    def init(cls, config: LlamaConfig, Vocab: Axis, vocab_size: int, *, key: PRNGKeyArray) -> LlamaModel:
+        key_tokens, key_head, key_blocks = jax.random.split(key, 3)
+        Embed, scale = Axis(EMBED, config.hidden_dim), config.initializer_range
+        tied = config.tie_word_embeddings
+        stacked = stack(config.num_layers, Block, config.gradient_checkpointing)
+        return cls(
+            token_embeddings=Embedding.init(Vocab, Embed, key=key_tokens, scale=scale),
+            blocks=stacked(config, key=jax.random.split(key_blocks, config.num_layers)),
+            norm=_norm(config),
+            lm_head=None if tied else Linear.init([Embed], [Vocab], key=key_head, scale=scale, use_bias=False),
+            config=config,
+            Vocab=Vocab,
+            vocab_size=vocab_size,
+        )
+
+    def hidden(self, tokens: NamedArray, segments: NamedArray | None, keys: NamedArray | None) -> NamedArray:
+        del keys  # Llama has no dropout
+        Batch, Position = tokens.resolve_axis(BATCH), tokens.resolve_axis(POSITION)
+        x = hax.auto_sharded(self.token_embeddings(tokens).rearrange((Batch, Position, ...)))
+        view = View.of(Position, segments, choose_backend(self.config, x.dtype))
+        rotation = Rotation.of(self.config.rope, Position, self.config.head_size)
+        return self.norm(fold(self.blocks, self.config.gradient_checkpointing, x, view, rotation))
+
+    def head(self) -> NamedArray:
+        return self.token_embeddings.weight if self.lm_head is None else self.lm_head.weight
+
+
+def _norm(config: LlamaConfig) -> RmsNorm:
+    return RmsNorm.init(Axis(EMBED, config.hidden_dim), config.layer_norm_epsilon, config.use_layer_norm_weight)
