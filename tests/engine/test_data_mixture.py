@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from midstream_engine import records
 from midstream_engine.config import ConfigError, DataConfig, from_mapping
 from midstream_engine.config.data import SourceConfig
+from midstream_engine.data.__main__ import main as command
 from midstream_engine.data.batches import TrainingBatches, evaluation_batches
 from midstream_engine.data.cache import TokenCache
 from midstream_engine.data.errors import DataError
@@ -347,3 +348,22 @@ def test_a_mixture_may_be_packed(mixed: DataConfig, tmp_path: Path) -> None:
     assert np.bincount(body).tolist() == [5, 1, 10]
     assert order.batch(0).digest == batches(order.cache).batch(0).digest
     assert (order.batch(0).loss_mask.sum(1) < SEQ).all()
+
+
+def test_the_command_builds_what_training_will_read_and_prints_it(
+    mixed: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bodies = {name: dataclasses.asdict(body) for name, body in mixed.configs.items()}
+    written = {"data": {"configs": bodies, "train_weights": mixed.train_weights, "mixture_block_size": 16}}
+    (tmp_path / "run.yaml").write_text(json.dumps(written))
+    root = tmp_path / "root"
+    flags = ["--config_path", str(tmp_path / "run.yaml"), "--model.seq_len", str(SEQ), "--trainer.root", str(root)]
+    assert command(flags) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["set"] for line in lines] == ["train", "validation/books", "validation/web"]
+    assert lines[0]["digest"] == opened(root, mixed).digest
+    assert lines[0]["bodies"] == batches(opened(root, mixed)).sizes()
+    assert lines[0]["sequences"] == sum(lines[0]["bodies"].values())
+    assert command([*flags, "--data.mixture_block_size", "2"]) == 2
+    assert command([*flags, "--data.configs.web.train_urls", "nowhere.jsonl"]) == 1
+    assert "midstream: data: 'nowhere.jsonl' names no file" in capsys.readouterr().err

@@ -93,6 +93,10 @@ class TrainingBatches:
             tokens[row], mask[row] = self._examples[body].read(int(example))
         return make_batch(index, tokens, mask)
 
+    def sizes(self) -> dict[str, int]:
+        """The number of examples of each body of text, by name."""
+        return {name: examples.count for name, examples in zip(self._names, self._examples, strict=True)}
+
     def epoch(self, index: int) -> float:
         """How many times the data has been read when batch ``index`` begins; of a mixture, its examples all told."""
         return index * self.batch_size / self.sequences

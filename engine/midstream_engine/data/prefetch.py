@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+# Deep enough that a thread which gets no processor for some steps is not noticed; a batch is small beside a model.
+DEPTH = 16
 
 
 class Prefetch(Generic[T]):
     """Calls ``make(first)``, ``make(first + 1)``, ... in a thread, at most ``depth`` ahead of ``next``."""
 
-    def __init__(self, make: Callable[[int], T], first: int, depth: int = 2):
+    def __init__(self, make: Callable[[int], T], first: int, depth: int = DEPTH):
         self._make = make
         self._ready: queue.Queue[T | BaseException] = queue.Queue(depth)
         self._closed = threading.Event()
