@@ -12,7 +12,7 @@ from midstream.tui.screens.migration import MigrationScreen
 from midstream.tui.screens.run import RunScreen
 from midstream.tui.screens.wizard import WizardScreen
 from midstream.tui.widgets.table import Row
-from midstream.watch.model import CONNECTING
+from midstream.watch.model import CONNECTING, DOWN
 from tui import worlds
 from tui.looking import app_over, screen_text, settle
 from tui.worlds import Answers, Values
@@ -274,3 +274,27 @@ async def test_a_click_on_a_view_opens_it() -> None:
         await pilot.click(offset=(4, 1))
         await settle(pilot)
         assert "connection refused" in screen_text(app)
+
+
+async def test_the_whole_error_of_a_host_can_be_read_on_a_small_screen() -> None:
+    error = (
+        "gpu1: host key of [127.0.0.1]:53507 is not known (ssh-ed25519 "
+        "SHA256:Zdeb9xDyjIB0Ds/ysoJfrze0ne/8lZnp6bDEZy17odQ) "
+        "(compare the fingerprint, then: ssh-keyscan -p 53507 127.0.0.1 >> /home/me/.ssh/known_hosts)"
+    )
+    app = app_over(worlds.snapshot([worlds.host("gpu1", DOWN, error=error), worlds.host("here")]))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("1")
+        await settle(pilot)
+        shown = screen_text(app).split("─ gpu1 ")[1]
+        assert error.removeprefix("gpu1: ") in " ".join(shown.split())
+
+
+async def test_a_launch_is_shown_on_a_host_that_answers() -> None:
+    silent = worlds.host("gpu1", CONNECTING, machine=None, last_seen=None)
+    app = app_over(worlds.snapshot([silent, worlds.host("here")]))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        text = screen_text(app)
+        assert "midstream --launch CONFIG --on here" in text
+        assert "asking gpu1 ..." in text

@@ -170,9 +170,9 @@ def describe_host(host: HostView, world: World, glyphs: Glyphs, width: int) -> T
     """A host in a few lines: what it is, its gauges, its accelerators, its error."""
     text = Text(no_wrap=True)
     if host.error:
-        text.append(f"  {glyphs.failed} ", palette.BAD)
+        glyph, colour = signs.link_state(glyphs, host.link)
         why = host.error.removeprefix(f"{host.name}: ")
-        text.append(f"{format.folded(why, width, 4)}\n", palette.BAD)
+        text.append(f"  {glyph} {format.folded(why, width, 4)}\n", colour)
     machine = host.machine
     if machine is None:
         return text.append(f"  {host.kind}: not heard of yet", palette.DIM)
