@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     signals = Signals()
     signals.install()
-    start_logging(None if attempt.launched else attempt.files.log())
     config = loaded.config
+    start_logging(None if attempt.launched else attempt.files.log(), _log_copy(config.trainer, attempt))
     status = StatusFile(
         attempt.files.status(),
         run_id=attempt.paths.run_id,
@@ -89,6 +89,14 @@ def _attempt(loaded: Loaded, root: str, attempt: Attempt, status: StatusFile, si
     status.update(state=ended)
     log.info("%s at step %d", ended, status.value.step)
     return records.EXIT_DONE
+
+
+def _log_copy(config: TrainerConfig, attempt: Attempt) -> str | None:
+    """Where ``trainer.log_dir`` wants the log, too."""
+    if not config.log_dir:
+        return None
+    directory = os.path.join(os.path.expanduser(config.log_dir), attempt.paths.run_id)
+    return os.path.join(directory, f"attempt-{attempt.number:03d}.log")
 
 
 def _code(error: Exception) -> int:

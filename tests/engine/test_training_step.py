@@ -252,7 +252,7 @@ def test_evaluation_is_the_mean_over_every_token(root: str, fresh: TrainState, t
     assert evaluate is not None
     tokens = np.frombuffer(text.read_bytes()[: 20 * 32], np.uint8).astype(np.int32).reshape(20, 32)
     losses = losses_of(setup_on(root, 1), fresh, tokens, 256)
-    assert evaluate(put(setup, fresh)) == pytest.approx(float(losses[:, :-1].mean()), rel=1e-5)
+    assert evaluate(put(setup, fresh)) == {"eval/loss": pytest.approx(float(losses[:, :-1].mean()), rel=1e-5)}
     assert setup_on(root, 2).validation is None
 
 

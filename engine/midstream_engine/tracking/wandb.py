@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 
 from midstream_engine.config.tracker import WandbConfig
 from midstream_engine.tracking.facts import RunFacts
+
+CODE = (".py", ".sh", ".yaml", ".yml", ".toml")  # what counts as code
 
 
 class WandbTracker:
@@ -36,12 +40,12 @@ class WandbTracker:
             dir=facts.directory,
             config={**facts.config, "git_commit": git_commit(code)},
             allow_val_change=True,
-            settings=wandb.Settings(silent=True, code_dir=code, save_code=code is not None),
+            settings=wandb.Settings(silent=True),
         )
         self._run.define_metric("*", step_metric="global_step")
         self._run.summary["attempt"] = facts.attempt
         if code is not None:
-            self._run.log_code(root=code, include_fn=lambda path: path.endswith((".py", ".yaml", ".yml", ".toml")))
+            self._save_code(code)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._run.log({**metrics, "global_step": step})
@@ -50,6 +54,14 @@ class WandbTracker:
         if self._config.save_xla_dumps:
             self._save_dumps()
         self._run.finish()
+
+    def _save_code(self, directory: str) -> None:
+        """W&B would walk the whole directory, environments and data included: it gets a copy of the code alone."""
+        with tempfile.TemporaryDirectory() as copy:
+            for name in code_files(directory):
+                os.makedirs(os.path.dirname(os.path.join(copy, name)), exist_ok=True)
+                shutil.copyfile(os.path.join(directory, name), os.path.join(copy, name))
+            self._run.log_code(root=copy, include_fn=lambda path: path.endswith(CODE))
 
     def _save_dumps(self) -> None:
         import wandb
@@ -72,6 +84,19 @@ def code_directory(save_code: bool | str | None) -> str | None:
     program = getattr(sys.modules.get("__main__"), "__file__", None) or __file__
     directory = os.path.dirname(os.path.abspath(program))
     return _git(directory, "rev-parse", "--show-toplevel") or directory
+
+
+def code_files(directory: str) -> list[str]:
+    """The code under ``directory``, relative to it: what git tracks, else all but hidden directories."""
+    tracked = _git(directory, "ls-files")
+    if tracked is not None:
+        found = tracked.splitlines()
+    else:
+        found = []
+        for folder, folders, names in os.walk(directory):
+            folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+            found += [os.path.relpath(os.path.join(folder, name), directory) for name in names]
+    return sorted(name for name in found if name.endswith(CODE) and os.path.isfile(os.path.join(directory, name)))
 
 
 def git_commit(directory: str | None) -> str | None:

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 
 FORMAT = "%(asctime)s %(levelname).1s %(message)s"
 
 
-def start_logging(path: str | None) -> None:
-    """Log to stderr and, where ``path`` is given, to that file too. Times are UTC."""
+def start_logging(*paths: str | None) -> None:
+    """Log to stderr and to those of ``paths`` that are given; one that cannot be written is a warning. UTC."""
     formatter = logging.Formatter(FORMAT, "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime
     root = logging.getLogger()
     root.setLevel(logging.INFO)
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if path is not None:
-        handlers.append(logging.FileHandler(path, encoding="utf-8"))
+    refused: list[OSError] = []
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            handlers.append(logging.FileHandler(path, encoding="utf-8"))
+        except OSError as error:
+            refused.append(error)
     for handler in handlers:
         handler.setFormatter(formatter)
         root.addHandler(handler)
     for noisy in ("jax", "absl", "jaxlib"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.captureWarnings(True)
+    for error in refused:
+        root.warning("no log is written there: %s", error)

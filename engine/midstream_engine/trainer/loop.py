@@ -104,7 +104,7 @@ class Loop:
         self._check_finite(loss, index)
         row = self._row(index, batch, loss, result, duration, loaded - began)
         if self._programs.evaluate is not None and self._evaluation_due():
-            row["eval/loss"] = self._programs.evaluate(self.state)
+            row.update(self._programs.evaluate(self.state))
         self._metrics.write(row)
         self._status.update(step=self.step)
         if time.monotonic() - self._logged > LOG_EVERY or self.step == self._trainer.num_train_steps:

@@ -31,7 +31,7 @@ class Programs:
 
     step: Step
     witness: Witness
-    evaluate: Callable[[TrainState], float] | None
+    evaluate: Callable[[TrainState], dict[str, float]] | None
     seconds: float
 
 
@@ -86,20 +86,24 @@ def compile_witness(setup: Plan) -> Witness:
     )
 
 
-def compile_evaluation(setup: Setup) -> Callable[[TrainState], float] | None:
-    """A function from a state to the mean loss over the validation set, in nats a token; None without such a set."""
+def compile_evaluation(setup: Setup) -> Callable[[TrainState], dict[str, float]] | None:
+    """A function from a state to ``eval/loss``, the mean over every token of the validation sets in nats, and
+    ``eval/<name>/loss`` of each named set; None without such a set."""
     cache, cut = setup.validation, setup.evaluation_cut
     seq_len, limit = setup.config.model.seq_len, setup.config.trainer.max_eval_batches
     if cache is None or limit == 0:
         return None
     compiled = compile_evaluation_step(setup)
 
-    def evaluate(state: TrainState) -> float:
-        total = counted = 0.0
+    def evaluate(state: TrainState) -> dict[str, float]:
+        sums: dict[str, tuple[float, float]] = {}
         for batch in evaluation_batches(cache, seq_len=seq_len, batch_size=cut.examples, limit=limit):
             loss, tokens = compiled(state.evaluated, cut.put(batch.tokens), cut.put(batch.loss_mask))
-            total, counted = total + float(loss), counted + float(tokens)
-        return total / max(counted, 1.0)
+            total, counted = sums.get(batch.source, (0.0, 0.0))
+            sums[batch.source] = total + float(loss), counted + float(tokens)
+        losses = {f"eval/{name}/loss": total / max(counted, 1.0) for name, (total, counted) in sums.items() if name}
+        totals, counts = zip(*sums.values(), strict=True) if sums else ((), ())
+        return {"eval/loss": sum(totals) / max(sum(counts), 1.0), **losses}
 
     return evaluate
 

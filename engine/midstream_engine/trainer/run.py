@@ -28,14 +28,16 @@ from midstream_engine.trainer.status import StatusFile, describe_devices, versio
 log = logging.getLogger(__name__)
 
 
-def configure_jax(config: TrainLmConfig, root: str) -> None:
+def configure_jax(config: TrainLmConfig, root: str) -> str:
     """The compile cache, which makes a restart quick, what ``trainer.jax_config`` sets, and the other processes.
 
-    Raises ConfigError for an option that jax does not have or a value that it does not take.
+    Returns the directory of the compile cache. Raises ConfigError for an option that jax does not have or a value that
+    it does not take.
     """
     trainer = config.trainer
-    directory = trainer.jax_compilation_cache_dir or os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory or os.path.join(root, "compile-cache")))
+    chosen = trainer.jax_compilation_cache_dir or os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    directory = os.path.expanduser(chosen or os.path.join(root, "compile-cache"))
+    jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     for name, value in trainer.jax_config.items():
@@ -46,6 +48,7 @@ def configure_jax(config: TrainLmConfig, root: str) -> None:
     start_distributed(trainer.distributed)
     if trainer.require_accelerator and jax.default_backend() == "cpu":
         raise ConfigError("trainer.require_accelerator is true, and jax sees no accelerator here")
+    return directory
 
 
 def start_distributed(config: DistributedConfig) -> None:

@@ -15,9 +15,8 @@ from jaxtyping import PRNGKeyArray
 
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.data.batches import TrainingBatches
-from midstream_engine.data.cache import TokenCache
-from midstream_engine.data.prepare import open_cache
+from midstream_engine.data.batches import TrainingBatches, Validation
+from midstream_engine.data.prepare import open_training, open_validation, validation_urls
 from midstream_engine.data.tokenizer import Tokenizer, load_tokenizer
 from midstream_engine.optim.adam import build_optimizer
 from midstream_engine.optim.schedule import Schedule, learning_rate
@@ -77,6 +76,13 @@ class Plan:
         """Numbers in the model, with padding."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.template.model))
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is anything to evaluate."""
+        data = self.config.data
+        given = any(validation_urls(part) for part in (data.configs or {"": data}).values())
+        return given and self.config.trainer.max_eval_batches != 0
+
     def initializer(self) -> Callable[[PRNGKeyArray], TrainState]:
         """From the run's key to the state of step 0."""
         return initializer(self.config, self.tokenizer.vocab_size, self.optimizer, self.policy)
@@ -91,7 +97,7 @@ class Setup(Plan):
     """The plan and the data: what the loop, the saver and the witness share."""
 
     batches: ScheduledBatches
-    validation: TokenCache | None
+    validation: Validation | None
 
 
 def make_plan(
@@ -145,8 +151,8 @@ def prepare(
     """``data_digest``: the token cache that a checkpoint names, None for a fresh start. The rest: ``make_plan``."""
     plan = make_plan(config, devices, step=step, batch_schedule=batch_schedule)
     trainer, data = config.trainer, config.data
-    cache = open_cache(root, data.train_urls, data, plan.tokenizer, wanted=data_digest)
-    validation = open_cache(root, data.validation_urls, data, plan.tokenizer) if data.validation_urls else None
+    cache = open_training(root, data, plan.tokenizer, seq_len=config.model.seq_len, wanted=data_digest)
+    validation = open_validation(root, data, plan.tokenizer)
     samples = TrainingBatches(
         cache,
         seq_len=config.model.seq_len,

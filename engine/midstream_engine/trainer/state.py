@@ -56,12 +56,17 @@ def fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout, seed
 
     Bit-identical on any mesh: jax's default generator is partitionable, and see ``models.layers.normal``.
     """
-    template = abstract_state(init)
+    return compile_fresh_state(init, layout)(jax.device_put(jax.random.key(seed), layout.replicated()))
+
+
+def compile_fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout) -> Any:
+    """``init`` as a program that makes the state in place."""
     # Run once: LLVM's optimisation would take ten times as long as it saves.
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    key = jax.eval_shape(lambda: jax.random.key(0))
     with layout.active():
-        jitted = jax.jit(init, out_shardings=layout.at_rest(template), compiler_options=options)
-        return jitted(jax.random.key(seed))
+        jitted = jax.jit(init, out_shardings=layout.at_rest(abstract_state(init)), compiler_options=options)
+        return jitted.lower(jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=layout.replicated())).compile()
 
 
 def with_shardings(template: Any, shardings: Any) -> Any:

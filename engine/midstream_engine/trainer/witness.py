@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,14 +63,14 @@ class Witness:
 
         with layout.active(), hax.axis_mapping(self._compute):
             lowered = jax.jit(measure, out_shardings=layout.replicated()).lower(model, named, named)
-        self._measure: Callable[..., jax.Array] = lowered.compile()
+        self.compiled: Any = lowered.compile()
 
     def measure(self, model: LmModel, batch: Batch) -> Measured:
         """The losses of the first ``count`` sequences of ``batch`` (of all, where it has fewer) under ``model``."""
         tokens, mask = batch.tokens[: self.count], batch.loss_mask[: self.count]
         missing = ((0, self.count - len(tokens)), (0, 0))
         padded = [self._put(np.pad(array, missing)) for array in (tokens, mask)]
-        losses = np.asarray(self._measure(model, *padded))[: len(tokens)]
+        losses = np.asarray(self.compiled(model, *padded))[: len(tokens)]
         digests = b"".join(example_digest(*example) for example in zip(tokens, mask, strict=True))
         return Measured([float(loss) for loss in losses], hashlib.sha256(digests).hexdigest(), batch.digest)
 

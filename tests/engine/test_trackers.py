@@ -1,0 +1,169 @@
+"""Trackers: what they get, and that nothing they do reaches training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream_engine.config import TensorboardConfig, TrackerConfig, WandbConfig
+from midstream_engine.tracking import trackers as module
+from midstream_engine.tracking.background import BackgroundTracker
+from midstream_engine.tracking.facts import RunFacts
+from midstream_engine.tracking.trackers import start_recorder
+from midstream_engine.tracking.wandb import code_files, dump_directory
+
+ROWS = [{"global_step": step, "train/loss": 5.0 - step, "batch_digest": "ab", "time": 1.5} for step in range(3)]
+
+
+def facts(tmp_path: Path, attempt: int = 1, first_step: int = 0) -> RunFacts:
+    return RunFacts("r", attempt, first_step, str(tmp_path / "attempt"), {"trainer": {"seed": 0}})
+
+
+def record(tmp_path: Path, configs: list[TrackerConfig], rows: list[dict[str, Any]] = ROWS, **about: Any) -> None:
+    process = about.pop("process", 0)
+    recorder = start_recorder(str(tmp_path / "metrics.jsonl"), configs, facts(tmp_path, **about), process=process)
+    for row in rows:
+        recorder.write(row)
+    recorder.close()
+
+
+def written(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+
+def scalars(directory: Path) -> dict[tuple[str, int], float]:
+    """(tag, step) -> value of all event files: length, CRC, record, CRC (the TFRecord framing)."""
+    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
+    found: dict[tuple[str, int], float] = {}
+    for path in sorted(directory.glob("events.*")):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            (size,) = struct.unpack_from("<Q", data, at)
+            event = Event.FromString(data[at + 12 : at + 12 + size])
+            at += 16 + size
+            for value in event.summary.value:
+                found[value.tag, event.step] = value.simple_value
+    return found
+
+
+def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
+    config = TensorboardConfig(logdir=str(tmp_path / "logs"))
+    record(tmp_path, [config])
+    record(tmp_path, [config], [{"global_step": 3, "train/loss": 0.5}], attempt=2, first_step=3)
+    found = scalars(tmp_path / "logs" / "r")
+    assert [found["train/loss", step] for step in range(4)] == [5.0, 4.0, 3.0, 0.5]
+    assert not [tag for tag, _ in found if tag in ("global_step", "batch_digest")]
+    assert [row["global_step"] for row in written(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_wandb_offline_keeps_metrics_code_and_the_runs_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is not the first writes nothing. (WANDB_* of the environment are the tester's own.)"""
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "my_program.py").write_text("print(1)\n")
+    config = WandbConfig(project="p", mode="offline", save_code=str(code), tags=["mine"])
+    record(tmp_path, [config], process=1)
+    assert not (tmp_path / "attempt").exists()
+    record(tmp_path, [config])
+    (file,) = (tmp_path / "attempt" / "wandb").glob("offline-run-*/*.wandb")
+    assert file.name == "run-r.wandb"
+    data = file.read_bytes()
+    for part in (b"train/loss", b"my_program.py", b"mine", b"global_step"):
+        assert part in data
+    assert len(written(tmp_path)) == 6
+
+
+class Recording:
+    """A tracker that remembers, and fails or waits where it is told to."""
+
+    def __init__(self, fail_at: int | None = None, wait: threading.Event | None = None):
+        self.seen: list[tuple[int, dict[str, float]]] = []
+        self.finished = False
+        self._fail_at, self._wait = fail_at, wait
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        if self._wait is not None:
+            self._wait.wait(30)
+        if step == self._fail_at:
+            raise SystemExit("no\nnetwork")
+        self.seen.append((step, dict(metrics)))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def test_a_tracker_that_fails_is_one_warning_and_then_silence(caplog: pytest.LogCaptureFixture) -> None:
+    inner = Recording(fail_at=1)
+    tracker = BackgroundTracker("t", lambda: inner)
+    with caplog.at_level(logging.WARNING):
+        for row in ROWS:
+            tracker.log(row)
+        tracker.finish()
+    assert [record.getMessage() for record in caplog.records] == [
+        "tracker t failed, metrics go to metrics.jsonl alone: SystemExit: no network"
+    ]
+    assert [step for step, _ in inner.seen] == [0]
+
+
+def test_a_tracker_that_cannot_be_made_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> Recording:
+        raise OSError("disk full")
+
+    tracker = BackgroundTracker("t", make)
+    tracker.finish()
+    tracker.log(ROWS[0])
+    assert "disk full" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_a_tracker_that_hangs_neither_holds_training_nor_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    release = threading.Event()
+    tracker = BackgroundTracker("t", lambda: Recording(wait=release), waiting=2, patience=0.1)
+    for row in ROWS * 4:
+        tracker.log(row)
+    tracker.finish()
+    release.set()
+    assert "too slow" in caplog.text
+    assert "left behind" in caplog.text
+    assert len([record for record in caplog.records if "too slow" in record.getMessage()]) == 1
+
+
+def test_every_tracker_gets_the_numbers_of_every_row() -> None:
+    inner = Recording()
+    tracker = BackgroundTracker("t", lambda: inner)
+    for row in ROWS:
+        tracker.log(row)
+    tracker.finish()
+    assert inner.seen == [(step, {"train/loss": 5.0 - step, "time": 1.5}) for step in range(3)]
+    assert inner.finished
+
+
+def test_a_missing_package_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    record(tmp_path, [WandbConfig(), TensorboardConfig()])
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "midstream[wandb]" in caplog.text
+    assert len(written(tmp_path)) == 3
+
+
+def test_code_without_a_repository_is_all_but_hidden_files(tmp_path: Path) -> None:
+    for name in ("a.py", "b.txt", "c.yaml", ".hidden/d.py", "deep/e.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert code_files(str(tmp_path)) == ["a.py", "c.yaml", "deep/e.sh"]
+
+
+def test_where_xla_dumps_is_read_from_its_flags() -> None:
+    assert dump_directory("--a=b --xla_dump_to=/tmp/d --xla_dump_hlo_pass_re=.*") == "/tmp/d"
+    assert dump_directory("--a=b") is None
