@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -233,3 +234,35 @@ def test_progress_says_how_far_it_is_and_how_long_it_takes() -> None:
     progress.add(1_000_000_000, 250_000_000, False)
     text = progress.text(progress._began + 100)
     assert text == "2 of 4 shards, 2.00 of 4.00 GB, 10.0 MB/s, 500.0 M tokens, 3 min left"
+
+
+def test_work_that_nobody_takes_up_again_is_removed_and_work_in_progress_is_not(
+    tmp_path: Path, corpus: list[str]
+) -> None:
+    place = Path(data_root(str(tmp_path)))
+    for name in ("forgotten", "busy", "young"):
+        (place / f".tokenizing-{name}").mkdir(parents=True)
+        (place / f".tokenizing-{name}" / "0.tokens").write_bytes(b"x")
+    lock = place / ".tokenizing-busy" / ".lock"
+    lock.touch()
+    for name in ("forgotten", "busy"):
+        os.utime(place / f".tokenizing-{name}", (0, 0))
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        open_cache(str(tmp_path), corpus, config(), ByteTokenizer())
+    finally:
+        os.close(descriptor)
+    left = sorted(name for name in os.listdir(place) if name.startswith(".tokenizing"))
+    assert left == [".tokenizing-busy", ".tokenizing-young"]
+
+
+def test_the_command_needs_no_jax(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text that is long enough")
+    script = (
+        "import sys\nfrom midstream_engine.data.__main__ import main\ncode = main(sys.argv[1:])\n"
+        "assert not {'jax', 'haliax', 'google.cloud', 'pyarrow'} & set(sys.modules)\nsys.exit(code)"
+    )
+    flags = ["--trainer.root", str(tmp_path), "--model.seq_len", "8", "--data.train_urls", str(tmp_path / "a.txt")]
+    done = subprocess.run([sys.executable, "-c", script, *flags], capture_output=True, text=True)
+    assert (done.returncode, json.loads(done.stdout)["tokens"]) == (0, 30), done.stderr

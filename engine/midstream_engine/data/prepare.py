@@ -181,7 +181,7 @@ def _working_directory(place: str, name: str) -> Iterator[str]:
     while True:
         try:
             os.makedirs(directory, exist_ok=True)
-            descriptor = os.open(directory, os.O_RDONLY)
+            descriptor = os.open(_lock(directory), os.O_RDWR | os.O_CREAT, 0o644)
         except (FileNotFoundError, FileExistsError):  # whoever had it removes it just now
             continue
         try:
@@ -196,15 +196,22 @@ def _working_directory(place: str, name: str) -> Iterator[str]:
                 if left.endswith(".tmp"):
                     os.unlink(os.path.join(directory, left))
             yield directory
-            shutil.rmtree(directory)
+            done = f"{directory}.{os.getpid()}"  # gone at once: nobody finds it half removed
+            os.rename(directory, done)
+            shutil.rmtree(done, ignore_errors=True)
             return
         finally:
             os.close(descriptor)
 
 
+def _lock(directory: str) -> str:
+    """A file of its own: network file systems lock nothing that is not open for writing."""
+    return os.path.join(directory, ".lock")
+
+
 def _still(directory: str, descriptor: int) -> bool:
     try:
-        return os.path.samestat(os.stat(directory), os.fstat(descriptor))
+        return os.path.samestat(os.stat(_lock(directory)), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 
@@ -217,7 +224,7 @@ def _remove_forgotten(place: str) -> None:
         try:
             if time.time() - os.stat(directory).st_mtime < _FORGOTTEN:
                 continue
-            descriptor = os.open(directory, os.O_RDONLY)
+            descriptor = os.open(_lock(directory), os.O_RDWR | os.O_CREAT, 0o644)
         except FileNotFoundError:  # done, and removed by its owner
             continue
         try:
