@@ -12,21 +12,22 @@ import json
 import math
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from midstream_engine.checkpoint import fence as fences
 from midstream_engine.checkpoint import zarr
-from midstream_engine.checkpoint.bounded import Task, run_bounded
+from midstream_engine.checkpoint.bounded import run_bounded
 from midstream_engine.checkpoint.boxes import Box, extent, slabs, volume, whole
 from midstream_engine.checkpoint.discover import read_manifest
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointError, CheckpointFull
 from midstream_engine.checkpoint.grid import cell_shape, cells_of, grid_of
+from midstream_engine.checkpoint.group import Group, Meeting, check_owners, lent_pieces, owner
 from midstream_engine.checkpoint.memory import Blocks
 from midstream_engine.checkpoint.objects import Directory, Discard, bytes_of, write_cell, write_object
 from midstream_engine.checkpoint.packed import pack
@@ -65,12 +66,20 @@ class PendingSave:
     """A snapshot that is still to be written. It belongs to no device any more: any thread may finish it."""
 
     def __init__(
-        self, paths: RunPaths, arrays: list[HostArray], document: dict[str, Any], *, step: int, attempt: int, epoch: int
+        self,
+        paths: RunPaths,
+        arrays: list[HostArray],
+        document: dict[str, Any],
+        *,
+        step: int,
+        attempt: int,
+        epoch: int,
+        group: Group | None = None,
     ):
         self.step = step
         self.bytes = stored_bytes(arrays)
         self._paths, self._arrays, self._document = paths, arrays, document
-        self._attempt, self._epoch = attempt, epoch
+        self._attempt, self._epoch, self._group = attempt, epoch, group
 
     def finish(self) -> Manifest:
         """Write and commit, once; returns the manifest when it is on the disk. The snapshot's memory is given back.
@@ -79,10 +88,34 @@ class PendingSave:
         """
         arrays, self._arrays = self._arrays, []
         directory = self._paths.checkpoint(checkpoint_name(self.step, self._attempt))
+        if self._group is not None and self._group.count > 1:
+            return self._finish_together(directory, arrays, self._group)
         if os.path.exists(os.path.join(directory, MANIFEST)):
             return _already_saved(directory, arrays, self._document)
         with _removed_on_failure(directory, self.bytes):
             written = write(directory, arrays, self._document)
+            return commit(self._paths, directory, written, step=self.step, attempt=self._attempt, epoch=self._epoch)
+
+    def _finish_together(self, directory: str, arrays: list[HostArray], group: Group) -> Manifest:
+        meeting = Meeting(directory, group)
+        if os.path.exists(os.path.join(directory, MANIFEST)):
+            raise CheckpointError(f"{directory} is complete: a checkpoint is never overwritten")
+        if not group.leads:
+            meeting.open()
+            with meeting.alive(), _reported(directory, self.bytes):
+                objects, lent = _write_share(directory, arrays, group)
+                meeting.hand_in(objects, lent)
+                del arrays, lent
+                return meeting.outcome()
+        with _removed_on_failure(directory, self.bytes):
+            _prepare(directory, self.bytes)
+            meeting.open()
+            with meeting.alive():
+                objects, _ = _write_share(directory, arrays, group)
+                theirs, lent = meeting.collect()
+                written = _complete(directory, arrays, self._document, [*objects, *theirs], lent)
+            shutil.rmtree(os.path.join(directory, f".save-{group.serial}"))
+            Directory(directory).sync()
             return commit(self._paths, directory, written, step=self.step, attempt=self._attempt, epoch=self._epoch)
 
 
@@ -97,15 +130,24 @@ def begin_save(
     provenance: Mapping[str, Any],
     witness: Mapping[str, Any] | None,
     copy: bool = True,
+    group: Group | None = None,
 ) -> PendingSave:
     """The snapshot of ``tree`` and ``state``, to be finished on another thread. Nothing is written yet.
 
-    ``copy=False`` spares the host its copy where the state stays as it is until the save is finished. Raises Fenced,
+    ``copy=False`` spares the host its copy where the state stays as it is until the save is finished. ``group``: the
+    processes that hold the state together; each of them begins and finishes the same save. Raises Fenced,
     CheckpointError and ValueError as :func:`save_checkpoint` does.
     """
     fences.check(paths, epoch, step)
     document = train_document(state, provenance, witness)
-    return PendingSave(paths, snapshot(tree, copy=copy), document, step=step, attempt=attempt, epoch=epoch)
+    arrays = snapshot(tree, copy=copy)
+    if group is not None and group.count > 1:
+        check_owners(arrays)
+    else:
+        spread = [array.name for array in arrays if array.holders is not None]
+        if spread:
+            raise CheckpointError(f"{spread[0]} is spread over several processes, and this one was told of no others")
+    return PendingSave(paths, arrays, document, step=step, attempt=attempt, epoch=epoch, group=group)
 
 
 def save_checkpoint(
@@ -157,17 +199,52 @@ def train_document(
 
 def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Written:
     """Write everything but the manifest into ``directory``, which is emptied first."""
-    if os.path.lexists(directory):
-        shutil.rmtree(directory)
-    os.makedirs(directory)
-    needed = stored_bytes(arrays)
-    free = shutil.disk_usage(directory).free
-    if needed > free:
-        raise CheckpointFull(_no_room(directory, needed, f"{free} free"))
+    _prepare(directory, stored_bytes(arrays))
     store = Directory(directory)
     written = write_objects(store, arrays, document)
     store.sync()
     return written
+
+
+def _prepare(directory: str, needed: int) -> None:
+    if os.path.lexists(directory):
+        shutil.rmtree(directory)
+    os.makedirs(directory)
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise CheckpointFull(_no_room(directory, needed, f"{free} free"))
+
+
+def _write_share(
+    directory: str, arrays: list[HostArray], group: Group
+) -> tuple[list[ObjectEntry], list[tuple[str, Box, np.ndarray]]]:
+    """The cells that are this process's to write, and the pieces of small arrays that it hands to process 0."""
+    store = Directory(directory)
+    objects = write_cells(store, arrays, lambda array, number, box: owner(array, number, box) == group.process)
+    small = [array for array in arrays if not grid_of(array.axes, array.shape, array.dtype)]
+    return objects, [(a.name, box, data) for a in small for box, data in lent_pieces(a, group.process)]
+
+
+def _complete(
+    directory: str,
+    arrays: list[HostArray],
+    document: dict[str, Any],
+    cells: list[ObjectEntry],
+    lent: list[tuple[str, Box, np.ndarray]],
+) -> Written:
+    """What process 0 adds when the cells of all processes are written: the rest, and that nothing lacks."""
+    extra: dict[str, list[tuple[Box, np.ndarray]]] = {}
+    for name, box, data in lent:
+        extra.setdefault(name, []).append((box, data))
+    whole_ones = [dataclasses.replace(a, pieces=[*a.pieces, *extra.get(a.name, [])]) for a in arrays]
+    objects = [*cells, *write_rest(Directory(directory), whole_ones, document)]
+    entries = describe_arrays(arrays)
+    wanted = sorted([TRAIN, *{path for entry in entries for path in entry.objects}])
+    found = sorted(entry.path for entry in objects)
+    if found != wanted:
+        odd = sorted(set(wanted) ^ set(found)) or [path for path in found if found.count(path) > 1]
+        raise CheckpointError(f"{directory}: object {odd[0]} was written by no process, or by two: not saved")
+    return _written(entries, objects, document)
 
 
 def stored_bytes(arrays: list[HostArray]) -> int:
@@ -177,61 +254,72 @@ def stored_bytes(arrays: list[HostArray]) -> int:
 
 def write_objects(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> Written:
     """Write arrays and ``train.json`` to ``store``, in threads, with bounded bytes in flight."""
-    entries: list[ArrayEntry] = []
-    objects: dict[str, ObjectEntry] = {}
-    lock = threading.Lock()
-    small: dict[str, np.ndarray] = {}
-    tasks: list[Task] = []
+    objects = [*write_cells(store, arrays), *write_rest(store, arrays, document)]
+    return _written(describe_arrays(arrays), objects, document)
+
+
+def _written(entries: list[ArrayEntry], objects: list[ObjectEntry], document: dict[str, Any]) -> Written:
+    hashes = {entry.path: entry.sha256 for entry in objects}
+    ordered = sorted(objects, key=lambda entry: entry.path)
+    return Written(entries, ordered, root_digest(entries, hashes, document["state"]))
+
+
+def describe_arrays(arrays: list[HostArray]) -> list[ArrayEntry]:
+    """The arrays as the manifest lists them."""
+    entries = []
+    for array in arrays:
+        grid = grid_of(array.axes, array.shape, array.dtype)
+        paths = zarr.object_paths(array.name, array.shape, grid) if grid else [PACKED]
+        entries.append(ArrayEntry(array.name, list(array.axes), list(array.shape), array.dtype, list(grid), paths))
+    return entries
+
+
+def write_cells(
+    store: _Target, arrays: list[HostArray], mine: Callable[[HostArray, int, Box], bool] | None = None
+) -> list[ObjectEntry]:
+    """Write the cells of arrays that are cut, those alone that ``mine(array, number of the cell, box)`` picks."""
     blocks = Blocks()
+    work: list[tuple[int, Callable[[], ObjectEntry]]] = []
+    for array in arrays:
+        grid = grid_of(array.axes, array.shape, array.dtype)
+        if not grid:
+            continue
+        size = math.prod(cell_shape(array.shape, grid)) * numpy_dtype(array.dtype).itemsize
+        for number, (index, box) in enumerate(cells_of(array.shape, grid)):
+            if mine is None or mine(array, number, box):
+                work.append((size, partial(_write_cell, store, array, zarr.cell_path(array.name, index), box, blocks)))
+    return _run(work)
 
-    def later(size: int, make: Callable[[], ObjectEntry]) -> None:
-        def task() -> None:
-            entry = make()
-            with lock:
-                objects[entry.path] = entry
 
-        tasks.append((size, task))
-
+def write_rest(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> list[ObjectEntry]:
+    """Write what is not cells: descriptions of arrays that are cut, the packed ones, ``train.json``."""
+    texts: dict[str, bytes] = {}
+    small: dict[str, np.ndarray] = {}
     for array in arrays:
         grid = grid_of(array.axes, array.shape, array.dtype)
         if grid:
-            paths = zarr.object_paths(array.name, array.shape, grid)
-            _plan_cells(store, array, grid, blocks, later)
+            texts[zarr.metadata_path(array.name)] = zarr.metadata(array.axes, array.shape, array.dtype, grid)
         else:
-            paths = [PACKED]
             small[array.name] = array.part(whole(array.shape))
-        entries.append(ArrayEntry(array.name, list(array.axes), list(array.shape), array.dtype, list(grid), paths))
     if small:
-        packed = pack(small)
-        later(len(packed), lambda: write_object(store, PACKED, memoryview(packed)))
-    train = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
-    later(len(train), lambda: write_object(store, TRAIN, memoryview(train)))
-    run_bounded(tasks)
-    hashes = {path: entry.sha256 for path, entry in objects.items()}
-    return Written(
-        entries,
-        [objects[path] for path in sorted(objects)],
-        root_digest(entries, hashes, document["state"]),
-    )
+        texts[PACKED] = pack(small)
+    texts[TRAIN] = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+    return _run([(len(text), partial(write_object, store, path, memoryview(text))) for path, text in texts.items()])
 
 
-def _plan_cells(
-    store: _Target,
-    array: HostArray,
-    grid: tuple[int, ...],
-    blocks: Blocks,
-    later: Callable[[int, Callable[[], ObjectEntry]], None],
-) -> None:
-    text = zarr.metadata(array.axes, array.shape, array.dtype, grid)
-    later(len(text), lambda: write_object(store, zarr.metadata_path(array.name), memoryview(text)))
-    size = math.prod(cell_shape(array.shape, grid)) * numpy_dtype(array.dtype).itemsize
-    for index, box in cells_of(array.shape, grid):
+def _run(work: list[tuple[int, Callable[[], ObjectEntry]]]) -> list[ObjectEntry]:
+    objects: list[ObjectEntry] = []  # appended to from several threads, which lists allow
 
-        def make(path: str = zarr.cell_path(array.name, index), box: Box = box) -> ObjectEntry:
-            with blocks.lend() as buffer:
-                return write_cell(store, path, _bytes_of_cell(array, box, buffer))
+    def task(make: Callable[[], ObjectEntry]) -> Callable[[], None]:
+        return lambda: objects.append(make())
 
-        later(size, make)
+    run_bounded([(size, task(make)) for size, make in work])
+    return objects
+
+
+def _write_cell(store: _Target, array: HostArray, path: str, box: Box, blocks: Blocks) -> ObjectEntry:
+    with blocks.lend() as buffer:
+        return write_cell(store, path, _bytes_of_cell(array, box, buffer))
 
 
 def _bytes_of_cell(array: HostArray, box: Box, buffer: np.ndarray) -> Iterator[memoryview]:
@@ -290,17 +378,22 @@ def _no_room(directory: str, needed: int, why: str) -> str:
 
 @contextlib.contextmanager
 def _removed_on_failure(directory: str, needed: int) -> Iterator[None]:
-    """Remove what was written where the save fails; a process that is killed leaves a torn directory instead.
+    """Remove what was written where the save fails; a process that is killed leaves a torn directory instead."""
+    with _reported(directory, needed):
+        try:
+            yield
+        except BaseException:
+            if not os.path.exists(os.path.join(directory, MANIFEST)):
+                shutil.rmtree(directory, ignore_errors=True)  # the error to report is the one that led here
+            raise
 
-    Errors of the file system become CheckpointFull or CheckpointError.
-    """
+
+@contextlib.contextmanager
+def _reported(directory: str, needed: int) -> Iterator[None]:
+    """Errors of the file system as CheckpointFull or CheckpointError."""
     try:
         yield
-    except BaseException as error:
-        if not os.path.exists(os.path.join(directory, MANIFEST)):
-            shutil.rmtree(directory, ignore_errors=True)  # the error to report is the one that led here
-        if not isinstance(error, OSError):
-            raise
+    except OSError as error:
         if error.errno in _FULL:
             raise CheckpointFull(_no_room(directory, needed, error.strerror or "")) from error
         raise CheckpointError(f"{directory}: cannot be written: {error}") from error

@@ -1,0 +1,135 @@
+"""Two processes with two devices each save one checkpoint; any number of processes restores it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from haliax import NamedArray
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from checkpoint_process import make_state
+from checkpoint_states import save
+from midstream_engine.checkpoint.boxes import whole
+from midstream_engine.checkpoint.discover import list_checkpoints, read_manifest
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.group import check_owners, owner
+from midstream_engine.checkpoint.restore import restore_checkpoint
+from midstream_engine.checkpoint.snapshot import HostArray
+from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.records import RunPaths
+
+NAME = "step-7-a001"
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def together(root: Path, action: str, count: int = 2) -> dict[int, dict[str, Any]]:
+    """What each process that lived printed, by process."""
+    tests = Path(__file__).parents[1]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
+    environment["PYTHONPATH"] = str(tests)
+    port = free_port()
+    words = [sys.executable, str(tests / "checkpoint_process.py")]
+    started = [
+        subprocess.Popen(
+            [*words, str(process), str(count), str(port), str(root), action],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(count)
+    ]
+    answers = {}
+    try:
+        for process, one in enumerate(started):
+            out, err = one.communicate(timeout=120)
+            if one.returncode != -9:
+                assert one.returncode == 0, err
+                answers[process] = json.loads(out.splitlines()[-1])
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+    return answers
+
+
+def here(devices: int) -> tuple[dict[str, Any], Any]:
+    """The same state on the first devices of this process, and its shardings."""
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
+    state = make_state(mesh, lambda array, spec: jax.device_put(array, NamedSharding(mesh, spec)))
+    leaves = jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return state, [leaf.array.sharding if isinstance(leaf, NamedArray) else replicated for leaf in leaves]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> tuple[RunPaths, dict[int, dict[str, Any]]]:
+    root = tmp_path_factory.mktemp("together")
+    return RunPaths(str(root), "run"), together(root, "save")
+
+
+def test_two_processes_write_the_same_bytes_as_one(saved, tmp_path):
+    paths, answers = saved
+    assert [answers[process]["devices"] for process in (0, 1)] == [4, 4]
+    alone = RunPaths(str(tmp_path), "run")
+    manifest = save(alone, here(1)[0], witness=None)
+    assert {answer["root_digest"] for answer in answers.values()} == {manifest.root_digest}
+    report = verify_checkpoint(paths.checkpoint(NAME), deep=True)
+    assert (report.flaws, report.unlisted) == ([], [])
+    assert report.manifest.objects == manifest.objects
+    for entry in manifest.objects:
+        there, here_ = Path(paths.checkpoint(NAME), entry["path"]), Path(alone.checkpoint(NAME), entry["path"])
+        assert there.read_bytes() == here_.read_bytes(), entry["path"]
+
+
+def test_what_two_processes_saved_one_restores_on_four_devices(saved):
+    paths, _ = saved
+    state, shardings = here(4)
+    restored = restore_checkpoint(paths.checkpoint(NAME), state, shardings)
+    assert restored.root_digest == read_manifest(paths.checkpoint(NAME)).root_digest
+    for name in ("wide", "replicated", "bias"):
+        np.testing.assert_array_equal(np.asarray(restored.tree[name].array), np.asarray(state[name].array))
+
+
+def test_two_processes_restore_and_read_their_own_cells_alone(saved):
+    paths, answers = saved
+    restored = together(Path(paths.root), "restore")
+    assert {answer["root_digest"] for answer in restored.values()} == {answers[0]["root_digest"]}
+    grid = {entry.name: entry.grid for entry in read_manifest(paths.checkpoint(NAME)).array_entries}
+    own = int(np.prod(grid["wide"])) // 2 + int(np.prod(grid["replicated"]))
+    assert [restored[process]["cells"] for process in (0, 1)] == [own, own]
+
+
+def test_a_process_that_dies_is_named_within_the_timeout_and_nothing_looks_complete(tmp_path):
+    answers = together(tmp_path, "die")
+    assert list(answers) == [0]
+    assert "process 1 of 2 has given no sign of life for 2 s: not saved" in answers[0]["error"]
+    assert list_checkpoints(RunPaths(str(tmp_path), "run")) == []
+
+
+def test_cells_that_several_processes_hold_are_shared_out_and_one_that_none_holds_is_refused():
+    box = whole((512, 2048))
+    halves = {process: [((0, 512), (1024 * process, 1024 * (process + 1)))] for process in (0, 1)}
+    replicated = HostArray("x", ("mlp", "embed"), (512, 2048), "float32", [], {0: [box], 1: [box]})
+    cells = [((0, 512), (0, 1024)), ((0, 512), (1024, 2048))]
+    assert [owner(replicated, number, cell) for number, cell in enumerate(cells)] == [0, 1]
+    split = HostArray("x", ("mlp", "embed"), (512, 2048), "float32", [], halves)
+    assert [owner(split, number, cell) for number, cell in enumerate(cells)] == [0, 1]
+    check_owners([replicated, split])
+    rows = {process: [((256 * process, 256 * (process + 1)), (0, 2048))] for process in (0, 1)}
+    with pytest.raises(CheckpointError, match=r"x: no process holds the whole of its cell \[0, 0\]"):
+        check_owners([HostArray("x", ("mlp", "embed"), (512, 2048), "float32", [], rows)])
