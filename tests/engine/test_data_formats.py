@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loopback_files import FileServer
-from midstream_engine.data import formats, gcs, sources, units, web
+from midstream_engine.data import formats, gcs, hub, sources, units, web
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.formats import Piece
 from midstream_engine.data.source import Source
@@ -104,6 +104,23 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match="'wikitext' needs the package datasets"):
         read("hf://wikitext?split=train")
+
+
+def test_a_dataset_is_read_by_its_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    pytest.importorskip("datasets", reason="needs the package datasets")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "train.jsonl").write_bytes(LINES)
+    (tmp_path / "corpus" / "validation.jsonl").write_bytes(LINES.splitlines()[0])
+    monkeypatch.setattr(units, "_DATASET_ROWS", 4)
+    for split, expected in (("train", EXPECTED), ("validation", EXPECTED[:1])):
+        (source,) = sources.list_sources([hub.dataset_url(str(tmp_path / "corpus"), None, split)])
+        work = units.cut([source])
+        assert [text for unit in work for text in formats.documents(unit.pieces[0], "text")] == expected
+        assert len(work) == -(-len(expected) // 4)
+    with pytest.raises(DataError, match=r"has no column 'body' \(data\.text_key\); it has text, id"):
+        list(formats.documents(Piece(source), "body"))
 
 
 def test_pieces_of_a_file_of_lines_are_its_documents_wherever_they_are_cut(tmp_path: Path) -> None:
