@@ -113,7 +113,8 @@ def _is_moving() -> bool:
     from midstream.migrate import model
     from midstream.migrate.directory import list_migrations
 
-    return any(view.plan.run_id == RUN and view.state == model.RUNNING for view in list_migrations())
+    ours = [view for view in list_migrations() if (view.plan.run_id, view.state) == (RUN, model.RUNNING)]
+    return any({view.plan.source, view.plan.target_host} == {"small", "large"} for view in ours)
 
 
 def _living(fleet: Fleet, hosts: Hosts, run_id: str) -> Iterator[tuple[str, int]]:

@@ -46,6 +46,19 @@ def wait_event(phase: str, state: str, timeout: float = 120.0) -> MigrationDirec
     pytest.fail(f"{phase} {state}: not within {timeout} s")
 
 
+def wait_command(words: str, timeout: float = 120.0) -> MigrationDirectory:
+    """Until the command log of the migration that is under way has a line with these words."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if migration_ids():
+            directory = newest_migration()
+            done = any(event.event == "command" and words in event.message for event in directory.view().events)
+            if done and directory.is_held():
+                return directory
+        time.sleep(0.01)
+    pytest.fail(f"{words!r} was not done within {timeout} s")
+
+
 def kill_operator(directory: MigrationDirectory) -> None:
     """End the process that carries the migration out, at once."""
     pid = int((directory.path / ".lock").read_text())
@@ -202,3 +215,152 @@ def test_a_rollback_that_cannot_reach_the_target_waits_to_be_continued(lab: Lab,
     assert not target.alive
     assert source.alive
     assert_one_lineage(source)
+
+
+def test_a_source_that_cannot_save_says_so_and_trains_on_and_of_two_operators_one_moves_it(
+    lab: Lab, runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    one, two, three = lab.local("one", devices=2), lab.local("two", devices=4), lab.local("three", devices=1)
+    fleet = lab.fleet_file(one=one, two=two, three=three)
+    source = runs(one.root, "r")
+    launched(fleet, source, "one")
+
+    # Where checkpoints would go, nothing can be written, as on a disk that is full or read-only.
+    checkpoints = Path(source.paths.checkpoints)
+    checkpoints.rmdir()
+    checkpoints.symlink_to(tmp_path / "nowhere")
+    refused = midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--json", timeout=120)
+    assert refused.code == 1, (refused.stdout, refused.stderr)
+    assert refused.result["outcome"] == "rolled back"
+    assert "one cannot save what is to be moved: step" in refused.result["message"]
+    assert (source.attempt, source.alive, source.fence.epoch) == (1, True, 1)
+    status = source.status()
+    assert status is not None
+    source.wait_step(status.step + 2)
+    checkpoints.unlink()
+    checkpoints.mkdir()
+
+    # Two people, each with a state directory of their own.
+    operators = {}
+    for target in ("two", "three"):
+        monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / target))
+        operators[target] = start_midstream(
+            "--fleet", fleet, "--migrate", "r", "--to", target, "--healthy-steps", "3", "--json"
+        )
+    said = {target: operator.communicate(timeout=200) for target, operator in operators.items()}
+    codes = {target: operator.returncode for target, operator in operators.items()}
+    (winner,) = [target for target, code in codes.items() if code == 0]
+    (loser,) = {"two", "three"} - {winner}
+    assert codes[loser] in (1, 3), said[loser]
+    result = json.loads(said[loser][0].splitlines()[-1])
+    why = result.get("message") or result["error"]
+    assert winner in why or "moved" in why, why
+    places = {"two": runs(two.root, "r"), "three": runs(three.root, "r")}
+    assert source.attempt == 1, "nobody started the source again"
+    assert not source.alive
+    assert source.fence == places[winner].fence
+    assert (source.fence.epoch, source.fence.holder) == (2, winner)
+    assert places[winner].alive
+    assert places[loser].attempt == 0
+    assert_one_lineage(places[winner])
+
+
+def test_whatever_was_begun_is_taken_back_and_the_source_runs(lab: Lab, runs):
+    """The operator's process dies after the source has stopped unsealed, and again while the target's engine starts."""
+    one, two = lab.local("one", devices=2), lab.local("two", devices=4)
+    fleet = lab.fleet_file(one=one, two=two)
+    source, target = runs(one.root, "r"), runs(two.root, "r")
+    launched(fleet, source, "one", "--trainer.checkpointer.keep", "[{every: 5}]")
+    source.wait(lambda run: len(run.checkpoints()) >= 1, "a checkpoint")
+    step = str(step_of(source.checkpoints()[0]))
+
+    move = ("--fleet", fleet, "--migrate", "r", "--to", "two", "--yes", "--json")
+    follower = start_midstream(*move, "--checkpoint", step)
+    directory = wait_command("order: save, stop")
+    kill_operator(directory)
+    assert ended(follower) == 4
+    back = midstream("--rollback", directory.migration, "--json")
+    assert back.code == 0, (back.stdout, back.stderr)
+    assert source.alive
+    epoch = source.fence.epoch
+    assert epoch in (1, 3), "3: the kill came after the seal"
+    assert_one_lineage(source)
+    refused = midstream("--rollback", directory.migration)
+    assert (refused.code, "rolled back already" in refused.stderr) == (2, True)
+
+    follower = start_midstream(*move)
+    directory = wait_command("start attempt")
+    kill_operator(directory)
+    assert ended(follower) == 4
+    back = midstream("--rollback", directory.migration, "--yes", "--json")
+    assert back.code == 0, (back.stdout, back.stderr)
+    assert source.alive
+    assert not target.alive
+    assert source.fence == target.fence
+    assert (source.fence.epoch, source.fence.holder) == (epoch + 2, "one")
+    assert source.attempt > target.attempt, "no number is used twice"
+    assert_one_lineage(source)
+    assert midstream("--continue", directory.migration).code == 2
+
+
+def test_a_cut_link_is_made_anew_and_a_target_that_dies_later_is_started_again(lab: Lab, runs):
+    one, two = lab.host("one", devices=2), lab.local("two", devices=4)
+    fleet = lab.fleet_file(one=one.config, two=two)
+    source, target = runs(one.root, "r"), runs(two.root, "r")
+    launched(fleet, source, "one", "--trainer.checkpointer.keep", "[{every: 5}]")
+    follower = start_midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--healthy-steps", "100000", "--json")
+    wait_command("order: save, seal")
+    one.drop_connections()
+    directory = wait_event("finish", "started", 200)
+    assert not any(event.phase == "rollback" for event in directory.view().events)
+    proof = directory.certificate_file.read_bytes()
+    sealed = json.loads(proof)["step"]
+    target.wait(lambda run: step_of(run.checkpoints()[-1]) > sealed, "a checkpoint of the target's own")
+    target.kill()
+    out, _ = follower.communicate(timeout=60)
+    assert follower.returncode == 4
+    message = json.loads(out.splitlines()[-1])["message"]
+    for line in (f"midstream --continue {directory.migration}", f"midstream --rollback {directory.migration} --yes"):
+        assert line in message
+    assert not source.alive
+
+    follower = start_midstream("--continue", directory.migration, "--json")
+    target.wait(lambda run: run.attempt == 3 and bool(run.rows(3)), "the target's second attempt")
+    assert target.rows(3)[0]["global_step"] > sealed, "it goes on from what the target had saved"
+    assert target.fence.epoch == 2
+    assert directory.certificate_file.read_bytes() == proof
+    assert_one_lineage(target)
+    # Whoever moves it on finishes the move before: there is nothing left to wait for, and no way back to the source.
+    assert midstream("--stop", "r", "--fleet", fleet, "--json").code == 0
+    assert ended(follower) == 4
+    stopped = midstream("--stop", "r", "--fleet", fleet)
+    assert stopped.code == 2
+    assert "does not run" in stopped.stderr
+
+
+def test_a_run_that_died_and_one_that_has_finished_are_moved_from_what_they_left(lab: Lab, runs):
+    one, two = lab.local("one", devices=2), lab.local("two", devices=1)
+    fleet = lab.fleet_file(one=one, two=two)
+    source, target = runs(one.root, "r"), runs(two.root, "r")
+    flags = (*SLOWER, "--trainer.num_train_steps", "40", "--trainer.checkpointer.keep", "[{every: 10}]")
+    assert midstream("--fleet", fleet, "--launch", TINY, "--on", "one", "--run-id", "r", "--", *flags).code == 0
+    source.wait(lambda run: len(run.checkpoints()) >= 1, "a checkpoint")
+    source.kill()
+    newest = step_of(source.checkpoints()[-1])
+    died = source.rows(1)[-1]["time"]
+
+    moved = midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--yes", "--healthy-steps", "1", "--json")
+    assert moved.code == 0, (moved.stdout, moved.stderr)
+    assert moved.result["certificate"]["step"] == newest
+    ledger = moved.result["ledger"]
+    assert ledger["last_step_ended"] > died
+    assert sum(ledger["measured"].values()) == pytest.approx(ledger["downtime"])
+    target.wait(lambda run: (status := run.status()) is not None and status.state == "finished", "the end")
+    assert sorted(target.spliced()) == list(range(40))
+
+    back = midstream("--fleet", fleet, "--migrate", "r", "--to", "one", "--yes", "--json")
+    assert back.code == 0, (back.stdout, back.stderr)
+    claims = {claim["name"]: claim["verdict"] for claim in back.result["certificate"]["claims"]}
+    assert (claims["state"], claims["data"], claims["witness"]) == ("proven", "proven", "proven")
+    assert sorted(source.spliced()) == list(range(40))
+    assert source.fence.epoch == 3

@@ -66,6 +66,13 @@ def test_an_unknown_target_names_the_nearest(still_training):
     refused(midstream("--fleet", fleet, "--launch", TINY, "--on", "ther"), 2, "no target 'ther'", "there")
 
 
+def test_a_root_that_depends_on_where_one_stands_is_refused(still_training, tmp_path: Path):
+    fleet, _ = still_training
+    file = tmp_path / "fleet.yaml"
+    file.write_text(fleet.read_text() + "  near: {type: local, devices: 2, root: ./near}\n")
+    refused(midstream("--fleet", file, "--migrate", "nano", "--to", "near"), 2, "'./near' of near is not absolute")
+
+
 def test_a_target_that_is_the_source_is_refused(still_training):
     fleet, _ = still_training
     refused(midstream("--fleet", fleet, "--migrate", "nano", "--to", "here"), 2, "is on here already")
@@ -130,13 +137,13 @@ def test_a_run_whose_records_cannot_be_read_says_so(still_training, tmp_path: Pa
     fleet, run = still_training
     broken = RunDirectory(tmp_path / "broken", "torn")
     broken.status(1, records.STOPPED, 5, dead_process())
-    Path(broken.paths.lineage).write_text('{"attempts": 7}')
+    Path(broken.paths.fence).write_text('{"holder": "here"}')
     file = tmp_path / "fleet.yaml"
     file.write_text(fleet.read_text() + f'  broken: {{type: local, devices: 2, root: "{tmp_path}/broken"}}\n')
     told = midstream("--fleet", file, "--status", "--json")
     assert told.code == 0
     troubles = {event["run"]: event["trouble"] for event in told.of("run")}
-    assert "lineage" in troubles["torn"]
+    assert "fence.json: lacks epoch" in troubles["torn"]
     assert troubles["nano"] == ""
     assert "torn on broken: " in midstream("--fleet", file, "--status").stdout
     assert midstream("--fleet", file, "--checkpoints", "--json").code == 0

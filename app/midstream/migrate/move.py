@@ -121,6 +121,11 @@ class Move:
             return None
         return next((run for run in snapshot.runs if run.key == (host, self.plan.run_id)), None)
 
+    def skew(self, host: str) -> float:
+        """Seconds that the host's clock is ahead of the operator's; 0 where that is not known."""
+        view = self.watch.snapshot().host(host)
+        return view.machine.clock_skew if view and view.machine else 0.0
+
     def wait_for(self, what: str, host: str, predicate: Callable[[RunView], bool], timeout: float) -> RunView:
         """The run's copy on ``host`` once ``predicate`` holds for it.
 
@@ -176,5 +181,5 @@ def pin(move: Move, checkpoint: str) -> None:
         run_id=move.plan.run_id,
         migration=move.plan.migration,
         checkpoint=checkpoint,
-        expires=time.time() + PIN_SECONDS,
+        expires=time.time() + move.skew(move.plan.source) + PIN_SECONDS,
     )

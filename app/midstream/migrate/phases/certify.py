@@ -91,7 +91,7 @@ class Certify:
         if not rows or not source_rows or not found["status"]:
             return
         spent = dict(restore.seconds)
-        source_skew, target_skew = self._skew(move, plan.source), self._skew(move, plan.target_host)
+        source_skew, target_skew = move.skew(plan.source), move.skew(plan.target_host)
         entry = ledger.measure(
             plan.predicted_seconds,
             ledger.Marks(
@@ -110,7 +110,3 @@ class Certify:
             first_step_seconds=rows[0].get("throughput/duration", 0.0),
         )
         records.write_json(str(move.directory.ledger_file), entry.to_json())
-
-    def _skew(self, move: Move, host: str) -> float:
-        view = move.watch.snapshot().host(host)
-        return view.machine.clock_skew if view and view.machine else 0.0

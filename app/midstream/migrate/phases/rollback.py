@@ -151,6 +151,8 @@ class Rollback:
         found: dict[str, Any] | None = target.call(
             "runs.attempt_of_migration", root=target.root, run_id=plan.run_id, migration=plan.migration
         )
+        if found:
+            move.journal.fact(target_attempt=found["attempt"])  # the source's next one takes a higher number
         if found and found["alive"]:
             number, state = found["attempt"], (found["status"] or {}).get("state", records.STARTING)
             try:
