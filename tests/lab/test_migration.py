@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from lab.command_line import SLOWER, TINY, midstream
+from lab.command_line import REPOSITORY, SLOWER, TINY, midstream
 from lab.sshd import Lab
 from midstream_engine import records
 
@@ -58,6 +59,12 @@ def test_a_run_that_was_moved_is_the_run_that_was_not(lab: Lab, runs):
     assert moved.result["ledger"]["downtime"] > 0
 
 
+def documented_events() -> set[str]:
+    """The events that docs/cli.md lists."""
+    lines = (REPOSITORY / "docs" / "cli.md").read_text().splitlines()
+    return {name for line in lines if line.startswith("| `") for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+
+
 def test_a_living_run_is_sealed_moved_and_retired(lab: Lab, runs):
     here, there = lab.local("here", devices=4), lab.host("there", devices=2)
     fleet = lab.fleet_file(here=here, there=there.config)
@@ -80,6 +87,12 @@ def test_a_living_run_is_sealed_moved_and_retired(lab: Lab, runs):
     assert [event["phase"] for event in moved.of("phase") if event["state"] == "done"] == [
         "prepare", "cutover", "relaunch", "certify", "finish",
     ]  # fmt: skip
+    kinds = {event["event"] for event in [*dry.events, *moved.events]}
+    assert kinds == {"plan", "check", "phase", "command", "note", "result"} <= documented_events()
+    assert (moved.result["ok"], moved.result["exit_code"], moved.result["run"]) == (True, 0, "r")
+    for event in moved.of("phase"):
+        assert event["state"] in ("started", "progress", "done", "failed")
+        assert event["state"] != "progress" or {"what", "bytes_done", "bytes_total", "eta_seconds"} <= event.keys()
     step = moved.result["certificate"]["step"]
     assert step >= 5
     assert not source.alive
@@ -96,6 +109,7 @@ def test_a_living_run_is_sealed_moved_and_retired(lab: Lab, runs):
     ]  # fmt: skip
 
     status = midstream("--fleet", fleet, "--status", "--json")
+    assert {event["event"] for event in status.events} <= documented_events()
     copies = {event["host"]: event for event in status.of("run")}
     assert (copies["here"]["alive"], copies["there"]["alive"]) == (False, True)
     assert midstream("--fleet", fleet, "--verify", "r").code == 0

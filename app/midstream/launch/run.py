@@ -82,6 +82,11 @@ def _check_startable(host: str, target: str, run_id: str, known: dict[str, Any])
             f"midstream --stop {run_id} stops it; --run-id starts another one",
         )
     if known["fence"] is None:
+        if known["attempts"]:
+            raise UsageError(
+                f"run {run_id} on {host} has attempts and no fence: nobody can say whose it is",
+                "restore its fence.json, or choose another --run-id",
+            )
         return 1
     fence = records.Fence.from_json(known["fence"], "fence.json")
     if fence.holder != target:

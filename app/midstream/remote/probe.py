@@ -154,7 +154,7 @@ class _Run:
 
     def _attempts(self) -> Dict[str, Any]:
         numbers = runs.attempts(self._paths)
-        newest = numbers[-1] if numbers else 0
+        newest = runs.newest_started(self._paths, numbers)
         state = runs.status(self._root, self._id, newest) if newest else {"status": None, "alive": False}
         return {"attempts": numbers, "attempt": newest, **state}
 

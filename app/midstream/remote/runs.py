@@ -38,7 +38,7 @@ def describe(root: str, run_id: str) -> Dict[str, Any]:
     """Everything small about one run: fence, lineage, attempts, the newest one's status, checkpoints."""
     paths = records.RunPaths(root, run_id)
     numbers = attempts(paths)
-    newest = _newest_started(paths, numbers)
+    newest = newest_started(paths, numbers)
     found = status(root, run_id, newest) if newest else {"status": None, "alive": False}
     return {
         "run_id": run_id,
@@ -61,7 +61,7 @@ def attempts(paths: records.RunPaths) -> List[int]:
     return sorted(int(name) for name in names if re.fullmatch(r"\d{3,}", name))
 
 
-def _newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
+def newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
     """The newest attempt in which something was started. A number that was claimed and then left (its claimer died)
     says nothing of the run, unless there is no other."""
     for number in reversed(numbers):

@@ -199,7 +199,7 @@ class _Run:
         for attempt in set(self.places) - set(line.get("attempts", self.places)):
             self._restart(attempt)
         if "fence" in changes or "lineage" in changes:
-            self._understood("lineage", lambda: self._curve.govern(self._view.lineage, self._view.fence))
+            self._understood("curve", lambda: self._curve.govern(self._view.lineage, self._view.fence))
         if "trouble" in line:
             self._misread["trouble"] = line["trouble"]
         self._view = replace(self._view, trouble="; ".join(filter(None, self._misread.values())))
