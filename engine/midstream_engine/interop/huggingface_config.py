@@ -1,0 +1,190 @@
+"""``config.json`` of Hugging Face's, and our model configuration. What has no counterpart is refused, never dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from midstream_engine.config.errors import ConfigError
+from midstream_engine.config.model import Gpt2Config, LlamaConfig, LmConfig, NeoxConfig
+from midstream_engine.config.rope import DefaultRopeConfig, Llama3RopeConfig, RopeConfig
+from midstream_engine.interop.errors import ConversionError
+
+_ACTIVATIONS = {
+    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_new", "gelu_fast": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu",
+}  # fmt: skip
+
+
+def from_huggingface(found: dict[str, Any]) -> tuple[LmConfig, int]:
+    """Our configuration and the number of rows of the vocabulary.
+
+    Raises ConversionError for a model type, or a feature of one, that we do not have.
+    """
+    kind = found.get("model_type")
+    try:
+        match kind:
+            case "gpt2":
+                config: LmConfig = _gpt2(found)
+            case "llama":
+                config = _llama(found)
+            case "gpt_neox":
+                config = _neox(found)
+            case _:
+                raise ConversionError(f"config.json: model_type {kind!r} is none of gpt2, llama, gpt_neox")
+        return config, int(found["vocab_size"])
+    except KeyError as error:
+        raise ConversionError(f"config.json: lacks {error}") from None
+    except ConfigError as error:
+        raise ConversionError(f"config.json: {error}") from None
+
+
+def to_huggingface(config: LmConfig, vocab_size: int, dtype: str) -> dict[str, Any]:
+    """``config.json`` as both the present and older versions of transformers read it."""
+    common = {"vocab_size": vocab_size, "torch_dtype": dtype, "initializer_range": config.initializer_range}
+    match config:
+        case Gpt2Config():
+            if not config.use_bias:
+                raise ConversionError("model.use_bias is false, and Hugging Face's GPT-2 has biases everywhere")
+            return common | {
+                "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
+                "n_positions": config.seq_len, "n_embd": config.hidden_dim, "n_layer": config.num_layers,
+                "n_head": config.num_heads, "n_inner": config.mlp_dim,
+                "activation_function": config.activation_function, "layer_norm_epsilon": config.layer_norm_epsilon,
+                "embd_pdrop": config.embed_pdrop, "resid_pdrop": config.resid_pdrop, "attn_pdrop": config.attn_pdrop,
+                "scale_attn_weights": True, "tie_word_embeddings": True,
+                "scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx,
+            }  # fmt: skip
+        case LlamaConfig():
+            if not config.use_layer_norm_weight:
+                raise ConversionError(
+                    "model.use_layer_norm_weight is false, and Hugging Face's Llama norms have weights"
+                )
+            return common | _shape(config) | _rope(config.rope, {}) | {
+                "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+                "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_size,
+                "hidden_act": config.activation_function, "rms_norm_eps": config.layer_norm_epsilon,
+                "attention_bias": config.has_attention_bias, "mlp_bias": config.has_mlp_bias,
+                "tie_word_embeddings": config.tie_word_embeddings,
+            }  # fmt: skip
+        case NeoxConfig():
+            old = {"rotary_pct": config.rotary_pct, "rotary_emb_base": config.rope.theta}
+            return common | _shape(config) | _rope(config.rope, {"partial_rotary_factor": config.rotary_pct}) | old | {
+                "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox",
+                "hidden_act": config.activation_function, "layer_norm_eps": config.layer_norm_epsilon,
+                "attention_bias": config.attention_bias, "use_parallel_residual": config.use_parallel_residual,
+                "tie_word_embeddings": config.tie_word_embeddings,
+            }  # fmt: skip
+    raise ConversionError(f"a model of type {type(config).__name__} has no counterpart at Hugging Face")
+
+
+def _shape(config: LmConfig) -> dict[str, Any]:
+    return {
+        "max_position_embeddings": config.seq_len, "hidden_size": config.hidden_dim,
+        "intermediate_size": config.mlp_dim, "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+    }  # fmt: skip
+
+
+def _rope(rope: RopeConfig, more: dict[str, Any]) -> dict[str, Any]:
+    scaling: dict[str, Any] = {"rope_type": "default"}
+    if isinstance(rope, Llama3RopeConfig):
+        scaling = {
+            "rope_type": "llama3", "factor": rope.factor, "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+            "original_max_position_embeddings": rope.original_max_position_embeddings,
+        }  # fmt: skip
+    elif isinstance(rope, DefaultRopeConfig) and rope.factor != 1.0:
+        scaling = {"rope_type": "linear", "factor": rope.factor}
+    older = None if scaling["rope_type"] == "default" else scaling
+    return {
+        "rope_parameters": {**scaling, **more, "rope_theta": rope.theta},
+        "rope_theta": rope.theta, "rope_scaling": older,
+    }  # fmt: skip
+
+
+def _gpt2(found: dict[str, Any]) -> Gpt2Config:
+    hidden, inner = found["n_embd"], found.get("n_inner") or 4 * found["n_embd"]
+    _refuse(inner % hidden != 0, "n_inner", inner, f"only multiples of n_embd ({hidden}) are known")
+    _refuse(not found.get("scale_attn_weights", True), "scale_attn_weights", False, "scores are always scaled")
+    _refuse(bool(found.get("add_cross_attention")), "add_cross_attention", True, "there is no encoder")
+    _refuse(not found.get("tie_word_embeddings", True), "tie_word_embeddings", False, "GPT-2's head is the embedding")
+    return Gpt2Config(
+        seq_len=found["n_positions"],
+        hidden_dim=hidden,
+        num_layers=found["n_layer"],
+        num_heads=found["n_head"],
+        mlp_scale=inner // hidden,
+        activation_function=_activation(found.get("activation_function", "gelu_new")),
+        layer_norm_epsilon=found.get("layer_norm_epsilon", 1e-5),
+        initializer_range=found.get("initializer_range", 0.02),
+        scale_attn_by_inverse_layer_idx=found.get("scale_attn_by_inverse_layer_idx", False),
+    )
+
+
+def _llama(found: dict[str, Any]) -> LlamaConfig:
+    _refuse(found.get("pretraining_tp", 1) != 1, "pretraining_tp", found.get("pretraining_tp"), "only 1 is known")
+    heads, hidden = found["num_attention_heads"], found["hidden_size"]
+    head = found.get("head_dim")
+    return LlamaConfig(
+        seq_len=found["max_position_embeddings"],
+        hidden_dim=hidden,
+        intermediate_dim=found["intermediate_size"],
+        num_layers=found["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=found.get("num_key_value_heads") or heads,
+        head_dim=None if head is None or head * heads == hidden else head,
+        activation_function=_activation(found.get("hidden_act", "silu")),
+        layer_norm_epsilon=found.get("rms_norm_eps", 1e-6),
+        initializer_range=found.get("initializer_range", 0.02),
+        rope=_rope_from(found, 10_000.0)[0],
+        tie_word_embeddings=found.get("tie_word_embeddings", False),
+        attention_bias=found.get("attention_bias", False),
+        mlp_bias=found.get("mlp_bias", False),
+    )
+
+
+def _neox(found: dict[str, Any]) -> NeoxConfig:
+    rope, part = _rope_from(found, found.get("rotary_emb_base", 10_000.0))
+    return NeoxConfig(
+        seq_len=found["max_position_embeddings"],
+        hidden_dim=found["hidden_size"],
+        intermediate_dim=found["intermediate_size"],
+        num_layers=found["num_hidden_layers"],
+        num_heads=found["num_attention_heads"],
+        activation_function=_activation(found.get("hidden_act", "gelu")),
+        layer_norm_epsilon=found.get("layer_norm_eps", 1e-5),
+        initializer_range=found.get("initializer_range", 0.02),
+        rope=rope,
+        rotary_pct=found.get("rotary_pct", 0.25) if part is None else part,
+        use_parallel_residual=found.get("use_parallel_residual", True),
+        attention_bias=found.get("attention_bias", True),
+        tie_word_embeddings=found.get("tie_word_embeddings", False),
+    )
+
+
+def _rope_from(found: dict[str, Any], theta: float) -> tuple[RopeConfig, float | None]:
+    """Rotary positions, and which part of a head they turn where ``rope_parameters`` says so."""
+    scaling = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    theta = float(scaling.get("rope_theta") or found.get("rope_theta") or theta)
+    part = scaling.get("partial_rotary_factor")
+    match kind:
+        case "default":
+            return DefaultRopeConfig(theta), part
+        case "linear":
+            return DefaultRopeConfig(theta, float(scaling["factor"])), part
+        case "llama3":
+            numbers = [float(scaling[name]) for name in ("factor", "low_freq_factor", "high_freq_factor")]
+            return Llama3RopeConfig(theta, *numbers, int(scaling["original_max_position_embeddings"])), part
+    raise ConversionError(f"config.json: rope_type {kind!r} is none of default, linear, llama3")
+
+
+def _activation(name: str) -> str:
+    if name not in _ACTIVATIONS:
+        raise ConversionError(f"config.json: activation {name!r} is none of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _refuse(wrong: bool, name: str, value: Any, why: str) -> None:
+    if wrong:
+        raise ConversionError(f"config.json: {name} {value!r} cannot be converted: {why}")
