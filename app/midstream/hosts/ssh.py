@@ -25,6 +25,7 @@ from midstream.hosts.stderr import StderrTail
 
 CONNECT_TIMEOUT = 15.0  # seconds for each of: TCP, banner, authentication
 CHANNEL_TIMEOUT = 15.0
+CLOSE_TIMEOUT = 0.5
 WINDOW = 64 << 20  # bytes: paramiko's own 2 MiB allow 40 MB/s at 50 ms
 KEEPALIVE = 3  # seconds. Neither keep-alives nor TCP_USER_TIMEOUT alone notice a dead link soon; both together do
 USER_TIMEOUT = 10_000  # milliseconds that sent bytes may stay unacknowledged
@@ -203,8 +204,13 @@ class SshMachine:
         self.far_python = python
 
     def close(self) -> None:
-        with self._lock:
+        # Whoever is still connecting holds the lock until the host answers or its time is up: not waited for.
+        held = self._lock.acquire(timeout=CLOSE_TIMEOUT)
+        try:
             self._drop()
+        finally:
+            if held:
+                self._lock.release()
 
     # -------------------------------------------------------------------------------------------------- verbs
 

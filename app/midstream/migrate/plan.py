@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import HostError, MidstreamError, RemoteError, UsageError
+from midstream.fleet.config import default_fleet_path
 from midstream.migrate import directory, ledger, shape
 from midstream.migrate.model import Change, Plan, Request
 from midstream_engine import records
@@ -101,6 +102,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         source_lost=request.source_lost,
         certify_steps=request.certify_steps,
         healthy_steps=request.healthy_steps,
+        fleet_file="" if fleet.path == str(default_fleet_path()) else fleet.path,
         created=time.time(),
     )
 
@@ -294,6 +296,9 @@ def _warnings(run: RunView, snapshot: Snapshot, lost: int, unsaved: bool) -> tup
 def describe(plan: Plan) -> list[str]:
     """The plan in lines for a person: what `--dry-run` prints and the wizard shows."""
     megabyte = 1e6
+    state = (
+        f"{plan.checkpoint_bytes / megabyte:.1f} MB" if plan.checkpoint_bytes else "an amount unknown before its save"
+    )
     lines = [
         f"migration  {plan.migration}",
         f"run        {plan.run_id}  step {plan.source_step} ({plan.source_state})",
@@ -302,7 +307,7 @@ def describe(plan: Plan) -> list[str]:
         f"mode       {plan.mode}",
         f"checkpoint {plan.checkpoint}"
         + ("" if plan.checkpoint_step is not None else " (a final save when the source is sealed)"),
-        f"copies     {plan.checkpoint_bytes / megabyte:.1f} MB of state, {plan.data_bytes / megabyte:.1f} MB of data",
+        f"copies     {state} of state, {plan.data_bytes / megabyte:.1f} MB of data",
         f"route      {plan.route}",
         f"loses      {plan.steps_lost} steps",
     ]
