@@ -297,7 +297,7 @@ def describe(plan: Plan) -> list[str]:
     """The plan in lines for a person: what `--dry-run` prints and the wizard shows."""
     megabyte = 1e6
     state = (
-        f"{plan.checkpoint_bytes / megabyte:.1f} MB" if plan.checkpoint_bytes else "an amount unknown before its save"
+        f"{plan.checkpoint_bytes / megabyte:.1f} MB" if plan.checkpoint_bytes else "an unknown amount"
     )
     lines = [
         f"migration  {plan.migration}",
