@@ -2,18 +2,20 @@
 
     python benchmarks/checkpoint.py [--mib 1024] [--rounds 5] [--devices 4] [--where DIR] [--orbax PYTHON]
 
-The state is that of AdamW on a GPT-2-shaped model: float32 parameters and two moments, sharded over ``--devices`` virtual
-CPU devices along ``embed``. *Plain* is the least that the same promises cost: each device's share of each array in a file
-of its own, SHA-256 while it passes, fsync, in as many threads; read back in the same way. ``--orbax`` names an
-interpreter that has orbax-checkpoint (and this jax); without it, the one that runs this is tried.
+The state is that of AdamW on a GPT-2-shaped model: float32 parameters and two moments, sharded over ``--devices``
+virtual CPU devices along ``embed``. *Plain* is the least that the same promises cost: each device's share of each array
+in a file of its own, SHA-256 while it passes, fsync, in as many threads; read back in the same way. ``--orbax`` names
+an interpreter that has orbax-checkpoint (and this jax); without it, the one that runs this is tried.
 
-Ways are interleaved, medians are compared. ``ratio`` is plain's time over the way's, above 1 means faster than plain; for
-``stall`` it is the part of a synchronous save, for ``another mesh`` the multiple of the same mesh. Read ratios, not rates.
+Ways are interleaved, medians are compared. A ratio is plain's time over the way's, above 1 means faster than plain. For
+``stall`` it is the part of a synchronous save, for ``another mesh`` the multiple of the same mesh. CPU seconds are those
+of the process, which neighbours on the machine disturb less. Read ratios, not rates.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -23,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,20 +63,28 @@ def drop_caches(directory: Path) -> None:
             os.close(descriptor)
 
 
-def peak_memory() -> int:
-    """The most bytes that this process has had in memory since :func:`forget_peak`."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    return int(fields["VmHWM"].split()[0]) << 10
-
-
 def resident() -> int:
+    """Bytes of this process in memory."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
+class Peak:
+    """The most memory that the process has had since the context began, looked at every few milliseconds."""
+
+    def __enter__(self) -> Peak:
+        self.bytes, self._done = resident(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.003):
+            self.bytes = max(self.bytes, resident())
 
 
 class Case:
@@ -96,7 +107,9 @@ class Case:
 
         mapped = {"embed": "data", "mlp": "model", "heads": "model"}
         axes = self.shapes[name][0]
-        return NamedSharding(mesh, PartitionSpec(*(m if (m := mapped.get(a)) in mesh.axis_names else None for a in axes)))
+        return NamedSharding(
+            mesh, PartitionSpec(*(m if (m := mapped.get(a)) in mesh.axis_names else None for a in axes))
+        )
 
     def _fill(self) -> dict[str, Any]:
         import jax
@@ -165,10 +178,13 @@ class Plain:
             for name, leaf in self._case.template(mesh).items():
                 shape = leaf.sharding.shard_shape(leaf.shape)
                 path = str(directory / name)
-                result[name] = leaf, [
-                    pool.submit(read, Path(f"{path}.{number}"), shape, device)
-                    for number, device in enumerate(mesh.devices.flat)
-                ]
+                result[name] = (
+                    leaf,
+                    [
+                        pool.submit(read, Path(f"{path}.{number}"), shape, device)
+                        for number, device in enumerate(mesh.devices.flat)
+                    ],
+                )
             return {
                 name: jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, [t.result() for t in tasks])
                 for name, (leaf, tasks) in result.items()
@@ -200,7 +216,15 @@ class Midstream:
         paths = RunPaths(str(directory), "bench")
         os.makedirs(paths.dir, exist_ok=True)
         return begin_save(
-            paths, self._case_tree(), step=1, attempt=1, epoch=1, state={"step": 1}, provenance={}, witness=None, copy=copy
+            paths,
+            self._case_tree(),
+            step=1,
+            attempt=1,
+            epoch=1,
+            state={"step": 1},
+            provenance={},
+            witness=None,
+            copy=copy,
         )
 
     def _case_tree(self) -> dict[str, Any]:
@@ -268,21 +292,26 @@ def measure(case: Case, ways: list[Any], rounds: int) -> dict[str, dict[str, flo
             directory = case.room / "state"
             os.sync()
             began = time.perf_counter()
+            spent = time.process_time()
             note(way.name, "save", timed(way.save, directory), number)
+            note(way.name, "save, CPU", time.process_time() - spent, number)
             os.sync()  # orbax leaves that to the system
             note(way.name, "save, on the disk", time.perf_counter() - began, number)
             drop_caches(directory)
             note(way.name, "restore", timed(way.restore, directory, case.mesh), number)
+            spent = time.process_time()
             note(way.name, "restore, cached", timed(way.restore, directory, case.mesh), number)
+            note(way.name, "restore, CPU", time.process_time() - spent, number)
             if way.name != "plain":
                 note(way.name, "restore, another mesh", timed(way.restore, directory, case.other), number)
             shutil.rmtree(directory)
             if isinstance(way, Midstream):
                 os.sync()
+                gc.collect()
                 before = resident()
-                forget_peak()
-                note(way.name, "save behind", timed(way.save_behind, directory), number)
-                note(way.name, "extra memory / state", (peak_memory() - before) / case.bytes, number)
+                with Peak() as peak:
+                    note(way.name, "save behind", timed(way.save_behind, directory), number)
+                note(way.name, "extra memory / state", (peak.bytes - before) / case.bytes, number)
                 note(way.name, "stall", way.stall, number)
                 shutil.rmtree(directory)
     found: dict[str, dict[str, float]] = {}
@@ -313,7 +342,9 @@ def main() -> None:
     flags.add_argument("--mib", type=int, default=1024, help="size of the state")
     flags.add_argument("--rounds", type=int, default=5)
     flags.add_argument("--devices", type=int, default=4)
-    flags.add_argument("--where", type=Path, help="a directory on the disk to measure (default: the system's temporary)")
+    flags.add_argument(
+        "--where", type=Path, help="a directory on the disk to measure (default: the system's temporary)"
+    )
     flags.add_argument("--orbax", metavar="PYTHON", help="an interpreter with orbax-checkpoint")
     options = flags.parse_args()
     if options.orbax and os.path.realpath(sys.executable) and options.orbax != sys.executable:

@@ -20,7 +20,8 @@ ALIGNMENT = 64  # bytes; jax's CPU devices take over memory that is aligned like
 def pages(size: int) -> np.ndarray:
     """Fresh memory for ``size`` bytes (uint8), in huge pages where there are any. The system has it back as soon as
     nothing refers to it; what malloc hands out it may keep."""
-    memory = mmap.mmap(-1, max(size, 1))
+    # Private: huge pages are not for shared memory, which is mmap's default.
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
