@@ -33,7 +33,7 @@ def train_all(
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=540,
     )
     if done.returncode:
         raise AssertionError(f"the engine's process ended with {done.returncode}:\n{done.stderr}")

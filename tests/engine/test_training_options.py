@@ -1,0 +1,209 @@
+"""Options of the trainer in whole attempts: one process runs them all, the tests look at what it left."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_process import train_all
+from engine_runs import CONFIGS, environment
+from midstream_engine import records
+
+pytestmark = [
+    pytest.mark.timeout(600),  # the first test waits for all attempts, which a crowded machine makes slow
+    # haliax 1.4 uses names that jax 0.10 is giving up.
+    pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
+]
+FLAGS = [
+    "--config_path", str(CONFIGS / "gpt2_tiny.yaml"), "--model.seq_len", "16", "--model.hidden_dim", "16",
+    "--model.num_heads", "2", "--trainer.jax_config.jax_persistent_cache_min_compile_time_secs", "0.0",
+]  # fmt: skip
+
+
+def run(name: str, steps: int, *flags: str) -> list[str]:
+    return [*FLAGS, "--trainer.id", name, "--trainer.num_train_steps", str(steps), *flags]
+
+
+AVERAGED = [
+    "--trainer.checkpointer.keep",
+    "[{every: 4}]",
+    "--trainer.model_averaging.beta",
+    "0.5",
+    "--optimizer.skip_bad_steps",
+    "4",
+]
+KEPT = ["--trainer.checkpointer.keep", "[{every: 3}]"]
+VALIDATED = ["--data.validation_urls", "stdlib:json/tool.py", "--trainer.max_eval_batches", "2"]
+
+
+class Attempts:
+    """What the process left."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        halves = [
+            {"start": 0, "value": 8}, {"start": 2, "value": 4},
+        ]  # fmt: skip
+        runs = {
+            "rehearsed": run("rehearsed", 2, *VALIDATED),
+            "first": run("grown", 3),
+            "grown": run("grown", 6, *KEPT, "--trainer.train_batch_size", "16"),
+            "shrunk": run("grown", 8, *KEPT, "--trainer.train_batch_size", "4"),
+            "planned": run("planned", 4, "--trainer.train_batch_size", json.dumps(halves)),
+            "averaged": run("averaged", 4, *AVERAGED, *VALIDATED, "--trainer.steps_per_eval", "2"),
+            "averaged on": run("averaged", 6, *AVERAGED, *VALIDATED, "--trainer.steps_per_eval", "2"),
+            "begun": run("begun", 5, "--trainer.initialize_from", str(root / "runs" / "planned"),
+                         "--data.train_urls", "stdlib:email/*.py", "--trainer.seed", "9"),
+            "begun on": run("begun", 6, "--trainer.initialize_from", str(root / "runs" / "planned"),
+                            "--data.train_urls", "stdlib:email/*.py", "--trainer.seed", "9"),
+            "profiled": run("profiled", 4, "--trainer.profiler", "true", "--trainer.profiler_start_step", "1",
+                            "--trainer.profiler_num_steps", "2", "--trainer.profiler_perfetto_link", "true",
+                            "--trainer.log_dir", str(root / "logs")),
+            "no accelerator": run("refused", 2, "--trainer.require_accelerator", "true"),
+            "no option": run("refused", 2, "--trainer.jax_config.jax_no_such_option", "1"),
+            "no source": run("refused", 2, "--trainer.initialize_from", str(root / "nowhere")),
+        }  # fmt: skip
+        self.rehearsal = subprocess.run(
+            [sys.executable, "-m", "midstream_engine.rehearse", *runs["rehearsed"], "--memory_limit=1GiB"],
+            env=environment(root, 1), capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+        self.rehearsed = self.listing()
+        codes, self.log = train_all(root, [runs["rehearsed"]])
+        self.after_run = self.listing()
+        codes += train_all(root, list(runs.values())[1:])[0]
+        self.codes = dict(zip(runs, codes, strict=True))
+
+    def listing(self) -> set[str]:
+        """Everything under the root but the programs' access times."""
+        return {str(path.relative_to(self.root)) for path in self.root.rglob("*") if not path.name.endswith("-atime")}
+
+    def rows(self, run: str, attempt: int = 1) -> list[dict[str, Any]]:
+        path = self.root / "runs" / run / "attempts" / f"{attempt:03d}" / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def train(self, run: str, checkpoint: str) -> dict[str, Any]:
+        return json.loads((self.root / "runs" / run / "checkpoints" / checkpoint / "train.json").read_text())["state"]
+
+    def text(self, run: str, attempt: int) -> str:
+        return (self.root / "runs" / run / "attempts" / f"{attempt:03d}" / "log-0.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Attempts:
+    return Attempts(tmp_path_factory.mktemp("root"))
+
+
+def test_every_attempt_ended_as_it_should(left: Attempts) -> None:
+    refused = {"no accelerator": 2, "no option": 2, "no source": 1}
+    assert left.codes == {name: refused.get(name, 0) for name in left.codes}
+
+
+def test_a_rehearsal_reports_memory_and_touches_no_run(left: Attempts) -> None:
+    assert left.rehearsal.returncode == 0, left.rehearsal.stderr
+    (line,) = left.rehearsal.stdout.splitlines()
+    report = json.loads(line)
+    assert [program["name"] for program in report["programs"]] == ["step", "witness", "evaluation", "initialisation"]
+    step = report["programs"][0]
+    assert (step["batch"], step["per_device_parallelism"], step["accumulation"]) == (8, 8, 1)
+    assert step["memory"]["arguments"] > report["parameters"] * 4 * 3  # parameters and two moments
+    parts = ("arguments", "results", "temporary", "code")
+    assert step["memory"]["total"] == sum(step["memory"][part] for part in parts)
+    assert report["fits"] is True
+    assert not [name for name in left.rehearsed if not name.startswith("compile-cache")]
+
+
+def test_the_run_after_a_rehearsal_compiles_nothing_new(left: Attempts) -> None:
+    programs = {name for name in left.after_run if name.startswith("compile-cache")}
+    assert len(programs) > 4
+    assert programs == {name for name in left.rehearsed if name.startswith("compile-cache")}
+
+
+def test_a_search_finds_the_largest_number_of_examples_that_fits(tmp_path: Path) -> None:
+    from midstream_engine.config import load_config
+    from midstream_engine.rehearse import largest_that_fits, memory
+    from midstream_engine.trainer.programs import compile_step
+    from midstream_engine.trainer.setup import make_plan
+
+    def needs(per_device: int) -> int:
+        flags = ["--trainer.per_device_parallelism", str(per_device), "--trainer.model_axis_size", "8"]
+        return memory(compile_step(make_plan(load_config([*FLAGS, *flags]).config)))["total"]
+
+    config = load_config([*FLAGS, "--trainer.model_axis_size", "8"]).config
+    four, eight = needs(4), needs(8)
+    assert four < eight
+    assert largest_that_fits(config, four) == 4
+    assert largest_that_fits(config, eight - 1) == 4
+    assert largest_that_fits(config, 1000) is None
+
+
+def test_a_changed_batch_size_goes_on_in_the_data_where_it_was(left: Attempts) -> None:
+    schedule = [{"start": 0, "size": 8}, {"start": 3, "size": 16}]
+    assert left.train("grown", "step-6-a002")["batch_schedule"] == schedule
+    assert left.train("grown", "step-6-a002")["next_sample"] == 3 * 8 + 3 * 16
+    assert left.train("grown", "step-8-a003")["batch_schedule"] == [*schedule, {"start": 6, "size": 4}]
+    tokens = [row["throughput/total_tokens"] // 16 for attempt in (1, 2, 3) for row in left.rows("grown", attempt)]
+    assert tokens == [8, 16, 24, 40, 56, 72, 76, 80]
+    assert "was 8, is now 8 from step 0, 16 from step 3" in left.text("grown", 2)
+    evidence = records.Restore.read(records.RunPaths(str(left.root), "grown").attempt(3).restore)
+    assert evidence.batch_digest == evidence.recorded_batch_digest
+    assert evidence.witness_error == 0.0
+
+
+def test_a_resumed_run_says_where_in_the_data_it_goes_on(left: Attempts) -> None:
+    assert "goes on at step 6: sample 72, epoch " in left.text("grown", 3)
+
+
+def test_a_planned_schedule_changes_the_batch_at_its_step(left: Attempts) -> None:
+    assert [row["throughput/total_tokens"] // 16 for row in left.rows("planned")] == [8, 16, 20, 24]
+    assert left.train("planned", "step-4-a001")["next_sample"] == 24
+
+
+def test_the_average_is_saved_evaluated_and_restored(left: Attempts) -> None:
+    paths = records.RunPaths(str(left.root), "averaged")
+    manifest = records.Manifest.read(os.path.join(paths.checkpoint("step-4-a001"), records.MANIFEST))
+    names = {entry.name for entry in manifest.array_entries}
+    assert "average/model/ln_f/weight" in names
+    assert "optimizer/skipstep/losses" in names
+    assert [("eval/loss" in row) for row in left.rows("averaged")] == [False, True, False, True]
+    assert left.rows("averaged")[-1]["optim/skipped_updates"] == 0
+    assert [row["global_step"] for row in left.rows("averaged", 2)] == [4, 5]
+
+
+def test_a_run_begins_with_the_state_of_another_on_its_own_data(left: Attempts) -> None:
+    assert [row["global_step"] for row in left.rows("begun")] == [4]
+    assert left.train("begun", "step-6-a002")["data_digest"] != left.train("planned", "step-4-a001")["data_digest"]
+    assert [row["global_step"] for row in left.rows("begun", 2)] == [5]  # its own checkpoint comes first
+    assert not os.path.exists(records.RunPaths(str(left.root), "begun").attempt(1).restore)
+
+
+def test_a_profile_and_a_copy_of_the_log_lie_in_the_log_directory(left: Attempts) -> None:
+    directory = left.root / "logs" / "profiled"
+    (trace,) = directory.glob("profiler/plugins/profile/*/*.xplane.pb")
+    assert trace.stat().st_size > 0
+    (perfetto,) = directory.glob("profiler/plugins/profile/*/perfetto_trace.json.gz")
+    assert json.loads(gzip.decompress(perfetto.read_bytes()))
+    assert "finished at step 4" in (directory / "attempt-001.log").read_text()
+
+
+def test_numbers_of_jax_config_reach_jax_as_numbers(tmp_path: Path) -> None:
+    script = (
+        "import sys, jax\nfrom midstream_engine.config import load_config\n"
+        "from midstream_engine.trainer.run import configure_jax\n"
+        "config = load_config(sys.argv[1:]).config\nprint(configure_jax(config, '/nowhere'))\n"
+        "for name in ('min_compile_time_secs', 'min_entry_size_bytes', 'enable_xla_caches'):\n"
+        "    print(repr(getattr(jax.config, f'jax_persistent_cache_{name}')))"
+    )
+    path = CONFIGS / "examples" / "compile_cache.yaml"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--config_path", str(path)],
+        env=environment(tmp_path, 1), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["/path/to/your/jax_cache", "5.0", "1024", "'all'"]
