@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-STEPS = 20
+STEPS = 50
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def alone(root: str, fresh: TrainState) -> list[float]:
     return train(setup_on(root, 1, *DROPOUT), fresh, masked=True)[0]
 
 
-@pytest.mark.parametrize(("devices", "per_device"), [(1, 2), (2, 1), (4, -1), (8, -1)])
+@pytest.mark.parametrize(("devices", "per_device"), [(1, 4), (1, 2), (2, 1), (4, -1), (8, -1)])
 def test_devices_and_accumulation_change_no_loss(
     root: str, fresh: TrainState, alone: list[float], devices: int, per_device: int
 ) -> None:
