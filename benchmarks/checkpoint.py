@@ -8,8 +8,8 @@ in a file of its own, SHA-256 while it passes, fsync, in as many threads; read b
 an interpreter that has orbax-checkpoint (and this jax); without it, the one that runs this is tried.
 
 Ways are interleaved, medians are compared. A ratio is plain's time over the way's, above 1 means faster than plain. For
-``stall`` it is the part of a synchronous save, for ``another mesh`` the multiple of the same mesh. CPU seconds are those
-of the process, which neighbours on the machine disturb less. Read ratios, not rates.
+``stall`` it is the part of a synchronous save, for ``another mesh`` the multiple of the same mesh. CPU seconds are
+those of the process, which neighbours on the machine disturb less. Read ratios, not rates.
 """
 
 from __future__ import annotations
