@@ -57,7 +57,7 @@ class Loop:
         self._fence_seen: tuple[int, int] | None = None
         self._logged = 0.0
         self._profile = Profile(self._trainer, attempt, step)
-        self._flops = flops.training_flops_per_token(setup.config.model, setup.parameters)
+        self._flops = flops.flops_per_token(setup.config.model, setup.tokenizer.vocab_size)
         device_peak = flops.peak(jax.devices()[0].device_kind) if "16" in str(setup.policy.compute_dtype) else None
         self._peak = None if device_peak is None else device_peak * setup.layout.mesh.size
 
