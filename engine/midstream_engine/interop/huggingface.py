@@ -128,14 +128,14 @@ def export_model(
         raise ConversionError(f"{checkpoint}: train.json names no configuration, so the model's shape is unknown")
     config = from_mapping(provenance["config"]).config
     folder = tokenizer or _tokenizer_folder(config, checkpoint)
-    vocab_size = vocab_size or provenance.get("vocab_size") or _vocab_size(config)
+    rows: int = vocab_size or provenance.get("vocab_size") or _vocab_size(config)
     entries = {
         entry.name.removeprefix(_MODEL): entry
         for entry in report.manifest.array_entries
         if entry.name.startswith(_MODEL)
     }
-    described = to_huggingface(config.model, vocab_size, dtype)
-    tensors = list(_outgoing(config.model, vocab_size, entries, checkpoint, dtype))
+    described = to_huggingface(config.model, rows, dtype)
+    tensors = list(_outgoing(config.model, rows, entries, checkpoint, dtype))
     with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
         json.dump(described, file, indent=2, sort_keys=True)
     if folder is not None:
@@ -303,7 +303,8 @@ def _outgoing(
         raise ConversionError(f"{checkpoint}: these arrays do not fit its configuration: {', '.join(differing)}")
     packed: dict[str, np.ndarray] = {}
     if any(not entry.grid for entry in entries.values()):
-        packed = unpack(memoryview(np.memmap(os.path.join(checkpoint, PACKED), np.uint8, "r")))
+        mapped: Any = np.memmap(os.path.join(checkpoint, PACKED), np.uint8, "r")
+        packed = unpack(memoryview(mapped))
     for rule in sorted(rules, key=lambda rule: rule.stacked):
         entry = entries[rule.ours]
         array = _stored(checkpoint, entry, packed)

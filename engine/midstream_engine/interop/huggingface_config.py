@@ -174,8 +174,8 @@ def _rope_from(found: dict[str, Any], theta: float) -> tuple[RopeConfig, float |
         case "linear":
             return DefaultRopeConfig(theta, float(scaling["factor"])), part
         case "llama3":
-            numbers = [float(scaling[name]) for name in ("factor", "low_freq_factor", "high_freq_factor")]
-            return Llama3RopeConfig(theta, *numbers, int(scaling["original_max_position_embeddings"])), part
+            factor, low, high = (float(scaling[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+            return Llama3RopeConfig(theta, factor, low, high, int(scaling["original_max_position_embeddings"])), part
     raise ConversionError(f"config.json: rope_type {kind!r} is none of default, linear, llama3")
 
 
