@@ -51,8 +51,3 @@ def forward_flops_per_token(config: LmConfig, vocab_size: int) -> float:
 def flops_per_token(config: LmConfig, vocab_size: int) -> float:
     """Forward and backward; the backward pass is two products for each of the forward pass."""
     return 3.0 * forward_flops_per_token(config, vocab_size)
-
-
-def training_flops_per_token(config: LmConfig, parameters: int) -> float:
-    """The same from the number of all parameters, which is a little too much: 6 for each of them, and attention."""
-    return 6.0 * parameters + 12.0 * config.num_layers * config.num_heads * config.head_size * config.seq_len
