@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.errors import MidstreamError
-from midstream.migrate.shape import batch_shape, check_axes
+from midstream.migrate.shape import batch_shape, batch_sizes, check_axes
 from midstream_engine.records import ArrayEntry
 
 
@@ -41,3 +41,14 @@ def test_an_axis_that_does_not_divide_is_named_with_the_counts_that_would():
     assert problem.startswith("axis embed (48) cannot be sharded over 32 devices")
     assert "24" in problem
     assert "48" in problem
+
+
+def test_a_batch_schedule_says_what_is_taken_now_and_later():
+    schedule = [{"start": 0, "value": 8}, {"start": 100, "value": 16}, {"start": 200, "value": 32}]
+    assert batch_sizes(64, 5) == [64]
+    assert batch_sizes(schedule, 99) == [8, 16, 32]
+    assert batch_sizes(schedule, 100) == [16, 32]
+    assert batch_sizes(schedule, 999) == [32]
+    for nonsense in (None, 0, "many", [{"value": 3}], []):
+        with pytest.raises(MidstreamError, match="train_batch_size"):
+            batch_sizes(nonsense, 0)

@@ -60,11 +60,13 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
 
     source_devices = max(1, len(run.status.devices))
     target_devices = _devices(snapshot.host(target_host), target_host)
-    batch = int(trainer.get("train_batch_size") or 0)
+    batch, *later = shape.batch_sizes(trainer.get("train_batch_size"), run.status.step)
     model_axis = int(trainer.get("model_axis_size") or 1)
     limit = int(trainer.get("per_device_parallelism") or -1)
     before = shape.batch_shape(batch, source_devices, limit, model_axis)
     after = shape.batch_shape(batch, target_devices, limit, model_axis)
+    for size in later:  # a schedule that will not divide some day is refused today
+        shape.batch_shape(size, target_devices, limit, model_axis)
 
     data_bytes = _missing_data(source, destination, data) if data else 0
     size = manifest.size if manifest else 0
@@ -296,9 +298,7 @@ def _warnings(run: RunView, snapshot: Snapshot, lost: int, unsaved: bool) -> tup
 def describe(plan: Plan) -> list[str]:
     """The plan in lines for a person: what `--dry-run` prints and the wizard shows."""
     megabyte = 1e6
-    state = (
-        f"{plan.checkpoint_bytes / megabyte:.1f} MB" if plan.checkpoint_bytes else "an unknown amount"
-    )
+    state = f"{plan.checkpoint_bytes / megabyte:.1f} MB" if plan.checkpoint_bytes else "an unknown amount"
     lines = [
         f"migration  {plan.migration}",
         f"run        {plan.run_id}  step {plan.source_step} ({plan.source_state})",

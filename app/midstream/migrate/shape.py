@@ -47,6 +47,21 @@ def batch_shape(
     return BatchShape(train_batch_size, data_parallel, per_device, share // per_device)
 
 
+def batch_sizes(train_batch_size: Any, step: int) -> list[int]:
+    """The global batch sizes from ``step`` on, the present one first: one number, or a schedule of ``{start, value}``.
+    MidstreamError where it is neither."""
+    entries = train_batch_size if isinstance(train_batch_size, list) else [{"start": 0, "value": train_batch_size}]
+    try:
+        steps = sorted((int(entry["start"]), int(entry["value"])) for entry in entries)
+    except (TypeError, KeyError, AttributeError, ValueError):
+        raise MidstreamError(f"trainer.train_batch_size of the run cannot be read: {train_batch_size!r}") from None
+    past = [size for start, size in steps if start <= step]
+    sizes = [*past[-1:], *(size for start, size in steps if start > step)]
+    if not sizes or min(sizes) < 1:
+        raise MidstreamError(f"trainer.train_batch_size of the run is {train_batch_size!r}", "it has to be 1 or more")
+    return sizes
+
+
 def check_axes(arrays: Sequence[ArrayEntry], trainer: Mapping[str, Any], devices: int) -> list[str]:
     """One line for every sharded axis of the checkpoint that ``devices`` do not divide; empty where all fit."""
     model_size = int(trainer.get("model_axis_size") or 1)
