@@ -27,6 +27,9 @@ lint: $(STAMP)  ## ruff, pyright, import-linter
 	@$(BIN)/lint-imports
 	@$(BIN)/pyright
 
+bench: $(STAMP)  ## the benchmarks: ratios beside public tools, each in one run
+	@for each in benchmarks/*.py; do $(BIN)/python $$each || exit 1; done
+
 format: $(STAMP)  ## mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -37,4 +40,4 @@ lock: $(STAMP)  ## resolve the lock files anew (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup demo test test-slow lint format lock clean
+.PHONY: help setup demo test test-slow lint bench format lock clean
