@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -62,7 +63,8 @@ def wait_command(words: str, timeout: float = 120.0) -> MigrationDirectory:
 def kill_operator(directory: MigrationDirectory) -> None:
     """End the process that carries the migration out, at once."""
     pid = int((directory.path / ".lock").read_text())
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself a moment ago
+        os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
     while directory.is_held() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -75,7 +77,7 @@ def assert_one_lineage(run: Run) -> None:
     assert sorted(spliced) == list(range(max(spliced) + 1))
 
 
-@pytest.mark.parametrize("phase", ["prepare", "cutover", "relaunch", "finish"])
+@pytest.mark.parametrize("phase", [pytest.param("prepare", marks=pytest.mark.slow), "cutover", "relaunch", "finish"])
 def test_a_migration_whose_process_is_killed_is_continued(phase: str, lab: Lab, runs):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -83,7 +85,7 @@ def test_a_migration_whose_process_is_killed_is_continued(phase: str, lab: Lab, 
     fleet = lab.fleet_file(one=one, two=two)
     source, target = runs(one.root, "r"), runs(two.root, "r")
     launched(fleet, source, "one")
-    follower = start_midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--healthy-steps", "12")
+    follower = start_midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--healthy-steps", "60")
     directory = wait_event(phase, "started")
     time.sleep(random.Random(seed).uniform(0.0, 1.5))
     kill_operator(directory)

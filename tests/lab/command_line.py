@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +23,11 @@ from midstream_engine import records
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "gpt2_tiny.yaml"
 # Steps of some 50 ms: slow enough to be moved in the middle, quick enough for a test.
-SLOWER = ("--model.seq_len", "64", "--trainer.train_batch_size", "32")
+COMPILED = tempfile.mkdtemp(prefix="midstream-compiled-")  # what one engine has compiled, the next need not
+atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+SLOWER = (
+    "--model.seq_len", "64", "--trainer.train_batch_size", "32", "--trainer.jax_compilation_cache_dir", COMPILED,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
