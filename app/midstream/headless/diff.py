@@ -6,13 +6,13 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.errors import Exit, MidstreamError
+from midstream.headless.place import place
 from midstream.output import Output
 from midstream_engine import records
 
 if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
-    from midstream.hosts.base import Host
     from midstream.hosts.open import Hosts
 
 SHOWN = 200  # lines
@@ -94,34 +94,10 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def _manifest(fleet: Fleet | None, hosts: Hosts, text: str) -> records.Manifest:
-    host, directory = _place(fleet, hosts, text)
+    host, directory = place(fleet, hosts, text)
     host.connect()
     answer = host.call("tree.manifest_value", directory=directory, manifest=records.MANIFEST)
     try:
         return records.Manifest.from_json(answer, f"{host.name}:{directory}")
     except records.RecordError as error:
         raise MidstreamError(str(error), "midstream --verify looks at it closely") from None
-
-
-def _place(fleet: Fleet | None, hosts: Hosts, text: str) -> tuple[Host, str]:
-    """A directory of this machine, HOST:PATH, or a RUN's newest complete checkpoint."""
-    import os
-
-    from midstream.fleet.config import LocalHost
-    from midstream.headless.verify import _newest_of
-    from midstream.hosts.local import LocalMachine
-
-    if "/" in text and ":" not in text.split("/")[0]:
-        if not os.path.isdir(text):
-            raise UsageError(
-                f"{text} is no directory of this machine", "a checkpoint is a directory, HOST:PATH or a RUN"
-            )
-        return LocalMachine("here", LocalHost()), os.path.abspath(text)
-    if fleet is None:
-        raise UsageError(f"{text}: a fleet file is needed to find it", "midstream --init writes one")
-    if ":" in text.split("/")[0]:
-        name, directory = text.split(":", 1)
-        if name not in fleet.hosts:
-            raise UsageError(f"no host {name!r} in the fleet file", f"known: {', '.join(fleet.hosts)}")
-        return hosts.get(name), directory
-    return _newest_of(fleet, hosts, text)

@@ -93,7 +93,6 @@ def _given_up(view: MigrationView) -> str:
     """What a rollback would give up, in words; empty where that is nothing."""
     from midstream.fleet.config import load_fleet
     from midstream.hosts.open import Hosts
-    from midstream.migrate import process
     from midstream.migrate.directory import MigrationDirectory
 
     if not any(event.event == "fact" and "relaunching" in event.detail for event in view.events):
@@ -106,7 +105,7 @@ def _given_up(view: MigrationView) -> str:
         return f"a rollback gives up what {view.plan.target} has done since, and it does not answer: {error.message}"
     finally:
         hosts.close()
-    steps = process.steps_given_up(view, described["status"]["step"] if described["status"] else None)
+    steps = view.steps_given_up(described["status"]["step"] if described["status"] else None)
     return f"a rollback gives up {steps} steps that {view.plan.target} has done" if steps else ""
 
 

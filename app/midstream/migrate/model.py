@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-STOP, HANDOVER, OVERTAKE = "stop", "handover", "overtake"
+STOP = "stop"
 
 # The phases in their order; `rollback` replaces the rest when one of them fails.
 PLAN, PREFLIGHT, PREPARE, CUTOVER, RELAUNCH, CERTIFY, FINISH = (
@@ -98,7 +98,6 @@ class Plan:
     cost_per_hour: tuple[float | None, float | None] = (None, None)  # source, target
     warnings: tuple[str, ...] = ()
     source_lost: bool = False
-    source_acknowledged_stop: bool = False
     certify_steps: int = 16
     healthy_steps: int = 100
     fleet_file: str = ""
@@ -269,3 +268,15 @@ class MigrationView:
     @property
     def open(self) -> bool:
         return self.state in OPEN_STATES
+
+    @property
+    def sealed_step(self) -> int | None:
+        """Where the run crosses over; None before the seal."""
+        if self.certificate is not None:
+            return self.certificate.step
+        return next((int(event.detail["sealed"]["step"]) for event in self.events if "sealed" in event.detail), None)
+
+    def steps_given_up(self, target_step: int | None) -> int:
+        """Updates that a rollback gives up: what the target, which is at ``target_step``, did past the seal."""
+        sealed = self.sealed_step
+        return 0 if sealed is None or target_step is None else max(0, target_step - sealed)

@@ -62,14 +62,6 @@ def rollback(migration: str) -> None:
         _spawn(directory, "--rollback")
 
 
-def steps_given_up(view: model.MigrationView, target_step: int | None) -> int:
-    """Updates that a rollback would give up: what the target did past the seal."""
-    sealed = next(
-        (event.detail["sealed"] for event in view.events if event.event == "fact" and "sealed" in event.detail), None
-    )
-    return max(0, target_step - sealed["step"]) if sealed and target_step is not None else 0
-
-
 def follow(migration: str, offset: int = 0) -> Iterator[model.Event]:
     """The journal from byte ``offset`` on, as it is written, until the process that writes it has ended."""
     directory = MigrationDirectory.find(migration)

@@ -118,7 +118,7 @@ class MigrationScreen(MidstreamScreen):
     def _show_seam(self, view: model.MigrationView, world: World) -> None:
         """The source's losses and the target's, laid over each other around the step where the run crossed over."""
         seam = self.query_one("#seam", CurveView)
-        step = words.sealed_step(view)
+        step = view.sealed_step
         if step is None:
             seam.compare((), window=None, empty="the run has not crossed over yet")
             return
@@ -184,7 +184,7 @@ class MigrationScreen(MidstreamScreen):
             self.notify(f"it was rolled back already: {plan.source} has the run", markup=False)
             return
         run = self.world.run(plan.target_host, plan.run_id)
-        given_up = words.steps_given_up(view, run)
+        given_up = view.steps_given_up(run.step if run else None)
         lines = [f"{plan.run_id} goes back to {plan.source} and runs on there from where it was sealed."]
         if given_up:
             lines.append(f"{given_up} steps that {plan.target} has done since are given up.")

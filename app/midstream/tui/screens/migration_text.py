@@ -38,7 +38,7 @@ def headline(view: model.MigrationView, glyphs: Glyphs, now: float, target: RunV
     text.append(
         f"{plan.source} {plan.source_devices} {glyphs.arrow} {plan.target} {plan.target_devices} devices", palette.TEXT
     )
-    step = sealed_step(view)
+    step = view.sealed_step
     text.append(f"   step {format.grouped(plan.source_step if step is None else step)}", palette.DIM)
     text.append(f"   {glyph} {view.state}", f"bold {colour}")
     if view.state == model.RUNNING:
@@ -61,7 +61,7 @@ def headline(view: model.MigrationView, glyphs: Glyphs, now: float, target: RunV
         text.append(f"{glyphs.passed} certified", f"bold {palette.GOOD}")
         down = view.ledger.downtime if view.ledger else None
         text.append(f"  down for {format.seconds(down)}" if down is not None else "", palette.TEXT)
-        healthy = f"{plan.healthy_steps} healthy steps, {steps_given_up(view, target)} so far"
+        healthy = f"{plan.healthy_steps} healthy steps, {view.steps_given_up(target.step if target else None)} so far"
         after = "the source is retired" if view.finished else f"r goes back until {healthy}"
         text.append(f"  {after}", palette.DIM)
     elif proof is not None:
@@ -182,22 +182,6 @@ def claims(view: model.MigrationView, glyphs: Glyphs, width: int) -> Text:
         f"    {proof.checkpoint}  digest {format.digest(proof.root_digest, 24)}  epoch {proof.epoch}", palette.DIM
     )
     return text
-
-
-def sealed_step(view: model.MigrationView) -> int | None:
-    """Where the run crosses over; None before the seal."""
-    if view.certificate is not None:
-        return view.certificate.step
-    for event in view.events:
-        if "sealed" in event.detail:
-            return int(event.detail["sealed"]["step"])
-    return None
-
-
-def steps_given_up(view: model.MigrationView, target: RunView | None) -> int:
-    """Updates past the seal that a rollback gives up."""
-    sealed = sealed_step(view)
-    return max(0, target.step - sealed) if sealed is not None and target is not None and target.step is not None else 0
 
 
 def rows_near(run: RunView | None, first: float, stop: float) -> Iterator[Mapping[str, Any]]:
