@@ -64,7 +64,9 @@ STOP = "stop"
 RESTORE = "restore"
 PROMOTE = "promote"
 HOLD = "hold"
-ACTIONS = (SAVE, STOP, RESTORE, PROMOTE, HOLD)
+REPLAY = "replay"
+ACTIONS = (SAVE, STOP, RESTORE, PROMOTE, HOLD, REPLAY)
+STARTS = frozenset({RESTORE, HOLD, REPLAY})  # what an attempt is started with
 
 
 class RecordError(ValueError):
@@ -80,6 +82,7 @@ class RunPaths:
 
     root: str
     run_id: str
+    store: str = ""  # the gs:// prefix that the checkpoints lie under; empty: the root, as all the rest does
 
     @property
     def dir(self) -> str:
@@ -119,10 +122,15 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> str:
-        return self._in("checkpoints")
+        return posixpath.join(self.store or self.root, "runs", self.run_id, "checkpoints")
 
     def checkpoint(self, name: str) -> str:
-        return self._in("checkpoints", name)
+        return posixpath.join(self.checkpoints, name)
+
+    @property
+    def store_file(self) -> str:
+        """Says where the checkpoints lie, where that is not here: see :class:`Store`."""
+        return self._in("store.json")
 
     def attempt(self, number: int) -> "AttemptPaths":
         return AttemptPaths(self._in("attempts", attempt_name(number)))
@@ -140,6 +148,14 @@ class AttemptPaths:
     def log(self, process: int = 0) -> str:
         return posixpath.join(self.dir, f"log-{process}.txt")
 
+    def launched(self, process: int = 0) -> str:
+        """What was started for the process, before it has written a status."""
+        return posixpath.join(self.dir, "launch.json" if process == 0 else f"launch-{process}.json")
+
+    def exit(self, process: int = 0) -> str:
+        """How the process ended: see :class:`ProcessExit`."""
+        return posixpath.join(self.dir, f"exit-{process}.json")
+
     @property
     def metrics(self) -> str:
         return posixpath.join(self.dir, "metrics.jsonl")
@@ -152,6 +168,16 @@ class AttemptPaths:
     def restore(self) -> str:
         """The engine's evidence of what it restored: see :class:`Restore`."""
         return posixpath.join(self.dir, "restore.json")
+
+    @property
+    def replay(self) -> str:
+        """Rows of what was replayed: like metrics.jsonl, and of no account unless the attempt is promoted."""
+        return posixpath.join(self.dir, "replay.jsonl")
+
+    @property
+    def crossing(self) -> str:
+        """The distance between the replayed state and the sealed one: see :class:`Crossing`."""
+        return posixpath.join(self.dir, "crossing.json")
 
 
 def attempt_name(number: int) -> str:
@@ -361,7 +387,7 @@ class Status(_Record):
     heartbeat: float
     run_id: str = ""
     attempt: int = 0
-    epoch: int = 1
+    epoch: int = 1  # 0 while it waits or replays: it has no part in the run yet
     processes: int = 1
     num_train_steps: int = 0
     devices: List[Dict[str, Any]] = dataclasses.field(default_factory=list)  # {"kind", "platform", "memory_bytes"}
@@ -372,10 +398,27 @@ class Status(_Record):
     order: int = 0  # serial of the last order that was carried out
     refused: int = 0  # serial of the last order that could not be: training goes on, ``message`` says why
     message: str = ""  # one line: why it failed, what it waits for
+    rehearsed_seconds: float = 0.0  # of one update in the rehearsal; 0 where none was rehearsed
 
     @property
     def identity(self) -> ProcessIdentity:
         return ProcessIdentity(self.boot_id, self.pid, self.start_ticks)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessExit(_Record):
+    """``exit-<p>.json``: how a process of an attempt ended, written by what stood beside it on its host. ``state``,
+    ``step`` and ``heartbeat`` are those of its last status."""
+
+    process: int
+    code: Optional[int]  # None where a signal ended it
+    time: float
+    signal: str = ""  # "SIGKILL"
+    stuck: bool = False  # it lived, and was ended because it made no step any more
+    state: str = ""
+    step: int = 0
+    heartbeat: float = 0.0
+    message: str = ""  # one line: why
 
 
 @dataclasses.dataclass(frozen=True)
@@ -384,8 +427,13 @@ class Order(_Record):
 
     ``save``: save at the next step boundary and go on. ``stop``: save, seal and exit 0; with an ``epoch`` above
     the engine's own the engine also writes the fence, naming ``holder``, so that its status ``stopped`` is the
-    source's acknowledgement. ``restore``: start from ``checkpoint``, whose root digest must be ``root_digest``.
-    ``hold`` and ``promote`` belong to handover and overtake.
+    source's acknowledgement; with a ``step`` that is still to come it first trains up to there. ``restore``: start
+    from ``checkpoint``, whose root digest must be ``root_digest``.
+
+    An attempt that is started with ``hold`` compiles, rehearses a few updates on ``checkpoint``, and waits for a
+    ``restore`` (or a ``stop``). One that is started with ``replay`` trains on from ``checkpoint`` as a shadow, without
+    fence, trackers or checkpoints; ``hold`` then bids it keep the parameters of ``step`` for comparison, ``promote``
+    makes it the run from ``step`` on, and ``restore`` makes it drop its state for another.
     """
 
     action: str
@@ -497,6 +545,14 @@ class Pin(_Record):
 
 
 @dataclasses.dataclass(frozen=True)
+class Store(_Record):
+    """``store.json``: the run's checkpoints lie under ``<url>/runs/<run_id>/checkpoints``, not in this directory. Pins
+    and the fence of the run lie beside them too, because several hosts may write there."""
+
+    url: str  # gs://bucket/prefix
+
+
+@dataclasses.dataclass(frozen=True)
 class Mover(_Record):
     """``mover.json``: the migration that has the run in its hands, on this host: no other one gives orders or moves the
     fence to ``epoch``, unless ``expires`` has passed before that epoch began. Afterwards it says who began it."""
@@ -522,6 +578,19 @@ class Restore(_Record):
     recorded_batch_digest: str  # of the same batch, as the writer expected it
     devices: int = 0
     seconds: Dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Crossing(_Record):
+    """``crossing.json``: how far a replayed state is from the sealed one, at the step where the run crosses over."""
+
+    step: int
+    checkpoint: str  # the sealed one
+    root_digest: str  # recomputed from the bytes that were read
+    distance: float  # |a-b| / |b| over all parameters, Euclidean norm
+    worst: float  # the largest of the arrays' own distances
+    worst_array: str
+    parameters: int  # numbers that were compared
 
 
 # ------------------------------------------------------------------------------------------------------ metrics

@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epoch=attempt.epoch,
         num_train_steps=config.trainer.num_train_steps,
     )
+    if attempt.held:
+        status.update(epoch=0)
     try:
         return _attempt(loaded, root, attempt, status, signals)
     finally:
@@ -74,7 +76,8 @@ def _attempt(loaded: Loaded, root: str, attempt: Attempt, status: StatusFile, si
         for warning in loaded.warnings:
             log.warning(warning)
         resolved: dict[str, Any] = config.resolved()
-        write_config(attempt.paths, resolved)
+        if not attempt.held:
+            write_config(attempt.paths, resolved)
         log.info("resolved configuration:\n%s", yaml.safe_dump(resolved, sort_keys=False).rstrip())
         from midstream_engine.trainer.run import run  # jax and haliax are imported here
 

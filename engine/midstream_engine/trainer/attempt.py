@@ -28,6 +28,7 @@ class Attempt:
     epoch: int
     target: str
     launched: bool  # the launcher claimed the directory and redirected the log
+    held: bool = False  # it waits or replays: the run is not its own until an order says so
 
     @property
     def files(self) -> records.AttemptPaths:
@@ -36,7 +37,8 @@ class Attempt:
 
 def open_attempt(root: str, run_id: str, environment: Mapping[str, str]) -> Attempt:
     """The attempt that ``MIDSTREAM_ATTEMPT``, ``MIDSTREAM_EPOCH`` and ``MIDSTREAM_TARGET`` describe; what they leave
-    open is claimed here: the next free attempt number, the fence's epoch, a first fence for a new run.
+    open is claimed here: the next free attempt number, the fence's epoch, a first fence for a new run. An attempt whose
+    order bids it wait or replay writes no fence.
 
     Raises FencedError where the fence has a higher epoch than the one given, EngineError for values that make no sense.
     """
@@ -49,9 +51,14 @@ def open_attempt(root: str, run_id: str, environment: Mapping[str, str]) -> Atte
         os.makedirs(directory, exist_ok=True)
     given_epoch = _number(environment, "MIDSTREAM_EPOCH")
     given_attempt = _number(environment, "MIDSTREAM_ATTEMPT")
+    held = given_attempt is not None and _is_held(paths.attempt(given_attempt))
+    if held and given_epoch is None:
+        raise EngineError("an attempt that waits needs to be told its epoch (MIDSTREAM_EPOCH)")
     with records.locked(paths.lock):
         fence = records.Fence.read_or_none(paths.fence)
-        if fence is None:
+        if fence is None and held:
+            fence = records.Fence(0, "")
+        elif fence is None:
             fence = dataclasses.replace(records.first_fence(target), epoch=given_epoch or 1)
             fence.write(paths.fence)
     epoch = fence.epoch if given_epoch is None else given_epoch
@@ -65,7 +72,12 @@ def open_attempt(root: str, run_id: str, environment: Mapping[str, str]) -> Atte
         os.makedirs(paths.attempt(number).dir, exist_ok=True)
     else:
         number = claim_attempt(paths)
-    return Attempt(paths, number, epoch, target, given_attempt is not None)
+    return Attempt(paths, number, epoch, target, given_attempt is not None, held)
+
+
+def _is_held(files: records.AttemptPaths) -> bool:
+    order = records.Order.read_or_none(files.order)
+    return order is not None and order.action in (records.HOLD, records.REPLAY)
 
 
 def claim_attempt(paths: records.RunPaths) -> int:

@@ -83,8 +83,8 @@ class Requests:
     def __init__(self, signals: Signals, orders: OrderFile):
         self._signals, self._orders = signals, orders
         order = orders.order
-        # What the attempt was started with (a restore) is carried out by starting.
-        started = order.serial if order is not None and order.action == records.RESTORE else 0
+        # What the attempt was started with (a restore, say) is carried out by starting.
+        started = order.serial if order is not None and order.action in records.STARTS else 0
         self._done = np.array([0, 0, started], np.int32)
 
     def look(self) -> Wanted:

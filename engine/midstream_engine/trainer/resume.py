@@ -60,19 +60,15 @@ class Resumed:
     root_digest: str
 
 
-def find_origin(attempt: Attempt, config: TrainLmConfig) -> Origin | None:
+def find_origin(attempt: Attempt, config: TrainLmConfig, order: records.Order | None) -> Origin | None:
     """The checkpoint that this attempt starts from; None for a fresh start.
 
-    An order to restore names it. Otherwise it is the run's own newest complete one that the fence accepts, then
-    ``trainer.load_checkpoint_path``. Raises EngineError rather than answering with a fresh start where the run has a
-    past that cannot be read.
+    The ``order`` that it was started with may name it. Otherwise it is the run's own newest complete one that the fence
+    accepts, then ``trainer.load_checkpoint_path``. Raises EngineError rather than answering with a fresh start where
+    the run has a past that cannot be read.
     """
-    order = records.Order.read_or_none(attempt.files.order)
-    if order is not None and order.action == records.RESTORE:
-        if not order.checkpoint or records.parse_checkpoint_name(order.checkpoint) is None:
-            raise EngineError(f"{attempt.files.order}: restore names no checkpoint (found {order.checkpoint!r})")
-        directory = attempt.paths.checkpoint(order.checkpoint)
-        return _origin(directory, True, root_digest=order.root_digest, migration=order.migration)
+    if order is not None and order.action in records.STARTS:
+        return origin_of(attempt, order)
     fence = read_fence(attempt.paths)
     name = newest_complete(attempt.paths, fence)
     wish = config.trainer.load_checkpoint
@@ -101,6 +97,15 @@ def find_origin(attempt: Attempt, config: TrainLmConfig) -> Origin | None:
         directory = _resolve(config.trainer.initialize_from, "trainer.initialize_from")
         return _origin(directory, False, same_run=False)
     return None
+
+
+def origin_of(attempt: Attempt, order: records.Order) -> Origin:
+    """The checkpoint of the run that an order names. EngineError where it names none, CheckpointCorrupt where it is not
+    complete."""
+    if not order.checkpoint or records.parse_checkpoint_name(order.checkpoint) is None:
+        raise EngineError(f"{attempt.files.order}: {order.action} names no checkpoint (found {order.checkpoint!r})")
+    directory = attempt.paths.checkpoint(order.checkpoint)
+    return _origin(directory, True, root_digest=order.root_digest, migration=order.migration)
 
 
 def _origin(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from dataclasses import dataclass
 
 import jax
 
@@ -17,12 +18,22 @@ from midstream_engine.tracking.facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
 from midstream_engine.trainer import attempt as attempts
 from midstream_engine.trainer.attempt import Attempt
+from midstream_engine.trainer.held import hold, rehearse
 from midstream_engine.trainer.loop import Loop
-from midstream_engine.trainer.programs import compile_programs
+from midstream_engine.trainer.programs import Programs, compile_programs
 from midstream_engine.trainer.requests import OrderFile, Requests, Signals
-from midstream_engine.trainer.resume import batch_schedule_from, check_same_data, find_origin, prove, restore
+from midstream_engine.trainer.resume import (
+    Origin,
+    batch_schedule_from,
+    check_same_data,
+    find_origin,
+    origin_of,
+    prove,
+    restore,
+)
 from midstream_engine.trainer.saving import Saver
-from midstream_engine.trainer.setup import prepare
+from midstream_engine.trainer.setup import Setup, prepare
+from midstream_engine.trainer.state import TrainState
 from midstream_engine.trainer.status import StatusFile, describe_devices, versions
 
 log = logging.getLogger(__name__)
@@ -69,65 +80,121 @@ def start_distributed(config: DistributedConfig) -> None:
     log.info("process %d of %d", jax.process_index(), jax.process_count())
 
 
+@dataclass(frozen=True)
+class Ready:
+    """All that a state needs to be trained: made before the state exists, and good for any state of the run."""
+
+    setup: Setup
+    programs: Programs
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The state that training goes on with, and where it comes from."""
+
+    state: TrainState
+    step: int
+    origin: Origin | None
+    root_digest: str | None
+
+
 def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
     """Train; returns FINISHED or STOPPED. The status is left for the caller to end."""
+    orders = OrderFile(attempt.files.order)
+    requests = Requests(signals, orders)
     configure_jax(config, root)
     devices = describe_devices()
     status.update(devices=devices, versions=versions())
     status.write()
     log.info("attempt %d, epoch %d, on %d %s", attempt.number, attempt.epoch, len(devices), devices[0]["kind"])
 
-    origin = find_origin(attempt, config)
-    step = origin.step if origin else 0
+    origin = find_origin(attempt, config, orders.order)
+    ready = get_ready(config, root, origin, status)
+    if attempt.held:
+        assert origin is not None
+        rehearse(origin, ready.setup, ready.programs, status)
+        order = hold(attempt, requests, status)
+        if order is None:
+            return records.STOPPED
+        origin = origin_of(attempt, order)
+        ready = get_ready(config, root, origin, status, ready)
+        attempts.write_config(attempt.paths, config.resolved())
+        status.update(epoch=attempt.epoch)
+    elif orders.order is not None and orders.order.action in records.STARTS:
+        status.update(order=orders.order.serial)
+    beginning = begin(attempt, ready, origin, status)
+    return train(config, attempt, status, ready, requests, beginning)
+
+
+def get_ready(
+    config: TrainLmConfig, root: str, origin: Origin | None, status: StatusFile, known: Ready | None = None
+) -> Ready:
+    """Set up and compile for ``origin``; ``known`` where that is what it needs."""
+    schedule = batch_schedule_from(origin, config)
     digest = origin.state["data_digest"] if origin and origin.same_run else None
-    setup = prepare(config, root, digest, step=step, batch_schedule=batch_schedule_from(origin, config))
+    if known is not None and known.setup.batch_schedule == schedule and known.setup.batches.cache.digest == digest:
+        return known
+    step = origin.step if origin else 0
+    setup = prepare(config, root, digest, step=step, batch_schedule=schedule)
     if origin is not None and origin.same_run:
         check_same_data(origin, config, setup.tokenizer.id)
     status.update(state=records.COMPILING, step=step, data_digest=setup.batches.cache.digest)
-    programs = compile_programs(setup)
-    saver = Saver(setup, attempt, status, programs.witness, time.monotonic())
+    return Ready(setup, compile_programs(setup))
 
+
+def begin(attempt: Attempt, ready: Ready, origin: Origin | None, status: StatusFile) -> Beginning:
+    """The state of ``origin`` on the devices, with the evidence in ``restore.json``; without one, that of step 0."""
+    setup, programs = ready.setup, ready.programs
     if origin is None:
-        state, step, root_digest = setup.fresh_state(), 0, None
         log.info("fresh start")
-    else:
-        status.update(state=records.RESTORING)
-        began = time.monotonic()
-        resumed, train = restore(origin, setup)
-        seconds = {"compile": programs.seconds, "restore": time.monotonic() - began}
-        if origin.same_run:
-            evidence = prove(origin, resumed, train, setup, programs.witness, seconds)
-            evidence.write(attempt.files.restore)
-        state, step, root_digest = resumed.state, resumed.step, resumed.root_digest
-        if origin.own:
-            saver.holds(step)
-            status.update(checkpoint=origin.name, root_digest=resumed.root_digest)
-        began = time.monotonic()
-        digest = setup.batches.batch(step).digest
-        log.info(
-            "goes on at step %d: sample %d, epoch %.3f of the data, batch %s (found in %.3f s)",
-            step, setup.batch_schedule.first_sample(step), setup.batches.epoch(step), digest[:12],
-            time.monotonic() - began,
-        )  # fmt: skip
+        return Beginning(setup.fresh_state(), 0, None, None)
+    status.update(state=records.RESTORING)
+    began = time.monotonic()
+    resumed, train = restore(origin, setup)
+    # What was compiled while the attempt waited is no part of what restoring took.
+    seconds = {"compile": 0.0 if attempt.held else programs.seconds, "restore": time.monotonic() - began}
+    if origin.same_run:
+        evidence = prove(origin, resumed, train, setup, programs.witness, seconds)
+        evidence.write(attempt.files.restore)
+    if origin.own:
+        status.update(checkpoint=origin.name, root_digest=resumed.root_digest)
+    began = time.monotonic()
+    digest = setup.batches.batch(resumed.step).digest
+    log.info(
+        "goes on at step %d: sample %d, epoch %.3f of the data, batch %s (found in %.3f s)",
+        resumed.step, setup.batch_schedule.first_sample(resumed.step), setup.batches.epoch(resumed.step), digest[:12],
+        time.monotonic() - began,
+    )  # fmt: skip
+    return Beginning(resumed.state, resumed.step, origin, resumed.root_digest)
 
-    orders = OrderFile(attempt.files.order)
-    requests = Requests(signals, orders)
-    if orders.order is not None and orders.order.action == records.RESTORE:
-        status.update(order=orders.order.serial)
+
+def train(
+    config: TrainLmConfig,
+    attempt: Attempt,
+    status: StatusFile,
+    ready: Ready,
+    requests: Requests,
+    beginning: Beginning,
+) -> str:
+    """Enter the attempt into the lineage and train to its end: FINISHED or STOPPED."""
+    origin, step = beginning.origin, beginning.step
+    saver = Saver(ready.setup, attempt, status, ready.programs.witness, time.monotonic())
+    if origin is not None and origin.own:
+        saver.holds(step)
     attempts.record_start(
         attempt,
         attempts.lineage_entry(
             attempt,
-            devices=devices,
+            devices=status.value.devices,
             first_step=step,
             checkpoint=origin.name if origin else None,
-            root_digest=root_digest,
+            root_digest=beginning.root_digest,
             migration=origin.migration if origin else "",
         ),
     )
     facts = RunFacts(attempt.paths.run_id, attempt.number, step, attempt.files.dir, config.resolved())
     metrics = start_recorder(attempt.files.metrics, config.trainer.tracker, facts, process=jax.process_index())
-    loop = Loop(setup, programs, saver, requests, attempt, status, metrics, state, step)
+    loop = Loop(ready.setup, ready.programs, saver, requests, attempt, status, metrics, beginning.state, step)
     try:
         return loop.run()
     finally:

@@ -1,0 +1,165 @@
+"""An attempt that waits for its state: what it does before, what it refuses, and that it goes on as the run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from engine_process import train_all
+from engine_runs import CONFIGS, Engine
+from midstream_engine import records
+
+TINY = ("--config_path", CONFIGS / "gpt2_tiny.yaml", "--trainer.id", "r")
+FLAGS = ("--trainer.num_train_steps", "12", "--trainer.checkpointer.keep", "[{every: 4}]")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A root with run ``r``: 12 updates on 2 devices, checkpoints at 4, 8 and 12."""
+    with tempfile.TemporaryDirectory(prefix="midstream-held-") as directory:
+        root = Path(directory)
+        codes, log = train_all(root, [(*TINY, *FLAGS)], devices=2)
+        assert codes == [0], log
+        yield root
+
+
+class Held:
+    """A second root, to which the run is to be moved, with the data and the checkpoint that is rehearsed on."""
+
+    def __init__(self, source: Path, root: Path):
+        self.source, self.root = records.RunPaths(str(source), "r"), root
+        self.paths = records.RunPaths(str(root), "r")
+        shutil.copytree(source / "data", root / "data")
+        shutil.copytree(source / "compile-cache", root / "compile-cache")
+        Path(self.paths.attempt(2).dir).mkdir(parents=True)
+        self.bring("step-4-a001")
+
+    def bring(self, name: str) -> None:
+        shutil.copytree(self.source.checkpoint(name), self.paths.checkpoint(name))
+
+    def order(self, action: str, serial: int, checkpoint: str | None = None, epoch: int = 2) -> None:
+        digest = None
+        if checkpoint is not None:
+            digest = records.Manifest.read(f"{self.source.checkpoint(checkpoint)}/{records.MANIFEST}").root_digest
+        order = records.Order(action, epoch=epoch, checkpoint=checkpoint, root_digest=digest, serial=serial)
+        order.write(self.paths.attempt(2).order)
+
+    def start(self, *flags: str) -> Engine:
+        said = {"MIDSTREAM_ATTEMPT": "2", "MIDSTREAM_EPOCH": "2", "MIDSTREAM_TARGET": "two"}
+        return Engine(self.root, *FLAGS, *flags, devices=4, **said)
+
+    def status(self) -> records.Status | None:
+        return records.Status.read_or_none(self.paths.attempt(2).status())
+
+    def is_in(self, state: str):
+        """For ``until``: the status once it has this state."""
+        return lambda: status if (status := self.status()) is not None and status.state == state else None
+
+    def has_refused(self, serial: int):
+        return lambda: status if (status := self.status()) is not None and status.refused >= serial else None
+
+
+def test_a_held_attempt_rehearses_waits_refuses_what_does_not_fit_and_goes_on_as_the_run(trained: Path, tmp_path: Path):
+    held = Held(trained, tmp_path)
+    held.order(records.HOLD, 1, "step-4-a001")
+    with held.start("--trainer.per_device_parallelism", "2") as engine:
+        waiting = engine.until(held.is_in(records.WAITING))
+        assert waiting.rehearsed_seconds > 0
+        assert (waiting.epoch, waiting.step) == (0, 4), "it has no part in the run yet"
+        assert not Path(held.paths.fence).exists()
+        assert not Path(held.paths.lineage).exists()
+        assert not Path(held.paths.attempt(2).metrics).exists()
+        assert not Path(held.paths.config).exists()
+
+        held.bring("step-8-a001")
+        held.order(records.RESTORE, 2, "step-8-a001", epoch=3)
+        assert "epoch 3" in engine.until(held.has_refused(2)).message
+        held.order(records.RESTORE, 3, "step-8-a001")
+        assert "the fence does not hand the run to two" in engine.until(held.has_refused(3)).message
+        held.order(records.SAVE, 4)
+        assert "restore or to stop" in engine.until(held.has_refused(4)).message
+        held.order(records.RESTORE, 5, "step-12-a001")
+        assert "is no checkpoint" in engine.until(held.has_refused(5)).message
+        records.Fence.read(held.source.fence).sealed(2, "two", 8).write(held.paths.fence)
+        held.order(records.RESTORE, 6, "step-8-a001")
+        code, log = engine.finish()
+    assert code == 0, log
+    status = held.status()
+    assert status is not None
+    assert (status.state, status.epoch, status.order, status.message) == ("finished", 2, 6, "")
+
+    evidence = records.Restore.read(held.paths.attempt(2).restore)
+    assert evidence.root_digest == evidence.expected_root_digest
+    assert evidence.seconds["compile"] == 0
+    assert evidence.batch_digest == evidence.recorded_batch_digest
+    (entry,) = records.Lineage.read(held.paths.lineage).entries
+    assert (entry.attempt, entry.epoch, entry.first_step, entry.checkpoint) == (2, 2, 8, "step-8-a001")
+    ours = records.parse_metrics(Path(held.paths.attempt(2).metrics).read_text().splitlines())
+    theirs = records.parse_metrics(Path(held.source.attempt(1).metrics).read_text().splitlines())
+    assert [row["global_step"] for row in ours] == [8, 9, 10, 11], "what was rehearsed left no line"
+    for mine, one in zip(ours, theirs[8:], strict=True):
+        assert mine["batch_digest"] == one["batch_digest"]
+        assert records.relative_difference(mine["train/loss"], one["train/loss"]) < 1e-4
+
+
+def test_a_held_attempt_that_is_told_to_stop_leaves_no_trace_in_the_run(trained: Path, tmp_path: Path):
+    held = Held(trained, tmp_path)
+    held.order(records.HOLD, 1, "step-4-a001")
+    with held.start() as engine:
+        engine.until(held.is_in(records.WAITING))
+        held.order(records.STOP, 2)
+        code, log = engine.finish()
+    assert code == 0, log
+    status = held.status()
+    assert status is not None
+    assert (status.state, status.order) == ("stopped", 2)
+    for path in (held.paths.fence, held.paths.lineage, held.paths.config, held.paths.attempt(2).metrics):
+        assert not Path(path).exists()
+
+
+def test_a_held_attempt_whose_run_went_elsewhere_ends(trained: Path, tmp_path: Path):
+    held = Held(trained, tmp_path)
+    held.order(records.HOLD, 1, "step-4-a001")
+    with held.start() as engine:
+        engine.until(held.is_in(records.WAITING))
+        records.Fence(3, "three", 8).write(held.paths.fence)
+        code, log = engine.finish()
+    assert code == records.EXIT_FENCED, log
+    status = held.status()
+    assert status is not None
+    assert status.state == "failed"
+    assert "handed to three (epoch 3)" in status.message
+
+
+def test_a_rehearsal_that_computes_other_losses_says_so_before_anything_is_moved(trained: Path, tmp_path: Path):
+    import json
+
+    held = Held(trained, tmp_path)
+    directory = Path(held.paths.checkpoint("step-4-a001"))
+    train = json.loads((directory / records.TRAIN).read_text())
+    train["witness"]["losses"][0] *= 1.01
+    write_train(directory, train)
+    held.order(records.HOLD, 1, "step-4-a001")
+    with held.start() as engine:
+        code, log = engine.finish()
+    assert code == 1, log
+    status = held.status()
+    assert status is not None
+    assert "do not compute the same run" in status.message
+
+
+def write_train(directory: Path, train: object) -> None:
+    """Replace train.json, with a manifest that agrees: only the witness changes, which no digest covers."""
+    import hashlib
+    import json
+
+    data = json.dumps(train).encode()
+    (directory / records.TRAIN).write_bytes(data)
+    manifest = json.loads((directory / records.MANIFEST).read_text())
+    for entry in manifest["objects"]:
+        if entry["path"] == records.TRAIN:
+            entry.update(size=len(data), sha256=hashlib.sha256(data).hexdigest(), crc32c="")
+    (directory / records.MANIFEST).write_text(json.dumps(manifest))
