@@ -59,7 +59,7 @@ def test_closing_a_process_ends_it(host: LocalMachine):
 def test_a_function_travels_with_all_that_it_imports(host: LocalMachine):
     assert host.call("runs.claim_attempt", root=host.root, run_id="run") == 1
     described = host.call("engine.attempt", root=host.root, run_id="run", number=1)
-    assert described == {"status": None, "alive": False, "log": []}
+    assert {"status": None, "alive": False, "log": []}.items() <= described.items()
 
 
 def test_what_a_function_raises_is_one_line_with_its_kind(host: LocalMachine):

@@ -39,7 +39,7 @@ class Host(Protocol):
     """A machine. Verbs may be used from several threads; each uses a channel of its own on one connection.
 
     ``root`` is the absolute path of midstream's directory there, ``far_python`` the interpreter (3.8 or newer) that our
-    own functions run in; both are known after ``connect``.
+    own functions run in, empty where there is none; both are known after ``connect``.
     Errors: HostError (with a line that mends it) on first contact, LostContact when a live connection dies.
     """
 
@@ -49,6 +49,11 @@ class Host(Protocol):
 
     def connect(self) -> None:
         """Reach the host, check who it is, find ``root``. Idempotent; reconnects after LostContact."""
+        ...
+
+    def dial(self) -> Host:
+        """The same machine over a further connection of its own, which whoever asks for it closes. This machine needs
+        none and gives itself."""
         ...
 
     def run(

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from midstream.errors import RemoteError
+from midstream.errors import HostError, RemoteError
 from midstream.hosts.base import Host, Process
 
 RECORDS = "midstream_engine.records"
@@ -110,6 +110,8 @@ def job_line(function: str, arguments: Mapping[str, Any], *, program: bool) -> b
 
 def call_function(host: Host, python: str, function: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
     """What `Host.call` does, for every kind of host. RemoteError where the function raised or Python did not run."""
+    if not python:
+        raise no_python(host)
     done = host.run([python, "-c", BOOTSTRAP], stdin=job_line(function, arguments, program=False), timeout=timeout)
     lines = done.stdout.splitlines()
     try:
@@ -124,6 +126,8 @@ def call_function(host: Host, python: str, function: str, arguments: Mapping[str
 
 def start_program(host: Host, function: str, arguments: Mapping[str, Any]) -> Process:
     """Start ``midstream.remote.<module>.<function>`` on the host; stdin and stdout then carry its own bytes."""
+    if not host.far_python:
+        raise no_python(host)
     process = host.open([host.far_python, "-c", BOOTSTRAP])
     try:
         with contextlib.suppress(BrokenPipeError):  # it has ended already; what it wrote says why
@@ -138,6 +142,11 @@ def start_program(host: Host, function: str, arguments: Mapping[str, Any]) -> Pr
     except BaseException:
         process.close()
         raise
+
+
+def no_python(host: Host) -> HostError:
+    """The host can be looked at, and no more."""
+    return HostError(f"{host.name}: no Python 3.8 or newer there", "install python3, or name one with `python:`")
 
 
 def _silent(host: Host, python: str, function: str, code: int, stderr: str) -> RemoteError:

@@ -68,6 +68,9 @@ class LocalMachine:
     def connect(self) -> None:
         """Nothing to do: this machine is here."""
 
+    def dial(self) -> LocalMachine:
+        return self
+
     def run(
         self,
         argv: Sequence[str],

@@ -7,10 +7,12 @@ and paramiko to the other, as to any socket.
 from __future__ import annotations
 
 import io
+import shlex
 import socket
 import subprocess
 from typing import cast
 
+from midstream.hosts.ssh_settings import SshSettings, parse_address
 from midstream.hosts.stderr import StderrTail
 
 ENDING = 2.0  # seconds that the command may take to end by itself
@@ -57,3 +59,18 @@ class Proxy:
             self._child.wait()
         self._stderr.join(1.0)
         cast(io.BufferedReader, self._child.stderr).close()
+
+
+def jump_command(settings: SshSettings) -> str:
+    """ProxyJump as the command that does it: OpenSSH's own, which checks the host keys on the way as strictly as we do,
+    never asks, and ends when the way is cut."""
+    *before, last = settings.jumps
+    through = ["-J", ",".join(before)] if before else []
+    name = settings.hostname
+    destination = f"[{name}]:{settings.port}" if ":" in name else f"{name}:{settings.port}"
+    quiet = ["BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=15"]
+    alive = ["ServerAliveInterval=3", "ServerAliveCountMax=4"]
+    options = [word for each in (*quiet, *alive) for word in ("-o", each)]
+    user, host, port = parse_address(last.removeprefix("ssh://").rstrip("/"), "ProxyJump")
+    where = [*(["-l", user] if user else []), *(["-p", str(port)] if port else []), "--", host]
+    return shlex.join(["ssh", *settings.config_words, *options, *through, "-W", destination, *where])

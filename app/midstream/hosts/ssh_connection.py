@@ -1,0 +1,304 @@
+"""One authenticated SSH connection: the way there, who is at its end, who we are, and that it stays alive."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shlex
+import shutil
+import socket
+import threading
+from dataclasses import replace
+from typing import Any, cast
+
+import paramiko
+from paramiko.common import MSG_REQUEST_FAILURE, MSG_REQUEST_SUCCESS, cMSG_GLOBAL_REQUEST
+from paramiko.message import Message
+
+from midstream.errors import HostError
+from midstream.hosts import known_hosts
+from midstream.hosts.ask import DESK, FirstContact
+from midstream.hosts.known_hosts import KnownHosts
+from midstream.hosts.ssh_keys import Tried, offers, open_agent
+from midstream.hosts.ssh_proxy import Proxy, jump_command
+from midstream.hosts.ssh_settings import SshSettings, resolve_jump
+
+CONNECT_TIMEOUT = 15.0  # seconds for each of: TCP, banner, authentication
+CHANNEL_TIMEOUT = 15.0
+WINDOW = 64 << 20  # bytes: paramiko's own 2 MiB allow 40 MB/s at 50 ms
+KEEPALIVE = 3  # seconds without a word after which the other side is asked for one
+UNANSWERED = 4  # of these, and the connection is dead
+USER_TIMEOUT = 10_000  # milliseconds that sent bytes may stay unacknowledged: the kernel notices first
+POLL = 1.0  # seconds between two looks of an idle connection; paramiko's 0.1 costs a fleet its processor
+DEEPEST = 8  # jumps behind jumps
+HANDSHAKES = threading.BoundedSemaphore(16)  # a fleet does not knock at one door all at once
+# AES-GCM first: on hosts with AES instructions it is the fastest by far.
+CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+
+# paramiko logs what it also raises, with tracebacks, through a logger that falls back to stderr.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").propagate = False
+
+
+class Transport(paramiko.Transport):
+    """paramiko's, with keep-alives that want an answer: its own are sent into the dark."""
+
+    def __init__(self, sock: Any):
+        super().__init__(sock, default_window_size=WINDOW)
+        self.auth_timeout = self.banner_timeout = CONNECT_TIMEOUT
+        self.channel_timeout = CHANNEL_TIMEOUT
+        self._unanswered = 0
+        handlers = cast(Any, self)._handler_table
+        for kind in (MSG_REQUEST_SUCCESS, MSG_REQUEST_FAILURE):
+            handlers[kind] = self._answered(handlers[kind])
+        security = self.get_security_options()
+        security.ciphers = (*CIPHERS, *(each for each in security.ciphers if each not in CIPHERS))
+
+    def _answered(self, handle: Any) -> Any:
+        def answered(message: Message) -> None:
+            self._unanswered = 0
+            handle(message)
+
+        return answered
+
+    def stay_alive(self) -> None:
+        self.packetizer.set_keepalive(KEEPALIVE, self._keepalive)
+        self.sock.settimeout(POLL)
+
+    def _keepalive(self) -> None:
+        self._unanswered += 1
+        if self._unanswered > UNANSWERED:
+            self.packetizer.close()  # what reads is told that this is the end
+            return
+        message = Message()
+        message.add_byte(cMSG_GLOBAL_REQUEST)
+        message.add_string("keepalive@openssh.com")
+        message.add_boolean(True)
+        cast(Any, self)._send_user_message(message)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # closed before; or a channel, which has no such thing
+            self.sock.shutdown(socket.SHUT_RDWR)  # wakes its reader
+        super().close()
+
+
+class Connection:
+    """A transport, and what carries it."""
+
+    def __init__(self, transport: Transport, carriers: tuple[Proxy | Connection, ...] = ()):
+        self.transport = transport
+        self._carriers = carriers
+
+    @property
+    def active(self) -> bool:
+        return self.transport.is_active()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.transport.close()
+        for carrier in self._carriers:
+            carrier.close()
+
+
+def open_connection(name: str, settings: SshSettings, config_file: str, depth: int = 0) -> Connection:
+    """Reach the host, check its key, log in. HostError with the line that mends it."""
+    if settings.jumps and not settings.proxy_command:
+        return _over_jumps(name, settings, config_file, depth)
+    if settings.proxy_command:
+        return _over_command(name, settings, settings.proxy_command)
+    return _log_in(name, settings, _tcp(name, settings), ())
+
+
+# ---------------------------------------------------------------------------------------------------- the way there
+
+
+def _tcp(name: str, settings: SshSettings) -> socket.socket:
+    try:
+        sock = socket.create_connection((settings.hostname, settings.port), CONNECT_TIMEOUT)
+    except socket.gaierror as error:
+        raise HostError(
+            f"{name}: {settings.hostname} is not known ({error.strerror})", "mend address: in the fleet file"
+        ) from error
+    except OSError as error:
+        why = error.strerror or str(error) or type(error).__name__
+        raise HostError(
+            f"{name}: {settings.hostname}:{settings.port} cannot be reached: {why}",
+            "is the machine up, and its SSH port open to this one?",
+        ) from error
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT)
+    return sock
+
+
+def _over_command(name: str, settings: SshSettings, command: str) -> Connection:
+    proxy = Proxy(command)
+    try:
+        return _log_in(name, settings, proxy.sock, (proxy,))
+    except BaseException:
+        proxy.close()
+        raise
+
+
+def _over_jumps(name: str, settings: SshSettings, config_file: str, depth: int) -> Connection:
+    """Over OpenSSH's own program, whose encryption has a processor of its own. It asks nothing: where there is a
+    question (a key that is new, a passphrase), or no such program, the way is gone hop by hop from here."""
+    if depth >= DEEPEST:
+        raise HostError(f"{name}: more than {DEEPEST} jumps behind jumps", "ProxyJump leads in a circle")
+    if shutil.which("ssh"):
+        try:
+            return _over_command(name, settings, jump_command(settings))
+        except HostError as error:
+            if not any(words in error.message for words in _QUESTIONS):
+                raise
+    *before, last = settings.jumps
+    hop = resolve_jump(name, last, config_file)
+    if before:  # the hops that are named here stand above those that its own entry names
+        hop = replace(hop, jumps=tuple(before), proxy_command=None)
+    through = open_connection(hop.alias, hop, config_file, depth + 1)
+    try:
+        try:
+            channel = through.transport.open_channel(
+                "direct-tcpip", (settings.hostname, settings.port), ("127.0.0.1", 0), timeout=CHANNEL_TIMEOUT
+            )
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise HostError(
+                f"{name}: {settings.hostname}:{settings.port} cannot be reached from {hop.alias}: {error}",
+                "is the machine up, its SSH port open to the jump host, and AllowTcpForwarding on there?",
+            ) from error
+        return _log_in(name, settings, channel, (through,))
+    except BaseException:
+        through.close()
+        raise
+
+
+_QUESTIONS = ("Host key verification failed", "Permission denied", "Too many authentication failures")
+
+
+# ------------------------------------------------------------------------------------------------------ both proofs
+
+
+def _log_in(name: str, settings: SshSettings, sock: Any, carriers: tuple[Proxy | Connection, ...]) -> Connection:
+    try:
+        transport = Transport(sock)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        with HANDSHAKES:
+            known = KnownHosts(settings.known_hosts)
+            _prefer(transport, known.kinds(settings.names))
+            transport.start_client(timeout=CONNECT_TIMEOUT)
+        _check_host_key(name, settings, known, transport.get_remote_server_key(), direct=not carriers)
+        _authenticate(name, settings, transport)
+    except HostError:
+        transport.close()
+        raise
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        proxy = next((each for each in carriers if isinstance(each, Proxy)), None)
+        words = proxy.last_words() if proxy else ""
+        transport.close()
+        raise HostError(
+            f"{name}: no SSH session with {settings.address}: {words or str(error) or type(error).__name__}",
+            f"try: {proxy.command}" if words and proxy else "is it an SSH server?",
+        ) from error
+    except BaseException:
+        transport.close()
+        raise
+    transport.stay_alive()
+    return Connection(transport, carriers)
+
+
+def _prefer(transport: Transport, kinds: tuple[str, ...]) -> None:
+    """Ask for a key of a kind that is known: a host with several keys shows that one."""
+    security = transport.get_security_options()
+    wanted: list[str] = []
+    for kind in kinds:
+        wanted += ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)
+    first = [kind for kind in wanted if kind in security.key_types]
+    security.key_types = [*first, *(each for each in security.key_types if each not in first)]
+
+
+def _check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: paramiko.PKey, *, direct: bool) -> None:
+    shown = f"{key.get_name()} {key.fingerprint}"
+    verdict = known.verdict(settings.names, key)
+    if verdict == known_hosts.KNOWN:
+        return
+    file = settings.known_hosts[0] if settings.known_hosts else ""
+    accept = _accepting_line(settings, key, file, direct=direct)
+    if verdict == known_hosts.REVOKED:
+        raise HostError(f"{name}: host key of {settings.known_as} is REVOKED ({shown}): do not use that machine")
+    if verdict == known_hosts.CHANGED:
+        place = known.place(settings.names)
+        raise HostError(
+            f"{name}: host key of {settings.known_as} has CHANGED (it shows {shown}; another stands in {place}): "
+            f"another machine may be answering",
+            f"only if you know why: ssh-keygen -R {shlex.quote(settings.known_as)} "
+            f"-f {shlex.quote(place.rpartition(':')[0])}, then {accept}",
+        )
+    refusal = f"{name}: host key of {settings.known_as} is not known ({shown})"
+    if not file:
+        raise HostError(refusal, "UserKnownHostsFile names no file to keep it in")
+    answer = DESK.accepts(FirstContact(name, settings.known_as, key.get_name(), key.fingerprint, file))
+    if answer:
+        if KnownHosts([file]).verdict([settings.known_as], key) != known_hosts.KNOWN:
+            known_hosts.remember(file, settings.known_as, key, hashed=settings.hash_known_hosts)
+        return
+    raise HostError(
+        f"{refusal}{'' if answer is None else ', and was not accepted'}", f"compare the fingerprint, then: {accept}"
+    )
+
+
+def _accepting_line(settings: SshSettings, key: paramiko.PKey, file: str, *, direct: bool) -> str:
+    """A shell line that makes the key known. What cannot be scanned from here is written as it was shown."""
+    if direct and settings.known_as in (settings.hostname, f"[{settings.hostname}]:{settings.port}"):
+        port = [] if settings.port == 22 else ["-p", str(settings.port)]
+        return f"{shlex.join(['ssh-keyscan', *port, settings.hostname])} >> {shlex.quote(file)}"
+    return f"echo {shlex.quote(known_hosts.line_of(settings.known_as, key))} >> {shlex.quote(file)}"
+
+
+def _authenticate(name: str, settings: SshSettings, transport: Transport) -> None:
+    tried = Tried()
+    agent = open_agent(settings.identity_agent)
+    try:
+        for offer in offers(name, settings, agent, tried):
+            if not transport.is_active():
+                break
+            try:
+                more = transport.auth_publickey(settings.user, offer.key)
+            except paramiko.BadAuthenticationType as error:
+                raise HostError(
+                    f"{name}: {settings.address} takes no keys (it wants {', '.join(error.allowed_types)})",
+                    "PubkeyAuthentication yes in its sshd_config",
+                ) from error
+            except paramiko.AuthenticationException:
+                continue
+            except paramiko.SSHException:
+                # An agent that refuses to sign, or a kind of key that the server has no name for.
+                if transport.is_active():
+                    continue
+                break
+            if more:
+                raise HostError(
+                    f"{name}: {settings.address} wants more than a key ({', '.join(more)})",
+                    "midstream proves itself by keys alone: nobody is there to type while a migration runs",
+                )
+            return
+    finally:
+        if agent is not None:
+            agent.close()
+    if not transport.is_active() and not tried.locked:
+        raise HostError(
+            f"{name}: {settings.address} closed the connection at the door (tried {tried.text()})",
+            "too many keys are a usual reason: IdentityFile and IdentitiesOnly yes name the one",
+        )
+    if tried.locked:
+        raise HostError(
+            f"{name}: the key file {tried.locked[0]} has a passphrase, and nobody said it",
+            f"ssh-add {shlex.quote(tried.locked[0])} hands it to the agent",
+        )
+    raise HostError(
+        f"{name}: {settings.address} accepts none of our keys (tried {tried.text()})",
+        f"ssh-copy-id, or identity_file: in the fleet file; ssh -v {shlex.quote(settings.hostname)} tells more",
+    )
