@@ -122,7 +122,7 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> str:
-        return posixpath.join(self.store or self.root, "runs", self.run_id, "checkpoints")
+        return posixpath.join(self.store, "runs", self.run_id, "checkpoints") if self.store else self._in("checkpoints")
 
     def checkpoint(self, name: str) -> str:
         return posixpath.join(self.checkpoints, name)
