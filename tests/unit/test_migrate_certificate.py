@@ -80,7 +80,10 @@ def test_a_certificate_and_a_plan_survive_their_json():
 
 def test_the_page_says_the_verdict_and_shows_the_seam():
     proof = certificate.certify(PLAN, SEALED, RESTORE, ROWS, [])
-    page = certificate.page(proof, ROWS)
+    page = certificate.page(proof, ROWS, "certificate.svg")
     assert "**Certified**" in page
     assert "| 10 | 2.5 | 2 |" in page
-    assert "**Not certified**" in certificate.page(dataclasses.replace(proof, claims=()), ROWS) or proof.valid
+    assert (
+        "**Not certified**" in certificate.page(dataclasses.replace(proof, claims=()), ROWS, "certificate.svg")
+        or proof.valid
+    )

@@ -155,8 +155,8 @@ def _precision(plan: Plan) -> str:
 _MARKS = {PROVEN: "✓", REFUTED: "✗", UNWITNESSED: "–"}
 
 
-def page(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
-    """The certificate for people: Markdown, with the losses around the seam."""
+def page(proof: Certificate, curve: Sequence[Mapping[str, Any]], picture: str) -> str:
+    """The certificate for people: Markdown, with the losses around the seam. ``picture``: the SVG's file name."""
     lines = [
         f"# {proof.run_id}: {proof.source} → {proof.target} at step {proof.step}",
         "",
@@ -171,7 +171,17 @@ def page(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
     lines += [
         f"| {_MARKS[claim.verdict]} | {claim.name}: {claim.statement} | {claim.verdict} |" for claim in proof.claims
     ]
-    lines += ["", "Losses around the seam:", "", "| step | train/loss | attempt |", "|---:|---:|---:|"]
+    theirs = {
+        step: loss
+        for claim in proof.claims
+        if claim.name == "trajectory"
+        for step, loss, _ in claim.evidence.get("steps", ())
+    }
+    lines += ["", f"![the loss before and after the move]({picture})", "", "Losses around the seam:", ""]
+    lines += [f"| step | train/loss | attempt | the same step on {proof.source} |", "|---:|---:|---:|---:|"]
     seam = [row for row in curve if "train/loss" in row and abs(row["global_step"] - proof.step) <= 8]
-    lines += [f"| {row['global_step']} | {row['train/loss']!r} | {row['attempt']} |" for row in seam]
+    lines += [
+        f"| {row['global_step']} | {row['train/loss']!r} | {row['attempt']} | {theirs.get(row['global_step'], '')!s} |"
+        for row in seam
+    ]
     return "\n".join(lines) + "\n"

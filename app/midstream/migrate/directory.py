@@ -4,7 +4,7 @@ plan.json          what is to be done; written once, prepare may amend it (journ
 fleet.yaml         the fleet file as it was, so that a continued migration reaches the same machines
 journal.jsonl      what was done
 ledger.json        the downtime, predicted against measured
-certificate.json   the proof; certificate.md is the same for people
+certificate.json   the proof; certificate.md is the same for people, with the curve in certificate.svg
 .lock              held by the process that carries the migration out
 request            what a person asked of that process: "rollback"
 """
@@ -55,6 +55,7 @@ class MigrationDirectory:
         self.ledger_file = self.path / "ledger.json"
         self.certificate_file = self.path / "certificate.json"
         self.page_file = self.path / "certificate.md"
+        self.picture_file = self.path / "certificate.svg"
         self.request_file = self.path / "request"
         self.log_file = self.path / "process.log"
         self._lock_file = self.path / ".lock"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.errors import Exit, MidstreamError
-from midstream.migrate import certificate, ledger
+from midstream.migrate import certificate, ledger, picture
 from midstream.migrate.model import CERTIFY
 from midstream.migrate.move import Move
 from midstream.watch.model import RunView
@@ -44,7 +44,8 @@ class Certify:
         complete = run.state == records.FINISHED and run.step == sealed["step"]
         proof = certificate.certify(plan, sealed, evidence, rows, source_rows, complete=complete)
         records.write_json(str(move.directory.certificate_file), proof.to_json())
-        move.directory.page_file.write_text(certificate.page(proof, run.curve))
+        move.directory.picture_file.write_text(picture.seam(proof, run.curve))
+        move.directory.page_file.write_text(certificate.page(proof, run.curve, move.directory.picture_file.name))
         for claim in proof.claims:
             move.note(f"{claim.name}: {claim.verdict}: {claim.statement}")
         self._ledger(move, rows, source_rows, evidence)
