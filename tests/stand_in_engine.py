@@ -46,6 +46,7 @@ def write_stand_in(directory: Path) -> Path:
     package = directory / "midstream_engine"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    shutil.copy(Path(midstream_engine.__file__).parent / "records.py", package)
+    for name in ("records.py", "supervise.py"):
+        shutil.copy(Path(midstream_engine.__file__).parent / name, package)
     (package / "train.py").write_text(TRAIN)
     return package

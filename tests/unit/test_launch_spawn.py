@@ -120,7 +120,7 @@ def test_an_attempt_is_known_before_it_has_a_status_and_signalled_by_identity(ru
     try:
         until(lambda: "up" in log(run))
         seen = engine.attempt(run.root, "run", 1)
-        assert seen == {"status": None, "alive": True, "log": ["up"]}
+        assert (seen["status"], seen["alive"], seen["log"]) == (None, True, ["up"])
         assert runs.signal(run.root, "run", 1, "SIGTERM")
         until(lambda: not records.is_alive(identity))
         assert not runs.signal(run.root, "run", 1, "SIGTERM")

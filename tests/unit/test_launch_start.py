@@ -64,8 +64,8 @@ def told(host: LocalMachine, attempt: Attempt) -> dict[str, Any]:
 def test_an_attempt_trains_and_stops_when_asked(host: LocalMachine, start: Callable[..., Attempt]) -> None:
     attempt = start(overrides=("--trainer.num_train_steps", "9"))
     assert (attempt.host, attempt.run_id, attempt.number) == ("here", "run", 1)
-    status = wait_state(host, "run", 1, TRAINING, 30)
-    assert status.identity == attempt.process
+    wait_state(host, "run", 1, TRAINING, 30)
+    assert records.is_alive(attempt.process)
     seen = told(host, attempt)
     assert seen["flags"] == {
         "--config_path": f"{host.root}/runs/run/run.yaml",
@@ -106,7 +106,7 @@ def test_the_order_is_written_before_the_engine_starts(host: LocalMachine, start
 
 def test_an_engine_that_dies_is_reported_with_its_last_words(host: LocalMachine, start: Callable[..., Attempt]) -> None:
     attempt = start(overrides=("--fail", "early"))
-    said = r"attempt 1 of run on here is gone without a word: RuntimeError: the device is held"
+    said = r"attempt 1 of run on here ended: exit code 1: RuntimeError: the device is held"
     with pytest.raises(LaunchError, match=said) as caught:
         wait_state(host, "run", attempt.number, TRAINING, 30)
     assert any("Traceback" in line for line in caught.value.log)
@@ -138,7 +138,7 @@ def test_killing_returns_once_the_process_is_gone(host: LocalMachine, start: Cal
     assert kill_attempt(host, "run", attempt.number)
     assert not records.is_alive(attempt.process)
     assert not kill_attempt(host, "run", attempt.number)
-    with pytest.raises(LaunchError, match="is gone without a word"):
+    with pytest.raises(LaunchError, match="ended: killed with SIGKILL: by hand, or by the system"):
         stop_attempt(host, "run", attempt.number, timeout=5)
 
 

@@ -22,13 +22,19 @@ class HostConfig(draccus.ChoiceRegistry):
     """A machine.
 
     ``python`` names an interpreter that has the engine's packages; ``setup`` are shell lines before the engine starts;
-    ``env`` is added to its environment; ``devices`` asks for that many virtual CPU devices in the place of real ones.
+    ``env`` is added to its environment; ``secrets`` too, each from where this machine has it (``env:NAME`` or
+    ``file:PATH``); ``devices`` asks for that many virtual CPU devices in the place of real ones.
     """
 
     root: str = DEFAULT_ROOT
     python: str | None = None
     setup: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    flavour: str | None = None  # of the engine's packages: cpu, cuda12, cuda13, tpu, tpu-v3; None: by what is there
+    wheelhouse: str | None = None  # on this machine: wheels that are copied to a host that reaches no package index
+    internal_address: str | None = None  # how the other hosts of a target reach it; None: found out
+    stuck_after: float | None = None  # seconds without a step after which an engine that lives is ended; None: 900
     devices: int | None = None
     price_per_hour: float | None = None  # in whatever currency all of the file's prices are
 

@@ -15,21 +15,53 @@ from midstream.hosts.programs import Cancelled
 from midstream.launch.bundle import EngineInstall, install_engine
 from midstream.launch.environment import Environment, prepare_environment
 from midstream.launch.errors import LaunchError
+from midstream.launch.secrets import read_secrets
+from midstream.remote.engine import SECRETS
 from midstream_engine import records
 
 POLL = 0.3  # seconds between two looks at an attempt
 RECONNECT = 1.0  # seconds between two tries to reach a host again
 MODULE = "midstream_engine.train"
+SUPERVISOR = "midstream_engine.supervise"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of an attempt: its number and the host that it runs on."""
+
+    process: int
+    host: str
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """An engine that was started. ``process`` is its identity on the host of that name."""
+    """An engine that was started. ``host`` is that of process 0, ``process`` the identity of what was started there:
+    the engine's supervisor. A target of several hosts has one rank a host."""
 
     host: str
     run_id: str
     number: int
     process: records.ProcessIdentity
+    ranks: tuple[Rank, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process's place among those of an attempt; ``coordinator`` is HOST:PORT of process 0."""
+
+    process: int
+    hosts: tuple[str, ...]
+    coordinator: str
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What tells the engine so. Dense numbers, a fresh port for every attempt."""
+        names = {
+            "coordinator_address": self.coordinator,
+            "num_processes": str(len(self.hosts)),
+            "process_id": str(self.process),
+        }
+        return tuple(word for name, value in names.items() for word in (f"--trainer.distributed.{name}", value))
 
 
 def start_attempt(
@@ -52,31 +84,78 @@ def start_attempt(
     Engine and environment are put on the host where they are not given. LaunchError, HostError."""
     engine = engine or install_engine(host)
     environment = environment or prepare_environment(host, config)
-    paths = records.RunPaths(host.root, run_id)
     number = host.call("runs.claim_attempt", root=host.root, run_id=run_id, at_least=at_least)
+    return start_process(
+        host,
+        config,
+        number=number,
+        target=target,
+        run_id=run_id,
+        epoch=epoch,
+        order=order,
+        overrides=overrides,
+        config_text=config_text,
+        engine=engine,
+        environment=environment,
+    )
+
+
+def start_process(
+    host: Host,
+    config: HostConfig,
+    *,
+    number: int,
+    target: str,
+    run_id: str,
+    epoch: int,
+    engine: EngineInstall,
+    environment: Environment,
+    order: records.Order | None = None,
+    overrides: Sequence[str] = (),
+    config_text: str | None = None,
+    place: Place | None = None,
+) -> Attempt:
+    """Start one process of attempt ``number``, which is claimed already: the only one, or the one at ``place``."""
+    process = place.process if place else 0
     identity = host.call(
         "engine.start",
         root=host.root,
         run_id=run_id,
         number=number,
         argv=[
-            environment.python,
-            "-m",
-            MODULE,
-            "--config_path",
-            paths.config,
-            "--trainer.id",
-            run_id,
-            "--trainer.root",
-            host.root,
+            *supervised(host.root, config, environment.python, run_id, number, str(process)),
+            *engine_command(host.root, environment.python, run_id),
+            *(place.flags if place else ()),
             *overrides,
         ],
         env=engine_environment(host.root, config, engine.directory, target, run_id, number, epoch),
         setup=list(config.setup),
         config=config_text,
         order=None if order is None else order.to_json(),
+        process=process,
+        group=list(place.hosts) if place else [],
+        secrets=read_secrets(host.name, config),
     )
-    return Attempt(host.name, run_id, number, records.ProcessIdentity.from_json(identity))
+    ranks = tuple(Rank(index, name) for index, name in enumerate(place.hosts)) if place else (Rank(0, host.name),)
+    return Attempt(host.name, run_id, number, records.ProcessIdentity.from_json(identity), ranks)
+
+
+def supervised(root: str, config: HostConfig, python: str, run_id: str, number: int, process: str) -> list[str]:
+    """What stands before an engine's command. ``process``: its number, or the shell's word for it."""
+    paths = records.RunPaths(root, run_id)
+    words = [python, "-m", SUPERVISOR, "--attempt", paths.attempt(number).dir, "--process", process]
+    if config.secrets:
+        words += ["--secrets", f"{paths.dir}/{SECRETS}"]
+    if config.stuck_after is not None:
+        words += ["--stuck-after", str(config.stuck_after)]
+    return [*words, "--"]
+
+
+def engine_command(root: str, python: str, run_id: str) -> list[str]:
+    """The engine's own command, without its place among others and without overrides."""
+    paths = records.RunPaths(root, run_id)
+    flags = ("--config_path", paths.config, "--trainer.id", run_id, "--trainer.root", root)
+    return [python, "-m", MODULE, *flags]
 
 
 def engine_environment(
@@ -104,7 +183,7 @@ def engine_environment(
 
 
 def look(host: Host, run_id: str, attempt: int) -> Mapping[str, Any]:
-    """What the host says of the attempt: ``{status, alive, log}``. See ``remote.engine.attempt``."""
+    """What the host says of the attempt: ``{now, processes, status, alive, log}``. See ``remote.engine.attempt``."""
     return host.call("engine.attempt", root=host.root, run_id=run_id, number=attempt)
 
 
@@ -152,13 +231,27 @@ def wait_state(
 
 
 def _check_running(host: Host, what: str, status: records.Status | None, seen: Mapping[str, Any]) -> None:
-    """LaunchError where the engine has ended, or is gone without saying so."""
+    """LaunchError where the engine has ended, or is gone."""
     log = tuple(seen["log"])
     said = next((line for line in reversed(log) if line.strip()), "its log is empty")
+    ended = first_exit(seen)
     if status is not None and status.state in records.ENDED:
         raise LaunchError(f"{what} ended ({status.state}): {status.message or said}", log=log)
-    if not seen["alive"]:
+    if ended is not None and not seen["alive"]:
+        raise LaunchError(f"{what} ended: {ended.message or said}", f"its log lies on {host.name}", log=log)
+    if not seen["alive"] and not is_supervised(seen):
         raise LaunchError(f"{what} is gone without a word: {said}", f"its log lies on {host.name}", log=log)
+
+
+def first_exit(seen: Mapping[str, Any]) -> records.ProcessExit | None:
+    """How the first process of the attempt on this host ended; None where that is not known (yet)."""
+    ended = seen["processes"][0]["exit"] if seen["processes"] else None
+    return None if ended is None else records.ProcessExit.from_json(ended)
+
+
+def is_supervised(seen: Mapping[str, Any]) -> bool:
+    """Whether something still stands beside the attempt's processes there, and will say how they ended."""
+    return any(process["supervised"] for process in seen["processes"])
 
 
 def _late(what: str, seen: Mapping[str, Any] | None, states: Collection[str], timeout: float) -> LaunchError:
@@ -180,7 +273,7 @@ def wait_gone(host: Host, run_id: str, attempt: int, timeout: float = 60.0) -> N
     """Until the attempt's process is gone: one that has said `stopped` still takes a moment to end. LaunchError where
     it stays."""
     deadline = time.monotonic() + timeout
-    while look(host, run_id, attempt)["alive"]:
+    while (seen := look(host, run_id, attempt))["alive"] or is_supervised(seen):
         if time.monotonic() >= deadline:
             raise LaunchError(f"attempt {attempt} of {run_id} on {host.name} does not end", "look at the host")
         time.sleep(POLL)

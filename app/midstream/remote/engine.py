@@ -14,14 +14,17 @@ import posixpath
 import shlex
 import shutil
 import signal
+import subprocess
 import tarfile
+import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from midstream.remote import runs
 from midstream_engine import records
 
 STAMP = ".complete.json"
-LAUNCHED = "launch.json"  # in the attempt's directory: the process, before it has written a status
+LAUNCHED = "launch.json"  # in the attempt's directory: process 0, before it has written a status
+SECRETS = ".secrets.json"  # in the run's directory, for its owner's eyes alone: {name: value}
 LOG_BYTES = 16384  # of a log's end that are looked at
 SETUP_FAILED = 78  # sysexits' EX_CONFIG
 
@@ -106,10 +109,14 @@ def start(
     setup: Sequence[str] = (),
     config: Optional[str] = None,
     order: Optional[Mapping[str, Any]] = None,
+    process: int = 0,
+    group: Sequence[str] = (),
+    secrets: Optional[Mapping[str, str]] = None,
 ) -> Dict[str, Any]:
     """Write the attempt's order, and the run's config where there is none yet; start ``argv`` in a session of its own,
     its output appended to the attempt's log. Returns the process' identity, which ``setup`` does not change: the
-    engine takes the shell's place.
+    engine takes the shell's place. ``process`` is its number in a ``group`` of hosts, named in the order of their
+    processes. ``secrets`` go into a file that its owner alone can read, for the engine's supervisor.
 
     Refused where another attempt of the run lives, whoever started it: a start that arrives late (its caller died, or
     gave up) makes no second one. The claim on the number is given back then."""
@@ -120,7 +127,7 @@ def start(
     environment.update(env)
     with records.locked(paths.lock):
         living = runs.living_attempt(root, run_id)
-        if living:
+        if living and not (process and living == number):
             with contextlib.suppress(OSError):  # only an empty claim is nobody's
                 os.rmdir(attempt.dir)
             raise runs.Refused("attempt {} of {} runs here already".format(living, run_id))
@@ -130,7 +137,20 @@ def start(
             records.write_bytes(paths.config, config.encode())
         if order is not None:
             records.write_json(attempt.order, dict(order))
-        return spawn(command, environment, paths.dir, attempt.log(), posixpath.join(attempt.dir, LAUNCHED))
+        put_secrets(root, run_id, secrets or {})
+        launched = attempt.launched(process)
+        note = {"process": process, "group": list(group)} if group else {}
+        return spawn(detached(command), environment, paths.dir, attempt.log(process), launched, note)
+
+
+def put_secrets(root: str, run_id: str, secrets: Mapping[str, str]) -> None:
+    """Write them for their owner alone; without any, what an earlier launch left is removed."""
+    path = posixpath.join(records.RunPaths(root, records.check_run_id(run_id)).dir, SECRETS)
+    if secrets:
+        records.write_bytes(path, json.dumps(dict(secrets)).encode(), mode=0o600)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def with_setup(argv: Sequence[str], setup: Sequence[str]) -> List[str]:
@@ -144,9 +164,47 @@ def with_setup(argv: Sequence[str], setup: Sequence[str]) -> List[str]:
     return ["/bin/sh", "-c", "\n".join([*lines, 'exec "$@"']), "sh", *argv]
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str], directory: str, log: str, launched: str) -> Dict[str, Any]:
+def detached(argv: Sequence[str]) -> List[str]:
+    """``argv`` so that it outlives the login it is started from. A session of its own is enough, unless systemd-logind
+    is told to kill what a user leaves behind: then it goes into a scope of its own, where systemd gives one."""
+    if not kills_left_behind():
+        return list(argv)
+    flags = [] if os.geteuid() == 0 else ["--user"]
+    scope = ["systemd-run", *flags, "--scope", "--quiet", "--collect", "--"]
+    return [*scope, *argv] if _succeeds([*scope, "true"]) else list(argv)
+
+
+def kills_left_behind() -> bool:
+    """Whether systemd-logind here ends a user's processes with the last login (KillUserProcesses)."""
+    asked = "org.freedesktop.login1"
+    words = ["busctl", "get-property", asked, "/org/freedesktop/login1", asked + ".Manager", "KillUserProcesses"]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              timeout=10, check=False)  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and done.stdout.split() == [b"b", b"true"]
+
+
+def _succeeds(argv: Sequence[str]) -> bool:
+    try:
+        return subprocess.run(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, timeout=20, check=False).returncode == 0  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def spawn(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    directory: str,
+    log: str,
+    launched: str,
+    note: Optional[Mapping[str, Any]] = None,
+) -> Dict[str, Any]:
     """Start ``argv`` as a grandchild in a session of its own and return its identity once it runs. ``launched`` is
-    written by the process itself before it becomes ``argv``, so none runs unrecorded. OSError where it cannot run."""
+    written by the process itself before it becomes ``argv``, so none runs unrecorded; ``note`` is written there too.
+    OSError where it cannot run."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     reading, writing = os.pipe()  # closed by the exec
     child = os.fork()
@@ -155,7 +213,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], directory: str, log: str,
             os.setsid()
             if os.fork() == 0:
                 identity = dataclasses.asdict(records.this_process())
-                records.write_json(launched, dict(identity, argv=list(argv)))
+                records.write_json(launched, dict(identity, argv=list(argv), **(note or {})))
                 os.write(writing, json.dumps(identity).encode() + b"\n")
                 _become(argv, env, directory, output, writing)
         except BaseException as error:  # noqa: BLE001  the parent raises it
@@ -193,15 +251,38 @@ def _become(argv: Sequence[str], env: Mapping[str, str], directory: str, output:
 
 
 def attempt(root: str, run_id: str, number: int, lines: int = 20) -> Dict[str, Any]:
-    """``{status, alive, log}`` of an attempt's process 0: its status or None, whether that very process runs, and the
-    last lines of its log."""
+    """What this host knows of an attempt: ``{now, processes, status, alive, log}``.
+
+    ``processes`` has one entry for each process that was started here, or that shares the directory: ``{process,
+    status, alive, supervised, exit, log}`` with its status and the record of its end (None where there is none yet),
+    whether that very process and its supervisor run here, and the last lines of its log. ``status``, ``alive`` and
+    ``log`` are those of the first."""
     paths = records.RunPaths(root, records.check_run_id(run_id)).attempt(number)
     if not os.path.isdir(paths.dir):
         raise FileNotFoundError("run {} has no attempt {}".format(run_id, number))
-    found = runs.status(root, run_id, number)
-    if not found["alive"]:
-        found = runs.status(root, run_id, number)  # what it wrote between being read and being looked for
-    return dict(found, log=_tail(paths.log(), lines))
+    found = [_process(root, run_id, number, process, lines) for process in runs.processes(paths)]
+    first = found[0] if found else {"status": None, "alive": False, "log": []}
+    return {
+        "now": time.time(),
+        "processes": found,
+        "status": first["status"],
+        "alive": first["alive"],
+        "log": first["log"],
+    }
+
+
+def _process(root: str, run_id: str, number: int, process: int, lines: int) -> Dict[str, Any]:
+    paths = records.RunPaths(root, run_id).attempt(number)
+    found = runs.status_of(paths, process)
+    supervised = runs.launched_alive(paths, process)  # before its last word is looked for
+    ended = records.ProcessExit.read_or_none(paths.exit(process))
+    return {
+        "process": process,
+        **found,
+        "supervised": supervised,
+        "exit": None if ended is None else ended.to_json(),
+        "log": _tail(paths.log(process), lines),
+    }
 
 
 def _tail(path: str, lines: int) -> List[str]:

@@ -65,28 +65,65 @@ def newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
     """The newest attempt in which something was started. A number that was claimed and then left (its claimer died)
     says nothing of the run, unless there is no other."""
     for number in reversed(numbers):
-        path = paths.attempt(number)
-        if os.path.exists(path.status()) or _launched(path) is not None:
+        if processes(paths.attempt(number)):
             return number
     return numbers[-1] if numbers else 0
 
 
+def processes(path: records.AttemptPaths) -> List[int]:
+    """Numbers of an attempt's processes that this host knows of, rising: those that were started, or have a status."""
+    found = set()
+    for name in _names(path.dir):
+        match = re.fullmatch(r"(?:status|launch)-(\d+)\.json", name)
+        if match:
+            found.add(int(match.group(1)))
+        elif name == "launch.json":
+            found.add(0)
+    return sorted(found)
+
+
+def _names(directory: str) -> List[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def status(root: str, run_id: str, attempt: int) -> Dict[str, Any]:
-    """``{"status": ..., "alive": ...}`` of process 0. Alive is positive evidence: the very process runs."""
+    """``{"status": ..., "alive": ...}`` of process 0, or where it is another host's, of the first that is ours. Alive
+    is positive evidence: the very process runs."""
     path = records.RunPaths(root, run_id).attempt(attempt)
-    found = records.Status.read_or_none(path.status())
-    process = found.identity if found else _launched(path)
-    alive = process is not None and records.is_alive(process)
+    known = processes(path)
+    first: Optional[Dict[str, Any]] = None
+    for process in known:
+        found = status_of(path, process)
+        if found["alive"]:
+            return found
+        first = first or found
+    return first or {"status": None, "alive": False}
+
+
+def status_of(path: records.AttemptPaths, process: int) -> Dict[str, Any]:
+    """The same of one process."""
+    found = records.Status.read_or_none(path.status(process))
+    identity = found.identity if found else _launched(path, process)
+    alive = identity is not None and records.is_alive(identity)
     if not alive:
         # Its last words, where it wrote them between being read and being looked for.
-        found = records.Status.read_or_none(path.status())
+        found = records.Status.read_or_none(path.status(process))
     return {"status": found.to_json() if found else None, "alive": alive}
 
 
-def _launched(path: records.AttemptPaths) -> Optional[records.ProcessIdentity]:
+def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.ProcessIdentity]:
     """The process that was started for an attempt, before it has written a status of its own."""
-    value = records.read_json_or_none(posixpath.join(path.dir, "launch.json"))
+    value = records.read_json_or_none(path.launched(process))
     return records.ProcessIdentity.from_json(value, "launch.json") if value else None
+
+
+def launched_alive(path: records.AttemptPaths, process: int = 0) -> bool:
+    """Whether what was started for a process still runs: the engine itself, or what stands beside it."""
+    identity = _launched(path, process)
+    return identity is not None and records.is_alive(identity)
 
 
 def attempt_of_migration(root: str, run_id: str, migration: str) -> Optional[Dict[str, Any]]:
@@ -222,17 +259,18 @@ def give_order(root: str, run_id: str, attempt: int, order: Mapping[str, Any]) -
 
 
 def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
-    """Signal an attempt's process 0, where that very process runs; says whether it did."""
+    """Signal an attempt's processes of this host, where those very processes run; says whether any did."""
     path = records.RunPaths(root, run_id).attempt(attempt)
-    found = records.Status.read_or_none(path.status())
-    process = found.identity if found else _launched(path)
-    if process is None or not records.is_alive(process):
-        return False
-    try:
-        os.kill(process.pid, signals.Signals[name].value)
-    except ProcessLookupError:
-        return False
-    return True
+    told = False
+    for process in processes(path):
+        found = records.Status.read_or_none(path.status(process))
+        identity = found.identity if found else _launched(path, process)
+        if identity is None or not records.is_alive(identity):
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(identity.pid, signals.Signals[name].value)
+            told = True
+    return told
 
 
 def take(root: str, run_id: str, migration: str, epoch: int, holder: str, seconds: float) -> Dict[str, Any]:
