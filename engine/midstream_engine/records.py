@@ -395,6 +395,8 @@ class Status(_Record):
     checkpoint: Optional[str] = None  # newest complete checkpoint that this attempt wrote or restored
     root_digest: Optional[str] = None  # of that checkpoint
     data_digest: str = ""  # of the token cache that it trains on; empty while that is not known yet
+    # Of every token cache that it reads from its host's data directory: the one it trains on, then its validation sets.
+    data_digests: List[str] = dataclasses.field(default_factory=list)
     order: int = 0  # serial of the last order that was carried out
     refused: int = 0  # serial of the last order that could not be: training goes on, ``message`` says why
     message: str = ""  # one line: why it failed, what it waits for
@@ -751,6 +753,18 @@ def root_digest(arrays: Sequence[ArrayEntry], sha256: Mapping[str, str], state: 
         for array in sorted(arrays, key=lambda array: array.name)
     ]
     return hashlib.sha256(canonical_json({"arrays": described, "state": state})).hexdigest()
+
+
+def data_digests(train: Mapping[str, Any]) -> List[str]:
+    """Of every token cache that the run of a checkpoint reads from its host's data directory, by its ``train.json``:
+    the one that it trains on, then its validation sets. Empty where they lie in a bucket (``data.cache_dir``)."""
+    provenance = train.get("provenance") or {}
+    config = (provenance.get("config") or {}).get("data") or {}
+    if config.get("cache_dir"):
+        return []
+    sets = provenance.get("validation") or {}
+    digests = [train["state"].get("data_digest", ""), *(sets[name]["digest"] for name in sorted(sets))]
+    return list(dict.fromkeys(digest for digest in digests if digest))
 
 
 def crc32c_base64(value: int) -> str:

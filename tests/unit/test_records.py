@@ -143,3 +143,17 @@ def test_the_root_digest_is_that_of_the_arrays_and_the_state_in_any_order():
     assert digest == records.root_digest([two, one], hashes, {"step": 3})
     assert digest != records.root_digest([two, one], {**hashes, "b/1": "12"}, {"step": 3})
     assert digest != records.root_digest([two, one], hashes, {"step": 4})
+
+
+def test_the_token_caches_of_a_checkpoint_are_those_it_trains_on_and_is_evaluated_on():
+    train = {
+        "state": {"data_digest": "t"},
+        "provenance": {
+            "config": {"data": {"cache_dir": None}},
+            "validation": {"b": {"digest": "vb"}, "a": {"digest": "va"}, "c": {"digest": "t"}},
+        },
+    }
+    assert records.data_digests(train) == ["t", "va", "vb"]
+    assert records.data_digests({"state": {"data_digest": "t"}}) == ["t"]
+    train["provenance"]["config"]["data"]["cache_dir"] = "gs://bucket/caches"
+    assert records.data_digests(train) == []
