@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.errors import Exit, MidstreamError
-from midstream.migrate import certificate, ledger, picture
+from midstream.migrate import certificate, evidence, ledger, picture
 from midstream.migrate.model import CERTIFY
 from midstream.migrate.move import Move
 from midstream.watch.model import RunView
-from midstream.watch.store import parse_rows
 from midstream_engine import records
 
 EVIDENCE_TIMEOUT = 1800.0
@@ -30,7 +29,7 @@ class Certify:
     def run(self, move: Move) -> None:
         plan, target = move.plan, move.target
         sealed = move.journal.known("sealed")
-        attempt, evidence = self._evidence(move, sealed)
+        attempt, restore = self._evidence(move, sealed)
         source_rows = self._source_rows(move, sealed)
         wanted = min(plan.certify_steps, len([row for row in source_rows if row["global_step"] >= sealed["step"]]))
 
@@ -42,41 +41,28 @@ class Certify:
         run = move.wait_for("the target's first losses", target.name, enough, EVIDENCE_TIMEOUT)
         rows = [row for row in run.curve if row["attempt"] == attempt and "train/loss" in row]
         complete = run.state == records.FINISHED and run.step == sealed["step"]
-        proof = certificate.certify(plan, sealed, evidence, rows, source_rows, complete=complete)
+        proof = certificate.certify(plan, sealed, restore, rows, source_rows, complete=complete)
         records.write_json(str(move.directory.certificate_file), proof.to_json())
         move.directory.picture_file.write_text(picture.seam(proof, run.curve))
         move.directory.page_file.write_text(certificate.page(proof, run.curve, move.directory.picture_file.name))
         for claim in proof.claims:
             move.note(f"{claim.name}: {claim.verdict}: {claim.statement}")
-        self._ledger(move, rows, source_rows, evidence)
+        self._ledger(move, rows, source_rows, restore)
         if not proof.valid:
             refuted = next(claim for claim in proof.claims if claim.verdict != "proven")
             raise NotCertified(f"not certified: {refuted.name}: {refuted.statement}", "the run goes back to its source")
 
     def _evidence(self, move: Move, sealed: Mapping[str, Any]) -> tuple[int, records.Restore]:
-        """The attempt of this migration that restored the sealed checkpoint, and what it wrote of that. A later one,
-        where the first has died since, goes on from what the first had saved."""
+        """The attempt of this migration that restored the sealed checkpoint, and what it wrote of that."""
         target, newest = move.target, int(move.journal.known("target_attempt"))
-        found: records.Restore | None = None
-        for attempt in range(newest, sealed["attempt"], -1):
-            value = target.call("runs.restore_evidence", root=target.root, run_id=move.plan.run_id, attempt=attempt)
-            if value is None:
-                continue
-            restore = records.Restore.from_json(value, "restore.json")
-            if restore.checkpoint == sealed["checkpoint"]:
-                return attempt, restore
-            found = found or restore
+        found = evidence.restored(target, move.plan.run_id, sealed, newest)
         if found is None:
             raise NotCertified(f"attempt {newest} on {target.name} left no evidence of what it restored", "see its log")
-        return newest, found
+        return found
 
     def _source_rows(self, move: Move, sealed: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Rows that the source logged, those past the seal too. One that is torn witnesses nothing."""
-        source, plan = move.source, move.plan
-        text = source.call(
-            "runs.metrics", root=source.root, run_id=plan.run_id, attempt=sealed["attempt"], offset=0, timeout=300.0
-        )["text"]
-        return [row for row in parse_rows(text) if "train/loss" in row and "global_step" in row]
+        """Rows that the source logged, from its last before the seal on."""
+        return evidence.losses(move.source, move.plan.run_id, sealed["attempt"], sealed["step"] - 1)
 
     def _ledger(
         self,
