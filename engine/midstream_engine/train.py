@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         loaded = load_config([*arguments, "--trainer.id", run_id])
         root = loaded.config.trainer.resolved_root()
         os.makedirs(root, exist_ok=True)
-        attempt = open_attempt(root, str(run_id), os.environ)
+        attempt = open_attempt(root, str(run_id), os.environ, loaded.config.trainer.checkpointer.base_path or "")
     except ConfigError as error:
         return _refuse(error, records.EXIT_CONFIG, arguments)
     except EngineError as error:

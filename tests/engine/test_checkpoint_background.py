@@ -25,9 +25,9 @@ from midstream_engine import records
 from midstream_engine.checkpoint.background import Background
 from midstream_engine.checkpoint.discover import list_checkpoints
 from midstream_engine.checkpoint.fence import Fenced, seal
-from midstream_engine.checkpoint.objects import Directory
 from midstream_engine.checkpoint.save import PendingSave, begin_save
 from midstream_engine.checkpoint.snapshot import CHUNK
+from midstream_engine.checkpoint.stores.directory import Directory
 from midstream_engine.checkpoint.verify import verify_checkpoint
 from midstream_engine.config import load_config
 from midstream_engine.records import RunPaths, first_fence

@@ -237,7 +237,7 @@ def test_an_object_that_may_not_be_read_is_not_called_corrupt(checkpoint, monkey
     def denied(_self: object, _path: str) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("midstream_engine.checkpoint.objects.Directory.size", denied)
+    monkeypatch.setattr("midstream_engine.checkpoint.stores.directory.Directory.size", denied)
     with pytest.raises(CheckpointError, match=r"train\.json cannot be opened: Permission denied") as caught:
         restore(checkpoint)
     assert not isinstance(caught.value, CheckpointCorrupt)

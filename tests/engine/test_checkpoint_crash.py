@@ -26,6 +26,7 @@ from midstream_engine.records import RunPaths
 KILLER = """
 import json, os, shutil, signal, sys, threading
 from checkpoint_states import plain_state, save
+from midstream_engine.checkpoint.stores.mounts import check_mount
 from midstream_engine.records import RunPaths
 
 counted, lock = [0], threading.Lock()
@@ -50,6 +51,8 @@ def attempt(root, fatal):
     save(RunPaths(root, "run"), plain_state(seed=2), step=20)
 
 template, where = sys.argv[1:3]
+os.makedirs(where, exist_ok=True)
+check_mount(where)  # once a process: no part of a save
 for fatal in json.loads(sys.argv[3]):
     root = os.path.join(where, str(fatal))
     shutil.copytree(template, root)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from typing import Any
 
 from midstream_engine.checkpoint.errors import CheckpointCorrupt
+from midstream_engine.checkpoint.stores import open_shelf, open_store
 from midstream_engine.records import (
     MANIFEST,
     TRAIN,
@@ -15,7 +17,6 @@ from midstream_engine.records import (
     RecordError,
     RunPaths,
     parse_checkpoint_name,
-    read_json,
 )
 
 
@@ -37,12 +38,8 @@ class Found:
 
 def list_checkpoints(paths: RunPaths) -> list[Found]:
     """Every checkpoint directory of the run, by step, then attempt. Other names are left out."""
-    try:
-        names = os.listdir(paths.checkpoints)
-    except FileNotFoundError:
-        return []
     found = []
-    for name in names:
+    for name in open_shelf(paths.checkpoints).names():
         key = parse_checkpoint_name(name)
         if key is not None:
             manifest, flaw = _manifest(paths.checkpoint(name), name)
@@ -51,7 +48,7 @@ def list_checkpoints(paths: RunPaths) -> list[Found]:
 
 
 def _manifest(directory: str, name: str) -> tuple[Manifest | None, str]:
-    if not os.path.exists(os.path.join(directory, MANIFEST)):
+    if not open_store(directory).exists(MANIFEST):
         return None, ""
     try:
         manifest = read_manifest(directory)
@@ -81,7 +78,7 @@ def read_manifest(directory: str) -> Manifest:
     """The manifest of a complete checkpoint. CheckpointCorrupt where there is none or it cannot be read."""
     path = os.path.join(directory, MANIFEST)
     try:
-        manifest = Manifest.read(path)
+        manifest = Manifest.from_json(_json(directory, MANIFEST), path)
         flaw = _mistyped(manifest)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointCorrupt(f"{directory} is no checkpoint: it has no {MANIFEST} (a save cut off?)") from error
@@ -117,11 +114,20 @@ def _mistyped(manifest: Manifest) -> str:
     return f"{wrong[0]} is of the wrong type" if wrong else ""
 
 
+def _json(directory: str, name: str) -> Any:
+    """The value of a JSON object. FileNotFoundError where it is absent, RecordError where it is torn."""
+    data = open_store(directory).get(name)
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise RecordError(f"{os.path.join(directory, name)}: not JSON ({error})") from error
+
+
 def read_train(directory: str) -> dict[str, Any]:
     """``train.json``: ``state``, ``provenance`` and ``witness``. CheckpointCorrupt where it is missing or torn."""
     path = os.path.join(directory, TRAIN)
     try:
-        return check_train(read_json(path), path)
+        return check_train(_json(directory, TRAIN), path)
     except FileNotFoundError as error:
         raise CheckpointCorrupt(f"{directory}: object {TRAIN}: missing") from error
     except ValueError as error:

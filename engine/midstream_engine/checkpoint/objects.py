@@ -1,15 +1,11 @@
-"""Objects: the files of a checkpoint, written once, hashed while their bytes pass.
-
-``ObjectStore`` is the seam at which a bucket will take the place of a directory.
-"""
+"""Objects: the files of a checkpoint, written once, hashed while their bytes pass. Where they lie: ``stores``."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import hashlib
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import google_crc32c
@@ -17,83 +13,12 @@ import numpy as np
 
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
 from midstream_engine.checkpoint.memory import BLOCK
-from midstream_engine.records import ObjectEntry, crc32c_base64, sync_directory
+from midstream_engine.checkpoint.stores.base import Store
+from midstream_engine.records import ObjectEntry, crc32c_base64
 
 # crc32c(data + little-endian crc32c(data)) is this constant for any data: a property of every CRC. So the checksum of
 # a whole cell object tells whether the one at its end is right.
 CRC32C_RESIDUE = 0x48674BC7
-
-
-class ObjectStore(Protocol):
-    """Objects under one prefix. Paths are relative, with ``/``."""
-
-    @property
-    def where(self) -> str:
-        """The prefix, for messages."""
-        ...
-
-    def write(self, path: str, blocks: Iterable[memoryview]) -> None:
-        """Create an object that did not exist. Once :meth:`sync` has returned it survives a power cut."""
-        ...
-
-    def sync(self) -> None:
-        """Wait until the names of everything written are durable."""
-        ...
-
-    def size(self, path: str) -> int:
-        """Bytes. FileNotFoundError where there is no such object."""
-        ...
-
-    def read(self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object]) -> int:
-        """Fill one buffer after the other from the start of the object, calling ``each`` with what was read, in blocks;
-        returns bytes read. The next buffer is asked for when the one before is full."""
-        ...
-
-
-class Directory:
-    """Objects as files below a directory."""
-
-    def __init__(self, path: str):
-        self.where = path
-
-    def _at(self, path: str) -> str:
-        return os.path.join(self.where, path)
-
-    def write(self, path: str, blocks: Iterable[memoryview]) -> None:
-        target = self._at(path)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        try:
-            for block in blocks:
-                while block:
-                    block = block[os.write(descriptor, block) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def sync(self) -> None:
-        for directory, _, _ in os.walk(self.where, topdown=False):
-            sync_directory(directory)
-        sync_directory(os.path.dirname(self.where))
-
-    def size(self, path: str) -> int:
-        return os.stat(self._at(path)).st_size
-
-    def read(self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object]) -> int:
-        total = 0
-        with open(self._at(path), "rb", buffering=0) as file:
-            if hasattr(os, "posix_fadvise"):  # fetch all of it while its first block is hashed
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-            for buffer in into:
-                done = 0
-                while done < len(buffer):
-                    count = file.readinto(buffer[done : done + BLOCK])
-                    if not count:
-                        return total
-                    each(buffer[done : done + count])
-                    done += count
-                    total += count
-        return total
 
 
 class Discard:
@@ -165,13 +90,13 @@ def bytes_of(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def read_object(store: ObjectStore, entry: ObjectEntry, *, cell: bool = False) -> tuple[memoryview, str]:
+def read_object(store: Store, entry: ObjectEntry, *, cell: bool = False) -> tuple[memoryview, str]:
     """An object's bytes and the SHA-256 that was observed while reading them. Raises as :func:`read_checked` does."""
     buffer = np.empty(entry.size, np.uint8).data
     return buffer, read_checked(store, entry, [buffer], cell=cell)
 
 
-def read_checked(store: ObjectStore, entry: ObjectEntry, into: Iterable[memoryview], *, cell: bool = False) -> str:
+def read_checked(store: Store, entry: ObjectEntry, into: Iterable[memoryview], *, cell: bool = False) -> str:
     """Read an object into buffers that have its size together; the SHA-256 that was observed.
 
     Raises CheckpointCorrupt, naming the object, where it is missing or is not what the manifest says, and for a
@@ -204,12 +129,12 @@ def crc32c_of(data: memoryview, before: int = 0) -> int:
     return google_crc32c.extend(before, np.frombuffer(data, np.uint8))  # pyright: ignore[reportArgumentType]
 
 
-def _corrupt(store: ObjectStore, path: str, flaw: str) -> CheckpointCorrupt:
+def _corrupt(store: Store, path: str, flaw: str) -> CheckpointCorrupt:
     return CheckpointCorrupt(f"{store.where}: object {path}: {flaw}")
 
 
 @contextlib.contextmanager
-def _named(store: ObjectStore, path: str) -> Iterator[None]:
+def _named(store: Store, path: str) -> Iterator[None]:
     """Errors of the file system as errors of the checkpoint."""
     try:
         yield

@@ -7,10 +7,8 @@ ones by step: never deleted. What is on the disk after any sequence of steps fol
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -18,20 +16,11 @@ from typing import Any, Literal
 from midstream_engine.checkpoint.discover import list_checkpoints
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.fence import read_fence
-from midstream_engine.records import (
-    MANIFEST,
-    Fence,
-    Pin,
-    RecordError,
-    RunPaths,
-    locked,
-    parse_checkpoint_name,
-    sync_directory,
-)
+from midstream_engine.checkpoint.stores import in_bucket, open_shelf
+from midstream_engine.checkpoint.stores.base import TRASH, Shelf
+from midstream_engine.records import Fence, Pin, RecordError, RunPaths, locked, parse_checkpoint_name
 
 Kind = Literal["permanent", "temporary"]
-
-TRASH = ".trash-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,10 +125,11 @@ class Retention:
         A name is moved away first and the pins are read again, so that a pin set at any moment either finds its
         checkpoint gone or keeps it: who pins looks afterwards whether it is still there.
         """
-        if not os.path.isdir(paths.checkpoints):
+        shelf = open_shelf(paths.checkpoints)
+        if not shelf.names():
             return []
         when = time.time() if now is None else now
-        left = self._empty_trash(paths, when)  # by a pruning that was killed
+        left = self._empty_trash(shelf, paths, when)  # by a pruning that was killed
         with locked(paths.lock):
             saved = [
                 Saved(entry.step, entry.attempt, entry.manifest.epoch, entry.name)
@@ -148,42 +138,40 @@ class Retention:
             ]
             names = to_delete(self.policy, saved, read_fence(paths), read_pins(paths, when))
             for name in names:
-                os.rename(paths.checkpoint(name), paths.checkpoint(TRASH + name))
-        return left + self._empty_trash(paths, when)
+                shelf.set_aside(name)
+        return left + self._empty_trash(shelf, paths, when)
 
     @staticmethod
-    def _empty_trash(paths: RunPaths, when: float) -> list[str]:
+    def _empty_trash(shelf: Shelf, paths: RunPaths, when: float) -> list[str]:
         """Delete what was moved away, or move it back where it is pinned by now."""
         deleted = []
-        for entry in sorted(os.listdir(paths.checkpoints)):
+        for entry in shelf.names():
             name = entry.removeprefix(TRASH)
             if not entry.startswith(TRASH) or parse_checkpoint_name(name) is None:
                 continue
-            trash, manifest = paths.checkpoint(entry), os.path.join(paths.checkpoint(entry), MANIFEST)
-            # Without its manifest it is half deleted already, and no pin can bring it back.
-            wanted = name in read_pins(paths, when) and not os.path.exists(paths.checkpoint(name))
-            if wanted and os.path.exists(manifest):
-                os.rename(trash, paths.checkpoint(name))
+            if name in read_pins(paths, when) and shelf.bring_back(name):
                 continue
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(manifest)
-                sync_directory(trash)
-            shutil.rmtree(trash)
+            shelf.empty(name)
             deleted.append(name)
         return deleted
 
 
 def read_pins(paths: RunPaths, now: float) -> set[str]:
-    """Names of the checkpoints that are pinned at ``now`` (UTC seconds).
+    """Names of the checkpoints that are pinned at ``now`` (UTC seconds), on this host or beside them in their bucket.
 
     CheckpointError where a pin cannot be read: whatever it holds must not be deleted meanwhile.
     """
     try:
         files = os.listdir(paths.pins)
     except FileNotFoundError:
-        return set()
+        files = []
     try:
         pins = [Pin.read_or_none(os.path.join(paths.pins, file)) for file in files if file.endswith(".json")]
-    except RecordError as error:
+        found = {pin.checkpoint for pin in pins if pin is not None and pin.expires > now}
+        if in_bucket(paths.checkpoints):
+            from midstream_engine.checkpoint.stores import shared
+
+            found |= shared.read_pins(paths, now)
+    except (RecordError, ValueError) as error:
         raise CheckpointError(f"no checkpoint is deleted while a pin is unreadable: {error}") from error
-    return {pin.checkpoint for pin in pins if pin is not None and pin.expires > now}
+    return found

@@ -23,8 +23,10 @@ from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Difference
 from midstream_engine.checkpoint.grid import cells_of
 from midstream_engine.checkpoint.memory import Blocks
-from midstream_engine.checkpoint.objects import Directory, ObjectStore, read_checked, read_object
+from midstream_engine.checkpoint.objects import read_checked, read_object
 from midstream_engine.checkpoint.packed import unpack
+from midstream_engine.checkpoint.stores import open_store
+from midstream_engine.checkpoint.stores.base import Store
 from midstream_engine.checkpoint.tree import LogicalArray, flatten, flatten_shardings, unflatten
 from midstream_engine.records import PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
 
@@ -61,7 +63,7 @@ def restore_checkpoint(directory: str, template: Any, shardings: Any) -> Restore
     placed = flatten_shardings(template, shardings)
     check_fit(directory, manifest, wanted)
     check_divides(directory, wanted, placed)
-    store = Directory(directory)
+    store = open_store(directory)
     hashes: dict[str, str] = {}
     objects = {entry.path: entry for entry in manifest.object_entries}
 
@@ -138,7 +140,7 @@ def check_divides(where: str, wanted: dict[str, LogicalArray], shardings: dict[s
 
 
 def _read_arrays(
-    store: ObjectStore,
+    store: Store,
     manifest: Manifest,
     objects: dict[str, ObjectEntry],
     shardings: dict[str, Sharding],
@@ -179,7 +181,7 @@ def _metadata_task(
 
 
 def _cell_tasks(
-    store: ObjectStore,
+    store: Store,
     entry: ArrayEntry,
     objects: dict[str, ObjectEntry],
     assembly: Assembly,

@@ -29,9 +29,11 @@ from midstream_engine.checkpoint.errors import CheckpointError, CheckpointFull
 from midstream_engine.checkpoint.grid import cell_shape, cells_of, grid_of
 from midstream_engine.checkpoint.group import Group, Meeting, check_owners, lent_pieces, owner
 from midstream_engine.checkpoint.memory import Blocks
-from midstream_engine.checkpoint.objects import Directory, Discard, bytes_of, write_cell, write_object
+from midstream_engine.checkpoint.objects import Discard, bytes_of, write_cell, write_object
 from midstream_engine.checkpoint.packed import pack
 from midstream_engine.checkpoint.snapshot import HostArray, snapshot
+from midstream_engine.checkpoint.stores import in_bucket, open_store
+from midstream_engine.checkpoint.stores.directory import Directory
 from midstream_engine.records import (
     FORMAT,
     FORMAT_VERSION,
@@ -90,7 +92,7 @@ class PendingSave:
         directory = self._paths.checkpoint(checkpoint_name(self.step, self._attempt))
         if self._group is not None and self._group.count > 1:
             return self._finish_together(directory, arrays, self._group)
-        if os.path.exists(os.path.join(directory, MANIFEST)):
+        if open_store(directory).exists(MANIFEST):
             return _already_saved(directory, arrays, self._document)
         with _removed_on_failure(directory, self.bytes):
             written = write(directory, arrays, self._document)
@@ -108,7 +110,7 @@ class PendingSave:
                 del arrays, lent
                 return meeting.outcome()
         with _removed_on_failure(directory, self.bytes):
-            _prepare(directory, self.bytes)
+            Directory(directory).prepare(self.bytes)
             meeting.open()
             with meeting.alive():
                 objects, _ = _write_share(directory, arrays, group)
@@ -199,20 +201,14 @@ def train_document(
 
 def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Written:
     """Write everything but the manifest into ``directory``, which is emptied first."""
-    _prepare(directory, stored_bytes(arrays))
-    store = Directory(directory)
-    written = write_objects(store, arrays, document)
-    store.sync()
+    store = open_store(directory)
+    store.prepare(stored_bytes(arrays))
+    try:
+        written = write_objects(store, arrays, document)
+        store.sync()
+    finally:
+        store.close()
     return written
-
-
-def _prepare(directory: str, needed: int) -> None:
-    if os.path.lexists(directory):
-        shutil.rmtree(directory)
-    os.makedirs(directory)
-    free = shutil.disk_usage(directory).free
-    if needed > free:
-        raise CheckpointFull(_no_room(directory, needed, f"{free} free"))
 
 
 def _write_share(
@@ -221,6 +217,7 @@ def _write_share(
     """The cells that are this process's to write, and the pieces of small arrays that it hands to process 0."""
     store = Directory(directory)
     objects = write_cells(store, arrays, lambda array, number, box: owner(array, number, box) == group.process)
+    store.sync()
     small = [array for array in arrays if not grid_of(array.axes, array.shape, array.dtype)]
     return objects, [(a.name, box, data) for a in small for box, data in lent_pieces(a, group.process)]
 
@@ -237,7 +234,9 @@ def _complete(
     for name, box, data in lent:
         extra.setdefault(name, []).append((box, data))
     whole_ones = [dataclasses.replace(a, pieces=[*a.pieces, *extra.get(a.name, [])]) for a in arrays]
-    objects = [*cells, *write_rest(Directory(directory), whole_ones, document)]
+    store = Directory(directory)
+    objects = [*cells, *write_rest(store, whole_ones, document)]
+    store.sync()
     entries = describe_arrays(arrays)
     wanted = sorted([TRAIN, *{path for entry in entries for path in entry.objects}])
     found = sorted(entry.path for entry in objects)
@@ -347,9 +346,17 @@ def commit(paths: RunPaths, directory: str, written: Written, *, step: int, atte
         arrays=[entry.to_json() for entry in written.arrays],
         objects=[entry.to_json() for entry in written.objects],
     )
+    text = json.dumps(manifest.to_json(), indent=1, allow_nan=False).encode() + b"\n"
     with locked(paths.lock):
-        fences.check(paths, epoch, step)
-        manifest.write(os.path.join(directory, MANIFEST))
+        fence = fences.check(paths, epoch, step)
+        if in_bucket(directory):
+            from midstream_engine.checkpoint.stores import shared
+
+            shared.check_fence(paths, fence, epoch, step)
+        try:
+            open_store(directory).commit(MANIFEST, text)
+        except FileExistsError as error:
+            raise CheckpointError(f"{directory}: another process has committed it: it is not overwritten") from error
     return manifest
 
 
@@ -383,8 +390,10 @@ def _removed_on_failure(directory: str, needed: int) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if not os.path.exists(os.path.join(directory, MANIFEST)):
-                shutil.rmtree(directory, ignore_errors=True)  # the error to report is the one that led here
+            with contextlib.suppress(OSError, CheckpointError):  # the error to report is the one that led here
+                store = open_store(directory)
+                if not store.exists(MANIFEST):
+                    store.clear()
             raise
 
 

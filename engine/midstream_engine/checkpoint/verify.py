@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import threading
 from collections.abc import Iterator
 
@@ -18,8 +17,9 @@ from midstream_engine.checkpoint.discover import check_train, read_manifest
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
 from midstream_engine.checkpoint.grid import cell_shape
-from midstream_engine.checkpoint.objects import Directory, read_object
+from midstream_engine.checkpoint.objects import read_object
 from midstream_engine.checkpoint.packed import unpack
+from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest, root_digest
 
 
@@ -55,7 +55,7 @@ def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
     """
     manifest = read_manifest(directory)
     check_layout(directory, manifest)
-    store = Directory(directory)
+    store = open_store(directory)
     arrays = {entry.name: entry for entry in manifest.array_entries}
     cells = {path: entry for entry in arrays.values() if entry.grid for path in entry.objects}
     sums = {name: _Sums() for name in arrays}
@@ -103,7 +103,7 @@ def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
         manifest,
         digest,
         sorted(flaws),
-        sorted(set(_files(directory)) - objects.keys() - {MANIFEST}),
+        sorted(set(store.names()) - objects.keys() - {MANIFEST}),
         {name: total.contents() for name, total in sums.items()} if deep else None,
     )
 
@@ -147,12 +147,6 @@ class _Sums:
     def contents(self) -> Contents:
         # fsum does not depend on the order in which the threads were done.
         return Contents(math.sqrt(math.fsum(self._squares)), self._not_finite)
-
-
-def _files(directory: str) -> Iterator[str]:
-    for parent, _, names in os.walk(directory):
-        for name in names:
-            yield os.path.relpath(os.path.join(parent, name), directory)
 
 
 def describe(report: Report) -> str:

@@ -39,7 +39,7 @@ WITHOUT_COUNTERPART = {
     "model.tokenizer": "the tokenizer is data.tokenizer",
     "trainer.allow_nondivisible_batch_size": "a batch divides over the devices; what would is named where it does not",
     "trainer.allow_partial_checkpoint": "a checkpoint is restored whole",
-    "trainer.checkpointer.base_path": f"checkpoints lie in the run directory; {_RUN_DIRECTORY}",
+    "trainer.checkpointer.base_path": f"only a gs:// prefix is one; {_RUN_DIRECTORY}",
     "trainer.checkpointer.append_run_id_to_base_path": _RUN_DIRECTORY,
     "trainer.log_jaxprs": "not recorded",
     "trainer.log_xla_hlo": "not recorded",
@@ -69,7 +69,8 @@ def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
     for key, item in value.items():
         full = f"{path}.{key}" if path else key
         where = f"{places[key]}: " if key in places else ""
-        if full in WITHOUT_COUNTERPART and key not in known:
+        in_directory = full == "trainer.checkpointer.base_path" and not str(item or "gs://").startswith("gs://")
+        if full in WITHOUT_COUNTERPART and (key not in known or in_directory):
             notes.append(f"{where}{full} has no effect here: {WITHOUT_COUNTERPART[full]}")
             continue
         if full in ALIASES:

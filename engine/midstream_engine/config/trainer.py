@@ -37,8 +37,12 @@ class CheckpointerConfig:
     save_interval: str = "15m"  # between temporary checkpoints: 90s, 15m, 1h
     # Permanent ones: [{every: STEPS, until: STEP}, ...]; the last entry may leave out until.
     keep: list[KeepEvery] = field(default_factory=lambda: [KeepEvery(10_000)])
+    # gs://BUCKET/PREFIX: checkpoints lie there, under runs/<id>/checkpoints; all else of a run stays under trainer.root
+    base_path: str | None = None
 
     def __post_init__(self) -> None:
+        if self.base_path is not None and not re.fullmatch(r"gs://[^/]{3,}(/.*)?", self.base_path):
+            raise ConfigError(f"trainer.checkpointer.base_path: {self.base_path!r}: write gs://BUCKET/PREFIX")
         try:
             self.policy()
         except ValueError as error:

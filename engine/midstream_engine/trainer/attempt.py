@@ -14,6 +14,8 @@ from typing import Any
 import yaml
 
 from midstream_engine import records
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.stores import shared
 from midstream_engine.errors import EngineError, FencedError
 
 log = logging.getLogger(__name__)
@@ -35,20 +37,21 @@ class Attempt:
         return self.paths.attempt(self.number)
 
 
-def open_attempt(root: str, run_id: str, environment: Mapping[str, str]) -> Attempt:
+def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: str = "") -> Attempt:
     """The attempt that ``MIDSTREAM_ATTEMPT``, ``MIDSTREAM_EPOCH`` and ``MIDSTREAM_TARGET`` describe; what they leave
     open is claimed here: the next free attempt number, the fence's epoch, a first fence for a new run. An attempt whose
-    order bids it wait or replay writes no fence.
+    order bids it wait or replay writes no fence. ``store``: the gs:// prefix that its checkpoints lie under.
 
     Raises FencedError where the fence has a higher epoch than the one given, EngineError for values that make no sense.
     """
     try:
-        paths = records.RunPaths(root, records.check_run_id(run_id))
+        paths = records.RunPaths(root, records.check_run_id(run_id), store)
     except records.RecordError as error:
         raise EngineError(str(error)) from None
     target = environment.get("MIDSTREAM_TARGET") or socket.gethostname()
-    for directory in (paths.attempts, paths.checkpoints, paths.pins):
+    for directory in (paths.attempts, paths.pins, *([] if store else [paths.checkpoints])):
         os.makedirs(directory, exist_ok=True)
+    _settle_store(paths)
     given_epoch = _number(environment, "MIDSTREAM_EPOCH")
     given_attempt = _number(environment, "MIDSTREAM_ATTEMPT")
     held = given_attempt is not None and _is_held(paths.attempt(given_attempt))
@@ -75,6 +78,25 @@ def open_attempt(root: str, run_id: str, environment: Mapping[str, str]) -> Atte
     return Attempt(paths, number, epoch, target, given_attempt is not None, held)
 
 
+def _settle_store(paths: records.RunPaths) -> None:
+    """Write down where the checkpoints lie. EngineError where the run has a past somewhere else: beginning afresh
+    beside it is never what is meant."""
+    known = records.Store.read_or_none(paths.store_file)
+    if known is not None and known.url.rstrip("/") != paths.store.rstrip("/"):
+        raise EngineError(
+            f"run {paths.run_id} has its checkpoints under {known.url}: set trainer.checkpointer.base_path to that, "
+            "or begin another --trainer.id"
+        )
+    if known is None and paths.store:
+        here = os.path.join(paths.dir, "checkpoints")
+        if os.path.isdir(here) and any(records.parse_checkpoint_name(name) for name in os.listdir(here)):
+            raise EngineError(
+                f"run {paths.run_id} has checkpoints in {here}: leave trainer.checkpointer.base_path out, "
+                f"or copy them to {paths.checkpoints} and remove that directory"
+            )
+        records.Store(paths.store.rstrip("/")).write(paths.store_file)
+
+
 def _is_held(files: records.AttemptPaths) -> bool:
     order = records.Order.read_or_none(files.order)
     return order is not None and order.action in (records.HOLD, records.REPLAY)
@@ -89,6 +111,11 @@ def claim_attempt(paths: records.RunPaths) -> int:
             os.mkdir(paths.attempt(number).dir)
         except FileExistsError:
             continue
+        try:
+            if paths.store and not shared.claim_attempt(paths, number):
+                continue  # another host has it
+        except CheckpointError as error:
+            raise EngineError(str(error)) from None
         return number
 
 

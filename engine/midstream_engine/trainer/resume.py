@@ -15,9 +15,10 @@ from midstream_engine import records
 from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete, read_manifest, read_train
 from midstream_engine.checkpoint.fence import read_fence
 from midstream_engine.checkpoint.restore import restore_checkpoint
+from midstream_engine.checkpoint.stores import in_bucket, open_shelf, open_store, shared
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.errors import EngineError
+from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.optim.adam import schedule_count
 from midstream_engine.trainer.attempt import Attempt
 from midstream_engine.trainer.setup import Setup
@@ -70,6 +71,13 @@ def find_origin(attempt: Attempt, config: TrainLmConfig, order: records.Order | 
     if order is not None and order.action in records.STARTS:
         return origin_of(attempt, order)
     fence = read_fence(attempt.paths)
+    if attempt.paths.store:
+        fence = shared.newest_fence(attempt.paths, fence)
+        if fence is not None and fence.epoch > attempt.epoch:
+            raise FencedError(
+                f"run {attempt.paths.run_id} was handed to {fence.holder} (epoch {fence.epoch}, sealed at step "
+                f"{fence.sealed_step}), says {attempt.paths.store}; epoch {attempt.epoch} may not go on with it"
+            )
     name = newest_complete(attempt.paths, fence)
     wish = config.trainer.load_checkpoint
     if name is not None:
@@ -117,19 +125,18 @@ def _origin(
 
 def _resolve(path: str, name: str) -> str:
     """A checkpoint's directory from its path or that of the folder or run that holds it."""
-    path = os.path.expanduser(path)
+    path = path.rstrip("/") if in_bucket(path) else os.path.abspath(os.path.expanduser(path))
     for folder in (path, os.path.join(path, "checkpoints")):
-        if os.path.exists(os.path.join(folder, records.MANIFEST)):
-            return os.path.abspath(folder)
-        names = os.listdir(folder) if os.path.isdir(folder) else []
+        if open_store(folder).exists(records.MANIFEST):
+            return folder
         complete = {
             key: name
-            for name in names
+            for name in open_shelf(folder).names()
             if (key := records.parse_checkpoint_name(name))
-            and os.path.exists(os.path.join(folder, name, records.MANIFEST))
+            and open_store(os.path.join(folder, name)).exists(records.MANIFEST)
         }
         if complete:
-            return os.path.abspath(os.path.join(folder, complete[max(complete)]))
+            return os.path.join(folder, complete[max(complete)])
     raise EngineError(f"{name}: there is no complete checkpoint at {path}")
 
 

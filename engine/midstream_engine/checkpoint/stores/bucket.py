@@ -1,0 +1,146 @@
+"""Checkpoints as objects under a ``gs://`` prefix.
+
+Arrays pass through TensorStore's ``gcs`` driver, which has the connections and the retries for many large objects at a
+time. Each is created under the condition that it is not there (``ifGenerationMatch=0``), so that two writers do not mix
+their objects unseen, and before anything is committed the bucket is asked for the crc32c of all that it holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
+from midstream_engine.checkpoint.memory import BLOCK
+from midstream_engine.checkpoint.stores import client
+from midstream_engine.records import MANIFEST, crc32c_base64
+
+ABSENT = b"\x02"  # TensorStore's generation of what is not there
+DELETERS = 16  # threads
+RETRIES = {"max_retries": 12, "initial_delay": "250ms", "max_delay": "16s"}
+
+
+class Bucket:
+    """The objects of one checkpoint."""
+
+    def __init__(self, url: str):
+        self._bucket, self._prefix = client.split(url)
+        self.where = url.rstrip("/")
+        self._written: dict[str, tuple[int, str]] = {}  # path -> size, crc32c
+        self._sizes: dict[str, int] | None = None
+        self._lock = threading.Lock()
+
+    def prepare(self, needed: int) -> None:
+        """A bucket has room for everything. What a cut-off try of the same attempt left is removed."""
+        with client.errors(self.where):
+            if not client.client().bucket(self._bucket).exists():
+                raise CheckpointError(f"{self.where}: there is no bucket {self._bucket}; create it, or mend the name")
+        self.clear()
+
+    def write(self, path: str, blocks: Iterable[memoryview]) -> None:
+        gathered = io.BytesIO()
+        for block in blocks:  # one at a time: the next one may lie in the same memory
+            gathered.write(block)
+        data = gathered.getvalue()
+        crc = crc32c_base64(google_crc32c.value(data))
+        try:
+            stamp = self._kvstore.write(path, data, if_equal=ABSENT).result()
+        except ValueError as error:
+            raise self._failed(path, "written", error) from error
+        if not stamp.generation:
+            # Somebody else's, or our own of a request whose answer was lost.
+            found = client.entries(self.where, path).get(path)
+            if found is None or (found.size, found.crc32c) != (len(data), crc):
+                raise CheckpointError(f"{self.where}: object {path} is there already: another process writes it, too")
+        with self._lock:
+            self._written[path] = len(data), crc
+
+    def sync(self) -> None:
+        """What a bucket has acknowledged lasts. That it is what was sent is asked here: crc32c and size of each."""
+        found = client.entries(self.where)
+        for path, (size, crc) in sorted(self._written.items()):
+            there = found.get(path)
+            if there is None:
+                raise CheckpointError(f"{self.where}: object {path} is gone again: another process removed it")
+            if (there.size, there.crc32c) != (size, crc):
+                raise CheckpointCorrupt(
+                    f"{self.where}: object {path}: the bucket has {there.size} bytes with crc32c {there.crc32c}, "
+                    f"written were {size} with {crc}"
+                )
+
+    def close(self) -> None:
+        """Connections are the process's."""
+
+    def commit(self, path: str, data: bytes) -> None:
+        client.put(self.where, path, data, 0)
+
+    def exists(self, path: str) -> bool:
+        with client.errors(f"{self.where}/{path}"):
+            return client.blob(self.where, path).exists()
+
+    def size(self, path: str) -> int:
+        """One listing answers for all objects: what is read does not change any more."""
+        with self._lock:
+            if self._sizes is None:
+                self._sizes = {name: found.size for name, found in client.entries(self.where).items()}
+        if path not in self._sizes:
+            raise FileNotFoundError(f"{self.where}/{path}")
+        return self._sizes[path]
+
+    def read(self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object]) -> int:
+        try:
+            found = self._kvstore.read(path).result()
+        except ValueError as error:
+            raise self._failed(path, "read", error) from error
+        if found.state != "value":
+            raise FileNotFoundError(f"{self.where}/{path}")
+        data, total = memoryview(found.value), 0
+        for buffer in into:
+            piece = data[total : total + len(buffer)]
+            np.copyto(np.frombuffer(buffer[: len(piece)], np.uint8), np.frombuffer(piece, np.uint8))
+            for start in range(0, len(piece), BLOCK):
+                each(piece[start : start + BLOCK])
+            total += len(piece)
+            if len(piece) < len(buffer):
+                break
+        return total
+
+    def get(self, path: str) -> bytes:
+        return client.get(self.where, path)[0]
+
+    def names(self) -> list[str]:
+        return list(client.entries(self.where))
+
+    def clear(self) -> None:
+        names = self.names()
+        if MANIFEST in names:
+            client.delete(self.where, MANIFEST)
+        with ThreadPoolExecutor(DELETERS, thread_name_prefix="delete") as pool:
+            for future in [pool.submit(client.delete, self.where, name) for name in names if name != MANIFEST]:
+                future.result()
+
+    @property
+    def _kvstore(self) -> Any:
+        return _kvstore(self._bucket, self._prefix, os.environ.get("TENSORSTORE_GCS_HTTP_URL", ""))
+
+    def _failed(self, path: str, what: str, error: Exception) -> CheckpointError:
+        line = str(error).partition(" [")[0]  # what follows is the whole HTTP answer
+        return CheckpointError(f"{self.where}: object {path} cannot be {what}: {line}")
+
+
+@functools.lru_cache(64)
+def _kvstore(bucket: str, prefix: str, endpoint: str) -> Any:
+    """``endpoint`` is read from the environment by the driver itself; here it tells one from another."""
+    import tensorstore
+
+    context = tensorstore.Context({"gcs_request_retries": RETRIES})
+    spec = {"driver": "gcs", "bucket": bucket, "path": f"{prefix}/" if prefix else ""}
+    return tensorstore.KvStore.open(spec, context=context).result()

@@ -1,0 +1,152 @@
+"""Objects in buckets, in memory: generations, preconditions on them, listings."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import itertools
+import threading
+import time
+from typing import Any
+
+import google_crc32c
+
+PAGE = 1000  # entries of a listing, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Blob:
+    """One generation of an object."""
+
+    bucket: str
+    name: str
+    data: bytes
+    generation: int
+    content_type: str
+    metadata: dict[str, str]
+    updated: float
+
+    @property
+    def crc32c(self) -> str:
+        return base64.b64encode(google_crc32c.value(self.data).to_bytes(4, "big")).decode()
+
+    @property
+    def md5(self) -> str:
+        return base64.b64encode(hashlib.md5(self.data).digest()).decode()
+
+    def resource(self) -> dict[str, Any]:
+        """The object's metadata as the API spells it: numbers are strings."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.updated)) + f".{int(self.updated % 1 * 1000):03d}Z"
+        return {
+            "kind": "storage#object",
+            "id": f"{self.bucket}/{self.name}/{self.generation}",
+            "bucket": self.bucket,
+            "name": self.name,
+            "size": str(len(self.data)),
+            "generation": str(self.generation),
+            "metageneration": "1",
+            "contentType": self.content_type,
+            "storageClass": "STANDARD",
+            "crc32c": self.crc32c,
+            "md5Hash": self.md5,
+            "etag": f"g{self.generation}",
+            "timeCreated": stamp,
+            "updated": stamp,
+            "metadata": self.metadata,
+        }
+
+
+class Refused(Exception):
+    """An answer other than success."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+class Buckets:
+    """Every bucket by name. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.buckets: dict[str, dict[str, Blob]] = {}
+        self.lock = threading.Lock()
+        self._generations = itertools.count(time.time_ns() // 1000)
+
+    def create(self, bucket: str) -> None:
+        self.buckets.setdefault(bucket, {})
+
+    def blobs(self, bucket: str, prefix: str = "") -> dict[str, Blob]:
+        """The objects below a prefix by name."""
+        with self.lock:
+            return {name: blob for name, blob in sorted(self.buckets[bucket].items()) if name.startswith(prefix)}
+
+    def put(self, bucket: str, name: str, data: bytes, query: dict[str, str] | None = None, **more: Any) -> Blob:
+        """Create or replace an object; Refused where a precondition in ``query`` does not hold."""
+        with self.lock:
+            objects = self.bucket(bucket)
+            check_preconditions(objects.get(name), query or {})
+            blob = Blob(
+                bucket, name, bytes(data), next(self._generations), more.get("content_type", ""),
+                more.get("metadata") or {}, time.time(),
+            )  # fmt: skip
+            for field, expected in (("crc32c", more.get("crc32c")), ("md5", more.get("md5"))):
+                if expected and getattr(blob, field) != expected:
+                    raise Refused(400, f"the {field} {expected} does not belong to what arrived ({len(data)} bytes)")
+            objects[name] = blob
+            return blob
+
+    def get(self, bucket: str, name: str, query: dict[str, str]) -> Blob:
+        with self.lock:
+            blob = self.bucket(bucket).get(name)
+        if blob is None or query.get("generation", str(blob.generation)) != str(blob.generation):
+            raise Refused(404, f"No such object: {bucket}/{name}")
+        check_preconditions(blob, query, reading=True)
+        return blob
+
+    def delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
+        with self.lock:
+            objects = self.bucket(bucket)
+            check_preconditions(objects.get(name), query)
+            if name not in objects:
+                raise Refused(404, f"No such object: {bucket}/{name}")
+            del objects[name]
+
+    def listing(self, bucket: str, query: dict[str, str]) -> dict[str, Any]:
+        """A page of a listing: objects, and with a delimiter the prefixes that end with it."""
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        after, limit = query.get("pageToken", ""), min(int(query.get("maxResults", PAGE)), PAGE)
+        low, high = query.get("startOffset", ""), query.get("endOffset", "")
+        entries: dict[str, Blob | None] = {}
+        with self.lock:
+            objects = sorted(self.bucket(bucket).items())
+        for name, blob in objects:
+            if not name.startswith(prefix) or name < low or (high and name >= high):
+                continue
+            end = name.find(delimiter, len(prefix)) if delimiter else -1
+            entries.setdefault(name if end < 0 else name[: end + len(delimiter)], blob if end < 0 else None)
+        names = [name for name in entries if name > after]
+        page: dict[str, Any] = {"kind": "storage#objects"}
+        chosen = [(name, entries[name]) for name in names[:limit]]
+        page["items"] = [blob.resource() for _, blob in chosen if blob is not None]
+        page["prefixes"] = [name for name, blob in chosen if blob is None]
+        if len(names) > limit:
+            page["nextPageToken"] = names[limit - 1]
+        return {key: value for key, value in page.items() if value}
+
+    def bucket(self, bucket: str) -> dict[str, Blob]:
+        if bucket not in self.buckets:
+            raise Refused(404, f"The specified bucket does not exist: {bucket}")
+        return self.buckets[bucket]
+
+
+def check_preconditions(blob: Blob | None, query: dict[str, str], *, reading: bool = False) -> None:
+    """Refused where ``ifGenerationMatch`` or its like does not hold; 0 stands for an object that is not there."""
+    generation = blob.generation if blob else 0
+    wanted, unwanted = query.get("ifGenerationMatch"), query.get("ifGenerationNotMatch")
+    if wanted is not None and int(wanted) != generation:
+        raise Refused(412, f"ifGenerationMatch is {wanted}, the generation is {generation}")
+    if unwanted is not None and int(unwanted) == generation:
+        raise Refused(304 if reading else 412, f"the generation is {generation}")
+    if blob and query.get("ifMetagenerationMatch", "1") != "1":
+        raise Refused(412, "the metageneration is 1")
