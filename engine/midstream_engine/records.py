@@ -401,6 +401,11 @@ class Status(_Record):
     refused: int = 0  # serial of the last order that could not be: training goes on, ``message`` says why
     message: str = ""  # one line: why it failed, what it waits for
     rehearsed_seconds: float = 0.0  # of one update in the rehearsal; 0 where none was rehearsed
+    # When the process last got on: a step done, a save begun or ended, a state entered. ``heartbeat`` goes on in a
+    # thread of its own where the training loop is stuck in a collective; this does not, and so tells a stuck process
+    # from a slow one. By the process's own clock, like ``heartbeat``: compare the two, not with another machine's time.
+    progress: float = 0.0
+    host: str = ""  # the machine that it runs on, by the launcher's name ($MIDSTREAM_HOST) or its own
 
     @property
     def identity(self) -> ProcessIdentity:
@@ -664,7 +669,16 @@ class ObjectEntry(_Record):
     size: int  # bytes
     sha256: str  # hex
     crc32c: str = ""  # base64 of the big-endian 4 bytes, as buckets report it
-    host: str = ""  # which host holds it, where a checkpoint is spread; empty: all of them
+    host: str = ""  # where a checkpoint is spread, a host that holds it: a name of ``Manifest.hosts``; empty: all do
+
+
+@dataclasses.dataclass(frozen=True)
+class SpreadHost(_Record):
+    """A host (or several, with one file system) that holds a share of a spread checkpoint."""
+
+    host: str  # its name: the launcher's ($MIDSTREAM_HOST), else the machine's; unique within the checkpoint
+    processes: List[int]  # the processes of the attempt that wrote there, by number
+    directory: str  # the checkpoint's directory there, absolute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -682,7 +696,13 @@ class ArrayEntry(_Record):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest(_Record):
-    """``manifest.json``: written last; a directory without it is no checkpoint."""
+    """``manifest.json``: written last; a directory without it is no checkpoint.
+
+    A *spread* checkpoint was saved by hosts without a shared file system. Each has a copy of the manifest, which
+    differs in ``host`` alone, and of every object whose own ``host`` is empty or that host; the others have to be
+    fetched. Where an object lies is no part of the root digest. Whoever has brought all objects together writes
+    :meth:`collected`.
+    """
 
     format: str
     version: int
@@ -694,6 +714,8 @@ class Manifest(_Record):
     root_digest: str
     arrays: List[Dict[str, Any]]
     objects: List[Dict[str, Any]]
+    hosts: List[Dict[str, Any]] = dataclasses.field(default_factory=list)  # SpreadHost; empty: it is not spread
+    host: str = ""  # which of ``hosts`` this copy lies on
 
     @classmethod
     def from_json(cls, value: Any, where: str = "") -> "Manifest":
@@ -725,6 +747,24 @@ class Manifest(_Record):
     def size(self) -> int:
         """Bytes of all objects, the manifest itself left out."""
         return sum(entry["size"] for entry in self.objects)
+
+    @property
+    def spread_hosts(self) -> List[SpreadHost]:
+        return [SpreadHost.from_json(entry, MANIFEST) for entry in self.hosts]
+
+    @property
+    def elsewhere(self) -> Dict[str, List[ObjectEntry]]:
+        """The objects that other hosts hold, by host: those need not lie beside this copy of the manifest."""
+        found: Dict[str, List[ObjectEntry]] = {}
+        for entry in self.object_entries:
+            if self.hosts and entry.host not in ("", self.host):
+                found.setdefault(entry.host, []).append(entry)
+        return found
+
+    def collected(self) -> "Manifest":
+        """The manifest of the same checkpoint where all its objects lie in one place. Its root digest is the same."""
+        objects = [{**entry, "host": ""} for entry in self.objects]
+        return dataclasses.replace(self, objects=objects, hosts=[], host="")
 
 
 def safe_relative(path: str) -> bool:
