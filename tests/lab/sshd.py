@@ -42,6 +42,21 @@ class SshServer:
         found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
         return [int(pid) for pid in found.stdout.split()]
 
+    @property
+    def user_key(self) -> Path:
+        return self.directory / "user_key"
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its host key, as ssh-keygen prints it."""
+        argv = ["ssh-keygen", "-lf", str(self.directory / "host_key.pub")]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[1]
+
+    def configure(self, text: str) -> None:
+        """Another ssh_config for its fleet entry; ``{port}`` and ``{dir}`` are filled in."""
+        filled = text.replace("{port}", str(self.port)).replace("{dir}", str(self.directory))
+        (self.directory / "ssh_config").write_text(filled)
+
     def drop_connections(self) -> None:
         """Kill what serves the connections, as a cut link would; the server goes on."""
         for pid in self.sessions():
@@ -71,8 +86,9 @@ def _start(directory: Path, port: int) -> subprocess.Popen[bytes]:
             time.sleep(0.02)
 
 
-def _key(path: Path) -> Path:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+def make_key(path: Path, *, passphrase: str = "", kind: str = "ed25519") -> Path:
+    argv = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)]
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
     return path
 
 
@@ -89,14 +105,17 @@ class Lab:
         self.directory = directory
         self.servers: dict[str, SshServer] = {}
 
-    def host(self, name: str, devices: int | None = None, python: str | None = sys.executable) -> SshServer:
-        """A new server that accepts a key of its own, and a fleet entry that trusts it."""
+    def host(
+        self, name: str, devices: int | None = None, python: str | None = sys.executable, sshd: str = ""
+    ) -> SshServer:
+        """A new server that accepts a key of its own, and a fleet entry that trusts it. ``sshd``: further lines of its
+        configuration, which stand above the others."""
         directory = self.directory / name
         directory.mkdir(parents=True)
         if os.geteuid() == 0:
             os.makedirs("/run/sshd", exist_ok=True)
         port = free_port()
-        host_key, user_key = _key(directory / "host_key"), _key(directory / "user_key")
+        host_key, user_key = make_key(directory / "host_key"), make_key(directory / "user_key")
         (directory / "authorized_keys").write_text(user_key.with_suffix(".pub").read_text())
         kind, key = host_key.with_suffix(".pub").read_text().split()[:2]
         (directory / "known_hosts").write_text(f"[127.0.0.1]:{port} {kind} {key}\n")
@@ -105,7 +124,7 @@ class Lab:
             f"  IdentitiesOnly yes\n  UserKnownHostsFile {directory / 'known_hosts'}\n"
         )
         (directory / "sshd_config").write_text(
-            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\n"
+            f"{sshd}Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\n"
             f"AuthorizedKeysFile {directory / 'authorized_keys'}\nPidFile {directory / 'sshd.pid'}\n"
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
             "MaxSessions 100\nMaxStartups 100\nSubsystem sftp internal-sftp\nPrintMotd no\nPrintLastLog no\n"

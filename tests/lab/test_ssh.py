@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-import shutil
+import signal
 import string
 import subprocess
 from pathlib import Path
@@ -176,18 +176,51 @@ def test_a_function_that_prints_does_not_break_its_answer(server: SshServer):
     machine.close()
 
 
-@pytest.mark.skipif(not shutil.which("ssh-agent"), reason="no ssh-agent: apt-get install openssh-client")
-def test_a_key_in_the_agent_is_used(server: SshServer, monkeypatch: pytest.MonkeyPatch):
-    key = server.directory / "user_key"
-    started = subprocess.run(["ssh-agent", "-s"], capture_output=True, text=True, check=True).stdout
-    values = dict(part.split("=", 1) for line in started.splitlines() for part in line.split(";") if "=" in part)
-    monkeypatch.setenv("SSH_AUTH_SOCK", values["SSH_AUTH_SOCK"])
-    try:
-        subprocess.run(["ssh-add", "-q", str(key)], check=True, capture_output=True)
-        hidden = key.rename(key.with_name("elsewhere"))
-        config = (server.directory / "ssh_config").read_text().replace("IdentitiesOnly yes", "IdentitiesOnly no")
-        (server.directory / "ssh_config").write_text(config)
-        connect(server).close()
-        hidden.rename(key)
-    finally:
-        os.kill(int(values["SSH_AGENT_PID"]), 15)
+def test_a_further_connection_is_another_session_with_the_same_root(server: SshServer):
+    machine = connect(server)
+    further = machine.dial()
+    assert len(server.sessions()) == 2
+    assert (further.root, further.far_python) == (machine.root, machine.far_python)
+    assert further.call("runs.list_runs", root=further.root) == []
+    machine.close()
+    assert further.run(["true"]).returncode == 0, "it lives on its own"
+    server.drop_connections()
+    with pytest.raises(LostContact):
+        further.open(["true"])
+    further.connect()
+    assert further.run(["true"]).returncode == 0
+    further.close()
+
+
+def test_a_host_that_answers_no_more_is_lost_contact(server: SshServer):
+    """Its processes are stopped: the kernel still acknowledges every byte, so keep-alives alone notice it."""
+    machine = connect(server)
+    process = machine.open(["sleep", "60"])
+    for pid in server.sessions():
+        os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(LostContact):
+        process.wait(40)
+    process.close()
+    machine.connect()
+    assert machine.run(["true"]).returncode == 0
+    machine.close()
+
+
+def test_a_host_without_python_is_reached_and_says_what_it_lacks(server: SshServer, tmp_path: Path):
+    config = server.directory / "sshd_config"
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("sh", "cat", "env"):
+        (tools / tool).symlink_to(f"/bin/{tool}")
+    config.write_text(f"SetEnv PATH={tools}\n" + config.read_text())
+    server.stop()
+    server.start()
+    machine = connect(server, python=None)
+    assert machine.far_python == ""
+    assert machine.root == str(server.root)
+    assert machine.run(["cat"], stdin=b"data").stdout == b"data"
+    with pytest.raises(HostError, match=r"no Python 3.8 or newer there \(install python3"):
+        machine.call("runs.list_runs", root=machine.root)
+    with pytest.raises(HostError, match=r"no Python 3.8 or newer there"):
+        start_program(machine, "probe.main", {"root": machine.root})
+    machine.close()

@@ -6,11 +6,15 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from lab.sshd import Lab, SshServer
+from lab.people import Answers
+from lab.sshd import Lab, SshServer, make_key
 from midstream.errors import HostError, LostContact
+from midstream.hosts.ask import DESK
 from midstream.hosts.open import open_host
 from midstream.hosts.ssh import SshMachine
 
@@ -62,6 +66,69 @@ def test_several_jumps_are_taken_in_order(lab: Lab, inner: SshServer, door: SshS
     machine.close()
 
 
+@pytest.fixture
+def no_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine without OpenSSH's programs."""
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.which", lambda name: None)
+        yield
+
+
+def test_without_ssh_the_jumps_are_taken_from_here(lab: Lab, inner: SshServer, door: SshServer, no_ssh: None):
+    """A chain of two by name, and a third that the outermost one's own entry asks for."""
+    outer, gate = lab.host("outer"), lab.host("gate")
+    config = f"Host inner\n  ProxyJump outer,door\nHost outer\n  ProxyJump gate\n{blocks(inner, outer, door, gate)}"
+    machine = reach(inner, config)
+    data = os.urandom(1 << 20)
+    assert machine.run(["cat"], stdin=data).stdout == data
+    process = machine.open(["sleep", "60"])
+    gate.stop()
+    with pytest.raises(LostContact):
+        process.wait(40)
+    process.close()
+    with pytest.raises(HostError, match=r"gate: 127.0.0.1:\d+ cannot be reached: Connection refused"):
+        machine.connect()
+    gate.start()
+    machine.connect()
+    assert machine.run(["true"]).returncode == 0
+    machine.close()
+
+
+def test_jumps_in_a_circle_are_refused(inner: SshServer, door: SshServer, no_ssh: None):
+    with pytest.raises(HostError, match="more than 8 jumps"):
+        reach(inner, f"Host inner\n  ProxyJump door\nHost door\n  ProxyJump inner\n{blocks(inner, door)}")
+
+
+def test_a_jump_that_forwards_nothing_is_one_clear_line(lab: Lab, inner: SshServer, no_ssh: None):
+    door = lab.host("door", sshd="AllowTcpForwarding no\n")
+    with pytest.raises(HostError, match="cannot be reached from door") as refused:
+        reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
+    assert "AllowTcpForwarding" in refused.value.fix
+
+
+def test_a_person_is_asked_about_a_key_on_the_way_and_the_passphrase_there(
+    inner: SshServer, door: SshServer, tmp_path: Path
+):
+    key = make_key(tmp_path / "locked", passphrase="open sesame")
+    (door.directory / "authorized_keys").write_text(Path(f"{key}.pub").read_text())
+    door.known_hosts.unlink()
+    config = f"Host inner\n  ProxyJump door\nHost door\n  IdentityFile {key}\n{blocks(inner, door)}"
+    person = Answers(accepts=True, passphrases=["open sesame"])
+    with DESK.of(person):
+        machine = reach(inner, config)
+    assert [(contact.host, contact.fingerprint) for contact in person.contacts] == [("door", door.fingerprint)]
+    assert [wanted.file for wanted in person.asked] == [str(key)]
+    assert machine.run(["true"]).returncode == 0
+    machine.close()
+
+
+def test_a_changed_key_on_the_way_is_refused_and_named(inner: SshServer, door: SshServer, tmp_path: Path):
+    kind, key = Path(f"{make_key(tmp_path / 'other')}.pub").read_text().split()[:2]
+    door.known_hosts.write_text(f"[127.0.0.1]:{door.port} {kind} {key}\n")
+    with DESK.of(Answers(accepts=True)), pytest.raises(HostError, match=r"door: host key of .* has CHANGED"):
+        reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
+
+
 def test_a_proxy_command_carries_the_connection(inner: SshServer, door: SshServer):
     config = door.directory / "ssh_config"
     machine = reach(inner, f"Host inner\n  ProxyCommand ssh -F {config} -W %h:%p door\n{blocks(inner)}")
@@ -72,7 +139,7 @@ def test_a_proxy_command_carries_the_connection(inner: SshServer, door: SshServe
 
 def test_an_unknown_key_on_the_way_is_refused(inner: SshServer, door: SshServer):
     door.known_hosts.write_text("")
-    with pytest.raises(HostError, match="door: host key of .* is not known") as refused:
+    with pytest.raises(HostError, match=r"door: host key of .* is not known") as refused:
         reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
     assert "\n" not in refused.value.message
     subprocess.run(["sh", "-c", refused.value.fix.split(": ", 1)[1]], check=True, capture_output=True)

@@ -120,7 +120,8 @@ class _Desk:
     def __init__(self) -> None:
         self._turn = threading.RLock()
         self._person: Person | None = None
-        self._asking = 0
+        self._waiting = 0
+        self.questions = 0  # that a person was asked so far
         self._answers: dict[FirstContact, bool] = {}
         self._locked: set[str] = set()
 
@@ -139,7 +140,14 @@ class _Desk:
 
     @property
     def busy(self) -> bool:
-        return self._asking > 0
+        """Whether a person is being asked: whoever counts the seconds does not count these."""
+        return self._waiting > 0 and not isinstance(self.person(), Nobody)
+
+    def _asked(self) -> Person:
+        person = self.person()
+        if not isinstance(person, Nobody):
+            self.questions += 1
+        return person
 
     def accepts(self, contact: FirstContact) -> bool | None:
         """True and False are remembered: who said no is not asked again at the next try."""
@@ -147,7 +155,7 @@ class _Desk:
 
     def _accepts(self, contact: FirstContact) -> bool | None:
         if contact not in self._answers:
-            answer = self.person().accept(contact)
+            answer = self._asked().accept(contact)
             if answer is None:
                 return None
             self._answers[contact] = answer
@@ -161,7 +169,7 @@ class _Desk:
         if file in self._locked:
             return None
         for attempt in range(3):
-            answer = self.person().passphrase(Passphrase(host, file, attempt > 0))
+            answer = self._asked().passphrase(Passphrase(host, file, attempt > 0))
             if answer is None:
                 if not isinstance(self.person(), Nobody):
                     self._locked.add(file)
@@ -172,12 +180,12 @@ class _Desk:
         return None
 
     def _in_turn(self, ask: Callable[[], T]) -> T:
-        self._asking += 1
+        self._waiting += 1
         try:
             with self._turn:
                 return ask()
         finally:
-            self._asking -= 1
+            self._waiting -= 1
 
     def forget(self) -> None:
         """Ask everything anew: a person wants to try again."""

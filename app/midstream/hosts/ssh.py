@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
@@ -125,6 +126,16 @@ class SshMachine:
                 raise HostError(f"{self.name}: no channel: {error}", "raise MaxSessions of its sshd") from error
             raise LostContact(f"{self.name}: the connection is gone", "it is made anew at the next try") from error
         return SshProcess(self.name, channel)
+
+    def shell(self) -> paramiko.Channel:
+        """A login shell with a terminal around it; `midstream.hosts.shell` connects it to this one."""
+        try:
+            channel = self._transport().open_session(timeout=CHANNEL_TIMEOUT)
+            channel.get_pty(os.environ.get("TERM", "xterm-256color"))
+            channel.invoke_shell()
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise HostError(f"{self.name}: no shell: {error}", "PermitTTY yes in its sshd_config") from error
+        return channel
 
     def _transport(self) -> paramiko.Transport:
         connection = self._connection

@@ -194,8 +194,10 @@ class Offer:
 
 def offers(host: str, settings: SshSettings, agent: Agent | None, tried: Tried) -> Iterator[Offer]:
     """Keys in the order that they are offered. A person is asked only as far as this is iterated."""
-    files = [each for each in settings.identity_files or map(os.path.expanduser, DEFAULT_FILES) if os.path.isfile(each)]
-    configured = {blob: file for file in files if (blob := public_blob(file)) is not None}
+    named = settings.identity_files or tuple(map(os.path.expanduser, DEFAULT_FILES))
+    files = [each for each in named if os.path.isfile(each)]
+    # A public key alone names a key of the agent.
+    configured = {blob for file in named if (blob := public_blob(file)) is not None}
     in_agent: set[bytes] = set()
     if agent is not None:
         keys = agent.keys()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection
 
 from midstream.fleet.config import Fleet
+from midstream.hosts.ask import DESK
 from midstream.hosts.open import Hosts
 from midstream.watch.feed import ENDING, Feed
 from midstream.watch.model import CONNECTING, Snapshot
@@ -107,7 +108,10 @@ def look_once(fleet: Fleet, hosts: Hosts, timeout: float = 10.0, only: Collectio
     watch = Watch(fleet, hosts, only=only)
     watch.start()
     try:
-        decided = watch.wait_for(_decided, timeout)
+        decided, asked = None, -1
+        while decided is None and (DESK.busy or asked != DESK.questions):
+            asked = DESK.questions  # a person's time to think is not the host's
+            decided = watch.wait_for(_decided, timeout)
         if decided is None:
             watch.give_up(f"no answer within {timeout:.0f} s")
         return decided or watch.snapshot()
