@@ -20,6 +20,7 @@ from midstream.hosts.ssh import SshMachine, _command
 from midstream_engine import records
 
 EXAMPLES = 40
+QUIET = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much)
 SEED = int(os.environ.get("MIDSTREAM_FUZZ_SEED", "20"))
 HARM = "touch CANARY"
 # What means something to a shell, to printf, to an option parser, to a terminal or to a path.
@@ -60,7 +61,7 @@ def encodable(text: str) -> bool:
 
 
 @seed(SEED)
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=QUIET, database=None)
 @given(words=st.lists(names.filter(encodable), min_size=1, max_size=4), value=names.filter(encodable))
 def test_words_arrive_as_they_are_and_nothing_is_executed(
     reached: tuple[SshMachine, Path], words: list[str], value: str
@@ -77,7 +78,7 @@ def test_words_arrive_as_they_are_and_nothing_is_executed(
 
 
 @seed(SEED + 1)
-@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=QUIET, database=None)
 @given(name=names.filter(encodable), data=st.binary(max_size=200))
 def test_private_files_of_any_name_hold_what_they_were_given(reached: tuple[SshMachine, Path], name: str, data: bytes):
     machine, folder = reached
@@ -99,7 +100,7 @@ def test_private_files_of_any_name_hold_what_they_were_given(reached: tuple[SshM
 
 
 @seed(SEED + 2)
-@settings(max_examples=EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=EXAMPLES // 4, deadline=None, suppress_health_check=QUIET, database=None)
 @given(name=names.filter(encodable))
 def test_a_runs_name_is_a_name_or_refused(reached: tuple[SshMachine, Path], name: str):
     """Functions get their arguments as JSON over stdin: no shell sees them."""
