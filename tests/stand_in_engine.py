@@ -14,6 +14,7 @@ from midstream_engine import records
 
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 number = int(os.environ["MIDSTREAM_ATTEMPT"])
+process = int(flags.get("--trainer.distributed.process_id", 0))
 paths = records.RunPaths(os.environ["MIDSTREAM_ROOT"], os.environ["RUN_ID"]).attempt(number)
 me = records.this_process()
 asked = threading.Event()
@@ -21,13 +22,13 @@ signal.signal(signal.SIGTERM, lambda *_: asked.set())
 
 
 def say(state, step=0, message=""):
-    status = records.Status(state, step, 0, me.boot_id, me.pid, me.start_ticks, time.time(), attempt=number)
-    dataclasses.replace(status, message=message).write(paths.status())
+    status = records.Status(state, step, process, me.boot_id, me.pid, me.start_ticks, time.time(), attempt=number)
+    dataclasses.replace(status, message=message).write(paths.status(process))
 
 
 print(json.dumps({"flags": flags, "env": dict(os.environ)}), flush=True)
 say(records.STARTING)
-fail = flags.get("--fail")
+fail = flags.get("--fail") if flags.get("--fail-process", str(process)) == str(process) else None
 if fail == "early":
     raise RuntimeError("the device is held by somebody else")
 if fail == "told":
@@ -35,7 +36,8 @@ if fail == "told":
     sys.exit(1)
 step = 0
 while not asked.wait(0.02) and not os.path.exists(os.path.join(paths.dir, "finish")):
-    step += 1
+    stand = int(flags.get("--stand-at", 1 << 30)) - (int(flags.get("--behind", -1)) == process)
+    step = min(stand, step + 1)
     say(records.TRAINING, step)
 say(records.STOPPED if asked.is_set() else records.FINISHED, step)
 """

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from midstream.errors import Exit, UsageError
-from midstream.fleet.config import Fleet, HostsTarget, LocalHost
+from midstream.fleet.config import Fleet, HostsTarget, LocalHost, SshHost
 from midstream.hosts.local import LocalMachine
 from midstream.hosts.open import Hosts
 from midstream.hosts.programs import Cancelled
+from midstream.launch import group
 from midstream.launch import run as launching
 from midstream.launch.bundle import build_bundle, install_engine
 from midstream.launch.environment import Environment
@@ -175,7 +176,7 @@ os.killpg(0, signal.SIGKILL)
 def fleet(host: LocalMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """Launching with the stand-in for an engine, in the tests' own interpreter."""
     bundle = build_bundle(write_stand_in(tmp_path / "package"))
-    monkeypatch.setattr(launching, "install_engine", lambda host: install_engine(host, bundle))
+    monkeypatch.setattr(group, "install_engine", lambda host: install_engine(host, bundle))
     config = LocalHost(root=host.root, python=sys.executable)
     (tmp_path / "tiny.yaml").write_text("trainer: !include trainer.yaml\n")
     (tmp_path / "trainer.yaml").write_text("id: configured\n")
@@ -212,9 +213,37 @@ def test_launching_is_refused_where_it_would_fork_the_run(host: LocalMachine, fl
 
 
 @pytest.mark.parametrize(
+    ("epoch", "holder", "said"),
+    [
+        (2, "other", "run mine belongs to other since step 100, says far"),
+        (1, "other", r"far has a run mine already, of other \(epoch 1\)"),
+    ],
+)
+def test_a_run_that_another_host_of_the_fleet_has_is_not_started_again(
+    fleet: Fleet, tmp_path: Path, epoch: int, holder: str, said: str
+) -> None:
+    far = LocalHost(root=str(tmp_path / "far"))
+    paths = records.RunPaths(far.root, "mine")
+    os.makedirs(paths.attempt(1).dir)
+    fence = records.first_fence(holder)
+    (fence if epoch == 1 else records.first_fence("spot").sealed(2, holder, 100)).write(paths.fence)
+    wider = Fleet({**fleet.hosts, "far": far}, fleet.targets)
+    with pytest.raises(UsageError, match=said):
+        launching.launch_run(Hosts(wider), wider, "spot", tmp_path / "tiny.yaml", "mine")
+
+
+def test_a_host_that_does_not_answer_is_named_and_stops_no_launch(
+    host: LocalMachine, fleet: Fleet, tmp_path: Path
+) -> None:
+    wider = Fleet({**fleet.hosts, "gone": SshHost(address="127.0.0.1:9")}, fleet.targets)
+    said: list[str] = []
+    launching.launch_run(Hosts(wider), wider, "spot", tmp_path / "tiny.yaml", "mine", say=said.append)
+    assert any(line.startswith("gone does not answer (") for line in said)
+
+
+@pytest.mark.parametrize(
     ("target", "config", "run_id", "said"),
     [
-        ("pair", "tiny.yaml", None, "target pair has 2 hosts"),
         ("spott", "tiny.yaml", None, "did you mean spot"),
         ("spot", "none.yaml", None, "none.yaml: No such file"),
         ("spot", "tiny.yaml", "../x", "run id '../x'"),

@@ -15,6 +15,7 @@ import draccus
 from midstream.errors import UsageError
 
 DEFAULT_ROOT = "~/.midstream"
+FLAVOURS = ("cpu", "cuda12", "cuda13", "tpu", "tpu-v3")  # of the engine's packages: locks/engine-<flavour>.txt
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,23 @@ class TargetConfig(draccus.ChoiceRegistry):
 @TargetConfig.register_subclass("hosts")
 @dataclass(frozen=True)
 class HostsTarget(TargetConfig):
-    """Hosts that are there already."""
+    """Hosts that are there already. ``shared_root`` is a directory that all of them see, and becomes the root of each;
+    ``ports`` are the first and the last port that are open between them, where not all are."""
 
     hosts: list[str] = field(default_factory=list)
     shared_root: str | None = None
+    ports: list[int] = field(default_factory=list)
+
+
+@TargetConfig.register_subclass("slurm")
+@dataclass(frozen=True)
+class SlurmTarget(TargetConfig):
+    """An allocation of a SLURM cluster. ``host`` is where its commands are (a login node), whose root the compute nodes
+    see too; ``sbatch`` are its flags, such as ``--nodes=2``; one engine process a task."""
+
+    host: str = ""
+    sbatch: list[str] = field(default_factory=list)
+    ports: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -80,15 +94,18 @@ class _FleetFile:
 
 
 # Kinds that the fleet file may name and that this version does not drive yet.
-LATER_TARGETS = ("tpu", "slurm")
+LATER_TARGETS = ("tpu",)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Hosts, by name, that a run can be started on together."""
+    """Hosts, by name, that a run can be started on together. Of a SLURM target, the login host."""
 
     name: str
     hosts: tuple[str, ...]
+    shared_root: str | None = None
+    ports: tuple[int, ...] = ()
+    slurm: SlurmTarget | None = None
 
 
 @dataclass(frozen=True)
@@ -112,8 +129,10 @@ class Fleet:
             raise UsageError(f"target {name} is of type {self.later[name]}", "this version drives hosts: local and ssh")
         if name in self.targets:
             config = self.targets[name]
+            if isinstance(config, SlurmTarget):
+                return Target(name, (config.host,), ports=tuple(config.ports), slurm=config)
             assert isinstance(config, HostsTarget)
-            return Target(name, tuple(config.hosts))
+            return Target(name, tuple(config.hosts), config.shared_root, tuple(config.ports))
         if name in self.hosts:
             return Target(name, (name,))
         raise UsageError(f"no target {name!r} in {self.path or 'the fleet file'}", nearest(name, self.target_names))
@@ -161,20 +180,59 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
     except draccus.utils.DraccusException as error:
         raise UsageError(f"{path}: {_one_line(error)}") from error
     for name, target in decoded.targets.items():
-        assert isinstance(target, HostsTarget)
-        if not target.hosts:
-            raise UsageError(f"{path}: targets.{name} names no hosts", "hosts: [a, b]")
-        for host in target.hosts:
-            if host not in decoded.hosts:
-                raise UsageError(f"{path}: targets.{name} names host {host!r}", nearest(host, tuple(decoded.hosts)))
+        _check_target(path, name, target, decoded.hosts)
     for name, host in decoded.hosts.items():
         if isinstance(host, SshHost) and not host.address:
             raise UsageError(f"{path}: hosts.{name} has no address", "address: [user@]name[:port]")
+        for secret, source in host.secrets.items():
+            if not source.startswith(("env:", "file:")):
+                raise UsageError(
+                    f"{path}: hosts.{name}.secrets.{secret} says neither env: nor file:",
+                    "where this machine has it, never the secret itself: env:NAME or file:PATH",
+                )
+        if host.flavour is not None and host.flavour not in FLAVOURS:
+            raise UsageError(f"{path}: hosts.{name}.flavour is {host.flavour!r}", nearest(host.flavour, FLAVOURS))
         if host.devices is not None and host.devices < 1:
             raise UsageError(
                 f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null"
             )
-    return Fleet(decoded.hosts, decoded.targets, later, path, text)
+    return Fleet(_shared_roots(path, decoded), decoded.targets, later, path, text)
+
+
+def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str, HostConfig]) -> None:
+    if isinstance(target, SlurmTarget):
+        hosts, ports = [target.host] if target.host else [], target.ports
+    else:
+        assert isinstance(target, HostsTarget)
+        hosts, ports = target.hosts, target.ports
+    if not hosts:
+        slurm = isinstance(target, SlurmTarget)
+        words = ("names no host", "host: the login node") if slurm else ("names no hosts", "hosts: [a, b]")
+        raise UsageError(f"{path}: targets.{name} {words[0]}", words[1])
+    for host in hosts:
+        if host not in known:
+            raise UsageError(f"{path}: targets.{name} names host {host!r}", nearest(host, tuple(known)))
+    twice = next((host for host in hosts if hosts.count(host) > 1), None)
+    if twice:
+        raise UsageError(f"{path}: targets.{name} names host {twice} twice", "one process runs on each host")
+    if ports and not (len(ports) == 2 and 0 < ports[0] <= ports[1] < 65536):
+        raise UsageError(f"{path}: targets.{name}.ports is {ports}", "the first and the last port: [29400, 29499]")
+
+
+def _shared_roots(path: str, file: _FleetFile) -> dict[str, HostConfig]:
+    """The hosts, each with the root that its target's hosts share."""
+    hosts = dict(file.hosts)
+    for name, target in file.targets.items():
+        if not isinstance(target, HostsTarget) or target.shared_root is None:
+            continue
+        for host in target.hosts:
+            if hosts[host].root not in (DEFAULT_ROOT, target.shared_root):
+                raise UsageError(
+                    f"{path}: targets.{name}.shared_root is {target.shared_root}, and {host} has {hosts[host].root}",
+                    "a host has one root: take root: out there, or name the same directory",
+                )
+            hosts[host] = dataclasses.replace(hosts[host], root=target.shared_root)
+    return hosts
 
 
 def _yaml(text: str, path: str) -> Any:

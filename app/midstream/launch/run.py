@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from midstream.errors import UsageError
-from midstream.fleet.config import Fleet
+from midstream.errors import HostError, UsageError
+from midstream.fleet.config import Fleet, Target
 from midstream.hosts.open import Hosts
-from midstream.launch.bundle import install_engine
 from midstream.launch.config_file import config_values, read_config
-from midstream.launch.environment import prepare_environment
-from midstream.launch.start import Attempt, start_attempt
+from midstream.launch.group import AT_ONCE, prepare_target, start
+from midstream.launch.start import Attempt
 from midstream_engine import records
 
 
@@ -32,36 +32,79 @@ def launch_run(
     where config, target or id are wrong, where the run is alive, or where it has moved away; LaunchError; HostError."""
     say = say or (lambda line: None)
     chosen = fleet.target(target)
-    if len(chosen.hosts) != 1:
-        raise UsageError(
-            f"target {target} has {len(chosen.hosts)} hosts", "this version starts runs on targets of one host"
-        )
     text = read_config(Path(config_path))
     run_id = _run_id(run_id, text, Path(config_path))
-    host, config = hosts.get(chosen.hosts[0]), fleet.hosts[chosen.hosts[0]]
-    known = host.call("runs.describe", root=host.root, run_id=run_id)
-    epoch = _check_startable(host.name, chosen.name, run_id, known)
-    if known["attempt"]:
-        say(f"{run_id} is known on {host.name}: it goes on with the config it has; only overrides change it")
-    engine = install_engine(host)
-    say(f"engine {engine.digest[:12]} in {host.name}:{engine.directory}")
-    environment = prepare_environment(host, config, say)
-    say(f"{environment.python} ({environment.how})")
-    if known["fence"] is None:
-        host.call("runs.put_fence", root=host.root, run_id=run_id, fence=records.first_fence(chosen.name).to_json())
-    attempt = start_attempt(
-        host,
-        config,
-        target=chosen.name,
+    homes = [hosts.get(name) for name in chosen.hosts]
+    known = [(host, host.call("runs.describe", root=host.root, run_id=run_id)) for host in homes]
+    epoch = max(_check_startable(host.name, chosen.name, run_id, found) for host, found in known)
+    _check_elsewhere(hosts, fleet, chosen, run_id, epoch, say)
+    if any(found["attempt"] for _, found in known):
+        say(f"{run_id} is known on {chosen.name}: it goes on with the config it has; only overrides change it")
+    prepared = prepare_target(hosts, fleet, chosen, say)
+    fence = next((found["fence"] for _, found in known if found["fence"] is not None), None)
+    for host, found in known:
+        if found["fence"] is None:
+            new = fence or records.first_fence(chosen.name).to_json()
+            host.call("runs.put_fence", root=host.root, run_id=run_id, fence=new)
+    attempt = start(
+        hosts,
+        fleet,
+        chosen,
         run_id=run_id,
         epoch=epoch,
         overrides=overrides,
         config_text=text,
-        engine=engine,
-        environment=environment,
+        prepared=prepared,
     )
-    say(f"attempt {attempt.number} of {run_id} runs on {host.name} as process {attempt.process.pid}")
+    say(_started(attempt))
     return attempt
+
+
+def _started(attempt: Attempt) -> str:
+    what = f"attempt {attempt.number} of {attempt.run_id}"
+    if len(attempt.ranks) > 1:
+        return f"{what} runs on {', '.join(rank.host for rank in attempt.ranks)}, one process each"
+    if attempt.process.pid:
+        return f"{what} runs on {attempt.host} as process {attempt.process.pid}"
+    return f"{what} is in the queue of {attempt.host}"
+
+
+def _check_elsewhere(
+    hosts: Hosts, fleet: Fleet, target: Target, run_id: str, epoch: int, say: Callable[[str], None]
+) -> None:
+    """UsageError where another host of the fleet has the run: two starts would make two lineages. Hosts that do not
+    answer are named; the fence is what holds then."""
+
+    def ask(name: str) -> tuple[str, dict[str, Any] | None, str]:
+        try:
+            host = hosts.get(name)
+            return name, host.call("runs.describe", root=host.root, run_id=run_id), ""
+        except HostError as error:
+            return name, None, error.message
+
+    others = [name for name in fleet.hosts if name not in target.hosts]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(ask, others))
+    for name, found, error in answers:
+        if found is None:
+            say(f"{name} does not answer ({error}): whether it has a run {run_id} is not known")
+            continue
+        fence = found["fence"]
+        if found["alive"]:
+            raise UsageError(
+                f"run {run_id} is running on {name} (attempt {found['attempt']})",
+                f"midstream --stop {run_id} stops it; --migrate moves it; --run-id starts another one",
+            )
+        if fence is not None and fence["epoch"] > epoch:
+            raise UsageError(
+                f"run {run_id} belongs to {fence['holder']} since step {fence['sealed_step']}, says {name}",
+                f"midstream --migrate {run_id} --to {target.name} brings it here",
+            )
+        if fence is not None and fence["holder"] != target.name and found["attempts"]:
+            raise UsageError(
+                f"{name} has a run {run_id} already, of {fence['holder']} (epoch {fence['epoch']})",
+                f"midstream --migrate {run_id} --to {target.name} moves it; --run-id starts another one",
+            )
 
 
 def _run_id(run_id: str | None, text: str, config: Path) -> str:

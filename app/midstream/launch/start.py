@@ -23,6 +23,7 @@ POLL = 0.3  # seconds between two looks at an attempt
 RECONNECT = 1.0  # seconds between two tries to reach a host again
 MODULE = "midstream_engine.train"
 SUPERVISOR = "midstream_engine.supervise"
+ANY = -1  # a rank's number where its host alone knows which processes there are
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,10 @@ def start_process(
             *(place.flags if place else ()),
             *overrides,
         ],
-        env=engine_environment(host.root, config, engine.directory, target, run_id, number, epoch),
+        env={
+            **engine_environment(host.root, config, engine.directory, target, run_id, number, epoch),
+            "MIDSTREAM_HOST": host.name,
+        },
         setup=list(config.setup),
         config=config_text,
         order=None if order is None else order.to_json(),
@@ -239,6 +243,10 @@ def _check_running(host: Host, what: str, status: records.Status | None, seen: M
         raise LaunchError(f"{what} ended ({status.state}): {status.message or said}", log=log)
     if ended is not None and not seen["alive"]:
         raise LaunchError(f"{what} ended: {ended.message or said}", f"its log lies on {host.name}", log=log)
+    job = seen["processes"][0]["job"] if seen["processes"] else None
+    if not seen["alive"] and job is not None:
+        words = f"{job['state']} {job['reason']}".strip()
+        raise LaunchError(f"{what}: its job {job['job']} is gone ({words}): {said}", f"sacct -j {job['job']}", log)
     if not seen["alive"] and not is_supervised(seen):
         raise LaunchError(f"{what} is gone without a word: {said}", f"its log lies on {host.name}", log=log)
 

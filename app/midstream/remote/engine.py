@@ -19,7 +19,7 @@ import tarfile
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from midstream.remote import runs
+from midstream.remote import runs, slurm
 from midstream_engine import records
 
 STAMP = ".complete.json"
@@ -131,26 +131,70 @@ def start(
             with contextlib.suppress(OSError):  # only an empty claim is nobody's
                 os.rmdir(attempt.dir)
             raise runs.Refused("attempt {} of {} runs here already".format(living, run_id))
-        if not os.path.exists(paths.config):
-            if config is None:
-                raise FileNotFoundError("run {} has no config: {} is missing".format(run_id, paths.config))
-            records.write_bytes(paths.config, config.encode())
-        if order is not None:
-            records.write_json(attempt.order, dict(order))
-        put_secrets(root, run_id, secrets or {})
+        _lay_out(paths, number, config, order, secrets)
         launched = attempt.launched(process)
         note = {"process": process, "group": list(group)} if group else {}
         return spawn(detached(command), environment, paths.dir, attempt.log(process), launched, note)
 
 
-def put_secrets(root: str, run_id: str, secrets: Mapping[str, str]) -> None:
+def submit(
+    root: str,
+    run_id: str,
+    number: int,
+    flags: Sequence[str],
+    script: str,
+    rank: str,
+    config: Optional[str] = None,
+    order: Optional[Mapping[str, Any]] = None,
+    secrets: Optional[Mapping[str, str]] = None,
+) -> str:
+    """The same as a job of SLURM, whose id is returned. A claim for which there is no job is given back."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    attempt = paths.attempt(number)
+    with records.locked(paths.lock):
+        living = runs.living_attempt(root, run_id)
+        if living:
+            give_back(root, run_id, number)
+            raise runs.Refused("attempt {} of {} runs here already".format(living, run_id))
+        _lay_out(paths, number, config, order, secrets)
+        try:
+            return slurm.submit(attempt, flags, script, rank, {})
+        except slurm.SlurmError:
+            shutil.rmtree(attempt.dir)
+            raise
+
+
+def _lay_out(
+    paths: records.RunPaths,
+    number: int,
+    config: Optional[str],
+    order: Optional[Mapping[str, Any]],
+    secrets: Optional[Mapping[str, str]],
+) -> None:
+    """What has to be there before an engine is."""
+    if not os.path.exists(paths.config):
+        if config is None:
+            raise FileNotFoundError("run {} has no config: {} is missing".format(paths.run_id, paths.config))
+        records.write_bytes(paths.config, config.encode())
+    if order is not None:
+        records.write_json(paths.attempt(number).order, dict(order))
+    put_secrets(paths, secrets or {})
+
+
+def put_secrets(paths: records.RunPaths, secrets: Mapping[str, str]) -> None:
     """Write them for their owner alone; without any, what an earlier launch left is removed."""
-    path = posixpath.join(records.RunPaths(root, records.check_run_id(run_id)).dir, SECRETS)
+    path = posixpath.join(paths.dir, SECRETS)
     if secrets:
         records.write_bytes(path, json.dumps(dict(secrets)).encode(), mode=0o600)
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+
+def give_back(root: str, run_id: str, number: int) -> None:
+    """End a claim on an attempt in which nothing was started."""
+    with contextlib.suppress(OSError):  # it is not empty: somebody's after all
+        os.rmdir(records.RunPaths(root, records.check_run_id(run_id)).attempt(number).dir)
 
 
 def with_setup(argv: Sequence[str], setup: Sequence[str]) -> List[str]:
@@ -280,6 +324,7 @@ def _process(root: str, run_id: str, number: int, process: int, lines: int) -> D
         "process": process,
         **found,
         "supervised": supervised,
+        "job": slurm.described(paths) if process == 0 else None,
         "exit": None if ended is None else ended.to_json(),
         "log": _tail(paths.log(process), lines),
     }

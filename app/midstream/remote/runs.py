@@ -10,6 +10,7 @@ import signal as signals
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from midstream.remote import slurm
 from midstream_engine import records
 
 
@@ -77,7 +78,7 @@ def processes(path: records.AttemptPaths) -> List[int]:
         match = re.fullmatch(r"(?:status|launch)-(\d+)\.json", name)
         if match:
             found.add(int(match.group(1)))
-        elif name == "launch.json":
+        elif name in ("launch.json", slurm.JOB):
             found.add(0)
     return sorted(found)
 
@@ -107,7 +108,7 @@ def status_of(path: records.AttemptPaths, process: int) -> Dict[str, Any]:
     """The same of one process."""
     found = records.Status.read_or_none(path.status(process))
     identity = found.identity if found else _launched(path, process)
-    alive = identity is not None and records.is_alive(identity)
+    alive = (identity is not None and records.is_alive(identity)) or slurm.lives(path, found)
     if not alive:
         # Its last words, where it wrote them between being read and being looked for.
         found = records.Status.read_or_none(path.status(process))
@@ -261,6 +262,9 @@ def give_order(root: str, run_id: str, attempt: int, order: Mapping[str, Any]) -
 def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
     """Signal an attempt's processes of this host, where those very processes run; says whether any did."""
     path = records.RunPaths(root, run_id).attempt(attempt)
+    job = slurm.job_of(path)
+    if job is not None:
+        return slurm.tell(job, name)
     told = False
     for process in processes(path):
         found = records.Status.read_or_none(path.status(process))

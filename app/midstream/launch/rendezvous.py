@@ -1,0 +1,140 @@
+"""How the hosts of a target find each other: who reaches whom, where process 0 is to be met, what they share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from midstream.hosts.base import Host
+from midstream.hosts.far import start_program
+from midstream.launch.errors import LaunchError
+
+CALL = 60.0  # seconds for one host to try all addresses of another
+AT_ONCE = 32  # hosts that are asked at the same time
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A host that waits to be found."""
+
+    host: str
+    port: int
+    addresses: tuple[str, ...]  # under which it may be reached, the likeliest first
+    token: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """Whether one host reaches another, on a port that the other had free a moment ago."""
+
+    source: str
+    target: str
+    address: str = ""  # under which it does; empty where it does not
+    seconds: float = 0.0  # for the connection
+    tried: Mapping[str, str] | None = None  # address -> why not
+
+    @property
+    def open(self) -> bool:
+        return bool(self.address)
+
+
+@contextlib.contextmanager
+def listening(host: Host, internal: str | None = None, ports: Sequence[int] = ()) -> Iterator[Listener]:
+    """Let ``host`` wait on a fresh port, of ``ports`` (first, last) where they are given. ``internal``: the only
+    address to be tried. LaunchError where no port is free."""
+    token = secrets.token_hex(16)
+    first, last = (ports[0], ports[-1]) if ports else (0, 0)
+    process = start_program(host, "links.listen", {"token": token, "first": first, "last": last})
+    try:
+        said: dict[str, Any] = json.loads(process.stdout.readline() or b"{}")
+        if said.get("event") != "listening":
+            raise LaunchError(f"{host.name}: {said.get('message', 'cannot listen')}", "name others as ports: [A, B]")
+        yield Listener(host.name, said["port"], (internal,) if internal else tuple(said["addresses"]), token)
+        process.stdin.close()
+        process.wait(10.0)  # the port is free again
+    finally:
+        process.close()
+
+
+def try_links(listener: Listener, others: Sequence[Host]) -> list[Link]:
+    """Which of ``others`` reach the listener, all asked at once."""
+
+    def ask(other: Host) -> Link:
+        found = other.call(
+            "links.reach",
+            timeout=CALL,
+            candidates=list(listener.addresses),
+            port=listener.port,
+            token=listener.token,
+        )
+        for address in listener.addresses:
+            if "seconds" in found[address]:
+                return Link(other.name, listener.host, address, found[address]["seconds"])
+        return Link(other.name, listener.host, tried={key: value["error"] for key, value in found.items()})
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(ask, others))
+
+
+def meet(first: Host, others: Sequence[Host], internal: str | None = None, ports: Sequence[int] = ()) -> str:
+    """HOST:PORT of ``first`` under which all others have just reached it; the port is free again. LaunchError naming
+    who does not, and what was tried."""
+    with listening(first, internal, ports) as listener:
+        answers = try_links(listener, others)
+        closed = next((link for link in answers if not link.open), None)
+        if closed is not None:
+            raise LaunchError(_unreachable(closed, listener.port), _mend(closed.target))
+        address = _common(listener, others)
+        if address is None:
+            names = ", ".join(f"{link.source} as {link.address}" for link in answers)
+            raise LaunchError(
+                f"{first.name} has no address that all other hosts reach ({names})",
+                f"internal_address: of {first.name} in the fleet file names one",
+            )
+        return f"[{address}]:{listener.port}" if ":" in address else f"{address}:{listener.port}"
+
+
+def _common(listener: Listener, others: Sequence[Host]) -> str | None:
+    """The first of the listener's addresses that everybody reaches."""
+    for address in listener.addresses:
+        alone = Listener(listener.host, listener.port, (address,), listener.token)
+        if all(link.open for link in try_links(alone, others)):
+            return address
+    return None
+
+
+def _unreachable(link: Link, port: int) -> str:
+    tried = "; ".join(f"{address}: {why}" for address, why in (link.tried or {}).items())
+    return f"{link.source} does not reach {link.target} on port {port} ({tried})"
+
+
+def _mend(target: str) -> str:
+    return f"open the ports between the hosts, or name internal_address: of {target} and ports: of the target"
+
+
+def all_links(hosts: Sequence[Host], internal: Mapping[str, str | None], ports: Sequence[int] = ()) -> list[Link]:
+    """Every ordered pair of ``hosts``: one listens at a time, the others try."""
+    found: list[Link] = []
+    for host in hosts:
+        with listening(host, internal.get(host.name), ports) as listener:
+            found += try_links(listener, [other for other in hosts if other is not host])
+    return found
+
+
+def share_root(hosts: Sequence[Host]) -> list[str]:
+    """Names of the hosts that do not see the file system under the first one's root at their own; empty where all share
+    it. Found out with a file, because the same path says nothing."""
+    token = secrets.token_hex(16)
+    first, others = hosts[0], hosts[1:]
+    first.call("links.put_token", root=first.root, name=token)
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            seen = pool.map(lambda host: host.call("links.has_token", root=host.root, name=token), others)
+            return [host.name for host, sees in zip(others, seen, strict=True) if not sees]
+    finally:
+        first.call("links.take_token", root=first.root, name=token)

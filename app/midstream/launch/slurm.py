@@ -1,0 +1,121 @@
+"""An allocation of a SLURM cluster as a target: the job's script, and handing it over.
+
+One job is one attempt, one task is one engine process; ``srun`` starts them together, and ends all where one fails.
+They meet on the first node, where the script runs. The login node's root has to be seen by the compute nodes: the
+script finds that out before it starts anything.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from midstream.errors import RemoteError
+from midstream.fleet.config import HostConfig, SlurmTarget
+from midstream.hosts.base import Host
+from midstream.launch.bundle import EngineInstall
+from midstream.launch.environment import Environment
+from midstream.launch.errors import LaunchError
+from midstream.launch.secrets import read_secrets
+from midstream.launch.start import ANY, Attempt, Rank, engine_command, engine_environment, supervised
+from midstream.remote.engine import SETUP_FAILED
+from midstream_engine import records
+
+CALL = 120.0
+SAVE_BEFORE = 300  # seconds before the time limit at which the job is told to save and stop
+# Nobody's process: the job has none before it runs, and its processes are other machines'.
+NO_PROCESS = records.ProcessIdentity("", 0, 0)
+
+
+def submit(
+    host: Host,
+    config: HostConfig,
+    slurm: SlurmTarget,
+    *,
+    target: str,
+    run_id: str,
+    epoch: int,
+    engine: EngineInstall,
+    environment: Environment,
+    order: records.Order | None = None,
+    overrides: Sequence[str] = (),
+    config_text: str | None = None,
+    at_least: int = 1,
+) -> Attempt:
+    """Claim the run's next attempt and hand its job to SLURM. Returns at once: the job waits for its nodes. LaunchError
+    with sbatch's own words where it refuses."""
+    number = host.call("runs.claim_attempt", root=host.root, run_id=run_id, at_least=at_least)
+    env = engine_environment(host.root, config, engine.directory, target, run_id, number, epoch)
+    attempt = records.RunPaths(host.root, run_id).attempt(number).dir
+    command = [
+        *supervised(host.root, config, environment.python, run_id, number, "$SLURM_PROCID"),
+        *engine_command(host.root, environment.python, run_id),
+        *overrides,
+    ]
+    try:
+        host.call(
+            "engine.submit",
+            timeout=CALL,
+            root=host.root,
+            run_id=run_id,
+            number=number,
+            flags=list(slurm.sbatch),
+            script=job_script(run_id, attempt, environment.python, env, config.setup, slurm.ports),
+            rank=rank_script(attempt, command),
+            config=config_text,
+            order=None if order is None else order.to_json(),
+            secrets=read_secrets(host.name, config),
+        )
+    except RemoteError as error:
+        if error.kind != "SlurmError":
+            raise
+        raise LaunchError(error.message, f"mend sbatch: of target {target} in the fleet file") from error
+    return Attempt(host.name, run_id, number, NO_PROCESS, (Rank(ANY, host.name),))
+
+
+def job_script(
+    run_id: str, attempt: str, python: str, env: Mapping[str, str], setup: Sequence[str], ports: Sequence[int]
+) -> str:
+    """What sbatch gets. Its own flags stand on the command line, which wins over what is written here."""
+    q = shlex.quote
+    first, last = (ports[0], ports[-1]) if ports else (0, 0)
+    port = (
+        "import socket,sys;a,b=map(int,sys.argv[1:])\n"
+        "for p in range(a,b+1):\n"
+        " s=socket.socket()\n"
+        " try: s.bind(('',p))\n"
+        " except OSError: continue\n"
+        " print(s.getsockname()[1]);break\n"
+        "else: sys.exit('no port of %d to %d is free' % (a,b))\n"
+    )
+    lines = [
+        "#!/bin/sh",
+        f"#SBATCH --job-name=midstream-{run_id}",
+        f"#SBATCH --output={attempt}/job.txt",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --signal=TERM@{SAVE_BEFORE}",
+        f"[ -f {q(attempt)}/rank.sh ] || {{ echo {q(attempt)} is not seen on $(hostname): >&2",
+        "    echo root: of the login host has to lie on the file system that the nodes share >&2; exit 1; }",
+        *(f"export {name}={q(value)}" for name, value in sorted(env.items())),
+        *(f"eval {q(line)} || {{ echo setup: {q(line)} failed >&2; exit {SETUP_FAILED}; }}" for line in setup),
+        f"port=$({q(python)} -c {q(port)} {first} {last}) || exit 1",
+        'export MIDSTREAM_COORDINATOR="${SLURMD_NODENAME:-$(hostname)}:$port"',
+        'export no_grpc_proxy="${SLURMD_NODENAME:-$(hostname)}"',
+        f"exec srun --kill-on-bad-exit=1 sh {q(attempt)}/rank.sh",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rank_script(attempt: str, command: Sequence[str]) -> str:
+    """What each task runs, in its own place; the words of ``command`` reach the engine as they stand."""
+    words = " ".join('"$SLURM_PROCID"' if word == "$SLURM_PROCID" else shlex.quote(word) for word in command)
+    return (
+        "#!/bin/sh\n"
+        f"exec >>{shlex.quote(attempt)}/log-$SLURM_PROCID.txt 2>&1\n"
+        f"set -- {words}\n"
+        'if [ "$SLURM_NTASKS" -gt 1 ]; then\n'
+        '    set -- "$@" --trainer.distributed.coordinator_address "$MIDSTREAM_COORDINATOR" \\\n'
+        '        --trainer.distributed.num_processes "$SLURM_NTASKS" --trainer.distributed.process_id "$SLURM_PROCID"\n'
+        "fi\n"
+        'exec "$@"\n'
+    )

@@ -1,0 +1,192 @@
+"""Several hosts as one target: started together, watched as one, stopped as one; who failed first is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.sshd import Lab
+from midstream.errors import UsageError
+from midstream.fleet.config import Fleet, HostsTarget, parse_fleet
+from midstream.hosts.open import Hosts
+from midstream.launch import group
+from midstream.launch.bundle import build_bundle, install_engine
+from midstream.launch.errors import LaunchError
+from midstream.launch.follow import look_at_ranks, stop_ranks, verdict, wait_ranks
+from midstream.launch.rendezvous import all_links, meet, share_root
+from midstream.launch.start import Attempt
+from midstream_engine import records
+from stand_in_engine import write_stand_in
+
+TRAINING = frozenset({records.TRAINING})
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def pair(lab: Lab) -> Iterator[Fleet]:
+    """Two hosts with roots of their own. Whatever was started there is ended."""
+    servers = [lab.host("a", devices=2), lab.host("b", devices=2)]
+    fleet = lab.fleet(a=servers[0].config, b=servers[1].config)
+    yield Fleet(fleet.hosts, {"pair": HostsTarget(["a", "b"])}, {}, fleet.path, fleet.text)
+    for launched in lab.directory.glob("**/runs/*/attempts/*/launch*.json"):
+        identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
+        if records.is_alive(identity):
+            os.kill(identity.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def hosts(pair: Fleet) -> Iterator[Hosts]:
+    opened = Hosts(pair)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def start(pair: Fleet, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Attempt]:
+    """Start the stand-in on the pair."""
+    bundle = build_bundle(write_stand_in(tmp_path / "package"))
+    monkeypatch.setattr(group, "install_engine", lambda host: install_engine(host, bundle))
+    ready = group.Environment(sys.executable, "the tests' own")
+    monkeypatch.setattr(group, "prepare_environment", lambda *_: ready)
+
+    def start(*overrides: str, fleet: Fleet = pair, **more: Any) -> Attempt:
+        words = {"run_id": "run", "epoch": 1, "config_text": "a: 1\n", "overrides": overrides, **more}
+        return group.start(hosts, fleet, fleet.target("pair"), **words)
+
+    return start
+
+
+def told(fleet: Fleet, host: str, process: int, attempt: int = 1) -> dict[str, Any]:
+    """What a process found in its flags and environment."""
+    files = records.RunPaths(fleet.hosts[host].root, "run").attempt(attempt)
+    return json.loads(Path(files.log(process)).read_text().splitlines()[0])
+
+
+def test_all_processes_start_together_find_each_other_and_stop(
+    pair: Fleet, hosts: Hosts, start: Callable[..., Attempt]
+) -> None:
+    Path(pair.hosts["b"].root, "runs/run/attempts/004").mkdir(parents=True)  # claimed there by somebody once
+    attempt = start()
+    assert attempt.number == 5, "one number on all hosts"
+    assert [(rank.process, rank.host) for rank in attempt.ranks] == [(0, "a"), (1, "b")]
+    seen = wait_ranks(hosts, attempt.ranks, "run", 5, TRAINING, 30)
+    assert [rank.state for rank in seen] == ["training", "training"]
+    found = [told(pair, name, process, 5) for process, name in enumerate("ab")]
+    names = ("coordinator_address", "num_processes", "process_id")
+    flags = [[each["flags"][f"--trainer.distributed.{name}"] for name in names] for each in found]
+    coordinator = flags[0][0]
+    assert flags == [[coordinator, "2", "0"], [coordinator, "2", "1"]]
+    assert not coordinator.startswith("localhost")
+    assert found[1]["env"]["no_grpc_proxy"] == coordinator.rpartition(":")[0]
+    assert found[1]["env"]["MIDSTREAM_HOST"] == "b"
+    assert os.listdir(pair.hosts["a"].root + "/runs/run/attempts") == ["005"], "what was claimed in vain is given back"
+
+    ended = stop_ranks(hosts, attempt.ranks, "run", 5, 30)
+    assert [rank.state for rank in ended] == ["stopped", "stopped"]
+    assert start().number == 6
+
+
+def test_a_process_that_is_killed_ends_all_and_is_named(hosts: Hosts, start: Callable[..., Attempt]) -> None:
+    attempt = start()
+    seen = wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, 30)
+    status = seen[1].status
+    assert status is not None
+    os.kill(status.pid, signal.SIGKILL)
+    said = r"attempt 1 of run: process 1 on b failed: killed with SIGKILL: .*; the others were ended"
+    with pytest.raises(LaunchError, match=said):
+        wait_ranks(hosts, attempt.ranks, "run", 1, {records.FINISHED}, 30)
+    after = look_at_ranks(hosts, attempt.ranks, "run", 1)
+    assert not any(rank.alive or rank.supervised for rank in after)
+    assert verdict(after).startswith("process 1 on b failed"), "the same later: the first to end is the cause"
+
+
+def test_a_process_that_stands_still_is_named_among_those_that_wait_for_it(
+    pair: Fleet, hosts: Hosts, start: Callable[..., Attempt]
+) -> None:
+    from dataclasses import replace
+
+    watched = Fleet({name: replace(each, stuck_after=1.0) for name, each in pair.hosts.items()}, pair.targets)
+    attempt = start("--stand-at", "3", "--behind", "1", fleet=watched)
+    with pytest.raises(LaunchError, match=r"process 1 on b (failed: no progress for|stands still at step 2)"):
+        wait_ranks(hosts, attempt.ranks, "run", 1, {records.FINISHED}, 30)
+
+
+def test_a_process_that_cannot_be_started_leaves_none_running(
+    pair: Fleet, hosts: Hosts, start: Callable[..., Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = {"a": sys.executable, "b": "/no/such/python"}
+    monkeypatch.setattr(group, "prepare_environment", lambda host, *_: group.Environment(ready[host.name], ""))
+    with pytest.raises(Exception, match="b: /no/such/python cannot be started"):
+        start()
+    assert not any(rank.alive or rank.supervised for rank in look_at_ranks(hosts, [group.Rank(0, "a")], "run", 1))
+
+
+def test_a_shared_root_is_found_out_not_assumed(hosts: Hosts) -> None:
+    members = [hosts.get("a"), hosts.get("b")]
+    assert share_root(members) == ["b"]
+    text = "hosts: {a: {type: local}, b: {type: local}}\ntargets: {t: {type: hosts, hosts: [a, b], shared_root: /nfs}}"
+    assert {config.root for config in parse_fleet(text).hosts.values()} == {"/nfs"}
+
+
+def test_hosts_of_one_root_share_one_attempt(
+    lab: Lab, pair: Fleet, start: Callable[..., Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    root = str(lab.directory / "nfs")
+    target = HostsTarget(["a", "b"], shared_root=root)
+    shared = Fleet({name: replace(each, root=root) for name, each in pair.hosts.items()}, {"pair": target})
+    with_root = Hosts(shared)
+    try:
+        assert share_root([with_root.get("a"), with_root.get("b")]) == []
+        assert not os.path.exists(root + "/.tokens"), "nothing is left of having looked"
+        attempt = group.start(
+            with_root, shared, shared.target("pair"), run_id="run", epoch=1, config_text="", overrides=()
+        )
+        seen = wait_ranks(with_root, attempt.ranks, "run", attempt.number, TRAINING, 30)
+        assert sorted(os.listdir(root + "/runs/run/attempts")) == ["001"]
+        assert [rank.process for rank in seen] == [0, 1]
+        stop_ranks(with_root, attempt.ranks, "run", 1, 30)
+    finally:
+        with_root.close()
+
+
+def test_a_root_that_is_called_shared_and_is_not_is_refused(pair: Fleet, start: Callable[..., Attempt]) -> None:
+    wrong = Fleet(pair.hosts, {"pair": HostsTarget(["a", "b"], shared_root="/nfs")})
+    with pytest.raises(LaunchError, match=r"b does not see a:.*: shared_root of pair is not shared"):
+        start(fleet=wrong)
+    assert not os.path.exists(pair.hosts["a"].root + "/runs")
+
+
+def test_links_between_hosts_are_tried_on_a_port_that_is_free(hosts: Hosts) -> None:
+    members = [hosts.get("a"), hosts.get("b")]
+    links = all_links(members, {})
+    assert [(link.source, link.target, link.open) for link in links] == [("b", "a", True), ("a", "b", True)]
+    coordinator = meet(members[0], members[1:], "127.0.0.1", (29400, 29999))
+    assert coordinator.startswith("127.0.0.1:29")
+    with pytest.raises(LaunchError, match=r"b does not reach a on port \d+ \(192\.0\.2\.77: "):
+        meet(members[0], members[1:], "192.0.2.77")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{type: hosts, hosts: [here, here]}", "names host here twice"),
+        ("{type: hosts, hosts: [here], ports: [5, 3]}", r"ports is \[5, 3\]"),
+        ("{type: hosts, hosts: [own], shared_root: /nfs}", "shared_root is /nfs, and own has /own"),
+        ("{type: slurm}", "names no host"),
+        ("{type: slurm, host: nowhere}", "names host 'nowhere'"),
+    ],
+)
+def test_targets_that_cannot_be_are_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_fleet(
+            f"hosts: {{here: {{type: local}}, own: {{type: local, root: /own}}}}\ntargets: {{t: {text}}}\n", "f"
+        )
