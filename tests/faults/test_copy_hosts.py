@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -9,19 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lab.sshd import Lab, SshServer
 from midstream.errors import LostContact
 from midstream.fleet.config import LocalHost
-from midstream.hosts.base import Host
+from midstream.hosts.base import Host, Process
 from midstream.hosts.local import LocalMachine
 from midstream.hosts.open import open_host
-from midstream.remote import objects
+from midstream.remote import staging, tree
 from midstream.transfer import Progress, TransferError, copy_history, copy_objects, verify_objects
 from midstream_engine import records
 from trees import SOURCES, files, random_contents, write_checkpoint, write_tree
@@ -79,12 +79,14 @@ import json, sys
 sys.path[:0] = json.loads(sys.argv[1])
 from midstream.fleet.config import LocalHost, SshHost
 from midstream.hosts.open import open_host
-from midstream.transfer import copy_objects
+from midstream.transfer import CopySettings, copy_objects
+slow = CopySettings(rate_limit=50e6)
 hosts = [open_host("source", LocalHost(root=sys.argv[2]))]
 hosts.append(open_host("target", SshHost(**json.loads(sys.argv[5]))))
 for host in hosts:
     host.connect()
-copy_objects(hosts[0], sys.argv[3], hosts[1], sys.argv[4], progress=lambda p: print(p.objects_done, flush=True))
+tell = lambda p: print(p.objects_done, flush=True)
+copy_objects(hosts[0], sys.argv[3], hosts[1], sys.argv[4], progress=tell, settings=slow)
 """
 
 
@@ -108,7 +110,7 @@ def test_a_killed_operator_goes_on_and_sends_no_verified_byte_again(lab: Lab, tm
     assert operator.returncode == -signal.SIGKILL, "killed in the middle"
     settle(target)
     assert not (target / records.MANIFEST).exists()
-    there = files(target)
+    there = named(target)
     assert there.items() < contents.items(), "nothing but whole objects has an object's name"
     assert len(there) >= kill_at
 
@@ -121,11 +123,27 @@ def test_a_killed_operator_goes_on_and_sends_no_verified_byte_again(lab: Lab, tm
 
 
 def settle(target: Path) -> None:
-    """Until the receivers of a copy that was cut have noticed: they hold locks on what they write."""
+    """Until the far programs of a copy that was cut have noticed: they hold locks on what they write."""
     deadline = time.monotonic() + 20
-    while (target / objects.INCOMING).exists():
-        assert time.monotonic() < deadline, f"left behind: {files(target / objects.INCOMING).keys()}"
+    while held := [str(lock) for lock in (target / tree.INCOMING).glob("*/lock") if is_held(lock)]:
+        assert time.monotonic() < deadline, f"still at work: {held}"
         time.sleep(0.02)
+
+
+def is_held(lock: Path) -> bool:
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
+def named(target: Path) -> dict[str, bytes]:
+    """What has an object's name."""
+    return {name: content for name, content in files(target).items() if not name.startswith(tree.INCOMING)}
 
 
 @pytest.mark.system
@@ -147,7 +165,7 @@ def test_a_cut_connection_is_lost_contact_and_the_same_call_goes_on(lab: Lab, tm
         copy_objects(here, str(source), host, str(target), progress=progress)
     assert cut
     settle(target)
-    there = files(target)
+    there = named(target)
     assert there.items() < contents.items()
     host.connect()
     assert set(copy_objects(here, str(source), host, str(target)).skipped) == set(there)
@@ -184,13 +202,12 @@ class FilledUp(LocalMachine):
 
     disk: Path
 
-    def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
-        answer = super().call(function, timeout=timeout, **arguments)
+    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
         somebody_else = self.disk / "somebody else's"
-        if function == "objects.prepare" and not somebody_else.exists():
+        if (self.disk / "target" / tree.INCOMING).exists() and not somebody_else.exists():
             with open(somebody_else, "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, objects.free_bytes(str(self.disk)) - 5 * MIB // 2)
-        return answer
+                os.posix_fallocate(file.fileno(), 0, staging.free_bytes(str(self.disk)) - 5 * MIB // 2)
+        return super().open(argv, env=env)
 
 
 @pytest.mark.system

@@ -7,59 +7,111 @@ import fcntl
 import json
 import os
 import random
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import midstream.remote
-from midstream.remote import objects, tree
+from midstream.remote import objects, staging, tree
+from midstream.transfer.streams import ranges
 from midstream_engine import records
 from trees import far_output, far_program, files, random_contents, sha256, write_checkpoint, write_tree
 
+GENERATION = "f00d"
 
-def send_and_receive(source: Path, target: Path, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    sender = far_program("objects.send", {"directory": str(source), "objects": entries})
-    arguments = {"directory": str(target), "objects": entries}
+
+def feed(sender: subprocess.Popen[bytes], *lines: dict[str, Any]) -> None:
+    assert sender.stdin is not None
+    for line in lines:
+        sender.stdin.write(json.dumps(line).encode() + b"\n")
+    sender.stdin.flush()
+
+
+def whole(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [item for entry in entries for item in ranges(entry, [(0, entry["size"])])]
+
+
+def said_by(receiver: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
+    assert receiver.stdout is not None
+    lines = receiver.stdout.read().splitlines()
+    receiver.wait(60)
+    receiver.stdout.close()
+    return [json.loads(line) for line in lines]
+
+
+def send_and_receive(source: Path, target: Path, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    sender = far_program("objects.send", {"directory": str(source)})
+    arguments = {"directory": str(target), "generation": GENERATION}
     receiver = far_program("objects.receive", arguments, stdin=sender.stdout)
     assert sender.stdout is not None
     sender.stdout.close()
-    said, _ = receiver.communicate(timeout=60)
+    feed(sender, {"items": items[:3]}, {"items": items[3:], "end": True})
+    reports = said_by(receiver)
     sender.communicate(timeout=60)
-    return [json.loads(line) for line in said.splitlines()]
+    return reports
+
+
+def stream_of(source: Path, items: list[dict[str, Any]]) -> bytes:
+    """What a sender writes."""
+    with far_program("objects.send", {"directory": str(source)}) as sender:
+        feed(sender, {"items": items, "end": True})
+        assert sender.stdout is not None
+        return sender.stdout.read()
+
+
+def landed(reports: list[dict[str, Any]], what: str) -> list[Any]:
+    return [each for report in reports if report["event"] == "landed" for each in report[what]]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_is_received_is_what_was_sent(tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
-    frame = objects.FRAME
-    special = [0, 1, 17, frame, frame - objects.HEADER.size, frame + 1, 3 * frame - 5]
-    sizes = special + [rng.randrange(3000) for _ in range(200)] + [rng.randrange(2 * frame) for _ in range(3)]
+    large, small = objects.PAYLOAD, objects.SMALL
+    special = [0, 1, 17, small, small + 1, large, large - objects.HEADER.size, large + 1, 3 * large - 5]
+    sizes = special + [rng.randrange(3000) for _ in range(200)] + [rng.randrange(2 * large) for _ in range(3)]
     rng.shuffle(sizes)
     contents = random_contents(rng, sizes)
     entries = write_tree(tmp_path / "source", contents)
 
-    reports = send_and_receive(tmp_path / "source", tmp_path / "target", entries)
+    reports = send_and_receive(tmp_path / "source", tmp_path / "target", whole(entries))
 
     assert files(tmp_path / "target") == contents
     assert reports[-1] == {"event": "done"}
-    assert {report["path"] for report in reports if report["event"] == "object"} == set(contents)
+    assert sorted(landed(reports, "objects")) == sorted(contents)
+    assert sum(report["bytes"] for report in reports[:-1]) == sum(sizes)
     assert not (tmp_path / "target" / tree.INCOMING).exists()
 
 
-def test_small_files_share_frames_of_the_stream(tmp_path: Path) -> None:
-    """1000 files of 100 bytes are a single write, not a thousand."""
+def test_small_files_share_writes_to_the_stream(tmp_path: Path) -> None:
+    """1000 files of 100 bytes are one write, not a thousand: the operator's machine sees few, large packets."""
     entries = write_tree(tmp_path, {f"{index}": b"x" * 100 for index in range(1000)})
-    stream = far_output("objects.send", {"directory": str(tmp_path), "objects": entries})
-    assert len(stream) == 1000 * (100 + objects.HEADER.size) + objects.HEADER.size < objects.FRAME
+    with far_program("objects.send", {"directory": str(tmp_path)}) as sender:
+        assert sender.stdout is not None
+        fcntl.fcntl(sender.stdout, fcntl.F_SETPIPE_SZ, objects.PIPE)
+        feed(sender, {"items": whole(entries), "end": True})
+        first = os.read(sender.stdout.fileno(), objects.PIPE)
+        assert len(first) + len(sender.stdout.read()) < 1000 * 400
+        assert len(first) > 200_000
 
 
 def test_only_the_end_of_a_file_travels_where_that_is_asked(tmp_path: Path) -> None:
     write_tree(tmp_path / "source", {"log": b"abcdefgh"})
     entry = {"path": "log", "offset": 5, "size": 3, "sha256": sha256(b"fgh")}
-    assert send_and_receive(tmp_path / "source", tmp_path / "target", [entry])[-1]["event"] == "done"
+    assert send_and_receive(tmp_path / "source", tmp_path / "target", whole([entry]))[-1]["event"] == "done"
     assert files(tmp_path / "target") == {"log": b"fgh"}
+
+
+def test_a_range_is_written_to_its_place_in_a_part_that_has_no_name_yet(tmp_path: Path) -> None:
+    [entry] = write_tree(tmp_path / "source", {"large": b"0123456789"})
+    items = ranges(entry, [(6, 3), (2, 2)])
+    reports = send_and_receive(tmp_path / "source", tmp_path / "target", items)
+    assert landed(reports, "ranges") == [["large", 6, 3], ["large", 2, 2]]
+    assert not (tmp_path / "target" / "large").exists()
+    part = staging.Stage(str(tmp_path / "target"), GENERATION).part(entry)
+    assert Path(part).read_bytes() == b"\0\0" + b"23" + b"\0\0" + b"678"
 
 
 def test_a_changed_byte_is_named_and_never_gets_the_objects_name(tmp_path: Path) -> None:
@@ -67,39 +119,67 @@ def test_a_changed_byte_is_named_and_never_gets_the_objects_name(tmp_path: Path)
     (tmp_path / "source" / "bad").write_bytes(b"b" * 4999 + b"c")
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "bad").write_bytes(b"what was there before")
-    reports = send_and_receive(tmp_path / "source", tmp_path / "target", entries)
+    reports = send_and_receive(tmp_path / "source", tmp_path / "target", whole(entries))
     assert reports[-1]["event"] == "problem"
     assert (reports[-1]["kind"], reports[-1]["path"]) == ("hash", "bad")
     assert files(tmp_path / "target") == {"good": b"g" * 5000, "bad": b"what was there before"}
 
 
+@pytest.mark.parametrize("size", [100, 3 << 20])
 @pytest.mark.parametrize("fault", ["missing", "short"])
-def test_an_object_that_cannot_be_sent_is_named(tmp_path: Path, fault: str) -> None:
-    entries = write_tree(tmp_path / "source", {"one": b"1" * 100, "two": b"2" * 100})
+def test_an_object_that_cannot_be_sent_is_named(tmp_path: Path, fault: str, size: int) -> None:
+    entries = write_tree(tmp_path / "source", {"one": b"1" * 100, "two": b"2" * size})
     if fault == "missing":
         (tmp_path / "source" / "two").unlink()
     else:
-        (tmp_path / "source" / "two").write_bytes(b"2" * 99)
-    last = send_and_receive(tmp_path / "source", tmp_path / "target", entries)[-1]
+        (tmp_path / "source" / "two").write_bytes(b"2" * (size - 1))
+    last = send_and_receive(tmp_path / "source", tmp_path / "target", whole(entries))[-1]
     assert (last["event"], last["kind"], last["path"]) == ("problem", "source", "two")
-    assert ("missing" if fault == "missing" else "99 bytes") in last["message"]
-    assert files(tmp_path / "target").keys() <= {"one"}
+    assert ("missing" if fault == "missing" else f"{size - 1} bytes") in last["message"]
+    assert "two" not in files(tmp_path / "target")
 
 
-def test_a_stream_that_is_cut_anywhere_leaves_no_temporary_file(tmp_path: Path) -> None:
+def test_a_stream_that_is_cut_anywhere_names_nothing_that_is_not_whole(tmp_path: Path) -> None:
     seed = 3
     print(f"seed {seed}")
     rng = random.Random(seed)
     contents = random_contents(rng, [70_000, 3, 150_000, 0, 9])
-    entries = write_tree(tmp_path / "source", contents)
-    arguments = {"directory": str(tmp_path / "source"), "objects": entries}
-    stream = far_output("objects.send", arguments)
+    stream = stream_of(tmp_path / "source", whole(write_tree(tmp_path / "source", contents)))
     for cut in [0, 5, len(stream) - 1, *(rng.randrange(len(stream)) for _ in range(4))]:
         target = tmp_path / f"target-{cut}"
-        receiver = far_program("objects.receive", {"directory": str(target), "objects": entries})
+        receiver = far_program("objects.receive", {"directory": str(target), "generation": GENERATION})
         said, _ = receiver.communicate(stream[:cut], timeout=60)
         assert json.loads(said.splitlines()[-1]) == {"event": "problem", "kind": "truncated"}
-        assert files(target).items() <= contents.items()
+        named = {name: content for name, content in files(target).items() if not name.startswith(tree.INCOMING)}
+        assert named.items() <= contents.items()
+
+
+def test_a_sender_ends_when_its_operator_goes(tmp_path: Path) -> None:
+    with far_program("objects.send", {"directory": str(tmp_path)}) as sender:
+        assert sender.stdin is not None
+        sender.stdin.close()
+        assert sender.wait(20) == 1
+
+
+def test_a_rate_is_kept(tmp_path: Path) -> None:
+    """By a sender's own clock, which this test turns: no time passes."""
+    pace = objects._Pace()
+    slept: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        now = [100.0]
+        patch.setattr(objects.time, "monotonic", lambda: now[0])
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            now[0] += seconds
+
+        patch.setattr(objects.time, "sleep", sleep)
+        pace.rate = 1000.0
+        pace._due = now[0]
+        for _ in range(50):
+            pace.took(100)
+        assert sum(slept) == pytest.approx(5.0, abs=0.3)
+        assert pace.piece == 4096
 
 
 def test_a_name_that_leaves_the_directory_is_refused(tmp_path: Path) -> None:
@@ -108,30 +188,66 @@ def test_a_name_that_leaves_the_directory_is_refused(tmp_path: Path) -> None:
             tree.check(str(tmp_path), {"path": path, "size": 0, "sha256": ""})
 
 
-def test_a_sweep_removes_what_dead_copies_left_and_nothing_of_a_living_one(tmp_path: Path) -> None:
-    incoming = tmp_path / tree.INCOMING
-    incoming.mkdir()
-    (incoming / "dead").write_bytes(b"d")
-    with open(incoming / "living", "wb") as living:
-        fcntl.flock(living, fcntl.LOCK_EX)
-        ready = objects.prepare(str(tmp_path), records.MANIFEST, 0)
-        assert ready["swept"] == 1
-        assert os.listdir(incoming) == ["living"]
-    assert objects.prepare(str(tmp_path), records.MANIFEST, 0)["swept"] == 1
-    assert not incoming.exists()
+def test_a_part_of_a_dead_copy_is_taken_over_and_nothing_of_a_living_one(tmp_path: Path) -> None:
+    entry = {"path": "x", "size": 3, "sha256": sha256(b"abc")}
+    dead, living, mine = (staging.Stage(str(tmp_path), name) for name in ("dead", "living", "mine"))
+    for stage in (dead, living):
+        Path(stage.part(entry)).write_bytes(b"ab")
+    dead.leave()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "LATE", 0.2)  # seconds
+        mine.adopt([entry])
+    assert Path(mine.part(entry)).read_bytes() == b"ab"
+    assert sorted(os.listdir(tmp_path / tree.INCOMING)) == ["living", "mine"]
+    living.leave()
+    mine.adopt([])
+    assert os.listdir(tmp_path / tree.INCOMING) == ["mine"]
 
 
-def test_a_tree_that_does_not_fit_makes_no_directory(tmp_path: Path) -> None:
-    ready = objects.prepare(str(tmp_path / "a" / "b"), records.MANIFEST, objects.free_bytes(str(tmp_path)) * 2)
-    assert not ready["fits"]
-    assert not (tmp_path / "a").exists()
+def test_whoever_leaves_last_takes_the_directory_away(tmp_path: Path) -> None:
+    stages = [staging.Stage(str(tmp_path), "one") for _ in range(2)]
+    for stage in stages:
+        stage.enter()
+    stages[0].leave()
+    assert (tmp_path / tree.INCOMING / "one").exists()
+    stages[1].leave()
+    assert not (tmp_path / tree.INCOMING).exists()
+
+
+def test_chunks_that_may_be_there_are_hashed_and_holes_are_not(tmp_path: Path) -> None:
+    chunk, content = staging.CHUNK, random.Random(1).randbytes(100)
+    part = tmp_path / "part"
+    with part.open("wb") as file:
+        file.write(content)
+        file.truncate(chunk)
+        file.seek(3 * chunk)
+        file.write(content)
+    found = staging.chunk_hashes(str(part), 4 * chunk)
+    assert [each[:2] for each in found if each[0] != chunk * 2 or each[2] != sha256(bytes(chunk))] == [[0, chunk]]
+    assert found[0][2] == sha256(content.ljust(chunk, b"\0"))
+
+
+def test_ranges_that_arrive_in_any_order_are_hashed_as_they_join_up() -> None:
+    seed = 4
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(100):
+        size = rng.randrange(1, 60)
+        pieces = [(start, min(7, size - start)) for start in range(0, size, 7)]
+        rng.shuffle(pieces)
+        assembly = staging._Assembly({"path": "x", "size": size, "sha256": ""})
+        seen: set[int] = set()
+        for offset, length in pieces:
+            assembly.landed(offset, length)
+            seen |= set(range(offset, offset + length))
+            assert assembly.front == next(at for at in range(size + 1) if at not in seen)
 
 
 def test_the_manifest_is_refused_while_an_object_is_missing(tmp_path: Path) -> None:
     entries = write_tree(tmp_path / "source", {"one": b"1"})
     (tmp_path / "target").mkdir()
     with pytest.raises(FileNotFoundError):
-        objects.commit(str(tmp_path / "target"), records.MANIFEST, "{}", entries)
+        staging.commit(str(tmp_path / "target"), records.MANIFEST, "{}", entries)
     assert files(tmp_path / "target") == {}
 
 
@@ -174,7 +290,7 @@ def test_a_manifest_whose_arrays_were_edited_has_another_root_digest(tmp_path: P
     assert what.startswith("root digest is")
 
 
-@pytest.mark.parametrize("name", ["objects", "tree", "history", "engine", "environments"])
+@pytest.mark.parametrize("name", ["objects", "staging", "peer", "lines", "tree", "history", "engine", "environments"])
 def test_far_modules_are_spelled_in_python_3_8(name: str) -> None:
     source = Path(midstream.remote.__file__).parent / f"{name}.py"
     ast.parse(source.read_text(), feature_version=(3, 8))

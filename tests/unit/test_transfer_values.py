@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from midstream.errors import UsageError
 from midstream.transfer.history import _Both, _sort_out
 from midstream.transfer.progress import Meter
-from midstream.transfer.streams import WORTHWHILE, share_out
+from midstream.transfer.settings import parse_rate
+from midstream.transfer.streams import CHUNK, WORTHWHILE, split, worthwhile
 
 MIB = 1 << 20
 
@@ -19,26 +21,42 @@ def entries(sizes: list[int]) -> list[dict[str, Any]]:
     return [{"path": str(index), "size": size, "sha256": ""} for index, size in enumerate(sizes)]
 
 
-def test_every_object_is_in_one_lot_and_the_lots_are_about_equal() -> None:
-    seed = 5
+@pytest.mark.parametrize("seed", [5, 6])
+def test_every_byte_is_in_one_item_and_no_item_outlasts_the_others(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(50):
-        objects = entries([rng.randrange(16 * MIB) for _ in range(rng.randrange(8, 60))])
-        lots = share_out(objects, 2)
-        assert sorted(int(entry["path"]) for lot in lots for entry in lot) == list(range(len(objects)))
-        assert all([int(entry["path"]) for entry in lot] == sorted(int(entry["path"]) for entry in lot) for lot in lots)
-        if len(lots) == 2:
-            one, other = (sum(entry["size"] for entry in lot) for lot in lots)
-            assert abs(one - other) <= 16 * MIB
+        sizes = [rng.choice([0, 5, MIB, 40 * MIB, 300 * MIB]) + rng.randrange(MIB) for _ in range(rng.randrange(1, 60))]
+        streams = rng.randrange(1, 9)
+        items = split(entries(sizes), streams)
+        for index, size in enumerate(sizes):
+            own = [(item["offset"], item["length"]) for item in items if item["path"] == str(index)]
+            assert own == [(start, min(own[0][1], size - start)) for start in range(0, max(1, size), own[0][1] or 1)]
+        if streams > 1:
+            longest = max(item["length"] for item in items)
+            assert longest <= max(2 * CHUNK, sum(sizes) / (4 * streams))
 
 
 @pytest.mark.parametrize(
-    ("sizes", "lots"),
-    [([], 0), ([5], 1), ([WORTHWHILE], 1), ([WORTHWHILE * 4], 1), ([WORTHWHILE, WORTHWHILE], 2), ([10] * 1000, 1)],
+    ("sizes", "streams"),
+    [([5], 1), ([WORTHWHILE], 1), ([WORTHWHILE * 4], 2), ([WORTHWHILE, WORTHWHILE], 2), ([10] * 1000, 1)],
 )
-def test_a_stream_is_opened_only_where_it_is_worth_it(sizes: list[int], lots: int) -> None:
-    assert len(share_out(entries(sizes), 2)) == lots
+def test_a_stream_is_opened_only_where_it_is_worth_it(sizes: list[int], streams: int) -> None:
+    assert worthwhile(split(entries(sizes), 2), 2) == streams
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("100MB/s", 100e6), ("1Gb/s", 125e6), ("2 MiB/s", 2 * MIB), ("1.5kB", 1500.0), ("7", 7.0)],
+)
+def test_rates_are_read_as_people_write_them(text: str, rate: float) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1MB/s", "1 iB/s", "10 parsecs"])
+def test_a_rate_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        parse_rate(text)
 
 
 def test_the_rate_is_of_what_was_sent_lately_and_the_eta_of_what_is_left() -> None:

@@ -1,12 +1,13 @@
-"""Trees of objects on their way: sent and received as a stream of frames.
+"""Objects on their way: sent and received as a stream of frames.
 
-What arrives is written under ``.incoming/`` below the target directory and hashed while it is written; an object
-takes its own name only when size and hash agree, and the manifest is written last. So whatever lies under an
-object's own name was verified once, and a copy that was killed goes on from what lies on disk.
+A sender reads from its stdin what to send, item by item, and writes frames; a receiver writes what arrives into the
+staging directory (`staging.py`). An *item* is a whole object, or a range of one. A whole object is hashed while it is
+written and takes its own name when its SHA-256 is right. Of an object that arrives in ranges, over several streams
+or in several attempts, the staging program hashes the bytes as they join up.
 
-``send`` writes frames to stdout; ``receive`` reads them from stdin and writes one JSON object a line. Frame: kind
-(u8), object's index in the argument list (u32), offset in the object (u64), length of the payload (u32), big-endian,
-then the payload.
+Frame: kind (u8), length of the payload (u32), big-endian, then the payload. ITEM carries JSON: path, size and sha256
+of the object, ``offset`` and ``length`` of the item in it; DATA its bytes, in order; FAILED why it cannot be read;
+IDLE nothing, so that silence means a dead link.
 """
 
 from __future__ import annotations
@@ -15,86 +16,224 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import io
+import json
 import os
-import posixpath
+import select
+import socket
 import struct
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, BinaryIO, Dict, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
-from midstream.remote.tree import INCOMING, emit, end_with_operator, inside
-from midstream_engine import records
+from midstream.remote import peer as tls
+from midstream.remote import staging
+from midstream.remote.lines import SILENCE, Lines
+from midstream.remote.tree import emit, inside
 
-HEADER = struct.Struct(">BIQI")
-DATA, FAILED, FINISH = 1, 2, 3
-FRAME = 1 << 20  # bytes of one write to the stream: headers and payloads, many small files together
-MIN_PAYLOAD = 1 << 14  # a frame's payload is cut shorter only at the end of an object
-REPORT = 8 << 20  # bytes between two reports of progress inside large objects
+HEADER = struct.Struct(">BI")
+ITEM, DATA, FAILED, FINISH, IDLE = 1, 2, 3, 4, 5
+PAYLOAD = 1 << 20  # bytes of a frame's payload at most
+SMALL = 1 << 17  # items up to this many bytes are packed together into one write
+BUFFER = 1 << 19  # bytes read from the stream at once
+TICK = 5.0  # seconds after which an idle sender says that it lives
+REPORT = 4 << 20  # bytes between two reports of progress
+CALM = 0.1  # seconds between two reports
 SETTLING = 4  # threads that fsync finished objects while the next ones arrive
+SYNCED = 1 << 20  # objects from this size on are on the disk before they are named; the others before the manifest is
+PIPE = 1 << 20  # bytes that a pipe holds
+F_SETPIPE_SZ = 1031
 
 
-# --------------------------------------------------------------------------------------------------- the sender
+def widen(descriptor: int) -> None:
+    """A larger pipe, where it is a pipe and we may: fewer switches between reader and writer."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, F_SETPIPE_SZ, PIPE)
 
 
-def send(directory: str, objects: Sequence[Dict[str, Any]]) -> int:
-    """Write the objects (``{path, size}``, and ``offset`` where only the file's end is wanted) to stdout as
-    frames. One that cannot be read, or is shorter than said, is a FAILED frame, and ends the stream."""
-    end_with_operator()
-    buffer = bytearray(FRAME)
-    view = memoryview(buffer)
-    out = sys.stdout.buffer
-    used = 0
+# ------------------------------------------------------------------------------------------------- the sender
 
-    def flush() -> None:
-        nonlocal used
-        out.write(view[:used])
-        used = 0
 
-    def failed(index: int, what: str) -> None:
-        flush()
-        payload = what.encode()
-        out.write(HEADER.pack(FAILED, index, 0, len(payload)) + payload)
+class _Pace:
+    """Holds a stream at a rate in bytes a second; 0: as fast as it goes."""
 
-    try:
-        for index, entry in enumerate(objects):
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self._due = time.monotonic()
+
+    @property
+    def piece(self) -> int:
+        """Bytes to send at once: a tenth of a second's."""
+        return PAYLOAD if not self.rate else int(max(4096, min(PAYLOAD, self.rate / 10)))
+
+    def took(self, count: int) -> None:
+        if not self.rate:
+            return
+        now = time.monotonic()
+        self._due = max(self._due, now - 0.2) + count / self.rate
+        if self._due > now:
+            time.sleep(self._due - now)
+
+
+class _Pipe:
+    """stdout as the way out. Bytes of files go from the page cache into the pipe without a copy."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+        self._zero_copy = True
+        widen(descriptor)
+
+    def write(self, view: memoryview) -> None:
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+    def send_file(self, file: int, offset: int, count: int) -> int:
+        """Bytes that were sent; less than ``count`` at the file's end."""
+        sent = 0
+        while sent < count and self._zero_copy:
             try:
-                with open(inside(directory, entry["path"]), "rb", buffering=0) as file:
-                    file.seek(entry.get("offset", 0))
-                    done = 0
-                    while True:
-                        left = entry["size"] - done
-                        if FRAME - used < HEADER.size + min(left, MIN_PAYLOAD):
-                            flush()
-                        start = used + HEADER.size
-                        count = file.readinto(view[start : min(FRAME, start + left)]) if left else 0
-                        if left and not count:
-                            failed(index, "{} bytes, the manifest says {}".format(done, entry["size"]))
-                            return 1
-                        HEADER.pack_into(buffer, used, DATA, index, done, count or 0)
-                        used = start + (count or 0)
-                        done += count or 0
-                        if done == entry["size"]:
-                            break
-            except BrokenPipeError:
-                raise
-            except FileNotFoundError:
-                failed(index, "missing")
-                return 1
+                moved = os.sendfile(self._descriptor, file, offset + sent, count - sent)
             except OSError as error:
-                failed(index, "cannot be read: {}".format(error.strerror))
-                return 1
-        flush()
-        out.write(HEADER.pack(FINISH, 0, 0, 0))
-        out.flush()
-    except BrokenPipeError:  # the receiver has ended, and says why on its own channel
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+                if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                    raise
+                self._zero_copy = False  # a file system that cannot
+                break
+            if not moved:
+                return sent
+            sent += moved
+        return sent + _read_and_write(self.write, file, offset + sent, count - sent)
+
+
+class _Socket:
+    """A TLS connection as the way out."""
+
+    def __init__(self, sock: socket.socket):
+        self.write = sock.sendall
+
+    def send_file(self, file: int, offset: int, count: int) -> int:
+        return _read_and_write(self.write, file, offset, count)
+
+
+def _read_and_write(write: Callable[[memoryview], None], file: int, offset: int, count: int) -> int:
+    view = memoryview(bytearray(min(count, 1 << 18)))
+    sent = 0
+    while sent < count:
+        got = os.preadv(file, [view[: min(len(view), count - sent)]], offset + sent)
+        if not got:
+            break
+        write(view[:got])
+        sent += got
+    return sent
+
+
+class _Sender:
+    def __init__(self, directory: str, out: Any):
+        self.directory = directory
+        self.out = out
+        self.pace = _Pace()
+        self.packed = bytearray()
+
+    def flush(self) -> None:
+        if self.packed:
+            packed, self.packed = self.packed, bytearray()
+            self.out.write(memoryview(packed))
+
+    def frame(self, kind: int, payload: bytes = b"") -> None:
+        self.packed += HEADER.pack(kind, len(payload))
+        self.packed += payload
+        if len(self.packed) >= PAYLOAD:
+            self.flush()
+
+    def item(self, item: Dict[str, Any]) -> bool:
+        """Send one item. False where it cannot be read: that is said in the stream, which ends."""
+        start = item["offset"] + item.get("from", 0)
+        self.frame(ITEM, json.dumps(item).encode())
+        try:
+            file = os.open(inside(self.directory, item["path"]), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return self.failed("missing")
+        except OSError as error:
+            return self.failed("cannot be read: {}".format(error.strerror))
+        try:
+            there = os.fstat(file).st_size
+            if there < start + item["length"]:
+                return self.failed(_short(there, item))
+            return self.small(file, start, item) if item["length"] <= SMALL else self.large(file, start, item)
+        except OSError as error:
+            if error.errno in (errno.EPIPE, errno.ECONNRESET):
+                raise
+            return self.failed("cannot be read: {}".format(error.strerror))
+        finally:
+            os.close(file)
+
+    def failed(self, what: str) -> bool:
+        self.frame(FAILED, what.encode())
+        self.flush()
+        return False
+
+    def small(self, file: int, start: int, item: Dict[str, Any]) -> bool:
+        data = os.pread(file, item["length"], start)
+        if len(data) < item["length"]:
+            return self.failed(_short(start + len(data), item))
+        if data:
+            self.frame(DATA, data)
+        self.pace.took(len(data))
+        return True
+
+    def large(self, file: int, start: int, item: Dict[str, Any]) -> bool:
+        sent, length = 0, item["length"]
+        while sent < length:
+            count = min(self.pace.piece, length - sent)
+            self.packed += HEADER.pack(DATA, count)
+            self.flush()
+            moved = self.out.send_file(file, start + sent, count)
+            if moved < count:  # the file became shorter under way: fill the frame that was announced
+                self.out.write(memoryview(bytes(count - moved)))
+                return self.failed(_short(start + sent + moved, item))
+            sent += count
+            self.pace.took(count)
+        return True
+
+
+def _short(found: int, item: Dict[str, Any]) -> str:
+    return "{} bytes, the manifest says {}".format(found, item["size"] + item.get("from", 0))
+
+
+def send(directory: str, peer: Optional[Dict[str, Any]] = None) -> int:
+    """Send what the lines on stdin ask for: ``{"items": [...]}``, ``{"rate": BYTES_PER_SECOND}``, ``{"end": true}``.
+    Frames go to stdout, or through TLS to ``peer``."""
+    lines = Lines()
+    # With TLS the certificate's key is in memory only; the listening side says its port on stdout.
+    sock = tls.meet(peer) if peer is not None else None
+    sender = _Sender(directory, _Pipe(sys.stdout.buffer.fileno()) if sock is None else _Socket(sock))
+    try:
+        while True:
+            line = lines.get(0.0)
+            if line is None:
+                sender.flush()
+                line = lines.get(TICK)
+            if line is None:
+                sender.frame(IDLE)
+                continue
+            if "rate" in line:
+                sender.pace.rate = line["rate"]
+            for item in line.get("items", ()):
+                if not sender.item(item):
+                    return 1
+            if line.get("end"):
+                sender.frame(FINISH)
+                sender.flush()
+                if sock is not None:
+                    tls.part(sock)
+                return 0
+    except OSError as error:  # the receiver has ended, and says why on its own channel
+        if error.errno not in (errno.EPIPE, errno.ECONNRESET) and sock is None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.buffer.fileno())
         return 1
-    return 0
 
 
-# ------------------------------------------------------------------------------------------------- the receiver
+# ----------------------------------------------------------------------------------------------- the receiver
 
 
 class _Problem(Exception):
@@ -105,126 +244,170 @@ class _Problem(Exception):
         self.fields = dict(fields, kind=kind)
 
 
-def _locked_new_file(path: str) -> io.FileIO:
-    """A new file that no sweep takes away. A copy that ends removes the directory when it is empty, and sweeps what
-    is not locked yet: then make it again."""
-    while True:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            file = io.FileIO(path, "x")
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if os.path.exists(path):
-                return file
-            file.close()
+class _Bytes:
+    """The stream, read in large pieces and handed out without copying."""
+
+    def __init__(self, read_into: Callable[[memoryview], int]):
+        self._read_into = read_into
+        self._view = memoryview(bytearray(BUFFER))
+        self._start = self._end = 0
+
+    def _more(self) -> None:
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == len(self._view):
+            rest = bytes(self._view[self._start : self._end])
+            self._view[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        count = self._read_into(self._view[self._end :])
+        if not count:
+            raise _Problem("truncated")
+        self._end += count
+
+    def exactly(self, count: int) -> memoryview:
+        if count > len(self._view):
+            raise _Problem("protocol", message="a frame of {} bytes".format(count))
+        while self._end - self._start < count:
+            self._more()
+        return self.some(count)
+
+    def some(self, most: int) -> memoryview:
+        """Between 1 and ``most`` bytes; none for 0."""
+        if most and self._start == self._end:
+            self._more()
+        view = self._view[self._start : min(self._end, self._start + most)]
+        self._start += len(view)
+        return view
 
 
 class _Arriving:
-    """One object on its way in. Its temporary file is locked while its receiver lives, so that another copy can
-    tell what a dead one left behind."""
+    """One item on its way in."""
 
-    def __init__(self, directory: str, incoming: str, index: int, entry: Dict[str, Any]):
-        self.entry = entry
-        self.place = inside(directory, entry["path"])
-        self.temporary = posixpath.join(incoming, "{}-{}-{}".format(index, os.getpid(), entry["sha256"][:16]))
+    def __init__(self, stage: "staging.Stage", item: Dict[str, Any]):
+        self.item = item
+        self.whole = item["length"] == item["size"]
+        self.place = inside(stage.directory, item["path"])
+        self.part = stage.part(item)
+        self.digest = hashlib.sha256() if self.whole else None
         self.received = 0
-        self.digest = hashlib.sha256()
-        self.file = _locked_new_file(self.temporary)
+        # Whole or not: what a cut leaves behind is looked at again chunk by chunk.
+        self.file = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def write(self, data: memoryview) -> None:
-        self.digest.update(data)
+        if self.digest is not None:
+            self.digest.update(data)
+        at = self.item["offset"] + self.received
         self.received += len(data)
         while data:
-            data = data[self.file.write(data) or 0 :]
+            count = os.pwrite(self.file, data, at)
+            data, at = data[count:], at + count
 
-    def settle(self) -> None:
-        """Wait until the bytes are on the disk, then give the object its name."""
-        os.fsync(self.file.fileno())
-        os.makedirs(os.path.dirname(self.place), exist_ok=True)
-        os.replace(self.temporary, self.place)
-        self.file.close()
+    def give_up(self) -> None:
+        """Keep what a later copy may go on from: whole chunks."""
+        self.close()
+        if self.whole and self.received < staging.CHUNK:
+            os.unlink(self.part)
 
-    def discard(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.temporary)
-        self.file.close()
-
-
-def _read(source: BinaryIO, view: memoryview) -> None:
-    """Fill ``view``. _Problem where the stream ends before."""
-    filled = 0
-    while filled < len(view):
-        count = source.readinto(view[filled:])  # type: ignore[attr-defined]
-        if not count:
-            raise _Problem("truncated")
-        filled += count
+    def close(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
 
 
 class _Receiver:
-    def __init__(self, directory: str, objects: Sequence[Dict[str, Any]]):
-        self.directory = directory
-        self.objects = objects
-        self.incoming = posixpath.join(directory, INCOMING)
+    def __init__(self, stage: "staging.Stage", stream: _Bytes):
+        self.stage = stage
+        self.stream = stream
         self.arriving: Optional[_Arriving] = None
         self.settling: Set[Future] = set()
-        self.unsettled: Set[_Arriving] = set()
-        self.reported = 0
+        self.bytes = 0
+        self.objects: List[str] = []
+        self.ranges: List[List[Any]] = []
         self.spoke = time.monotonic()
 
-    def run(self, source: BinaryIO) -> None:
-        header = memoryview(bytearray(HEADER.size))
-        buffer = memoryview(bytearray(FRAME))
+    def run(self) -> None:
         pool = ThreadPoolExecutor(SETTLING)
-        done = 0
         try:
             while True:
-                _read(source, header)
-                kind, index, offset, length = HEADER.unpack(header)
-                if kind == FINISH:
-                    self._report()
+                kind, length = HEADER.unpack(self.stream.exactly(HEADER.size))
+                if kind == DATA:
+                    self._data(length, pool)
+                elif kind == ITEM:
+                    self._item(json.loads(bytes(self.stream.exactly(length))), pool)
+                elif kind == FINISH:
                     break
-                if length > FRAME or index >= len(self.objects):
-                    raise _Problem("protocol", message="a frame of {} bytes for object {}".format(length, index))
-                payload = buffer[:length]
-                _read(source, payload)
-                if kind == FAILED:
-                    raise _Problem("source", path=self.objects[index]["path"], message=bytes(payload).decode())
-                if self._take(index, offset, payload, pool):
-                    done += 1
-            self._wait_for(0)
-            if done != len(self.objects):
+                elif kind == FAILED:
+                    words = bytes(self.stream.exactly(length)).decode()
+                    raise _Problem("source", path=self._item_path(), message=words)
+                elif kind != IDLE:
+                    raise _Problem("protocol", message="a frame of kind {}".format(kind))
+                if time.monotonic() - self.spoke > CALM:
+                    self._report()
+            if self.arriving is not None:
                 raise _Problem("truncated")
+            self._wait_for(0)
         finally:
             pool.shutdown(wait=True)
-            for arriving in list(self.unsettled):
-                arriving.discard()
-            with contextlib.suppress(OSError):  # another stream of this copy still uses it
-                os.rmdir(self.incoming)
+            if self.arriving is not None:
+                self.arriving.give_up()
+            self._report()
 
-    def _take(self, index: int, offset: int, payload: memoryview, pool: ThreadPoolExecutor) -> bool:
-        """Append a frame to its object. True where that completed it."""
-        entry = self.objects[index]
-        if self.arriving is None:
-            self.arriving = _Arriving(self.directory, self.incoming, index, entry)
-            self.unsettled.add(self.arriving)
+    def _item_path(self) -> str:
+        return self.arriving.item["path"] if self.arriving is not None else ""
+
+    def _item(self, item: Dict[str, Any], pool: ThreadPoolExecutor) -> None:
+        if self.arriving is not None:
+            raise _Problem("protocol", message="{} begins inside another".format(item["path"]))
+        self.arriving = _Arriving(self.stage, item)
+        if not item["length"]:
+            self._arrived(pool)
+
+    def _data(self, length: int, pool: ThreadPoolExecutor) -> None:
         arriving = self.arriving
-        if arriving.entry is not entry or arriving.received != offset:
-            raise _Problem("protocol", message="a frame for {} at {} out of order".format(entry["path"], offset))
-        arriving.write(payload)
-        self._progress(len(payload))
-        if arriving.received < entry["size"]:
-            return False
-        found = arriving.digest.hexdigest()
-        if arriving.received != entry["size"] or found != entry["sha256"]:
-            raise _Problem("hash", path=entry["path"], message="SHA-256 is {}".format(found))
-        self.arriving = None
-        self._wait_for(4 * SETTLING)
-        self.settling.add(pool.submit(self._settle, arriving))
-        return True
+        if arriving is None or arriving.received + length > arriving.item["length"]:
+            raise _Problem("protocol", message="more bytes than announced for {}".format(self._item_path()))
+        while length:
+            data = self.stream.some(length)
+            arriving.write(data)
+            length -= len(data)
+            self.bytes += len(data)
+            if self.bytes >= REPORT and time.monotonic() - self.spoke > CALM:
+                self._report()
+        if arriving.received == arriving.item["length"]:
+            self._arrived(pool)
 
-    def _settle(self, arriving: _Arriving) -> None:
-        arriving.settle()
-        self.unsettled.discard(arriving)
-        emit("object", path=arriving.entry["path"], bytes=arriving.entry["size"])
+    def _arrived(self, pool: ThreadPoolExecutor) -> None:
+        arriving, self.arriving = self.arriving, None
+        assert arriving is not None
+        item = arriving.item
+        if arriving.digest is None:
+            self.ranges.append([item["path"], item["offset"], item["length"]])
+            self._wait_for(2 * SETTLING)
+            self.settling.add(pool.submit(self._sync, arriving))
+            return
+        found = arriving.digest.hexdigest()
+        if found != item["sha256"]:
+            arriving.close()
+            os.unlink(arriving.part)
+            raise _Problem("hash", path=item["path"], message="SHA-256 is {}".format(found))
+        if item["size"] < SYNCED:
+            self._settle(arriving)
+        else:
+            self._wait_for(2 * SETTLING)
+            self.settling.add(pool.submit(self._settle, arriving, True))
+
+    def _sync(self, arriving: _Arriving) -> None:
+        """Begin writing a range to the disk while others arrive."""
+        with contextlib.suppress(OSError):  # the staging program syncs again, and reports
+            os.fdatasync(arriving.file)
+        arriving.close()
+
+    def _settle(self, arriving: _Arriving, sync: bool = False) -> None:
+        if sync:
+            os.fsync(arriving.file)
+        arriving.close()
+        self.stage.name(arriving.part, arriving.place)
+        self.objects.append(arriving.item["path"])
 
     def _wait_for(self, at_most: int) -> None:
         """Until no more than ``at_most`` objects are being settled. Raises what a settling thread raised."""
@@ -233,91 +416,46 @@ class _Receiver:
             for future in finished:
                 future.result()
 
-    def _progress(self, count: int) -> None:
-        self.reported += count
-        if self.reported >= REPORT or time.monotonic() - self.spoke > 0.2:
-            self._report()
-
     def _report(self) -> None:
-        emit("bytes", bytes=self.reported)
-        self.reported, self.spoke = 0, time.monotonic()
+        self.spoke = time.monotonic()
+        count, self.bytes = self.bytes, 0
+        objects, ranges = self.objects[:], self.ranges[:]
+        del self.objects[: len(objects)], self.ranges[: len(ranges)]
+        if count or objects or ranges:
+            emit("landed", bytes=count, objects=objects, ranges=ranges)
 
 
-def receive(directory: str, objects: Sequence[Dict[str, Any]]) -> int:
-    """Read frames from stdin into ``directory``. Lines: ``bytes`` (since the last such line), ``object`` (verified, on
-    the disk, under its own name), and at the end ``done`` or ``problem`` (kinds truncated, source, hash, full,
-    protocol, system). After a problem no temporary file of this process is left; objects that were verified stay."""
-    receiver = _Receiver(directory, objects)
+def receive(directory: str, generation: str, peer: Optional[Dict[str, Any]] = None) -> int:
+    """Read frames from stdin, or through TLS from ``peer``, into the staging directory ``generation`` of ``directory``.
+    Lines: ``landed`` (``bytes`` since the last such line; ``objects``, verified and named; ``ranges``, written), and at
+    the end ``done`` or ``problem`` (kinds truncated, source, hash, full, protocol, system)."""
+    if peer is None:
+        widen(0)
+        read_into = _from_stdin
+    else:
+        Lines()  # the operator's end is ours
+        try:
+            read_into = tls.reader(tls.meet(peer))
+        except OSError as error:
+            emit("problem", kind="truncated", message="no connection: {}".format(error))
+            return 1
+    stage = staging.Stage(directory, generation)
     try:
-        receiver.run(sys.stdin.buffer)
+        _Receiver(stage, _Bytes(read_into)).run()
     except _Problem as problem:
         emit("problem", **problem.fields)
         return 1
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        emit("problem", kind="full" if full else "system", message=str(error), free=free_bytes(directory))
+        emit("problem", kind="full" if full else "system", message=str(error), free=staging.free_bytes(directory))
         return 1
+    finally:
+        stage.leave()
     emit("done")
     return 0
 
 
-def free_bytes(path: str) -> int:
-    """Bytes that we may still write on the file system of ``path``, or of its nearest parent that exists."""
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    usage = os.statvfs(path)
-    return usage.f_bavail * usage.f_frsize
-
-
-def prepare(directory: str, manifest: Optional[str], needed: int) -> Dict[str, Any]:
-    """Make ready to receive ``needed`` bytes: drop what dead copies left in ``.incoming``, make the directory if the
-    bytes fit. Returns ``{free, fits, manifest}``, the last one the text of the manifest that is already there."""
-    swept = _sweep(directory)
-    free = free_bytes(directory)
-    fits = needed <= free
-    if fits:
-        os.makedirs(directory, exist_ok=True)
-    present = None if manifest is None else _text_or_none(posixpath.join(directory, manifest))
-    return {"free": free, "fits": fits, "manifest": present, "swept": swept}
-
-
-def _text_or_none(path: str) -> Optional[str]:
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-
-
-def _sweep(directory: str) -> int:
-    """Remove temporary files whose receiver is dead: a living one holds their locks."""
-    incoming = posixpath.join(directory, INCOMING)
-    swept = 0
-    try:
-        names = os.listdir(incoming)
-    except FileNotFoundError:
-        return 0
-    for name in names:
-        path = posixpath.join(incoming, name)
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(path)
-                swept += 1
-    with contextlib.suppress(OSError):  # a living copy works there
-        os.rmdir(incoming)
-    return swept
-
-
-def commit(directory: str, manifest: str, text: str, objects: Sequence[Dict[str, Any]]) -> None:
-    """Write the manifest, last and atomically, once every object is in its place with its size."""
-    parents = {directory}
-    for entry in objects:
-        path = inside(directory, entry["path"])
-        if os.stat(path).st_size != entry["size"]:
-            raise records.RecordError("{}: not {} bytes any more".format(path, entry["size"]))
-        parents.add(os.path.dirname(path))
-    for parent in sorted(parents):
-        records.sync_directory(parent)
-    _sweep(directory)
-    records.write_bytes(posixpath.join(directory, manifest), text.encode())
+def _from_stdin(view: memoryview) -> int:
+    if not select.select([0], [], [], SILENCE)[0]:
+        raise _Problem("truncated", message="nothing came for {:.0f} s".format(SILENCE))
+    return os.readv(0, [view])

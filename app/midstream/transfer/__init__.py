@@ -5,16 +5,27 @@ from midstream.transfer.copy import copy_objects
 from midstream.transfer.errors import TransferError
 from midstream.transfer.history import copy_history
 from midstream.transfer.model import CopyReport, HistoryReport, Progress, VerifyReport
+from midstream.transfer.places import Place
+from midstream.transfer.route import Link, probe
+from midstream.transfer.settings import CopySettings, parse_rate
+from midstream.transfer.spread import collect_objects, fan_out
 from midstream.transfer.verify import verify_objects
 
 __all__ = [
     "Cancelled",
     "CopyReport",
+    "CopySettings",
     "HistoryReport",
+    "Link",
+    "Place",
     "Progress",
     "TransferError",
     "VerifyReport",
+    "collect_objects",
     "copy_history",
     "copy_objects",
+    "fan_out",
+    "parse_rate",
+    "probe",
     "verify_objects",
 ]

@@ -13,26 +13,34 @@ from typing import Any
 
 from midstream.errors import RemoteError
 from midstream.hosts.base import Host
+from midstream.transfer.copy import send_files
 from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.model import HistoryReport
+from midstream.transfer.places import Place
 from midstream.transfer.progress import Meter
-from midstream.transfer.route import Place, Relay
-from midstream.transfer.streams import disk_full, send_all
+from midstream.transfer.settings import CopySettings
 from midstream_engine import records
 
 METRICS = "metrics.jsonl"
-SLACK = 1 << 20  # bytes beside the files
 CALL = 300.0  # seconds
 
 
 def copy_history(
-    source: Host, target: Host, run_id: str, *, source_root: str, target_root: str, cancel: Event | None = None
+    source: Host,
+    target: Host,
+    run_id: str,
+    *,
+    source_root: str,
+    target_root: str,
+    cancel: Event | None = None,
+    settings: CopySettings | None = None,
 ) -> HistoryReport:
     """Copy the history of ``run_id``, every file verified by its hash at the target. Of a log the end travels.
 
     TransferError, Cancelled, LostContact; the same call goes on."""
     there = records.RunPaths(target_root, run_id)
-    route = Relay(Place(source, records.RunPaths(source_root, run_id).dir), Place(target, there.dir))
+    run_source = Place(source, records.RunPaths(source_root, run_id).dir)
+    run_target = Place(target, there.dir)
     try:
         described = source.call("history.describe", root=source_root, run_id=run_id, timeout=CALL)
     except RemoteError as error:
@@ -44,19 +52,17 @@ def copy_history(
     wanted, kept, aside = _sort_out(found)
 
     needed = sum(entry["size"] for entry in wanted)
-    ready = target.call("objects.prepare", directory=there.dir, manifest=None, needed=needed + SLACK, timeout=CALL)
-    if not ready["fits"]:
-        raise disk_full(route, needed, ready["free"])
     set_aside = [
         (path, target.call("history.set_aside", root=target_root, run_id=run_id, path=path, timeout=CALL))
         for path in aside
     ]
 
     def explain(path: str, what: str) -> TransferError:
-        message = f"{shown(path)} of {route.source} changed while it was copied: {what}"
+        message = f"{shown(path)} of {run_source} changed while it was copied: {what}"
         return TransferError(message, "run it again", path)
 
-    send_all(route, wanted, Meter(needed, len(wanted)), explain=explain, streams=1, cancel=cancel)
+    meter = Meter(needed, len(wanted))
+    send_files(run_source, run_target, wanted, meter, explain=explain, cancel=cancel, settings=settings)
     if described["lineage"] is not None:
         target.call(
             "history.merge_lineage", root=target_root, run_id=run_id, lineage=described["lineage"], timeout=CALL

@@ -20,7 +20,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class CopyReport:
-    """A copy that is complete. Sizes in bytes, of objects; those in ``skipped`` lay at the target already."""
+    """A copy that is complete. Sizes in bytes, of objects. ``bytes_sent`` are those that this very call sent. Objects
+    in ``skipped`` lay at the target already; those of them in ``held`` belonged to another tree there. ``routes`` says
+    in words which ways were taken."""
 
     objects: int
     objects_sent: int
@@ -28,6 +30,8 @@ class CopyReport:
     bytes_sent: int
     seconds: float
     skipped: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
 
     @property
     def bytes_skipped(self) -> int:

@@ -39,6 +39,11 @@ class Meter:
         self._object = path
         self.publish()
 
+    def landed_before(self, count: int) -> None:
+        """``count`` bytes of an object that was under way before are there, and right."""
+        self.bytes_present += count
+        self.publish()
+
     def begin(self) -> None:
         """Sending starts now: the rate is measured from here."""
         self._samples = deque([(self._clock(), 0)])

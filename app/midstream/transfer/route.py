@@ -1,148 +1,243 @@
-"""The way between two hosts. There is one so far: relayed through the operator, as a stream that is never stored."""
+"""Ways between two hosts: what each is good for, and a short probe that finds out which are open.
+
+- *pipe*: both ends are this machine.
+- *ssh*: one end is this machine; the SSH connections carry the bytes.
+- *direct*: between two SSH hosts over TLS, where one can call the other. The bytes do not touch this machine.
+- *relay*: between two SSH hosts through this machine, as a stream that is never stored.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import Queue
-from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
-from midstream.errors import LostContact, MidstreamError
-from midstream.hosts.base import Host
+from midstream.errors import HostError, LostContact
+from midstream.hosts.base import Host, Process
 from midstream.hosts.far import start_program
-from midstream.hosts.programs import last_words, reports
+from midstream.hosts.programs import reports
+from midstream.hosts.ssh import SshMachine
+from midstream.hosts.ssh_settings import resolve
+from midstream.transfer.carriers import carrier, start_stream
+from midstream.transfer.certificates import Certificate, make_certificate
+from midstream.transfer.places import Place
+from midstream.transfer.settings import DIRECT, RELAY, CopySettings
+from midstream.transfer.stream import Events, Stream
 
-CHUNK = 1 << 18  # bytes taken from the source at once. Larger writes stall in SSH windows
-ENDING = 10.0  # seconds that a program may take to end once its pipes are closed
-
-
-@dataclass(frozen=True)
-class Place:
-    """A directory on a host."""
-
-    host: Host
-    directory: str
-
-    def __str__(self) -> str:
-        return f"{self.host.name}:{self.directory}"
-
-
-class Stream(Protocol):
-    """Objects on their way. Puts ``(stream, report)`` on the queue it was given: the receiver's lines as they come,
-    and last ``{"event": "ended"}``."""
-
-    def why(self) -> MidstreamError:
-        """Once it has ended without ``done``: what broke it."""
-        ...
-
-    def close(self) -> None:
-        """End both sides. Idempotent; what was verified stays."""
-        ...
-
-
-class Route(Protocol):
-    """How bytes get from ``source`` to ``target``."""
-
-    @property
-    def source(self) -> Place: ...
-
-    @property
-    def target(self) -> Place: ...
-
-    def start(self, objects: Sequence[dict[str, Any]], events: Queue[tuple[Stream, dict[str, Any]]]) -> Stream: ...
+PROBE = 20.0  # seconds that a probe may take
+LATENT = 0.004  # seconds of round trip from which one stream's windows are too small
+PER_STREAM = 0.008  # seconds of round trip that one more stream makes up for
+MOST = 8
+SOURCE, TARGET = "source", "target"
 
 
 @dataclass(frozen=True)
-class Relay:
-    """Sender and receiver are programs on the two hosts; the operator carries bytes from one pipe to the other.
+class Link:
+    """The way that bytes take. ``seconds`` is its round trip. ``listener`` (source or target) is called by the other
+    end at ``address``, on a direct way. ``why_not``: what speaks against a direct one."""
 
-    It keeps one chunk a stream: a slow target slows the source through the pipes."""
+    kind: str  # pipe, ssh, direct, relay
+    seconds: float = 0.0
+    listener: str = ""
+    address: str = ""
+    carried_by: str = ""
+    why_not: str = ""
 
-    source: Place
-    target: Place
+    def text(self, source: str, target: str) -> str:
+        """One line for a plan."""
+        milliseconds = f"{self.seconds * 1000:.1f} ms"
+        if self.kind == "direct":
+            caller, called = (source, target) if self.listener == TARGET else (target, source)
+            return f"direct, {source} -> {target} over TLS ({caller} calls {called} at {self.address}, {milliseconds})"
+        if self.kind == "relay":
+            note = f"; not direct: {self.why_not}" if self.why_not else ""
+            return f"relayed, {source} -> this machine -> {target} over SSH ({milliseconds}{note})"
+        if self.kind == "ssh":
+            return f"{source} -> {target} over SSH ({milliseconds})"
+        return f"{source} -> {target} on this machine"
 
-    def start(self, objects: Sequence[dict[str, Any]], events: Queue[tuple[Stream, dict[str, Any]]]) -> Stream:
-        return _RelayStream(self.source, self.target, objects, events)
+    @property
+    def streams(self) -> int:
+        """As many as fill the link: a core each at least, and more where windows wait for the round trip."""
+        cores = 2 if self.kind != "direct" and (os.cpu_count() or 1) <= 2 else 4
+        more = round(self.seconds / PER_STREAM) if self.seconds > LATENT else 0
+        return min(MOST, cores + more)
 
 
-class _RelayStream:
-    def __init__(
-        self,
-        source: Place,
-        target: Place,
-        objects: Sequence[dict[str, Any]],
-        events: Queue[tuple[Stream, dict[str, Any]]],
-    ):
-        self._source, self._target, self._events = source, target, events
-        self._source_error: Exception | None = None
-        self._target_error: Exception | None = None
-        self._sender = start_program(
-            source.host, "objects.send", {"directory": source.directory, "objects": list(objects)}
+def probe(source: Host, target: Host, settings: CopySettings | None = None) -> Link:
+    """Look which way is open. Leaves nothing behind. HostError where only a direct way is wanted, and none is open."""
+    settings = settings or CopySettings()
+    far = [host for host in (source, target) if isinstance(host, SshMachine)]
+    with ThreadPoolExecutor(3) as pool:
+        times = [pool.submit(_round_trip, host) for host in far]
+        direct = pool.submit(_probe_direct, source, target, settings) if len(far) == 2 else None
+        seconds = sum(each.result() for each in times)
+        found = direct.result() if direct is not None else None
+    if not far:
+        return Link("pipe")
+    if len(far) == 1:
+        return Link("ssh", seconds, carried_by=carrier(far[0]))
+    assert found is not None
+    if found.kind == "direct":
+        return found
+    if settings.route == DIRECT:
+        raise HostError(
+            f"no direct way between {source.name} and {target.name}: {found.why_not}",
+            "open a port between them (transfer: {ports: FIRST-LAST}), or allow route: relay",
         )
-        try:
-            self._receiver = start_program(
-                target.host, "objects.receive", {"directory": target.directory, "objects": list(objects)}
-            )
-        except BaseException:
-            self._sender.close()
-            raise
-        self._threads = [
-            Thread(target=work, name=f"relay-{work.__name__.strip('_')}", daemon=True)
-            for work in (self._pump, self._listen)
+    return Link("relay", seconds, carried_by=carrier(target), why_not=found.why_not)
+
+
+def _round_trip(host: Host) -> float:
+    """Seconds; from a command, which takes three of them and a little."""
+    began = time.monotonic()
+    host.run(["true"])
+    return (time.monotonic() - began) / 3
+
+
+def _probe_direct(source: Host, target: Host, settings: CopySettings) -> Link:
+    if settings.route == RELAY:
+        return Link("relay", why_not="route: relay")
+    why = []
+    with ThreadPoolExecutor(2) as pool:
+        ways = [
+            (TARGET, pool.submit(_call, source, target, settings)),
+            (SOURCE, pool.submit(_call, target, source, settings)),
         ]
-        for thread in self._threads:
-            thread.start()
-
-    def _pump(self) -> None:
-        source, target = self._sender.stdout, self._receiver.stdin
-        read = getattr(source, "read1", source.read)
-        try:
-            while chunk := read(CHUNK):
-                try:
-                    target.write(chunk)
-                    target.flush()
-                except (OSError, ValueError, LostContact) as error:  # the receiver ended: its report says why
-                    self._target_error = error
-                    return
-        except (OSError, ValueError, LostContact) as error:
-            self._source_error = error
-        finally:
-            with contextlib.suppress(OSError, ValueError, LostContact):  # it may be gone already
-                target.close()
-
-    def _listen(self) -> None:
-        try:
-            for report in reports(self._receiver):
-                self._events.put((self, report))
-        except (OSError, ValueError, LostContact) as error:
-            self._target_error = error
-        finally:
-            self._events.put((self, {"event": "ended"}))
-
-    def why(self) -> MidstreamError:
-        for place, process, error in (
-            (self._target, self._receiver, self._target_error),
-            (self._source, self._sender, self._source_error),
-        ):
-            if isinstance(error, LostContact):
-                return error
+        for listener, way in ways:
             try:
-                status = process.wait(ENDING)
-            except LostContact as lost:
-                return lost
-            except TimeoutError:
-                return LostContact(f"{place.host.name} does not answer any more", "run the same copy again to go on")
-            words = process.stderr_text().strip()
-            if status and words:
-                return MidstreamError(f"copying to or from {place} ended with {status}: {last_words(process)}")
-        return MidstreamError(
-            f"the stream from {self._source} to {self._target} was cut", "run the same copy again to go on"
-        )
+                found = way.result()
+            except (HostError, OSError, ValueError) as error:
+                why.append(str(error))
+                continue
+            if found["address"]:
+                return Link("direct", found["seconds"], listener, found["address"])
+            why.append(f"{listener} cannot be called: {found['why']}")
+    return Link("relay", why_not="; ".join(why)[:300])
 
-    def close(self) -> None:
-        self._sender.close()
-        self._receiver.close()
-        for thread in self._threads:
-            thread.join(ENDING)
+
+def _call(caller: Host, called: Host, settings: CopySettings) -> dict[str, Any]:
+    """Let one host listen and the other call it."""
+    ends = make_ends(called, caller)
+    listening = _listening(start_program(called, "peer.answer", {"peer": ends.listener(settings)}), called)
+    try:
+        addresses = [*listening.report["addresses"], *_known_as(called)]
+        dialer = ends.dialer(list(dict.fromkeys(addresses)), listening.report["port"])
+        return caller.call("peer.knock", peer=dialer, timeout=PROBE)
+    finally:
+        listening.process.close()
+
+
+def _known_as(host: Host) -> list[str]:
+    """The address by which this machine reaches it."""
+    return [resolve(host.name, host.config).hostname] if isinstance(host, SshMachine) else []
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The two ends of direct connections, with certificates that nobody else has."""
+
+    listens: Certificate
+    dials: Certificate
+
+    def listener(self, settings: CopySettings) -> dict[str, Any]:
+        return {
+            "role": "listen",
+            "certificate": self.listens.certificate,
+            "key": self.listens.key,
+            "trusted": self.dials.certificate,
+            "ports": list(settings.ports) if settings.ports else None,
+        }
+
+    def dialer(self, addresses: list[str], port: int) -> dict[str, Any]:
+        return {
+            "role": "dial",
+            "certificate": self.dials.certificate,
+            "key": self.dials.key,
+            "trusted": self.listens.certificate,
+            "addresses": addresses,
+            "port": port,
+        }
+
+
+def make_ends(listens: Host, dials: Host) -> Ends:
+    return Ends(make_certificate(listens.name), make_certificate(dials.name))
+
+
+@dataclass(frozen=True)
+class _Listening:
+    process: Process
+    report: Mapping[str, Any]
+
+
+def _listening(process: Process, host: Host) -> _Listening:
+    for report in reports(process):
+        if report["event"] == "listening":
+            return _Listening(process, report)
+        process.close()
+        raise HostError(f"{host.name}: {report.get('message', 'it does not listen')}")
+    words = process.stderr_text().strip().splitlines()
+    process.close()
+    raise LostContact(f"{host.name}: it does not listen: {words[-1] if words else 'no message'}")
+
+
+# -------------------------------------------------------------------------------------------------------- streams
+
+
+class Route:
+    """Opens streams from ``source`` to ``target`` the way of ``link``."""
+
+    def __init__(self, source: Place, target: Place, link: Link, settings: CopySettings):
+        self.source, self.target, self.link, self._settings = source, target, link, settings
+        self._ends: Ends | None = None
+        if link.kind == "direct":
+            called, caller = (target, source) if link.listener == TARGET else (source, target)
+            self._ends = make_ends(called.host, caller.host)
+
+    @property
+    def streams(self) -> int:
+        return self._settings.streams or self.link.streams
+
+    def open(self, generation: str, events: Events, *, small: bool = False) -> Stream:
+        """A stream with both its programs running. ``small``: not worth a connection of its own."""
+        receive = {"directory": self.target.directory, "generation": generation}
+        send = {"directory": self.source.directory}
+        if self._ends is not None:
+            return self._open_direct(self._ends, send, receive, events)
+        start = start_program if small else start_stream
+        with ThreadPoolExecutor(2) as pool:  # two handshakes at once
+            sending = pool.submit(start, self.source.host, "objects.send", send)
+            receiving = pool.submit(start, self.target.host, "objects.receive", receive)
+        return self._stream(sending, receiving, events, relayed=True)
+
+    def _open_direct(self, ends: Ends, send: dict[str, Any], receive: dict[str, Any], events: Events) -> Stream:
+        sides = {
+            SOURCE: (self.source.host, "objects.send", send),
+            TARGET: (self.target.host, "objects.receive", receive),
+        }
+        called = self.link.listener
+        host, function, arguments = sides[called]
+        listening = _listening(
+            start_program(host, function, {**arguments, "peer": ends.listener(self._settings)}), host
+        )
+        host, function, arguments = sides[SOURCE if called == TARGET else TARGET]
+        dialer = ends.dialer([self.link.address], listening.report["port"])
+        try:
+            dialing = start_program(host, function, {**arguments, "peer": dialer})
+        except BaseException:
+            listening.process.close()
+            raise
+        sender, receiver = (dialing, listening.process) if called == TARGET else (listening.process, dialing)
+        return Stream(self.source, self.target, sender, receiver, events, relayed=False)
+
+    def _stream(self, sending: Any, receiving: Any, events: Events, *, relayed: bool) -> Stream:
+        failed = [each.exception() for each in (sending, receiving) if each.exception() is not None]
+        if failed:
+            for each in (sending, receiving):
+                if each.exception() is None:
+                    each.result().close()
+            raise failed[0]
+        return Stream(self.source, self.target, sending.result(), receiving.result(), events, relayed=relayed)

@@ -1,104 +1,215 @@
-"""Several streams at once: objects shared out among them, their reports merged, all of them ended together."""
+"""Several streams at once: work shared out among them as they take it, their reports merged, all ended together."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
-from queue import Empty, Queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty
 from threading import Event
 from typing import Any
 
+from midstream.errors import MidstreamError
 from midstream.hosts.programs import Cancelled
 from midstream.transfer.errors import TransferError, shown
+from midstream.transfer.places import Place
 from midstream.transfer.progress import Meter
-from midstream.transfer.route import Route, Stream
+from midstream.transfer.route import Route
+from midstream.transfer.session import Session
+from midstream.transfer.stream import Events, Item, Stream
 
-STREAMS = 2  # one core each for encryption; more pay off on links with latency
 WORTHWHILE = 16 << 20  # bytes a stream should carry at least
+SMALL = 4 << 20  # bytes below which a copy opens no connection of its own
+CHUNK = 8 << 20  # bytes of a range: as `midstream.remote.staging.CHUNK`
+LOT = 512  # items in one line to a sender
 POLL = 0.1  # seconds between two looks at ``cancel``
 
 
-def share_out(objects: Sequence[dict[str, Any]], streams: int) -> list[list[dict[str, Any]]]:
-    """At most ``streams`` lots of about equal bytes, each in the objects' order. Small trees take one stream."""
+def split(objects: Sequence[dict[str, Any]], streams: int) -> list[Item]:
+    """Objects as items. One that would keep a stream busy while the others have nothing left goes in ranges; the rest
+    goes whole, and is hashed in passing. Large ones first: the small ones fill up the end."""
     total = sum(entry["size"] for entry in objects)
-    count = max(1, min(streams, len(objects), total // WORTHWHILE))
-    heap = [(0, lot) for lot in range(count)]
-    lots: list[list[int]] = [[] for _ in range(count)]
-    for index in sorted(range(len(objects)), key=lambda index: -objects[index]["size"]):
-        size, lot = heapq.heappop(heap)
-        lots[lot].append(index)
-        heapq.heappush(heap, (size + objects[index]["size"], lot))
-    return [[objects[index] for index in sorted(lot)] for lot in lots if lot]
+    items: list[Item] = []
+    for entry in sorted(objects, key=lambda entry: -entry["size"]):
+        size = entry["size"]
+        if streams > 1 and size > max(2 * CHUNK, total / (4 * streams)):
+            items += ranges(entry, ((start, min(CHUNK, size - start)) for start in range(0, size, CHUNK)))
+        else:
+            items += ranges(entry, [(0, size)])
+    return items
 
 
-def send_all(
-    route: Route,
-    objects: Sequence[dict[str, Any]],
-    meter: Meter,
-    *,
-    explain: Callable[[str, str], TransferError],
-    streams: int = STREAMS,
-    cancel: Event | None = None,
-) -> None:
-    """Send ``objects`` (``{path, size, sha256}``) and return once every one is verified at the target.
+def ranges(entry: dict[str, Any], pieces: Iterable[tuple[int, int]]) -> list[Item]:
+    """Items for (offset, length) of one object."""
+    kept = {key: entry[key] for key in ("path", "size", "sha256")}
+    start = {"from": entry["offset"]} if entry.get("offset") else {}
+    return [{**kept, **start, "offset": offset, "length": length} for offset, length in pieces]
 
-    ``explain(path, what)`` words the error of an object that arrived with another hash. Other errors: TransferError,
-    Cancelled, LostContact. At the first of them all streams are closed."""
-    if not objects:
-        return
-    events: Queue[tuple[Stream, dict[str, Any]]] = Queue()
-    running: list[Stream] = []
-    finished: set[int] = set()
-    meter.begin()
-    try:
-        for lot in share_out(objects, streams):
-            running.append(route.start(lot, events))
-        while len(finished) < len(running):
-            if cancel is not None and cancel.is_set():
-                raise Cancelled(f"the copy to {route.target} was cancelled")
+
+def worthwhile(items: Sequence[Item], streams: int) -> int:
+    """How many streams these items deserve."""
+    total = sum(item["length"] for item in items)
+    return max(1, min(streams, len(items), total // WORTHWHILE))
+
+
+@dataclass
+class Load:
+    """What one source has to send, and the way that it takes."""
+
+    route: Route
+    items: deque[Item]
+    streams: list[Stream] = field(default_factory=list)
+    opening: int = 0
+
+
+class Sending:
+    """All streams of one copy. ``explain(path, what)`` words the error of an object that arrived with another hash."""
+
+    def __init__(
+        self,
+        session: Session,
+        events: Events,
+        loads: Sequence[Load],
+        meter: Meter,
+        *,
+        explain: Callable[[str, str], MidstreamError],
+        rate_limit: float = 0.0,
+        cancel: Event | None = None,
+    ):
+        self._session, self._events, self._meter, self._explain = session, events, meter, explain
+        self._loads = [load for load in loads if load.items]
+        self._limit, self._cancel = rate_limit, cancel
+        self._closed = False
+        self._lock = threading.Lock()
+        self.bytes_sent = 0
+
+    def run(self, waiting: set[str]) -> None:
+        """Send everything, and return once each path of ``waiting`` is verified at the target. TransferError,
+        Cancelled, LostContact; at the first of them all streams are closed."""
+        self._meter.begin()
+        try:
+            for load in self._loads:
+                self._open(load)
+            while waiting or any(load.opening or not all(s.done for s in load.streams) for load in self._loads):
+                if self._cancel is not None and self._cancel.is_set():
+                    raise Cancelled(f"the copy to {self._session.target} was cancelled")
+                try:
+                    origin, report = self._events.get(timeout=POLL)
+                except Empty:
+                    continue
+                self._handle(origin, report, waiting)
+        finally:
+            with self._lock:
+                self._closed = True
+            for load in self._loads:
+                for stream in load.streams:
+                    stream.close()
+
+    def _open(self, load: Load) -> None:
+        small = sum(item["length"] for item in load.items) < SMALL
+        load.opening = worthwhile(load.items, load.route.streams)
+
+        def work() -> None:
             try:
-                stream, report = events.get(timeout=POLL)
-            except Empty:
-                continue
-            event = report["event"]
-            if event == "bytes":
-                meter.arrived(report["bytes"])
-            elif event == "object":
-                meter.verified(report["path"])
-            elif event == "done":
-                finished.add(id(stream))
-            elif event == "problem":
-                raise _problem(route, stream, report, meter, explain)
-            elif event == "ended" and id(stream) not in finished:
-                raise stream.why()
-    finally:
-        for stream in running:
+                stream = load.route.open(self._session.generation, self._events, small=small)
+            except Exception as error:  # noqa: BLE001  raised where the events are read
+                self._events.put((load, {"event": "refused", "error": error}))
+                return
+            with self._lock:
+                if not self._closed:
+                    self._events.put((load, {"event": "opened", "stream": stream}))
+                    return
             stream.close()
 
+        for _ in range(load.opening):
+            threading.Thread(target=work, name="copy-open", daemon=True).start()
 
-def _problem(
-    route: Route,
-    stream: Stream,
-    report: dict[str, Any],
-    meter: Meter,
-    explain: Callable[[str, str], TransferError],
-) -> Exception:
-    kind, path, message = report["kind"], report.get("path", ""), report.get("message", "")
-    if kind == "source":
-        return TransferError(f"object {shown(path)} of {route.source}: {message}", path=path)
-    if kind == "hash":
-        return explain(path, message)
-    if kind == "full":
-        left = meter.bytes_total - meter.bytes_present - meter.bytes_sent
-        return disk_full(route, left, report["free"])
-    if kind == "truncated":
-        return stream.why()
-    return TransferError(f"{route.target}: {message}")
+    def _handle(self, origin: Any, report: dict[str, Any], waiting: set[str]) -> None:
+        event = report["event"]
+        if event == "opened":
+            origin.opening -= 1
+            origin.streams.append(report["stream"])
+            self._share(origin)
+        elif event == "refused":
+            # A server that lets in fewer connections than we ask for is no reason to fail.
+            origin.opening -= 1
+            if not origin.opening and not origin.streams:
+                raise report["error"]
+        elif event == "landed":
+            self._landed(origin, report, waiting)
+        elif event == "placed":
+            self._verified(report["objects"], waiting)
+        elif event == "done":
+            origin.done = True
+            self._share(self._load_of(origin))
+        elif event == "problem":
+            raise self._problem(origin, report)
+        elif event == "ended" and not (isinstance(origin, Stream) and origin.done):
+            raise origin.why()
+
+    def _landed(self, stream: Stream, report: dict[str, Any], waiting: set[str]) -> None:
+        count = report["bytes"]
+        self.bytes_sent += count
+        self._meter.arrived(count)
+        stream.landed(count, len(report["objects"]) + len(report["ranges"]))
+        self._verified(report["objects"], waiting)
+        if report["ranges"]:
+            self._session.landed(report["ranges"])
+        if stream.hungry:
+            self._share(self._load_of(stream))
+
+    def _verified(self, paths: Sequence[str], waiting: set[str]) -> None:
+        for path in paths:
+            if path in waiting:
+                waiting.discard(path)
+                self._meter.verified(path)
+
+    def _load_of(self, stream: Stream) -> Load:
+        return next(load for load in self._loads if stream in load.streams)
+
+    def _share(self, load: Load) -> None:
+        """Give work to the streams that have little left, each its share of the rate."""
+        busy = [stream for each in self._loads for stream in each.streams if not stream.done]
+        rate = self._limit / max(1, len(busy)) if self._limit else 0.0
+        for stream in load.streams:
+            while load.items and stream.hungry:
+                stream.feed(_lot(load.items), rate, last=False)
+            if not load.items and not stream.ending:
+                stream.feed([], rate, last=True)
+        if self._limit:
+            for stream in busy:
+                stream.pace(rate)
+
+    def _problem(self, origin: Any, report: dict[str, Any]) -> MidstreamError:
+        kind, path, message = report["kind"], report.get("path", ""), report.get("message", "")
+        target = self._session.target
+        if kind == "source":
+            source = origin.source if isinstance(origin, Stream) else self._loads[0].route.source
+            return TransferError(f"object {shown(path)} of {source}: {message}", path=path)
+        if kind == "hash":
+            return self._explain(path, message)
+        if kind == "full":
+            left = self._meter.bytes_total - self._meter.bytes_present - self._meter.bytes_sent
+            return disk_full(target, report.get("needed", left), report["free"])
+        if kind == "truncated":
+            return origin.why()
+        return TransferError(f"{target}: {message}")
 
 
-def disk_full(route: Route, needed: int, free: int) -> TransferError:
+def _lot(items: deque[Item]) -> list[Item]:
+    """The next items, a chunk of bytes or a little more."""
+    lot = [items.popleft()]
+    size = lot[0]["length"]
+    while items and len(lot) < LOT and size + items[0]["length"] <= CHUNK:
+        lot.append(items.popleft())
+        size += lot[-1]["length"]
+    return lot
+
+
+def disk_full(target: Place, needed: int, free: int) -> TransferError:
     """``needed`` and ``free`` in bytes."""
     return TransferError(
-        f"the disk of {route.target} is full: {needed:,} bytes needed, {free:,} free",
-        f"make room on {route.target.host.name} and run it again",
+        f"the disk of {target} is full: {needed:,} bytes needed, {free:,} free",
+        f"make room on {target.host.name} and run it again",
     )

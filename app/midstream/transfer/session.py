@@ -1,0 +1,111 @@
+"""The operator's end of the program that receives a copy's objects at the target (`midstream.remote.staging`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from queue import Queue
+from typing import Any
+
+from midstream.errors import LostContact, MidstreamError
+from midstream.hosts.far import start_program
+from midstream.hosts.programs import last_words, reports
+from midstream.transfer.places import Place
+
+ALIVE = 5.0  # seconds between two signs of life; the far side waits six times as long
+ENDING = 10.0
+
+Report = dict[str, Any]
+
+
+class Session:
+    """Puts ``(self, report)`` on ``events`` for each line of the far program, and ``ended`` last."""
+
+    def __init__(
+        self,
+        target: Place,
+        objects: Sequence[Mapping[str, Any]],
+        events: Queue[tuple[Any, Report]],
+        *,
+        manifest: str | None,
+        text: str = "",
+        survey: bool = True,
+    ):
+        self.target = target
+        self.generation = secrets.token_hex(8)
+        self._events = events
+        self._error: Exception | None = None
+        self._writing = threading.Lock()
+        self._closed = threading.Event()
+        self._process = start_program(
+            target.host,
+            "staging.serve",
+            {
+                "directory": target.directory,
+                "generation": self.generation,
+                "objects": [{key: entry[key] for key in ("path", "size", "sha256")} for entry in objects],
+                "manifest": manifest,
+                "text": text,
+                "root": target.host.root,
+                "survey": survey,
+            },
+        )
+        self._threads = [
+            threading.Thread(target=work, name=f"copy-{work.__name__.strip('_')}", daemon=True)
+            for work in (self._listen, self._keep_alive)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def landed(self, ranges: Sequence[Sequence[Any]]) -> None:
+        """Ranges ``[path, offset, length]`` whose bytes lie in the staging directory."""
+        self._say({"do": "landed", "ranges": list(ranges)})
+
+    def commit(self) -> None:
+        """Everything is named: write the manifest. ``committed`` is the answer."""
+        self._say({"do": "commit"})
+
+    def end(self) -> None:
+        """Nothing is to be written any more."""
+        self._say({"do": "end"})
+
+    def _say(self, line: Report) -> None:
+        # What broke is told where its words arrive.
+        with self._writing, contextlib.suppress(OSError, ValueError, LostContact):
+            self._process.stdin.write(json.dumps(line).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _keep_alive(self) -> None:
+        while not self._closed.wait(ALIVE):
+            self._say({"do": "alive"})
+
+    def _listen(self) -> None:
+        try:
+            for report in reports(self._process):
+                self._events.put((self, report))
+        except (OSError, ValueError, LostContact) as error:
+            self._error = error
+        finally:
+            self._events.put((self, {"event": "ended"}))
+
+    def why(self) -> MidstreamError:
+        """Once it has ended too early: what broke it."""
+        if isinstance(self._error, LostContact):
+            return self._error
+        try:
+            status = self._process.wait(ENDING)
+        except LostContact as lost:
+            return lost
+        except TimeoutError:
+            return LostContact(f"{self.target.host.name} does not answer any more", "run the same copy again to go on")
+        return MidstreamError(f"copying to {self.target} ended with {status}: {last_words(self._process)}")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closed.set()
+        self._process.close()
+        for thread in self._threads:
+            thread.join(ENDING)
