@@ -4,8 +4,8 @@
 
 The state is that of AdamW on a GPT-2-shaped model: float32 parameters and two moments, sharded over ``--devices``
 virtual CPU devices along ``embed``. *Plain* is the least that the same promises cost: each device's share of each array
-in a file of its own, SHA-256 while it passes, fsync, in as many threads; read back in the same way. ``--orbax`` names
-an interpreter that has orbax-checkpoint (and this jax); without it, the one that runs this is tried.
+in a file of its own, SHA-256 and crc32c while it passes, fsync, in as many threads; read back in the same way.
+``--orbax`` names an interpreter that has orbax-checkpoint (and this jax); without it, the one that runs this is tried.
 
 Ways are interleaved, medians are compared. A ratio is plain's time over the way's, above 1 means faster than plain. For
 ``stall`` it is the part of a synchronous save, for ``another mesh`` the multiple of the same mesh. CPU seconds are
@@ -19,14 +19,13 @@ import gc
 import hashlib
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,28 +62,47 @@ def drop_caches(directory: Path) -> None:
             os.close(descriptor)
 
 
-def resident() -> int:
-    """Bytes of this process in memory."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+def memory_line(name: str) -> int:
+    """Bytes that /proc/self/status tells of this process: ``VmRSS`` now, ``VmHWM`` the most since it was reset."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        line = next(line for line in file if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
 
 
-class Peak:
-    """The most memory that the process has had since the context began, looked at every few milliseconds."""
+def peak_of(work: Callable[[], object]) -> int:
+    """Bytes by which this process grew at most while ``work`` ran, by the kernel's own count."""
+    gc.collect()
+    before = memory_line("VmRSS")
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")  # VmHWM begins anew
+    kept = work()
+    grown = memory_line("VmHWM") - before
+    del kept
+    return grown
 
-    def __enter__(self) -> Peak:
-        self.bytes, self._done = resident(), threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
+def measure_memory(options: argparse.Namespace, what: str) -> float:
+    """Peak extra host memory as a multiple of the state, in a process that does nothing else."""
+    words = [sys.executable, __file__, "--mib", str(options.mib), "--devices", str(options.devices), "--memory", what]
+    if options.where:
+        words += ["--where", str(options.where)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
 
-    def _watch(self) -> None:
-        while not self._done.wait(0.003):
-            self.bytes = max(self.bytes, resident())
+
+def print_memory(case: Case, what: str) -> None:
+    """The part of :func:`measure_memory` that runs in the other process."""
+    import jax
+
+    way, directory = Midstream(case), case.room / "state"
+    if what == "save":
+        grown = peak_of(lambda: way.save_behind(directory))
+    else:
+        way.save(directory)
+        case.template(case.mesh)
+        mesh = case.other if what == "restore, another mesh" else case.mesh
+        grown = peak_of(lambda: jax.block_until_ready(way.restore(directory, mesh)))
+    print(grown / case.bytes)
 
 
 class Case:
@@ -130,7 +148,7 @@ class Case:
 
 
 class Plain:
-    """Shards as files: SHA-256 while they pass, fsync, threads. No names, no manifest, no other mesh."""
+    """Shards as files: SHA-256 and crc32c while they pass, fsync, threads. No names, no manifest, no other mesh."""
 
     name = "plain"
 
@@ -138,16 +156,19 @@ class Plain:
         self._case, self._threads = case, threads
 
     def save(self, directory: Path) -> None:
+        import google_crc32c
         import numpy as np
 
         directory.mkdir()
 
         def write(path: Path, data: Any) -> None:
-            raw, digest = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data, hashlib.sha256()
+            raw, digest, crc = np.ascontiguousarray(data).reshape(-1).view(np.uint8), hashlib.sha256(), 0
             with open(path, "wb", buffering=0) as file:
                 for start in range(0, len(raw), BLOCK):
-                    digest.update(raw[start : start + BLOCK])
-                    file.write(raw[start : start + BLOCK])
+                    block = raw[start : start + BLOCK]
+                    digest.update(block.data)
+                    crc = google_crc32c.extend(crc, block)
+                    file.write(block.data)
                 os.fsync(file.fileno())
 
         with ThreadPoolExecutor(self._threads) as pool:
@@ -160,16 +181,18 @@ class Plain:
                 task.result()
 
     def restore(self, directory: Path, mesh: Any) -> dict[str, Any]:
+        import google_crc32c
         import jax
         import numpy as np
 
         def read(path: Path, shape: tuple[int, ...], device: Any) -> Any:
-            data, digest = np.empty(shape, np.float32), hashlib.sha256()
-            raw = data.reshape(-1).view(np.uint8).data
+            data, digest, crc = np.empty(shape, np.float32), hashlib.sha256(), 0
+            raw = data.reshape(-1).view(np.uint8)
             with open(path, "rb", buffering=0) as file:
                 done = 0
-                while count := file.readinto(raw[done : done + BLOCK]):
-                    digest.update(raw[done : done + count])
+                while count := file.readinto(raw[done : done + BLOCK].data):
+                    digest.update(raw[done : done + count].data)
+                    crc = google_crc32c.extend(crc, raw[done : done + count])
                     done += count
             return jax.device_put(data, device)
 
@@ -288,7 +311,8 @@ def measure(case: Case, ways: list[Any], rounds: int) -> dict[str, dict[str, flo
             seconds.setdefault((way, what), []).append(value)
 
     for number in range(rounds + 1):
-        for way in ways:
+        turn = number % len(ways)
+        for way in ways[turn:] + ways[:turn]:  # who comes after whom makes a difference
             directory = case.room / "state"
             os.sync()
             began = time.perf_counter()
@@ -307,11 +331,7 @@ def measure(case: Case, ways: list[Any], rounds: int) -> dict[str, dict[str, flo
             shutil.rmtree(directory)
             if isinstance(way, Midstream):
                 os.sync()
-                gc.collect()
-                before = resident()
-                with Peak() as peak:
-                    note(way.name, "save behind", timed(way.save_behind, directory), number)
-                note(way.name, "extra memory / state", (peak.bytes - before) / case.bytes, number)
+                note(way.name, "save behind", timed(way.save_behind, directory), number)
                 note(way.name, "stall", way.stall, number)
                 shutil.rmtree(directory)
     found: dict[str, dict[str, float]] = {}
@@ -328,7 +348,7 @@ def report(case: Case, found: dict[str, dict[str, float]]) -> None:
             ratios["another mesh / same mesh"] = values["restore, another mesh"] / values["restore, cached"]
         if "stall" in values:
             ratios["stall / save"] = values["stall"] / values["save"]
-            ratios["extra memory / state"] = values.pop("extra memory / state")
+            ratios |= {key: values.pop(key) for key in list(values) if key.startswith("extra memory")}
         row = {
             "way": way,
             "ratios": {key: round(value, 3) for key, value in ratios.items()},
@@ -345,6 +365,7 @@ def main() -> None:
     flags.add_argument(
         "--where", type=Path, help="a directory on the disk to measure (default: the system's temporary)"
     )
+    flags.add_argument("--memory", help=argparse.SUPPRESS)  # what a process of its own is to measure
     flags.add_argument("--orbax", metavar="PYTHON", help="an interpreter with orbax-checkpoint")
     options = flags.parse_args()
     if options.orbax and os.path.realpath(sys.executable) and options.orbax != sys.executable:
@@ -366,6 +387,9 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="midstream-bench-", dir=options.where) as name:
         case = Case(Path(name), options.mib, options.devices)
+        if options.memory:
+            print_memory(case, options.memory)
+            return
         ways: list[Any] = [Plain(case, THREADS), Midstream(case)]
         try:
             ways += [Orbax(case, False), Orbax(case, True)]
@@ -387,7 +411,10 @@ def main() -> None:
             ),
             flush=True,
         )
-        report(case, measure(case, ways, options.rounds))
+        found = measure(case, ways, options.rounds)
+        for what in ("save", "restore", "restore, another mesh"):
+            found["midstream"][f"extra memory in {what} / state"] = measure_memory(options, what)
+        report(case, found)
 
 
 if __name__ == "__main__":

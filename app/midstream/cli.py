@@ -56,11 +56,15 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
         from midstream import headless
 
         return headless.diff(None, options, output)
+    if options.checkpoints and headless_path(options.checkpoints):
+        from midstream import headless
+
+        return headless.show_tree(None, options, output)
     fleet = load_fleet(options.fleet)
     modes = ("status", "launch", "migrate", "stop", "verify", "diff")
     chosen = next((mode for mode in modes if getattr(options, mode)), None)
     if options.checkpoints is not None:
-        chosen = "checkpoints"
+        chosen = "show_tree" if options.tree or options.deep or ":" in options.checkpoints else "checkpoints"
     if options.clean is not None:
         chosen = "clean"
     if chosen is None:
@@ -73,9 +77,11 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
 
 
 def headless_path(text: str) -> bool:
-    """Whether it names a directory of this machine: then no fleet file is needed."""
+    """Whether it names a directory of this machine or a bucket: then no fleet file is needed."""
     import os
 
+    if text.startswith("gs://"):
+        return True
     return "/" in text and ":" not in text.split("/")[0] and os.path.isdir(text)
 
 

@@ -15,7 +15,8 @@ USAGE = """midstream [--fleet FILE]                                     the term
        midstream --launch CONFIG --on TARGET [--run-id ID] [-- ENGINE FLAGS]
        midstream --migrate RUN --to TARGET [--mode stop] [--checkpoint now|latest|STEP] [--dry-run] [--yes]
        midstream --continue MIGRATION | --rollback MIGRATION | --stop RUN
-       midstream --checkpoints [RUN] | --verify CHECKPOINT | --diff A B | --clean [RUN] [--yes]"""
+       midstream --checkpoints [RUN] | --checkpoints RUN|CHECKPOINT --tree [--deep]
+       midstream --verify CHECKPOINT [--deep] | --diff A B | --clean [RUN] [--yes]"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -42,15 +43,25 @@ def parser() -> argparse.ArgumentParser:
     modes.add_argument("--continue", metavar="MIGRATION", dest="continue_", help="go on with an interrupted migration")
     modes.add_argument("--rollback", metavar="MIGRATION", help="take a migration back, until its source is retired")
     modes.add_argument("--stop", metavar="RUN", help="save and stop a run")
-    modes.add_argument("--checkpoints", metavar="RUN", nargs="?", const="", help="checkpoints of a run, or of all")
+    modes.add_argument(
+        "--checkpoints",
+        metavar="RUN",
+        nargs="?",
+        const="",
+        help="checkpoints of a run, or of all; of a CHECKPOINT arrays",
+    )
     modes.add_argument("--diff", metavar=("A", "B"), nargs=2, help="what differs between two checkpoints, by manifest")
     modes.add_argument("--clean", metavar="RUN", nargs="?", const="", help="name what killed saves left; --yes removes")
-    modes.add_argument("--verify", metavar="CHECKPOINT", help="re-hash a checkpoint: a directory, HOST:PATH, or RUN")
+    modes.add_argument("--verify", metavar="CHECKPOINT", help="re-hash a checkpoint: directory, HOST:PATH, gs://, RUN")
 
     common = result.add_argument_group("common")
     common.add_argument("--fleet", metavar="FILE", help="default: $MIDSTREAM_FLEET or ~/.config/midstream/fleet.yaml")
     common.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
     common.add_argument("--version", action="version", version=f"midstream {__version__}")
+
+    looked = result.add_argument_group("checkpoints")
+    looked.add_argument("--tree", action="store_true", help="with --checkpoints: the arrays of a run's newest one")
+    looked.add_argument("--deep", action="store_true", help="with --verify, --checkpoints: decode every array")
 
     screen = result.add_argument_group("terminal UI")
     screen.add_argument("--readonly", action="store_true", help="look, and touch nothing")
@@ -96,6 +107,10 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
     for name in ("dry_run", "source_lost"):
         if getattr(options, name) and not options.migrate:
             flags.error(f"--{name.replace('_', '-')} goes with --migrate")
+    if options.tree and not options.checkpoints:
+        flags.error("--tree goes with --checkpoints RUN or --checkpoints CHECKPOINT")
+    if options.deep and not (options.verify or options.checkpoints):
+        flags.error("--deep goes with --verify and --checkpoints")
     if options.yes and not (options.migrate or options.rollback or options.clean is not None):
         flags.error("--yes goes with --migrate, --rollback and --clean")
     for name in ("certify_steps", "healthy_steps"):

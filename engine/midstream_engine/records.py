@@ -692,6 +692,7 @@ class ArrayEntry(_Record):
     dtype: str
     grid: List[int]
     objects: List[str]
+    sha256: str = ""  # of the elements of an array in ``small.safetensors``; empty for others, whose objects have hashes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,9 @@ from midstream.headless.clean import clean
 from midstream.headless.diff import diff
 from midstream.headless.look import checkpoints, init, status
 from midstream.headless.move import follow, migrate, resume
-from midstream.headless.verify import verify
+from midstream.headless.verify import show_tree, verify
 
-__all__ = ["checkpoints", "clean", "diff", "follow", "init", "launch", "migrate", "resume", "status", "stop", "verify"]
+__all__ = [
+    "checkpoints", "clean", "diff", "follow", "init", "launch", "migrate", "resume", "show_tree", "status", "stop",
+    "verify",
+]  # fmt: skip

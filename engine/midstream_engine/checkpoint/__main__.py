@@ -1,25 +1,35 @@
-"""``python -m midstream_engine.checkpoint DIR [--deep]``: show a checkpoint's arrays and verify its bytes."""
+"""``python -m midstream_engine.checkpoint PLACE [--deep] [--json]``: show a checkpoint's arrays and verify its bytes.
+
+``PLACE`` is a directory with a manifest.json, or ``gs://bucket/prefix``.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.verify import describe, verify_checkpoint
+from midstream_engine.checkpoint.verify import describe, lines, verify_checkpoint
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0 where the checkpoint is sound, 1 where it is not. The tree goes to stdout, the verdict to stderr."""
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.checkpoint", description="Verify a checkpoint.")
-    parser.add_argument("directory", help="a directory with a manifest.json")
+    parser.add_argument("directory", metavar="PLACE", help="a directory with a manifest.json, or gs://bucket/prefix")
     parser.add_argument("--deep", action="store_true", help="also decode every array and measure its norm")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line: arrays, then the verdict")
     options = parser.parse_args(arguments)
     try:
         report = verify_checkpoint(options.directory, deep=options.deep)
     except CheckpointError as error:
+        print(json.dumps({"event": "problem", "message": str(error)}) if options.json else "", end="")
         print(error, file=sys.stderr)
         return 1
+    if options.json:
+        for value in lines(report):
+            print(json.dumps(value))
+        return 0 if report.sound else 1
     print(describe(report))
     for path in report.unlisted:
         print(f"note: {path} does not belong to the checkpoint", file=sys.stderr)

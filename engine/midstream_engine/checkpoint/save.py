@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import math
 import os
@@ -237,7 +238,7 @@ def _complete(
     store = Directory(directory)
     objects = [*cells, *write_rest(store, whole_ones, document)]
     store.sync()
-    entries = describe_arrays(arrays)
+    entries = describe_arrays(whole_ones)
     wanted = sorted([TRAIN, *{path for entry in entries for path in entry.objects}])
     found = sorted(entry.path for entry in objects)
     if found != wanted:
@@ -269,7 +270,9 @@ def describe_arrays(arrays: list[HostArray]) -> list[ArrayEntry]:
     for array in arrays:
         grid = grid_of(array.axes, array.shape, array.dtype)
         paths = zarr.object_paths(array.name, array.shape, grid) if grid else [PACKED]
-        entries.append(ArrayEntry(array.name, list(array.axes), list(array.shape), array.dtype, list(grid), paths))
+        sha256 = "" if grid else hashlib.sha256(bytes_of(array.part(whole(array.shape)))).hexdigest()
+        axes, shape = list(array.axes), list(array.shape)
+        entries.append(ArrayEntry(array.name, axes, shape, array.dtype, list(grid), paths, sha256))
     return entries
 
 

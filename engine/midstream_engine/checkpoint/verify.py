@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +19,8 @@ from midstream_engine.checkpoint.discover import check_train, read_manifest
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
 from midstream_engine.checkpoint.grid import cell_shape
-from midstream_engine.checkpoint.objects import read_object
-from midstream_engine.checkpoint.packed import unpack
+from midstream_engine.checkpoint.objects import Discard, bytes_of, read_object, write_cell, write_object
+from midstream_engine.checkpoint.packed import pack, unpack
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest, root_digest
 
@@ -50,8 +52,9 @@ def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
     """Read every object once and check its size, SHA-256 and crc32c, then the root digest that they make.
 
     ``deep`` also decodes every array: that ``zarr.json`` and the packed file describe what the manifest does, that each
-    cell's own crc32c belongs to its data; and measures norms. All flaws are reported, not the first alone. Raises
-    CheckpointCorrupt where there is no manifest to check against, or it contradicts itself.
+    cell's own crc32c belongs to its data; encodes the decoded arrays anew and compares the root digest that this makes;
+    and measures norms. All flaws are reported, not the first alone. Raises CheckpointCorrupt where there is no manifest
+    to check against, or it contradicts itself.
     """
     manifest = read_manifest(directory)
     check_layout(directory, manifest)
@@ -60,6 +63,7 @@ def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
     cells = {path: entry for entry in arrays.values() if entry.grid for path in entry.objects}
     sums = {name: _Sums() for name in arrays}
     hashes: dict[str, str] = {}
+    anew: dict[str, str] = {}  # of the objects that the decoded arrays make
     flaws: list[str] = []
     train: dict[str, object] = {}
     lock = threading.Lock()
@@ -75,12 +79,19 @@ def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
         if not deep:
             return
         if path == PACKED:
-            for name, array in _unpacked(data, [entry for entry in arrays.values() if not entry.grid]):
+            small = dict(_unpacked(data, [entry for entry in arrays.values() if not entry.grid]))
+            for name, array in small.items():
                 sums[name].add(array)
+            anew[path] = write_object(Discard(), path, memoryview(pack(small))).sha256
         elif owner is not None and is_cell:
-            sums[owner.name].add(np.frombuffer(data[:-4], numpy_dtype(owner.dtype)))
-        elif owner is not None and (flaw := zarr.disagreement(bytes(data), owner)):
-            raise CheckpointCorrupt(f"object {path}: {flaw}")
+            cell = np.frombuffer(data[:-4], numpy_dtype(owner.dtype))
+            sums[owner.name].add(cell)
+            anew[path] = write_cell(Discard(), path, [bytes_of(cell)]).sha256
+        elif owner is not None:
+            if flaw := zarr.disagreement(bytes(data), owner):
+                raise CheckpointCorrupt(f"object {path}: {flaw}")
+            text = zarr.metadata(owner.axes, owner.shape, owner.dtype, owner.grid)
+            anew[path] = write_object(Discard(), path, memoryview(text)).sha256
 
     def task(path: str) -> None:
         try:
@@ -99,6 +110,9 @@ def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
         digest = root_digest(manifest.array_entries, hashes, state)
         if digest != manifest.root_digest:
             flaws.append(f"root digest {digest} of the bytes differs from the manifest's {manifest.root_digest}")
+        if deep and not flaws and (made := root_digest(manifest.array_entries, anew, state)) != manifest.root_digest:
+            odd = next(path for path in sorted(anew) if anew[path] != hashes[path])
+            flaws.append(f"object {odd}: its arrays are encoded otherwise than they are here (root digest {made})")
     return Report(
         manifest,
         digest,
@@ -147,6 +161,31 @@ class _Sums:
     def contents(self) -> Contents:
         # fsum does not depend on the order in which the threads were done.
         return Contents(math.sqrt(math.fsum(self._squares)), self._not_finite)
+
+
+def lines(report: Report) -> Iterator[dict[str, Any]]:
+    """The outcome for programs: one object an array, and at the end the verdict."""
+    manifest = report.manifest
+    for entry in manifest.array_entries:
+        value: dict[str, Any] = {"event": "array", "name": entry.name, "axes": entry.axes, "shape": entry.shape}
+        value |= {"dtype": entry.dtype, "grid": entry.grid}
+        if report.contents is not None:
+            contents = report.contents[entry.name]
+            value |= {"norm": contents.norm, "not_finite": contents.not_finite}
+        yield value
+    problems = []
+    for flaw in report.flaws:
+        found = re.fullmatch(r"object (\S+): (.*)", flaw, re.DOTALL)
+        problems.append([found[1], found[2]] if found else [MANIFEST, flaw])
+    yield {
+        "event": "verified",
+        "objects": len(manifest.objects),
+        "bytes": manifest.size,
+        "recorded": manifest.root_digest,
+        "recomputed": report.root_digest,
+        "problems": problems,
+        "extra": report.unlisted,
+    }
 
 
 def describe(report: Report) -> str:

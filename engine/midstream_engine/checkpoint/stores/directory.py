@@ -31,6 +31,7 @@ class Directory:
     def __init__(self, path: str):
         self.where = path
         self._unsynced: deque[int] = deque()  # descriptors: only those are sure to report that a write went wrong
+        self._made: set[str] = set()  # directories that are there
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -56,7 +57,10 @@ class Directory:
 
     def write(self, path: str, blocks: Iterable[memoryview]) -> None:
         target = self._at(path)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        parent = os.path.dirname(target)
+        if parent not in self._made:  # most objects lie in a directory that another one has made
+            os.makedirs(parent, exist_ok=True)
+            self._made.add(parent)
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             for block in blocks:

@@ -1,0 +1,1 @@
+"""Where checkpoints lie when no host holds them."""

@@ -1,0 +1,237 @@
+"""Looking into checkpoints from the command line: verdicts, norms and trees, on a disk and in a bucket."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checkpoint_states import plain_state, save
+from lab.bucket import BucketServer, bucket_server
+from midstream.cli import main
+from midstream.errors import Exit
+from midstream.remote import decode, deep
+from midstream_engine.checkpoint.tree import flatten
+from midstream_engine.records import MANIFEST, PACKED, Manifest, RunPaths, write_json
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(str(tmp_path / "root"), "run")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch):
+    with bucket_server("runs") as running:
+        for name, value in running.environment.items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def state() -> dict[str, Any]:
+    """With what is not finite, and an element type of each kind."""
+    tree = plain_state()
+    tree["model"]["bias"][:3] = [np.nan, np.inf, -np.inf]
+    tree["model"]["tiny"] = np.arange(7, dtype=np.float16)
+    tree["model"]["double"] = np.array([-1e300, 2.5])
+    return tree
+
+
+def expected() -> dict[str, tuple[float, int]]:
+    """Norm of the finite elements and the number of others, by array."""
+    result = {}
+    for name, array in flatten(state()).items():
+        values = np.asarray(array.value).astype(np.float64).reshape(-1)
+        finite = values[np.isfinite(values)]
+        result[name] = float(np.linalg.norm(finite / 1e150) * 1e150), values.size - finite.size
+    return result
+
+
+def check_norms(found: dict[str, dict[str, Any]]) -> None:
+    wanted = expected()
+    assert found.keys() == wanted.keys()
+    for name, (norm, not_finite) in wanted.items():
+        if name != "model/double":  # its square is beyond float64
+            assert math.isclose(found[name]["norm"], norm, rel_tol=1e-12), name
+        assert found[name]["not_finite"] == not_finite, name
+
+
+def examined(directory: str, capfdbinary: Any, **more: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """What ``decode`` says on this host: arrays by name, and the verdict."""
+    assert decode.examine(directory) == 0
+    reports = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    return {report["name"]: report for report in reports if report["event"] == "array"}, reports[-1]
+
+
+# ------------------------------------------------------------------------------------------------- --verify, --deep
+
+
+def test_deep_decodes_the_arrays_measures_them_and_recomputes_the_root_digest(
+    paths: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = state()
+    del tree["model"]["double"]
+    saved = save(paths, tree)
+    assert main(["--verify", paths.checkpoint(saved.name), "--deep", "--json"]) == Exit.DONE
+    *arrays, result = lines(capsys)
+    assert (result["ok"], result["root_digest"], result["deep"]) == (True, saved.root_digest, True)
+    found = {array["name"]: array for array in arrays}
+    wanted = expected()
+    assert found.keys() == wanted.keys() - {"model/double"}
+    for name, array in found.items():
+        assert math.isclose(array["norm"], wanted[name][0], rel_tol=1e-12)
+        assert array["not_finite"] == wanted[name][1]
+
+
+def test_the_standard_library_alone_comes_to_the_same_verdict(paths: RunPaths, capfdbinary: Any) -> None:
+    saved = save(paths, state())
+    arrays, verdict = examined(paths.checkpoint(saved.name), capfdbinary)
+    check_norms(arrays)
+    assert (verdict["recomputed"], verdict["problems"], verdict["extra"]) == (saved.root_digest, [], [])
+    assert {array["by"] for array in arrays.values()} == {"the standard library"}
+
+
+def spoil_consistently(paths: RunPaths, path: str, data: bytes) -> None:
+    """Change an object and its entries in the manifest, as a program with a fault in it would."""
+    import hashlib
+
+    from midstream_engine.records import root_digest
+
+    (found,) = Path(paths.checkpoints).iterdir()
+    (found / path).write_bytes(data)
+    value = json.loads((found / MANIFEST).read_bytes())
+    for entry in value["objects"]:
+        if entry["path"] == path:
+            entry.update(sha256=hashlib.sha256(data).hexdigest(), size=len(data), crc32c="")
+    manifest = Manifest.from_json(value)
+    state = json.loads((found / "train.json").read_bytes())["state"]
+    hashes = {entry.path: entry.sha256 for entry in manifest.object_entries}
+    value["root_digest"] = root_digest(manifest.array_entries, hashes, state)
+    write_json(str(found / MANIFEST), value)
+
+
+@pytest.mark.parametrize("what", ["crc32c", "order", "description"])
+def test_what_hashes_cannot_find_decoding_does(paths: RunPaths, capfdbinary: Any, what: str) -> None:
+    """A checkpoint whose every hash is right, and which was written wrongly all the same."""
+    saved = save(paths, plain_state())
+    directory = Path(paths.checkpoint(saved.name))
+    if what == "crc32c":
+        path = "arrays/model/wide/c/0/1"
+        data = (directory / path).read_bytes()[:-4] + b"\0\0\0\0"
+    elif what == "order":
+        path, raw = PACKED, (directory / PACKED).read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        header = dict(reversed(json.loads(raw[8 : 8 + length]).items()))
+        text = json.dumps(header, separators=(",", ":")).encode()
+        data = raw[:8] + text.ljust(length) + raw[8 + length :]
+    else:
+        path = "arrays/model/half/zarr.json"
+        data = (directory / path).read_bytes().replace(b"bfloat16", b"float16 ").replace(b'16 "', b'16"')
+    spoil_consistently(paths, path, data)
+    assert main(["--verify", str(directory)]) == Exit.DONE
+    assert main(["--verify", str(directory), "--deep"]) == Exit.FAILED
+    assert path in capfdbinary.readouterr().out.decode()
+    _, verdict = examined(str(directory), capfdbinary)
+    assert verdict["problems"], what
+
+
+def test_a_bucket_is_verified_without_an_engine_and_decoded_with_one(
+    paths: RunPaths, server: BucketServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = RunPaths(paths.root, "run", "gs://runs/lab")
+    os.makedirs(there.dir)
+    saved = save(there, plain_state())
+    url = there.checkpoint(saved.name)
+    for flags in ([], ["--deep"]):
+        assert main(["--verify", url, *flags, "--json"]) == Exit.DONE
+        *arrays, result = lines(capsys)
+        assert (result["ok"], result["checkpoint"], result["root_digest"]) == (True, url, saved.root_digest)
+        assert len(arrays) == (len(saved.arrays) if flags else 0)
+    prefix = f"lab/runs/run/checkpoints/{saved.name}/"
+    blob = server.blobs("runs", prefix)[f"{prefix}arrays/model/wide/c/0/1"]
+    server.put("runs", blob.name, blob.data[:-9] + b"x" + blob.data[-8:])
+    server.delete("runs", f"{prefix}small.safetensors", {})
+    for flags in ([], ["--deep"]):
+        assert main(["--verify", url, *flags]) == Exit.FAILED
+        out = capsys.readouterr().out
+        assert f"{url}/small.safetensors: missing" in out
+        assert f"{url}/arrays/model/wide/c/0/1: SHA-256" in out
+    assert main(["--verify", "gs://runs/lab/nothing"]) == Exit.FAILED
+    assert "gs://runs/lab/nothing: there is no manifest.json" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------- --checkpoints as a tree
+
+
+def test_a_tree_is_read_from_the_manifest_alone_and_norms_where_the_data_is(
+    paths: RunPaths, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    saved = save(paths, plain_state())
+    directory = Path(paths.checkpoint(saved.name))
+    assert main(["--checkpoints", str(directory), "--deep"]) == Exit.DONE
+    out = capsys.readouterr().out.splitlines()
+    norm = float(np.linalg.norm(plain_state()["model"]["wide"].astype(np.float64)))
+    (wide,) = [line.split() for line in out if line.split()[0] == "wide"]
+    assert wide == ["wide", "[dim_0=512,", "dim_1=2048]", "float32", "4.2", "MB", "2", "cells", "norm", f"{norm:.6g}"]
+    os.makedirs(paths.attempts)
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"hosts:\n  here: {{type: local, root: {paths.root}}}\n")
+    for path in directory.rglob("*"):
+        if path.is_file() and path.name != MANIFEST:
+            path.unlink()
+    for arguments in ([str(directory), "--tree"], [f"here:{directory}"], ["run", "--tree"]):
+        assert main(["--fleet", str(fleet), "--checkpoints", *arguments]) == Exit.DONE
+        out = capsys.readouterr().out.splitlines()
+        assert out[1].endswith(f"root digest {saved.root_digest}")
+        (wide,) = [line.split() for line in out if line.split()[0] == "wide"]
+        assert wide[-2:] == ["2", "cells"]
+        assert next(line for line in out if line.startswith("model/")).split()[-2:] == ["5.8", "MB"]
+
+
+def test_two_checkpoints_are_compared_across_bucket_and_disk(
+    paths: RunPaths, server: BucketServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = RunPaths(paths.root, "run", "gs://runs/lab")
+    os.makedirs(there.dir)
+    other = plain_state()
+    other["key"][0] ^= 1
+    names = [save(there, plain_state()).name, save(paths, other).name]
+    assert main(["--diff", there.checkpoint(names[0]), paths.checkpoint(names[1])]) == Exit.FAILED
+    assert capsys.readouterr().out.splitlines()[2:] == ["~ key: differs (2 elements)"]
+
+
+@pytest.mark.parametrize("arguments", [["--deep", "--status"], ["--tree"], ["--checkpoints", "--tree"]])
+def test_flags_that_say_nothing_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == Exit.USAGE
+    assert "goes with" in capsys.readouterr().err
+
+
+def test_the_engine_of_a_hosts_root_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this interpreter has none: the newest engine with an environment that starts it."""
+    import sys
+
+    root = tmp_path / "root"
+    for folder in ("engines/abc", "envs/def/bin"):
+        (root / folder).mkdir(parents=True)
+    for stamped in ("engines/abc", "envs/def"):
+        (root / stamped / ".complete.json").write_text("{}")
+    (root / "envs/def/bin/python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    package = root / "engines/abc/midstream_engine"
+    (package / "checkpoint").mkdir(parents=True)
+    for name in ("__init__.py", "checkpoint/__init__.py", "checkpoint/verify.py"):
+        (package / name).write_text("")
+    found = deep.find_engine(str(root))
+    assert found == (str(root / "envs/def/bin/python"), str(root / "engines/abc"))
+    assert deep.find_engine(str(tmp_path / "empty")) is None
