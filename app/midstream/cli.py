@@ -48,6 +48,11 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
 
         # A migration carries the fleet file that it was planned with.
         return headless.resume(options, output)
+    if options.verify:
+        from midstream.headless.recheck import is_migration, recheck
+
+        if is_migration(options.verify):
+            return recheck(options, output)
     if options.verify and headless_path(options.verify):
         from midstream import headless
 

@@ -1,0 +1,126 @@
+"""A certificate checked again, long after the move: from what lies on the hosts today, not from what was noted then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from midstream.errors import HostError, MidstreamError
+from midstream.migrate import certificate, evidence
+from midstream.migrate.model import FAIL, PASS, PROVEN, REFUTED, UNWITNESSED, WARN, Certificate, Check, Plan
+from midstream.migrate.plan import has_manifest
+from midstream.transfer import verify_objects
+from midstream_engine import records
+
+if TYPE_CHECKING:
+    from midstream.hosts.base import Host
+    from midstream.hosts.open import Hosts
+    from midstream.migrate.model import MigrationView
+
+
+def recheck(hosts: Hosts, view: MigrationView) -> Iterator[Check]:
+    """One check a claim, then one for each copy of the checkpoint and one for the lineage. PASS: shown anew. WARN: can
+    no longer be shown, and why. FAIL: what is there contradicts the certificate. MidstreamError where the migration
+    has no certificate."""
+    proof, plan = view.certificate, view.plan
+    if proof is None:
+        raise MidstreamError(
+            f"migration {view.migration} has no certificate ({view.state})",
+            f"midstream --continue {view.migration} goes on with it" if view.open else "there is nothing to check",
+        )
+    sealed = _fact(view, "sealed")
+    source, target = _reach(hosts, plan.source), _reach(hosts, plan.target_host)
+    yield from _claims(source, target, view, proof, sealed)
+    for role, host in (("source", source), ("target", target)):
+        yield _objects(role, host, proof)
+    yield _lineage(target, plan, proof)
+
+
+def _fact(view: MigrationView, name: str) -> Any:
+    """The newest value that the journal has for a fact."""
+    return next(event.detail[name] for event in reversed(view.events) if name in event.detail)
+
+
+def _reach(hosts: Hosts, name: str) -> Host | str:
+    """The host, or why it does not answer."""
+    try:
+        host = hosts.get(name)
+        host.connect()
+    except HostError as error:
+        return f"{name}: {error.message}"
+    return host
+
+
+def _claims(
+    source: Host | str, target: Host | str, view: MigrationView, proof: Certificate, sealed: Mapping[str, Any]
+) -> Iterator[Check]:
+    plan = view.plan
+    if isinstance(target, str):
+        for claim in proof.claims:
+            yield Check(claim.name, WARN, f"was {claim.verdict}; not checked: {target}")
+        return
+    found = evidence.restored(target, plan.run_id, sealed, int(_fact(view, "target_attempt")))
+    if found is None:
+        for claim in proof.claims:
+            gone = f"{target.name} no longer has what it wrote of restoring"
+            yield Check(claim.name, WARN, f"was {claim.verdict}; {gone}")
+        return
+    attempt, restore = found
+    last = proof.step + max(plan.certify_steps, 1) - 1
+    theirs = []
+    if not isinstance(source, str):
+        theirs = evidence.losses(source, plan.run_id, sealed["attempt"], proof.step, last)
+    ours = evidence.losses(target, plan.run_id, attempt, proof.step, last)
+    again = {claim.name: claim for claim in certificate.certify(plan, sealed, restore, ours, theirs).claims}
+    for claim in proof.claims:
+        now = again[claim.name]
+        if claim.name == "data" and now.verdict != PROVEN and not ours:
+            gone = f"{target.name} no longer has the losses of attempt {attempt}"
+            yield Check(claim.name, WARN, f"was {claim.verdict}; {gone}")
+        elif now.verdict == claim.verdict:
+            yield Check(claim.name, PASS, f"{now.verdict} again: {now.statement}")
+        elif now.verdict == UNWITNESSED:
+            why = source if isinstance(source, str) else now.statement
+            yield Check(claim.name, WARN, f"was {claim.verdict}; not checked: {why}")
+        else:
+            state = FAIL if now.verdict == REFUTED else WARN
+            yield Check(claim.name, state, f"was {claim.verdict}, now {now.verdict}: {now.statement}")
+
+
+def _objects(role: str, host: Host | str, proof: Certificate) -> Check:
+    """Every byte of the sealed checkpoint hashed again where it lies, against the certificate's root digest."""
+    name = f"{role}'s checkpoint"
+    if isinstance(host, str):
+        return Check(name, WARN, f"not checked: {host}")
+    directory = records.RunPaths(host.root, proof.run_id).checkpoint(proof.checkpoint)
+    where = f"{host.name}:{directory}"
+    if not has_manifest(host, directory):
+        return Check(name, WARN, f"{where} is no longer there")
+    report = verify_objects(host, directory)
+    if report.problems:
+        # What is wrong with an object says more than that the manifest no longer adds up.
+        path, what = max(report.problems, key=lambda problem: problem[0] != records.MANIFEST)
+        return Check(name, FAIL, f"{where}/{path}: {what}", "restore from the other copy")
+    found = report.root_digest or "none"
+    if not report.ok or found != proof.root_digest:
+        return Check(name, FAIL, f"{where} has root digest {found}, certified was {proof.root_digest}")
+    return Check(name, PASS, f"{where}: {report.objects} objects hashed again, root digest {found[:12]}")
+
+
+def _lineage(target: Host | str, plan: Plan, proof: Certificate) -> Check:
+    """Whether the run's own records still say that it went on from the seal under the certified epoch."""
+    if isinstance(target, str):
+        return Check("lineage", WARN, f"not checked: {target}")
+    described = target.call("runs.describe", root=target.root, run_id=plan.run_id)
+    if not described["fence"] or not described["lineage"]:
+        return Check("lineage", WARN, f"{target.name} no longer has the run's lineage")
+    fence = records.Fence.from_json(described["fence"], f"{target.name}: fence.json of {plan.run_id}")
+    lineage = records.Lineage.from_json(described["lineage"], f"{target.name}: lineage.json of {plan.run_id}")
+    begun = [entry for entry in lineage.entries if entry.epoch == proof.epoch and entry.checkpoint == proof.checkpoint]
+    if not begun:
+        return Check("lineage", FAIL, f"no attempt of epoch {proof.epoch} began with {proof.checkpoint}")
+    if not fence.accepts(proof.epoch, proof.step + 1):
+        taken = f"nothing of epoch {proof.epoch} past step {proof.step} counts any more"
+        return Check("lineage", WARN, f"{taken}: the run went on with {fence.holder} (epoch {fence.epoch})")
+    first = begun[0].attempt
+    return Check("lineage", PASS, f"attempt {first} went on from {proof.checkpoint} under epoch {proof.epoch}")
