@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from engine_held import Held
 from engine_process import train_all
-from engine_runs import CONFIGS, Engine
+from engine_runs import CONFIGS
 from midstream_engine import records
 
 TINY = ("--config_path", CONFIGS / "gpt2_tiny.yaml", "--trainer.id", "r")
@@ -26,44 +26,8 @@ def trained():
         yield root
 
 
-class Held:
-    """A second root, to which the run is to be moved, with the data and the checkpoint that is rehearsed on."""
-
-    def __init__(self, source: Path, root: Path):
-        self.source, self.root = records.RunPaths(str(source), "r"), root
-        self.paths = records.RunPaths(str(root), "r")
-        shutil.copytree(source / "data", root / "data")
-        shutil.copytree(source / "compile-cache", root / "compile-cache")
-        Path(self.paths.attempt(2).dir).mkdir(parents=True)
-        self.bring("step-4-a001")
-
-    def bring(self, name: str) -> None:
-        shutil.copytree(self.source.checkpoint(name), self.paths.checkpoint(name))
-
-    def order(self, action: str, serial: int, checkpoint: str | None = None, epoch: int = 2) -> None:
-        digest = None
-        if checkpoint is not None:
-            digest = records.Manifest.read(f"{self.source.checkpoint(checkpoint)}/{records.MANIFEST}").root_digest
-        order = records.Order(action, epoch=epoch, checkpoint=checkpoint, root_digest=digest, serial=serial)
-        order.write(self.paths.attempt(2).order)
-
-    def start(self, *flags: str) -> Engine:
-        said = {"MIDSTREAM_ATTEMPT": "2", "MIDSTREAM_EPOCH": "2", "MIDSTREAM_TARGET": "two"}
-        return Engine(self.root, *FLAGS, *flags, devices=4, **said)
-
-    def status(self) -> records.Status | None:
-        return records.Status.read_or_none(self.paths.attempt(2).status())
-
-    def is_in(self, state: str):
-        """For ``until``: the status once it has this state."""
-        return lambda: status if (status := self.status()) is not None and status.state == state else None
-
-    def has_refused(self, serial: int):
-        return lambda: status if (status := self.status()) is not None and status.refused >= serial else None
-
-
 def test_a_held_attempt_rehearses_waits_refuses_what_does_not_fit_and_goes_on_as_the_run(trained: Path, tmp_path: Path):
-    held = Held(trained, tmp_path)
+    held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
     held.order(records.HOLD, 1, "step-4-a001")
     with held.start("--trainer.per_device_parallelism", "2") as engine:
         waiting = engine.until(held.is_in(records.WAITING))
@@ -106,7 +70,7 @@ def test_a_held_attempt_rehearses_waits_refuses_what_does_not_fit_and_goes_on_as
 
 
 def test_a_held_attempt_that_is_told_to_stop_leaves_no_trace_in_the_run(trained: Path, tmp_path: Path):
-    held = Held(trained, tmp_path)
+    held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
     held.order(records.HOLD, 1, "step-4-a001")
     with held.start() as engine:
         engine.until(held.is_in(records.WAITING))
@@ -121,7 +85,7 @@ def test_a_held_attempt_that_is_told_to_stop_leaves_no_trace_in_the_run(trained:
 
 
 def test_a_held_attempt_whose_run_went_elsewhere_ends(trained: Path, tmp_path: Path):
-    held = Held(trained, tmp_path)
+    held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
     held.order(records.HOLD, 1, "step-4-a001")
     with held.start() as engine:
         engine.until(held.is_in(records.WAITING))
@@ -137,7 +101,7 @@ def test_a_held_attempt_whose_run_went_elsewhere_ends(trained: Path, tmp_path: P
 def test_a_rehearsal_that_computes_other_losses_says_so_before_anything_is_moved(trained: Path, tmp_path: Path):
     import json
 
-    held = Held(trained, tmp_path)
+    held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
     directory = Path(held.paths.checkpoint("step-4-a001"))
     train = json.loads((directory / records.TRAIN).read_text())
     train["witness"]["losses"][0] *= 1.01

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
@@ -56,6 +57,7 @@ class Loop:
         self._trainer = setup.config.trainer
         self._fence_seen: tuple[int, int] | None = None
         self._logged = 0.0
+        self._later: Wanted | None = None  # an order to stop at a step that is still to come
         self._profile = Profile(self._trainer, attempt, step)
         self._flops = flops.flops_per_token(setup.config.model, setup.tokenizer.vocab_size)
         device_peak = flops.peak(jax.devices()[0].device_kind) if "16" in str(setup.policy.compute_dtype) else None
@@ -70,7 +72,7 @@ class Loop:
                 self._check_fence()
                 with _refused_by_fence():
                     self._saver.poll()
-                wanted = self._requests.look()
+                wanted = self._not_yet(self._requests.look())
                 if wanted.stop and self._stop(wanted):
                     return records.STOPPED
                 if self.step >= self._trainer.num_train_steps:
@@ -160,6 +162,22 @@ class Loop:
                 f"the run was handed to {fence.holder} (epoch {fence.epoch}, sealed at step {fence.sealed_step}): "
                 f"this attempt ends at step {self.step}"
             )
+
+    def _not_yet(self, wanted: Wanted) -> Wanted:
+        """What is wanted, but an order to stop at a step that is still to come, which is put off until then. A newer
+        order takes its place."""
+        order = wanted.order
+        if order is not None:
+            self._later = None
+            if order.action == records.STOP and order.step is not None and order.step > self.step:
+                log.info("order %d: stops at step %d", order.serial, order.step)
+                self._later = wanted
+                return dataclasses.replace(wanted, stop=False, order=None)
+        later = self._later
+        if later is not None and later.order is not None and self.step >= (later.order.step or 0):
+            self._later = None
+            return dataclasses.replace(wanted, stop=True, order=later.order)
+        return wanted
 
     def _answer(self, wanted: Wanted) -> None:
         """Save where asked to; say what cannot be done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -15,12 +16,15 @@ from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.errors import EngineError
 from midstream_engine.tracking.facts import RunFacts
+from midstream_engine.tracking.recorder import Recorder
 from midstream_engine.tracking.trackers import start_recorder
 from midstream_engine.trainer import attempt as attempts
 from midstream_engine.trainer.attempt import Attempt
+from midstream_engine.trainer.crossing import measure_later
 from midstream_engine.trainer.held import hold, rehearse
 from midstream_engine.trainer.loop import Loop
 from midstream_engine.trainer.programs import Programs, compile_programs
+from midstream_engine.trainer.replay import Outcome, Replay
 from midstream_engine.trainer.requests import OrderFile, Requests, Signals
 from midstream_engine.trainer.resume import (
     Origin,
@@ -31,7 +35,7 @@ from midstream_engine.trainer.resume import (
     prove,
     restore,
 )
-from midstream_engine.trainer.saving import Saver
+from midstream_engine.trainer.saving import NotSaved, Saver
 from midstream_engine.trainer.setup import Setup, prepare
 from midstream_engine.trainer.state import TrainState
 from midstream_engine.trainer.status import StatusFile, describe_devices, versions
@@ -96,6 +100,7 @@ class Beginning:
     step: int
     origin: Origin | None
     root_digest: str | None
+    replayed: Outcome | None = None  # where it was computed by a shadow, which is promoted now
 
 
 def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
@@ -112,18 +117,32 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
     ready = get_ready(config, root, origin, status)
     if attempt.held:
         assert origin is not None
-        rehearse(origin, ready.setup, ready.programs, status)
-        order = hold(attempt, requests, status)
-        if order is None:
+        shadow = orders.order is not None and orders.order.action == records.REPLAY
+        outcome = stand_by(attempt, ready, origin, requests, status, shadow=shadow)
+        if outcome.order is None:
             return records.STOPPED
-        origin = origin_of(attempt, order)
-        ready = get_ready(config, root, origin, status, ready)
         attempts.write_config(attempt.paths, config.resolved())
         status.update(epoch=attempt.epoch)
+        if outcome.state is not None:
+            promoted = Beginning(outcome.state, outcome.step, origin, status.value.root_digest, outcome)
+            return train(config, attempt, status, ready, requests, promoted)
+        origin = origin_of(attempt, outcome.order)
+        ready = get_ready(config, root, origin, status, ready)
     elif orders.order is not None and orders.order.action in records.STARTS:
         status.update(order=orders.order.serial)
     beginning = begin(attempt, ready, origin, status)
     return train(config, attempt, status, ready, requests, beginning)
+
+
+def stand_by(
+    attempt: Attempt, ready: Ready, origin: Origin, requests: Requests, status: StatusFile, *, shadow: bool
+) -> Outcome:
+    """Rehearse on ``origin``, then wait for the run's state, or replay it as a ``shadow``."""
+    rehearse(origin, ready.setup, ready.programs, status)
+    if not shadow:
+        return Outcome(hold(attempt, requests, status))
+    start = begin(attempt, ready, origin, status)
+    return Replay(ready.setup, ready.programs, requests, attempt, status, start.state, start.step).replay()
 
 
 def get_ready(
@@ -177,27 +196,48 @@ def train(
     beginning: Beginning,
 ) -> str:
     """Enter the attempt into the lineage and train to its end: FINISHED or STOPPED."""
-    origin, step = beginning.origin, beginning.step
+    origin, step, replayed = beginning.origin, beginning.step, beginning.replayed
+    order = replayed.order if replayed is not None else None
+    first = order.step if order is not None and order.step is not None else step
     saver = Saver(ready.setup, attempt, status, ready.programs.witness, time.monotonic())
-    if origin is not None and origin.own:
+    if origin is not None and origin.own and replayed is None:
         saver.holds(step)
     attempts.record_start(
         attempt,
         attempts.lineage_entry(
             attempt,
             devices=status.value.devices,
-            first_step=step,
+            first_step=first,
             checkpoint=origin.name if origin else None,
             root_digest=beginning.root_digest,
             migration=origin.migration if origin else "",
         ),
     )
-    facts = RunFacts(attempt.paths.run_id, attempt.number, step, attempt.files.dir, config.resolved())
+    facts = RunFacts(attempt.paths.run_id, attempt.number, first, attempt.files.dir, config.resolved())
     metrics = start_recorder(attempt.files.metrics, config.trainer.tracker, facts, process=jax.process_index())
     loop = Loop(ready.setup, ready.programs, saver, requests, attempt, status, metrics, beginning.state, step)
+    ended = ""
     try:
-        return loop.run()
+        if replayed is not None:
+            promote(attempt, replayed, saver, metrics)
+        ended = loop.run()
     finally:
-        metrics.close()
         status.update(step=loop.step)
         attempts.record_end(attempt, loop.step)
+        if ended:  # trackers may take their time to deliver: a migration need not wait for them
+            status.update(state=ended)
+        metrics.close()
+    return ended
+
+
+def promote(attempt: Attempt, replayed: Outcome, saver: Saver, metrics: Recorder) -> None:
+    """What a shadow computed becomes the run's: its lines count, and its state is saved at once."""
+    assert replayed.order is not None
+    assert replayed.state is not None
+    for row in replayed.rows:
+        metrics.write(row)
+    log.info("promoted: the run from step %s on; it is at step %d", replayed.order.step, replayed.step)
+    with contextlib.suppress(NotSaved):  # the saver has said so, and the next one may succeed
+        saver.save(replayed.state, replayed.step, "promoted")
+    if replayed.kept is not None and replayed.order.checkpoint:
+        measure_later(attempt, replayed.order.checkpoint, replayed.kept)
