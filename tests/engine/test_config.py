@@ -54,8 +54,9 @@ optimizer: {learning_rate: 6E-4, min_lr_ratio: 0.1}
     assert config.trainer.num_train_steps == 77
     assert config.optimizer.learning_rate == 6e-4
     assert sorted(note.split(": ")[1].split()[0] for note in loaded.notes) == [
-        "data.cache_dir", "trainer.checkpointer.base_path", "trainer.ray",
+        "trainer.checkpointer.base_path", "trainer.ray",
     ]  # fmt: skip
+    assert config.data.cache_dir == "gs://bucket/cache"
     assert config.trainer.tracker == [WandbConfig(project="levanter", tags=["a", "b"])]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from dataclasses import dataclass, field
 
 from midstream_engine.config.errors import ConfigError
@@ -51,11 +52,19 @@ class DataConfig(SourceConfig):
     pack: bool = False  # an example holds whole documents, padded, instead of a stretch of the one long row
     block_cross_document_attention: bool = True  # no token attends across the end of a document
     num_tokenize_workers: int = 0  # processes; 0: one for each CPU where there is much to do, else none
+    # gs://BUCKET/PREFIX: token caches are read from there and stored there; https://HOST/PATH: read from there. None:
+    # they lie under trainer.root alone.
+    cache_dir: str | None = None
+    block_cache_bytes: int = 64 << 30  # of what is read from cache_dir, kept under trainer.root
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_tokenize_workers < 0:
             raise ConfigError(f"data.num_tokenize_workers: {self.num_tokenize_workers} is negative")
+        if self.cache_dir is not None and not re.fullmatch(r"(gs://[^/]{3,}|https?://[^/]+)(/.*)?", self.cache_dir):
+            raise ConfigError(f"data.cache_dir: {self.cache_dir!r}: write gs://BUCKET/PREFIX or https://HOST/PATH")
+        if self.block_cache_bytes < 1:
+            raise ConfigError(f"data.block_cache_bytes: {self.block_cache_bytes} is not positive")
         if self.mixture_block_size < 1:
             raise ConfigError(f"data.mixture_block_size: {self.mixture_block_size} is not positive")
         if self.configs and self.given:

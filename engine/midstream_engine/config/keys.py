@@ -29,7 +29,7 @@ _RUN_DIRECTORY = "everything of a run lies in its run directory under trainer.ro
 
 # Levanter's keys that mean nothing here, and what happens instead.
 WITHOUT_COUNTERPART = {
-    "data.cache_dir": "token caches lie under trainer.root, by content",
+    "data.cache_dir": "only gs:// and https:// are one; token caches lie under trainer.root, by content",
     "data.cache_options": "token caches are built in one pass",
     "data.enforce_eos": "every document ends with EOS",
     "data.ignore_token_id": "no token is left out of the loss",
@@ -50,6 +50,9 @@ WITHOUT_COUNTERPART = {
     "trainer.watch": "not recorded",
 }
 
+# Of those some have one where the value begins so.
+_PLACES = {"data.cache_dir": ("gs://", "https://", "http://"), "trainer.checkpointer.base_path": "gs://"}
+
 
 def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
     """``value`` with aliases replaced, one string where a list is meant made a list, and every key checked.
@@ -69,7 +72,7 @@ def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
     for key, item in value.items():
         full = f"{path}.{key}" if path else key
         where = f"{places[key]}: " if key in places else ""
-        in_directory = full == "trainer.checkpointer.base_path" and not str(item or "gs://").startswith("gs://")
+        in_directory = item is not None and not str(item).startswith(_PLACES.get(full, ""))
         if full in WITHOUT_COUNTERPART and (key not in known or in_directory):
             notes.append(f"{where}{full} has no effect here: {WITHOUT_COUNTERPART[full]}")
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -87,6 +87,8 @@ class TrainingBatches:
     def samples(self, index: int, first: int, count: int) -> Batch:
         """The run's samples [first, first + count), as batch ``index``."""
         bodies, examples = self.locate(np.arange(first, first + count))
+        for one in np.unique(bodies):
+            self._examples[one].bring(examples[bodies == one])
         tokens = np.empty((count, self.seq_len), np.int32)
         mask = np.empty((count, self.seq_len), np.uint8)
         for row, (body, example) in enumerate(zip(bodies, examples, strict=True)):
@@ -118,6 +120,11 @@ class Validation:
     """One set of each body of text, by name. The name is empty where there is one body alone."""
 
     sets: Mapping[str, TokenCache]
+    asked: Mapping[str, str] = field(default_factory=dict)  # name -> the request for its text, as it was written
+
+    def to_json(self) -> dict[str, dict[str, str]]:
+        """As a checkpoint's provenance holds it: by name the cache's digest, and what was asked for."""
+        return {name: {"digest": cache.digest, "asked": self.asked.get(name, "")} for name, cache in self.sets.items()}
 
     @property
     def tokens(self) -> int:

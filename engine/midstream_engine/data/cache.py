@@ -29,43 +29,68 @@ from midstream_engine.data.units import token_dtype
 FORMAT = "midstream-tokens"
 VERSION = 1
 OBJECT_BYTES = 64 << 20
+OFFSETS = "offsets.bin"
 _BUILDING = ".building-"
 
 
-class TokenCache:
-    """A memory-mapped row of tokens. ``dtype`` is uint16 or uint32, little-endian."""
+class Objects:
+    """Where the objects of one cache are read from: a directory. Elsewhere: ``remote``."""
 
     def __init__(self, directory: str):
-        """Opens what lies there. DataError where an object is missing or has another size than the manifest says."""
         self.directory = directory
-        path = os.path.join(directory, records.MANIFEST)
+
+    def manifest(self) -> dict[str, Any]:
+        """DataError where there is none, or an object is missing or has another size than it says."""
+        path = os.path.join(self.directory, records.MANIFEST)
         try:
             manifest = records.read_json(path)
         except (FileNotFoundError, records.RecordError) as error:
-            raise DataError(f"{directory} is no token cache: {error}") from None
+            raise DataError(f"{self.directory} is no token cache: {error}") from None
+        check_sizes(self.directory, manifest.get("objects", []))
+        return manifest
+
+    def read(self, entry: records.ObjectEntry) -> np.ndarray:
+        """The content of an object, mapped. uint8 [size]."""
+        return np.memmap(os.path.join(self.directory, entry.path), np.uint8, "r")
+
+    def bring(self, entries: list[records.ObjectEntry]) -> None:
+        """Make sure that these are at hand: here they are."""
+
+
+class TokenCache:
+    """A row of tokens, mapped. ``dtype`` is uint16 or uint32, little-endian."""
+
+    def __init__(self, place: str | Objects):
+        """Opens what lies in a directory, or elsewhere. DataError where it is not whole."""
+        self._objects = Objects(place) if isinstance(place, str) else place
+        self.directory = self._objects.directory
+        manifest = self._objects.manifest()
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-            raise DataError(f"{path}: not a token cache of version {VERSION}")
+            raise DataError(f"{self.directory}/{records.MANIFEST}: not a token cache of version {VERSION}")
         self.manifest: dict[str, Any] = manifest
         self.digest: str = manifest["digest"]
         self.tokenizer: str = manifest["tokenizer"]
         self.eos: int = manifest["eos"]
         self.tokens: int = manifest["tokens"]
         self.documents: int = manifest["documents"]
-        dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
-        self._blocks: list[np.ndarray] = []
-        self._starts = [0]
-        for entry in manifest["objects"]:
-            file = os.path.join(directory, entry["path"])
-            size = os.path.getsize(file) if os.path.exists(file) else None
-            if size != entry["size"]:
-                raise DataError(f"{file}: {size} bytes where the manifest says {entry['size']}; remove {directory}")
-            if entry["path"].startswith("tokens-"):
-                self._blocks.append(np.memmap(file, dtype, "r"))
-                self._starts.append(self._starts[-1] + len(self._blocks[-1]))
+        self._dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
+        entries = [records.ObjectEntry(**entry) for entry in manifest["objects"]]
+        self._entries = [entry for entry in entries if entry.path.startswith("tokens-")]
+        (self._index,) = (entry for entry in entries if entry.path == OFFSETS)
+        sizes = [entry.size // self._dtype.itemsize for entry in self._entries]
+        self._starts = [0, *np.cumsum(sizes).tolist()]
+        self._blocks: list[np.ndarray] | None = None
+        if self.local:
+            self._blocks = [self._objects.read(entry).view(self._dtype) for entry in self._entries]
+
+    @property
+    def local(self) -> bool:
+        """Whether it lies in a directory of this host."""
+        return type(self._objects) is Objects
 
     def offsets(self) -> np.ndarray:
         """Where each document begins, and the end of the last. int64 [documents + 1]."""
-        return np.fromfile(os.path.join(self.directory, "offsets.bin"), "<i8")
+        return np.array(self._objects.read(self._index).view("<i8"))
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens [start, start + count) as int32. Shape [count]."""
@@ -74,12 +99,34 @@ class TokenCache:
         result = np.empty(count, np.int32)
         done = 0
         while done < count:
-            block = bisect_right(self._starts, start + done) - 1
-            inside = start + done - self._starts[block]
-            part = self._blocks[block][inside : inside + count - done]
+            number = bisect_right(self._starts, start + done) - 1
+            inside = start + done - self._starts[number]
+            part = self._block(number)[inside : inside + count - done]
             result[done : done + len(part)] = part
             done += len(part)
         return result
+
+    def bring(self, starts: np.ndarray, count: int) -> None:
+        """Make sure that the tokens [start, start + count) of each of ``starts`` are at hand, several objects at a
+        time. Int64 [n]."""
+        if self._blocks is None and len(starts):
+            first, last = (np.searchsorted(self._starts, starts + more, "right") - 1 for more in (0, count - 1))
+            wanted = np.unique(np.concatenate([first, last]))
+            self._objects.bring([self._entries[number] for number in wanted if number < len(self._entries)])
+
+    def _block(self, number: int) -> np.ndarray:
+        if self._blocks is not None:
+            return self._blocks[number]
+        return self._objects.read(self._entries[number]).view(self._dtype)
+
+
+def check_sizes(directory: str, entries: Iterable[dict[str, Any]]) -> None:
+    """DataError where an object that a manifest names is not there in its size."""
+    for entry in entries:
+        file = os.path.join(directory, entry["path"])
+        size = os.path.getsize(file) if os.path.exists(file) else None
+        if size != entry["size"]:
+            raise DataError(f"{file}: {size} bytes where the manifest says {entry['size']}; remove {directory}")
 
 
 class ObjectWriter:
@@ -184,7 +231,7 @@ def _write(
     if len(offsets) == 1:
         raise DataError("data: there is no document in the files that the urls name")
     tokens.close()
-    index = ObjectWriter(directory, "offsets.bin", 1 << 62)
+    index = ObjectWriter(directory, OFFSETS, 1 << 62)
     index.write(offsets.tobytes())
     index.close()
     manifest = {

@@ -20,6 +20,10 @@ class Examples(Protocol):
         """Tokens int32 [position] and loss mask uint8 [position] of example ``number``."""
         ...
 
+    def bring(self, numbers: np.ndarray) -> None:
+        """Make sure that these examples are at hand, before they are read one by one. Int64 [n]."""
+        ...
+
 
 def sequence_mask(seq_len: int) -> np.ndarray:
     """The loss mask of a full sequence: every position but the last, whose next token is in another sequence."""
@@ -38,6 +42,9 @@ class Stretches:
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         return self._cache.read(number * self._seq_len, self._seq_len), self._mask
+
+    def bring(self, numbers: np.ndarray) -> None:
+        self._cache.bring(numbers * self._seq_len, self._seq_len)
 
 
 class Packed:
@@ -62,3 +69,9 @@ class Packed:
             mask[filled : filled + length - 1] = 1
             filled += int(length)
         return tokens, mask
+
+    def bring(self, numbers: np.ndarray) -> None:
+        if not self._cache.local:
+            pieces = [np.arange(*self._packs.rows[number : number + 2]) for number in numbers]
+            starts = self._packs.starts[np.concatenate(pieces)] if pieces else np.empty(0, np.int64)
+            self._cache.bring(starts, self._seq_len)

@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator
 from typing import IO, Any
 
-from midstream_engine.data.errors import DataError
+from midstream_engine.data.errors import DataError, NotThere
 from midstream_engine.data.source import Source
 
 CHUNK = 8 << 20  # bytes of one request
+_LOGIN = "run: gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
 
 
 def list_objects(url: str) -> list[Source]:
@@ -31,12 +32,45 @@ def list_objects(url: str) -> list[Source]:
 
 @contextlib.contextmanager
 def open_object(source: Source) -> Iterator[IO[bytes]]:
-    """The object as it was listed (its generation), seekable, fetched a chunk at a time."""
+    """The object as it was listed (its generation, where one is known), seekable, fetched a chunk at a time."""
     bucket, name = _split(source.path)
     with _errors(source.path):
-        blob = _client().bucket(bucket).blob(name, generation=int(source.version))
+        generation = int(source.version) if source.version else None
+        blob = _client().bucket(bucket).blob(name, generation=generation)
         with blob.open("rb", chunk_size=CHUNK) as file:
             yield file
+
+
+def get(url: str) -> bytes:
+    """The whole of a small object. NotThere where there is none."""
+    with _errors(url):
+        return _blob(url).download_as_bytes()
+
+
+def create(url: str, path: str, crc32c: str) -> None:
+    """Store the file ``path`` under the condition that nothing is there. What is there already has to have that very
+    content (``crc32c``, base64), else DataError."""
+    from google.api_core.exceptions import PreconditionFailed
+
+    blob = _blob(url)
+    with _errors(url, "objectUser"):
+        try:
+            blob.upload_from_filename(path, "application/octet-stream", if_generation_match=0, checksum="crc32c")
+        except PreconditionFailed:
+            blob.reload()
+            if blob.crc32c != crc32c:
+                raise DataError(f"data: {url}: something else is there already; remove it") from None
+
+
+def put(url: str, data: bytes) -> None:
+    """Store a small object in the place of any other."""
+    with _errors(url, "objectUser"):
+        _blob(url).upload_from_string(data, "application/json")
+
+
+def _blob(url: str) -> Any:
+    bucket, name = _split(url)
+    return _client().bucket(bucket).blob(name)
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -60,16 +94,29 @@ def _client() -> Any:
 
 
 @contextlib.contextmanager
-def _errors(url: str) -> Iterator[None]:
+def _errors(url: str, role: str = "objectViewer") -> Iterator[None]:
     """The package's errors as one line. Its connection errors are OSErrors already."""
-    _client()
-    from google.api_core.exceptions import GoogleAPICallError, RetryError
+    client = _client()
+    from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
+    from google.auth.credentials import AnonymousCredentials
     from google.auth.exceptions import GoogleAuthError
 
     try:
         yield
-    except (GoogleAPICallError, RetryError, GoogleAuthError, OSError) as error:
-        raise DataError(f"data: {url}: {' '.join(str(error).split())}") from None
+    except NotFound as error:
+        raise NotThere(f"data: {url}: {_line(error)}") from None
+    except (Forbidden, Unauthorized, GoogleAuthError) as error:
+        if isinstance(client._credentials, AnonymousCredentials):
+            reason = f"not public, and there are no credentials here ({_line(error)}); {_LOGIN}"
+        else:
+            reason = f"not allowed ({_line(error)}); the account needs roles/storage.{role} there"
+        raise DataError(f"data: {url}: {reason}") from None
+    except (GoogleAPICallError, RetryError, OSError) as error:
+        raise DataError(f"data: {url}: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _pattern(glob: str) -> re.Pattern[str]:

@@ -11,13 +11,13 @@ import dataclasses
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from midstream_engine import records
 from midstream_engine.data import packing
-from midstream_engine.data.cache import ObjectWriter, TokenCache, building, commit
+from midstream_engine.data.cache import ObjectWriter, TokenCache, building, check_sizes, commit
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.examples import Examples, Packed, Stretches
 
@@ -38,30 +38,34 @@ class Body:
 class Mixture:
     """An opened mixture. ``block``: examples of a block; ``pack``: the length of packed examples, or None."""
 
-    def __init__(self, directory: str):
-        """Raises DataError where it is not whole."""
+    def __init__(self, directory: str, manifest: Mapping[str, Any], bodies: Sequence[Body]):
         self.directory = directory
-        path = os.path.join(directory, records.MANIFEST)
-        manifest: dict[str, Any] = records.read_json(path)
-        if manifest.get("version") != VERSION:
-            raise DataError(f"{path}: not a mixture of version {VERSION}")
         self.digest: str = manifest["digest"]
         self.tokenizer: str = manifest["tokenizer"]
         self.block: int = manifest["block"]
         self.pack: int | None = manifest["pack"]["seq_len"] if manifest["pack"] else None
-        for entry in manifest["objects"]:
-            file = os.path.join(directory, entry["path"])
-            size = os.path.getsize(file) if os.path.exists(file) else None
-            if size != entry["size"]:
-                raise DataError(f"{file}: {size} bytes where the manifest says {entry['size']}; remove {directory}")
-        self.bodies = [self._body(part) for part in manifest["bodies"]]
+        self.bodies = list(bodies)
         self.tokens: int = sum(body.cache.tokens for body in self.bodies)
         self.documents: int = sum(body.cache.documents for body in self.bodies)
 
-    def _body(self, part: Mapping[str, Any]) -> Body:
-        cache = TokenCache(os.path.join(self.directory, part["digest"]))
-        packed = Packed(cache, packing.read(cache.directory), self.pack) if self.pack else None
-        return Body(part["name"], part["share"], cache, packed)
+    @property
+    def local(self) -> bool:
+        """Whether all of it lies in directories of this host."""
+        return all(body.cache.local for body in self.bodies)
+
+
+def open_mixture(directory: str, manifest: Mapping[str, Any]) -> Mixture:
+    """The mixture in ``directory``. DataError where it is not whole."""
+    if manifest.get("version") != VERSION:
+        raise DataError(f"{directory}/{records.MANIFEST}: not a mixture of version {VERSION}")
+    check_sizes(directory, manifest["objects"])
+    length = manifest["pack"]["seq_len"] if manifest["pack"] else None
+    bodies = []
+    for part in manifest["bodies"]:
+        cache = TokenCache(os.path.join(directory, part["digest"]))
+        packed = None if length is None else Packed(cache, packing.read(cache.directory), length)
+        bodies.append(Body(part["name"], part["share"], cache, packed))
+    return Mixture(directory, manifest, bodies)
 
 
 def open_data(directory: str) -> TokenCache | Mixture:
@@ -70,7 +74,7 @@ def open_data(directory: str) -> TokenCache | Mixture:
         manifest = records.read_json(os.path.join(directory, records.MANIFEST))
     except (FileNotFoundError, records.RecordError) as error:
         raise DataError(f"{directory} is no token cache: {error}") from None
-    return Mixture(directory) if manifest.get("format") == FORMAT else TokenCache(directory)
+    return open_mixture(directory, manifest) if manifest.get("format") == FORMAT else TokenCache(directory)
 
 
 def bodies_of(data: TokenCache | Mixture, seq_len: int) -> tuple[list[tuple[str, int, Examples]], int]:
@@ -86,13 +90,15 @@ def bodies_of(data: TokenCache | Mixture, seq_len: int) -> tuple[list[tuple[str,
 def assemble(
     data_root: str, caches: Mapping[str, TokenCache], shares: Mapping[str, int], block: int, pack: int | None
 ) -> Mixture:
-    """The mixture of ``caches`` under ``data_root``; packed into ``pack`` tokens an example where that is given."""
+    """The mixture of ``caches``, packed into ``pack`` tokens an example where that is given: under ``data_root``, or,
+    where a body lies elsewhere, put together in memory. Both have the same digest and the same order."""
+    manifest = _describe(caches, shares, block, pack)
+    if not all(cache.local for cache in caches.values()):
+        return _gathered(caches, manifest, pack)
     with building(data_root) as directory:
         objects: dict[str, dict[str, Any]] = {}
-        bodies = []
         for name in sorted(caches):
             cache = caches[name]
-            described = {"name": name, "digest": cache.digest, "share": shares[name]}
             place = os.path.join(directory, cache.digest)
             if not os.path.exists(place):  # the same text under two names is there once
                 os.mkdir(place)
@@ -105,19 +111,32 @@ def assemble(
                 for entry in entries:
                     path = f"{cache.digest}/{entry.path}"
                     objects[path] = dataclasses.asdict(dataclasses.replace(entry, path=path))
-            bodies.append(described)
-        manifest: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
-            "tokenizer": next(iter(caches.values())).tokenizer,
-            "block": block,
-            "pack": None if pack is None else {"seq_len": pack, "method": packing.METHOD},
-            "bodies": bodies,
-        }
-        # The order follows from these; the objects are named by the bodies' digests.
-        manifest["digest"] = hashlib.sha256(records.canonical_json(manifest)).hexdigest()
-        manifest["objects"] = list(objects.values())
-        return Mixture(commit(directory, data_root, manifest))
+        final = commit(directory, data_root, {**manifest, "objects": list(objects.values())})
+        return open_mixture(final, records.read_json(os.path.join(final, records.MANIFEST)))
+
+
+def _describe(
+    caches: Mapping[str, TokenCache], shares: Mapping[str, int], block: int, pack: int | None
+) -> dict[str, Any]:
+    """The manifest, without its objects. The order follows from it; the objects are named by the bodies' digests."""
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tokenizer": next(iter(caches.values())).tokenizer,
+        "block": block,
+        "pack": None if pack is None else {"seq_len": pack, "method": packing.METHOD},
+        "bodies": [{"name": name, "digest": caches[name].digest, "share": shares[name]} for name in sorted(caches)],
+    }
+    return {**manifest, "digest": hashlib.sha256(records.canonical_json(manifest)).hexdigest()}
+
+
+def _gathered(caches: Mapping[str, TokenCache], manifest: Mapping[str, Any], pack: int | None) -> Mixture:
+    bodies = []
+    for part in manifest["bodies"]:
+        cache = caches[part["name"]]
+        packed = None if pack is None else Packed(cache, packing.pack(cache.offsets(), pack), pack)
+        bodies.append(Body(part["name"], part["share"], cache, packed))
+    return Mixture(", ".join(body.cache.directory for body in bodies), manifest, bodies)
 
 
 def check_same_order(data: TokenCache | Mixture, shares: Mapping[str, int], block: int, pack: int | None) -> None:

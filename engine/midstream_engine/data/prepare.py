@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import hashlib
 import logging
 import os
-import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from midstream_engine import records
 from midstream_engine.config.data import DataConfig, SourceConfig
@@ -19,17 +16,12 @@ from midstream_engine.data.batches import Validation
 from midstream_engine.data.cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.mixture import Mixture
+from midstream_engine.data.shelf import Shelf, data_root, request_of
 from midstream_engine.data.tokenizer import Tokenizer
+from midstream_engine.data.working import working_directory
 
 log = logging.getLogger(__name__)
-_WORK = ".tokenizing-"
-_FORGOTTEN = 14 * 86400.0  # seconds after which unfinished work that nobody took up again is removed
 _NOTHING = "data.train_urls is empty: name files, or stdlib:**/*.py to try things"
-
-
-def data_root(root: str) -> str:
-    """Where a host keeps its token caches."""
-    return os.path.join(root, "data")
 
 
 def open_training(
@@ -53,9 +45,7 @@ def open_training(
     plain = len(counts) == 1 and pack is None
     body_wanted = wanted if plain else None
     opened = {
-        name: open_cache(
-            root, training_urls(parts[name]), _one_body(config, parts[name]), tokenizer, wanted=body_wanted
-        )
+        name: open_cache(root, training_urls(parts[name]), one_body(config, parts[name]), tokenizer, wanted=body_wanted)
         for name in counts
     }
     if plain:
@@ -66,14 +56,28 @@ def open_training(
     return mixed
 
 
-def open_validation(root: str, config: DataConfig, tokenizer: Tokenizer) -> Validation | None:
-    """The validation sets by name (one body of text: the name is empty); None where there are none."""
-    found = {
-        name: open_cache(root, urls, _one_body(config, part), tokenizer)
-        for name, part in sorted((config.configs or {"": config}).items())
-        if (urls := validation_urls(part))
-    }
-    return Validation(found) if found else None
+def open_validation(
+    root: str, config: DataConfig, tokenizer: Tokenizer, known: Mapping[str, Mapping[str, str]] | None = None
+) -> Validation | None:
+    """The validation sets by name (one body of text: the name is empty); None where there are none.
+
+    ``known``: what a checkpoint says of the run's sets (``Validation.to_json``). Where the configuration still asks for
+    the same text and that cache is here, it is the set, whatever the urls hold today or whether they can be reached.
+    """
+    sets, asked = {}, {}
+    for name, part in sorted((config.configs or {"": config}).items()):
+        urls = validation_urls(part)
+        if not urls:
+            continue
+        body = one_body(config, part)
+        asked[name] = request_of(urls, body, tokenizer)
+        before = (known or {}).get(name, {})
+        place = os.path.join(data_root(root), before.get("digest", ""))
+        if before.get("asked") == asked[name] and os.path.exists(os.path.join(place, records.MANIFEST)):
+            sets[name] = TokenCache(place)
+        else:
+            sets[name] = open_cache(root, urls, body, tokenizer)
+    return Validation(sets, asked) if sets else None
 
 
 def training_urls(part: SourceConfig) -> list[str]:
@@ -96,67 +100,59 @@ def open_cache(
     *,
     wanted: str | None = None,
     unit_bytes: int = units.UNIT_BYTES,
+    object_bytes: int = cache.OBJECT_BYTES,
 ) -> TokenCache:
-    """The tokens of ``urls``: from the cache where one was built of the same files, else built now.
+    """The tokens of ``urls``: from the cache where one was built of the same files, here or under ``data.cache_dir``,
+    else built now, and stored there where that is a bucket.
 
     ``wanted`` is the digest that a checkpoint names: a cache of that digest is used as it is, whatever the urls hold
     today; where there is none, the urls must still give exactly that content, else DataError. ``unit_bytes``: see
     ``units.cut``. Another program that builds the same is waited for.
     """
-    place = data_root(root)
-    if wanted is not None and os.path.exists(os.path.join(place, wanted, records.MANIFEST)):
-        found = TokenCache(os.path.join(place, wanted))
+    shelf = Shelf(root, config)
+    if wanted is not None and (found := shelf.find(wanted)) is not None:
         _check_tokenizer(found, tokenizer)
         return found
     if not urls:
         raise DataError(_NOTHING)
-    listed = sources.list_sources(urls)
-    request = {
-        "sources": [dataclasses.astuple(source) for source in listed],
-        "tokenizer": tokenizer.id,
-        "max_bytes": config.max_bytes,
-        "text_key": config.text_key,
-    }
-    name = hashlib.sha256(records.canonical_json(request)).hexdigest()
-    index = os.path.join(place, ".requests", name + ".json")
-    found = _known(place, index, wanted)
-    if found is not None:
+    asked = request_of(urls, config, tokenizer)
+    try:
+        listed = sources.list_sources(urls)
+    except DataError as error:
+        found = shelf.known_elsewhere(asked, wanted)
+        if found is None:
+            raise
+        log.info("%s; goes on with what was tokenized of the same urls: %s", error, found.directory)
         return found
-    with _working_directory(place, f"{name}-{unit_bytes}") as directory:
-        found = _known(place, index, wanted)  # by whom this one waited for
+    request = request_of([dataclasses.astuple(source) for source in listed], config, tokenizer)
+    found = shelf.known(request, wanted)
+    if found is not None:
+        return shelf.share(found, [request, asked])
+    with working_directory(shelf.place, f"{request}-{unit_bytes}") as directory:
+        found = shelf.known(request, wanted)  # by whom this one waited for
         if found is not None:
-            return found
+            return shelf.share(found, [request, asked])
         began = time.monotonic()
         task = tokenizing.Task(
             directory, tokenizer, config.tokenizer, config.eos_token, config.text_key, config.max_bytes
         )
         made = tokenizing.tokenize(units.cut(listed, unit_bytes), task, config.num_tokenize_workers)
         with contextlib.closing(made):
-            built = cache.build_from_tokens(place, made, tokenizer)
+            built = cache.build_from_tokens(shelf.place, made, tokenizer, object_bytes)
         log.info(
             "tokenized %d documents, %d tokens in %.1f s: %s",
             built.documents, built.tokens, time.monotonic() - began, built.directory,
         )  # fmt: skip
-        os.makedirs(os.path.dirname(index), exist_ok=True)
-        records.write_json(index, {"digest": built.digest})
+        shelf.remember(built, request)
     if wanted is not None and built.digest != wanted:
-        raise _other_content(place, wanted, built.digest)
-    return built
+        raise _other_content(shelf.place, wanted, built.digest)
+    return shelf.share(built, [request, asked])
 
 
-def _one_body(config: DataConfig, part: SourceConfig) -> DataConfig:
+def one_body(config: DataConfig, part: SourceConfig) -> DataConfig:
     """The configuration of one body alone: how to tokenize from ``config``, what from ``part``."""
     fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(SourceConfig)}
     return dataclasses.replace(config, **fields, configs={}, train_weights={})
-
-
-def _known(place: str, index: str, wanted: str | None) -> TokenCache | None:
-    """The cache that an earlier start built of the same files."""
-    known = records.read_json_or_none(index)
-    if known is None or wanted not in (None, known["digest"]):
-        return None
-    directory = os.path.join(place, known["digest"])
-    return TokenCache(directory) if os.path.exists(os.path.join(directory, records.MANIFEST)) else None
 
 
 def _check_tokenizer(found: TokenCache | Mixture, tokenizer: Tokenizer) -> None:
@@ -169,68 +165,3 @@ def _other_content(place: str, wanted: str, here: str) -> DataError:
         f"data: the run trains on tokens {wanted[:12]}, the urls here give {here[:12]}; "
         f"copy {os.path.join(place, wanted)} from the host that the run comes from"
     )
-
-
-@contextlib.contextmanager
-def _working_directory(place: str, name: str) -> Iterator[str]:
-    """Where finished units of one request lie until the cache is built. One program at a time has it; it stays where
-    the program fails or is killed, so that the next one goes on."""
-    os.makedirs(place, exist_ok=True)
-    _remove_forgotten(place)
-    directory = os.path.join(place, f"{_WORK}{name}")
-    while True:
-        try:
-            os.makedirs(directory, exist_ok=True)
-            descriptor = os.open(_lock(directory), os.O_RDWR | os.O_CREAT, 0o644)
-        except (FileNotFoundError, FileExistsError):  # whoever had it removes it just now
-            continue
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.info("another program tokenizes the same text: waiting for it")
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not _still(directory, descriptor):  # the one before was done with it
-                continue
-            for left in os.listdir(directory):
-                if left.endswith(".tmp"):
-                    os.unlink(os.path.join(directory, left))
-            yield directory
-            done = f"{directory}.{os.getpid()}"  # gone at once: nobody finds it half removed
-            os.rename(directory, done)
-            shutil.rmtree(done, ignore_errors=True)
-            return
-        finally:
-            os.close(descriptor)
-
-
-def _lock(directory: str) -> str:
-    """A file of its own: network file systems lock nothing that is not open for writing."""
-    return os.path.join(directory, ".lock")
-
-
-def _still(directory: str, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(_lock(directory)), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _remove_forgotten(place: str) -> None:
-    for name in os.listdir(place):
-        if not name.startswith(_WORK):
-            continue
-        directory = os.path.join(place, name)
-        try:
-            if time.time() - os.stat(directory).st_mtime < _FORGOTTEN:
-                continue
-            descriptor = os.open(_lock(directory), os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # done, and removed by its owner
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-        except BlockingIOError:
-            log.debug("%s is in use", directory)
-        finally:
-            os.close(descriptor)

@@ -9,12 +9,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from midstream_engine.data.errors import DataError
+from midstream_engine.data.errors import DataError, NotThere
 from midstream_engine.data.source import Source
 
 TIMEOUT = 60.0  # seconds without a byte
 ATTEMPTS = 6  # in a row without progress
 FIRST_DELAY = 0.5  # seconds before the second attempt; doubles with each
+_ABSENT = (403, 404, 410)  # a bucket answers 403 where it may not be listed
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -31,6 +32,14 @@ def describe(url: str) -> Source:
         size = total if response.status == 206 else response.headers.get("Content-Length", "")
         name = urllib.parse.urlsplit(url).path.rpartition("/")[2]
         return Source(url, name, int(size) if size.isdigit() else -1, _version(response))
+
+
+def get(url: str) -> bytes:
+    """The whole of a small file. NotThere where there is none, or none that may be seen."""
+    response = _request(url, {})
+    assert response is not None
+    with response:
+        return response.read()
 
 
 def open_stream(source: Source) -> io.BufferedReader:
@@ -55,7 +64,8 @@ def _request(url: str, headers: dict[str, str], method: str = "GET") -> http.cli
             if method == "HEAD" and error.code in (403, 405, 501):
                 return None
             if error.code not in _AGAIN or attempt == ATTEMPTS - 1:
-                raise DataError(f"data: {url}: HTTP {error.code} {error.reason}") from None
+                kind = NotThere if error.code in _ABSENT else DataError
+                raise kind(f"data: {url}: HTTP {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
             if attempt == ATTEMPTS - 1:
                 reason = getattr(error, "reason", None) or error

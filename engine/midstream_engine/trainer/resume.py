@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Origin:
     root_digest: str | None
     migration: str
     state: dict[str, Any]  # train.json's state
+    validation: dict[str, Any] = field(default_factory=dict)  # the validation sets of its run, by name
 
     @property
     def name(self) -> str:
@@ -120,7 +121,9 @@ def _origin(
     directory: str, own: bool, *, same_run: bool = True, root_digest: str | None = None, migration: str = ""
 ) -> Origin:
     read_manifest(directory)  # without one it is none
-    return Origin(directory, own, same_run, root_digest, migration, read_train(directory)["state"])
+    train = read_train(directory)
+    validation = (train.get("provenance") or {}).get("validation") or {}
+    return Origin(directory, own, same_run, root_digest, migration, train["state"], validation)
 
 
 def _resolve(path: str, name: str) -> str:

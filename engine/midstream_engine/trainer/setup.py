@@ -99,6 +99,12 @@ class Setup(Plan):
     batches: ScheduledBatches
     validation: Validation | None
 
+    @property
+    def data_digests(self) -> list[str]:
+        """Of the token caches that are read from this host's data directory: training's, then those of evaluation."""
+        read = [self.batches.cache, *(self.validation.sets.values() if self.validation else ())]
+        return list(dict.fromkeys(cache.digest for cache in read if cache.local))
+
 
 def make_plan(
     config: TrainLmConfig,
@@ -147,12 +153,14 @@ def prepare(
     *,
     step: int = 0,
     batch_schedule: BatchSchedule | None = None,
+    validation: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Setup:
-    """``data_digest``: the token cache that a checkpoint names, None for a fresh start. The rest: ``make_plan``."""
+    """``data_digest``: the token cache that a checkpoint names, None for a fresh start. ``validation``: what it says of
+    the sets that the run is evaluated on. The rest: ``make_plan``."""
     plan = make_plan(config, devices, step=step, batch_schedule=batch_schedule)
     trainer, data = config.trainer, config.data
     cache = open_training(root, data, plan.tokenizer, seq_len=config.model.seq_len, wanted=data_digest)
-    validation = open_validation(root, data, plan.tokenizer)
+    sets = open_validation(root, data, plan.tokenizer, validation)
     samples = TrainingBatches(
         cache,
         seq_len=config.model.seq_len,
@@ -166,4 +174,4 @@ def prepare(
         cache.digest[:12], cache.tokens, samples.sequences,
     )  # fmt: skip
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    return Setup(**fields, batches=ScheduledBatches(samples, plan.batch_schedule), validation=validation)
+    return Setup(**fields, batches=ScheduledBatches(samples, plan.batch_schedule), validation=sets)
