@@ -16,8 +16,11 @@ from haliax import NamedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoint_states import save
+from midstream_engine.checkpoint.assembly import Assembly
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.restore import Restored, restore_checkpoint
+from midstream_engine.checkpoint.memory import Blocks
+from midstream_engine.checkpoint.restore import Restored, _cell_tasks, restore_checkpoint
+from midstream_engine.checkpoint.stores.directory import Directory
 from midstream_engine.checkpoint.tree import flatten
 from midstream_engine.records import Manifest, RunPaths
 
@@ -150,3 +153,44 @@ def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read_with_tho
     )
     monkeypatch.undo()
     assert restore(paths, manifest, Layout(6)).root_digest == manifest.root_digest
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Bytes that are read from now on, by object."""
+    reads: dict[str, int] = {}
+    original = Directory.read
+
+    def read(store: Directory, path: str, into: Any, each: Any) -> int:
+        count = original(store, path, into, each)
+        reads[path] = reads.get(path, 0) + count
+        return count
+
+    monkeypatch.setattr(Directory, "read", read)
+    return reads
+
+
+@pytest.mark.parametrize("layout", [Layout(1), Layout(8), Layout(2, 4), Layout(4, 2, fsdp="vocab")])
+def test_every_object_is_read_once_whatever_the_mesh(original, layout, monkeypatch):
+    paths, manifest, _ = original
+    reads = counted_reads(monkeypatch)
+    restore(paths, manifest, layout)
+    assert reads == {entry.path: entry.size for entry in manifest.object_entries}
+
+
+def test_a_process_reads_the_cells_alone_that_its_own_devices_want(original, monkeypatch):
+    paths, manifest, _ = original
+    directory = paths.checkpoint(manifest.name)
+    (entry,) = [entry for entry in manifest.array_entries if entry.name == "up"]
+    assert entry.grid == [1, 1, 4]
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec(None, None, "data"))
+    shares = sharding.addressable_devices_indices_map(tuple(entry.shape))
+    mine = dict(list(shares.items())[1:2])  # as where the other three devices belong to other processes
+    monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", lambda sharding, shape: mine)
+    reads, hashes = counted_reads(monkeypatch), dict[str, str]()
+    objects = {found.path: found for found in manifest.object_entries}
+    tasks = _cell_tasks(Directory(directory), entry, objects, Assembly(entry, sharding), Blocks(), hashes)
+    for _, read in tasks:
+        read()
+    assert reads == {"arrays/up/c/0/0/1": objects["arrays/up/c/0/0/1"].size}
+    assert hashes == {path: objects[path].sha256 for path in entry.objects if not path.endswith("zarr.json")}
