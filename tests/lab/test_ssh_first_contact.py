@@ -162,13 +162,13 @@ def test_a_look_waits_for_a_person_who_thinks(server: SshServer):
 
     class Thinker(Answers):
         def accept(self, contact: FirstContact) -> bool | None:
-            assert not decided.wait(2.5)
+            assert not decided.wait(8.5)
             return True
 
     fleet = Fleet(hosts={"gpu1": server.config})
     hosts = Hosts(fleet)
     with DESK.of(Thinker()):
-        [host] = look_once(fleet, hosts, timeout=2.0).hosts
+        [host] = look_once(fleet, hosts, timeout=8.0).hosts
     hosts.close()
     assert host.link == LIVE, host.error
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from midstream.hosts.turns import REACHING
+
 T = TypeVar("T")
 
 
@@ -182,7 +184,7 @@ class _Desk:
     def _in_turn(self, ask: Callable[[], T]) -> T:
         self._waiting += 1
         try:
-            with self._turn:
+            with REACHING.aside(), self._turn:
                 return ask()
         finally:
             self._waiting -= 1

@@ -67,8 +67,9 @@ class Host(Protocol):
         """Run a command to its end. ``argv`` reaches the program as it stands: nothing is ever expanded."""
         ...
 
-    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
-        """Start a command and keep its pipes."""
+    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
+        """Start a command and keep its pipes. ``window``: bytes of its output that may be on their way unread; past
+        them it has to wait."""
         ...
 
     def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:

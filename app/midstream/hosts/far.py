@@ -124,11 +124,12 @@ def call_function(host: Host, python: str, function: str, arguments: Mapping[str
     return answer["value"]
 
 
-def start_program(host: Host, function: str, arguments: Mapping[str, Any]) -> Process:
+def start_program(host: Host, function: str, arguments: Mapping[str, Any], *, window: int | None = None) -> Process:
     """Start ``midstream.remote.<module>.<function>`` on the host; stdin and stdout then carry its own bytes."""
     if not host.far_python:
         raise no_python(host)
-    process = host.open([host.far_python, "-c", BOOTSTRAP])
+    argv = [host.far_python, "-c", BOOTSTRAP]
+    process = host.open(argv) if window is None else host.open(argv, window=window)
     try:
         with contextlib.suppress(BrokenPipeError):  # it has ended already; what it wrote says why
             process.stdin.write(job_line(function, arguments, program=True))

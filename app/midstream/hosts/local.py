@@ -89,7 +89,8 @@ class LocalMachine:
             raise HostError(f"{self.name}: {argv[0]} did not end within {timeout:.0f} s") from error
         return Completed(done.returncode, done.stdout, done.stderr)
 
-    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
+        # A pipe holds 64 KiB, whatever is asked for.
         try:
             child = subprocess.Popen(
                 list(argv),

@@ -18,6 +18,7 @@ from midstream.hosts.base import Completed, Process
 from midstream.hosts.ssh_connection import CHANNEL_TIMEOUT, Connection, open_connection
 from midstream.hosts.ssh_process import SshProcess
 from midstream.hosts.ssh_settings import resolve
+from midstream.hosts.turns import REACHING
 
 CLOSE_TIMEOUT = 0.5
 
@@ -62,9 +63,10 @@ class SshMachine:
                     return
                 self._drop()
             try:
-                self._connection = self._open()
-                if not self._dialled:
-                    self._look_round()
+                with REACHING.take():
+                    self._connection = self._open()
+                    if not self._dialled:
+                        self._look_round()
             except BaseException:
                 self._drop()
                 raise
@@ -115,11 +117,11 @@ class SshMachine:
 
     # -------------------------------------------------------------------------------------------------- verbs
 
-    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
         command = _command(argv, env)
         transport = self._transport()
         try:
-            channel = transport.open_session(timeout=CHANNEL_TIMEOUT)
+            channel = transport.open_session(window_size=window, timeout=CHANNEL_TIMEOUT)
             channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
             if transport.is_active():

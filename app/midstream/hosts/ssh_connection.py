@@ -7,7 +7,6 @@ import logging
 import shlex
 import shutil
 import socket
-import threading
 from dataclasses import replace
 from typing import Any, cast
 
@@ -22,6 +21,7 @@ from midstream.hosts.known_hosts import KnownHosts
 from midstream.hosts.ssh_keys import Tried, offers, open_agent
 from midstream.hosts.ssh_proxy import Proxy, jump_command
 from midstream.hosts.ssh_settings import SshSettings, resolve_jump
+from midstream.hosts.turns import REACHING
 
 CONNECT_TIMEOUT = 15.0  # seconds for each of: TCP, banner, authentication
 CHANNEL_TIMEOUT = 15.0
@@ -31,7 +31,6 @@ UNANSWERED = 4  # of these, and the connection is dead
 USER_TIMEOUT = 10_000  # milliseconds that sent bytes may stay unacknowledged: the kernel notices first
 POLL = 1.0  # seconds between two looks of an idle connection; paramiko's 0.1 costs a fleet its processor
 DEEPEST = 8  # jumps behind jumps
-HANDSHAKES = threading.BoundedSemaphore(16)  # a fleet does not knock at one door all at once
 # AES-GCM first: on hosts with AES instructions it is the fastest by far.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
@@ -114,7 +113,8 @@ def open_connection(name: str, settings: SshSettings, config_file: str, depth: i
 
 def _tcp(name: str, settings: SshSettings) -> socket.socket:
     try:
-        sock = socket.create_connection((settings.hostname, settings.port), CONNECT_TIMEOUT)
+        with REACHING.aside():  # a machine that is not there takes its time to say so
+            sock = socket.create_connection((settings.hostname, settings.port), CONNECT_TIMEOUT)
     except socket.gaierror as error:
         raise HostError(
             f"{name}: {settings.hostname} is not known ({error.strerror})", "mend address: in the fleet file"
@@ -186,10 +186,9 @@ def _log_in(name: str, settings: SshSettings, sock: Any, carriers: tuple[Proxy |
         sock.close()
         raise
     try:
-        with HANDSHAKES:
-            known = KnownHosts(settings.known_hosts)
-            _prefer(transport, known.kinds(settings.names))
-            transport.start_client(timeout=CONNECT_TIMEOUT)
+        known = KnownHosts(settings.known_hosts)
+        _prefer(transport, known.kinds(settings.names))
+        transport.start_client(timeout=CONNECT_TIMEOUT)
         _check_host_key(name, settings, known, transport.get_remote_server_key(), direct=not carriers)
         _authenticate(name, settings, transport)
     except HostError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import time
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 SAMPLE = 0.1  # seconds of processor time that a reading covers at least
 
@@ -33,30 +34,47 @@ class Processor:
     def used(self) -> float:
         """0..1 since the last reading; the first one waits for a sample."""
         time.sleep(max(0.0, SAMPLE - (time.monotonic() - self._at)))
-        now = _ticks()
-        busy, total = now[0] - self._before[0], now[1] - self._before[1]
-        self._before, self._at = now, time.monotonic()
-        return min(1.0, max(0.0, busy / total)) if total > 0 else 0.0
+        before, self._before = self._before, _ticks()
+        self._at = time.monotonic()
+        return busy(before, self._before)
 
 
 def _ticks() -> Tuple[int, int]:
     """(busy, all) clock ticks of all processors since boot, from the first line of /proc/stat."""
     with open("/proc/stat", encoding="ascii") as file:
-        # user nice system idle iowait irq softirq steal; guest time is counted in user already.
-        fields = [int(field) for field in file.readline().split()[1:9]]
+        return parse_ticks(file.readline()) or (0, 0)
+
+
+def parse_ticks(text: str) -> Optional[Tuple[int, int]]:
+    """The line ``cpu ...`` of /proc/stat; None where it is another."""
+    # user nice system idle iowait irq softirq steal; guest time is counted in user already.
+    words = text.split()[:9]
+    if len(words) < 5 or words[0] != "cpu" or not all(re.fullmatch(r"\d{1,19}", word, re.ASCII) for word in words[1:]):
+        return None
+    fields = [int(word) for word in words[1:]]
     idle = sum(fields[3:5])
     return sum(fields) - idle, sum(fields)
 
 
+def busy(before: Tuple[int, int], now: Tuple[int, int]) -> float:
+    """0..1 between two readings."""
+    used, total = now[0] - before[0], now[1] - before[1]
+    return round(min(1.0, max(0.0, used / total)), 3) if total > 0 else 0.0
+
+
 def memory() -> Dict[str, int]:
     """Bytes; used is what could not be had."""
-    found = {}
     with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            name, _, rest = line.partition(":")
-            found[name] = int(rest.split()[0]) * 1024
-    total = found["MemTotal"]
-    return {"memory_total": total, "memory_used": total - found.get("MemAvailable", found["MemFree"])}
+        return parse_memory(file.read())
+
+
+def parse_memory(text: str) -> Dict[str, int]:
+    """From /proc/meminfo; kernels before 3.14 do not say what is available."""
+    lines = re.findall(r"^(\w+):\s*(\d{1,15}) kB", text, re.MULTILINE | re.ASCII)
+    found = {name: int(count) * 1024 for name, count in lines}
+    total = found.get("MemTotal", 0)
+    free = found.get("MemAvailable", found.get("MemFree", total))
+    return {"memory_total": total, "memory_used": max(0, total - free)}
 
 
 def disk(root: str) -> Dict[str, int]:

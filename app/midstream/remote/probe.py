@@ -6,10 +6,12 @@
 ``metrics``  whole lines of an attempt's metrics.jsonl from byte ``offset`` to ``end``; offset 0 starts the file anew
 ``log``      text that the newest attempt's log grew by; ``first`` where it is the beginning of what is told
 ``gone``     the run's directory is no longer there
-``beat``     the end of each look: the clock (UTC seconds), processor, memory, disk, accelerators
+``inventory`` what the machine is made of and who uses its accelerators, whenever that changed
+``beat``     the end of each look: the clock (UTC seconds), and what changed of processor, memory, disk, accelerators
 ``clock``    the answer to a ping
 
-stdin takes one JSON object a line: ``{"ping": n}``. Standard library only; Python 3.8.
+stdin takes one JSON object a line: ``{"ping": n}``, and ``{"pace": seconds}`` between two looks.
+Standard library only; Python 3.8.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from midstream.remote import accelerators, machine, runs
+from midstream.remote import accelerators, inventory, machine, runs
 from midstream_engine import records
 
 CHUNK = 1 << 18  # bytes of metrics or log in one line
 LOG_TAIL = 1 << 15  # bytes of a log that are told when it is first seen
 FIRST_ACCELERATORS = 8.0  # seconds that the first beat waits for nvidia-smi
+INVENTORY = 30.0  # seconds between two looks at what seldom changes
 SILENCE = 120.0  # seconds without a ping after which nobody is listening: a lost connection may never close stdin
 
 Emit = Callable[..., None]
@@ -49,20 +52,57 @@ def main(
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
 
-    threading.Thread(target=_listen, args=(emit,), daemon=True).start()
-    probe = Probe(root, emit, devices=devices, known=known)
+    pace = Pace(interval)
+    threading.Thread(target=_listen, args=(emit, pace), daemon=True).start()
+    probe = Probe(root, emit, devices=devices, known=known, facts=Facts())
     try:
         emit("hello", **machine.identity())
         while True:
             began = time.monotonic()
             probe.look()
-            # On a slow disk a look may take longer than the interval: that is no reason to look without rest.
-            time.sleep(max(interval / 4, interval - (time.monotonic() - began)))
+            pace.rest(began)
     except BrokenPipeError:
         os._exit(0)
 
 
-def _listen(emit: Emit) -> None:
+class Pace:
+    """The time between the beginnings of two looks, which whoever listens may change."""
+
+    def __init__(self, interval: float):
+        self._interval = interval
+        self._changed = threading.Event()
+
+    def set(self, interval: float) -> None:
+        self._interval = interval
+        self._changed.set()
+
+    def rest(self, began: float) -> None:
+        self._changed.clear()
+        # On a slow disk a look may take longer than the interval: that is no reason to look without rest.
+        until = max(began + self._interval, time.monotonic() + self._interval / 4)
+        while self._changed.wait(max(0.0, until - time.monotonic())):
+            self._changed.clear()
+            until = began + self._interval
+
+
+class Facts:
+    """The machine's inventory, gathered in the background: a network file system that hangs holds nothing else up."""
+
+    def __init__(self, every: float = INVENTORY):
+        self._latest: Dict[str, Any] = {}
+        self._every = every
+        threading.Thread(target=self._gather, daemon=True).start()
+
+    def latest(self) -> Dict[str, Any]:
+        return self._latest
+
+    def _gather(self) -> None:
+        while True:
+            self._latest = inventory.collect()
+            time.sleep(self._every)
+
+
+def _listen(emit: Emit, pace: Pace) -> None:
     """Answer pings; end the program when stdin closes or falls silent. The descriptor is read, because a thread in
     ``sys.stdin`` would hold up the interpreter's end."""
     text = b""
@@ -72,7 +112,11 @@ def _listen(emit: Emit) -> None:
             break
         *lines, text = (text + data).split(b"\n")
         for line in lines:
-            emit("clock", ping=json.loads(line)["ping"], time=time.time())
+            told = json.loads(line)
+            if "ping" in told:
+                emit("clock", ping=told["ping"], time=time.time())
+            if "pace" in told:
+                pace.set(told["pace"])
     os._exit(0)
 
 
@@ -86,6 +130,7 @@ class Probe:
         *,
         devices: Optional[int] = None,
         known: Optional[Mapping[str, Mapping[str, List[int]]]] = None,
+        facts: Optional[Facts] = None,
     ):
         self._root = root
         self._emit = emit
@@ -94,6 +139,9 @@ class Probe:
         self._processor = machine.Processor()
         self._accelerators = accelerators.Accelerators(devices)
         self._patience = FIRST_ACCELERATORS
+        self._facts = facts
+        self._inventory: Dict[str, Any] = {}
+        self._last: Dict[str, Any] = {}
 
     def look(self) -> None:
         """One look: lines for what changed, and a beat."""
@@ -107,14 +155,20 @@ class Probe:
             self._runs[run_id].look()
         found = self._accelerators.latest(wait=self._patience)
         self._patience = 0.0
-        self._emit(
-            "beat",
-            time=time.time(),
-            cpu_used=self._processor.used(),
-            accelerators=found,
+        if self._facts is not None and (facts := self._facts.latest()):
+            facts = {**facts, **self._accelerators.facts()}
+            if facts != self._inventory:
+                self._inventory = facts
+                self._emit("inventory", **facts)
+        now = {
+            "cpu_used": round(self._processor.used(), 2),
+            "accelerators": found,
             **machine.memory(),
             **machine.disk(self._root),
-        )
+        }
+        news = {key: value for key, value in now.items() if key not in self._last or self._last[key] != value}
+        self._last = now
+        self._emit("beat", time=time.time(), **news)
 
 
 class _Run:

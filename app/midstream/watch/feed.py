@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
 from midstream.errors import HostError, LostContact, RemoteError
-from midstream.hosts.base import Process
+from midstream.hosts.backoff import Backoff
+from midstream.hosts.base import Host, Process
 from midstream.hosts.far import start_program
 from midstream.hosts.open import Hosts
 from midstream.hosts.programs import last_words
+from midstream.hosts.turns import REACHING
+from midstream.watch import plain
 from midstream.watch.model import DOWN, STALE
 from midstream.watch.store import Store
 from midstream_engine import records
 
-FIRST_PAUSE = 0.5  # seconds before the first new try
-DOUBLINGS = 5  # so that 16 seconds lie between two tries at most
 REFUSED_PAUSE = 5.0  # seconds at least after a host was not reached or refused: servers bar who knocks too often
 PING = 10.0  # seconds between two looks at the host's clock
 STALE_LOOKS, STALE_MARGIN = 3, 2.0  # stale is who said nothing for so many intervals and so many seconds more
 PING_SILENT = 2.0  # the same, while it says nothing by itself
 GIVE_UP = 30.0  # seconds without any answer after which the connection is made anew
+WINDOW = 1 << 20  # bytes that a probe may be ahead of us: then it has to wait, and nothing piles up here
 ENDING = 5.0  # seconds that a probe may take to end
 
 
@@ -36,10 +37,11 @@ class Feed:
         self.name = name
         self._hosts = hosts
         self._store = store
-        self._interval = interval
+        self._interval = self._pace = interval
         self._told = time.monotonic()  # when the last line came that was no mere answer to a ping
         self._heard = time.monotonic()  # when anything came
         self._connected = False
+        self._speaks_json = True
         self._process: Process | None = None
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -70,7 +72,7 @@ class Feed:
         now = time.monotonic()
         with self._lock:
             process, silence = self._process, now - self._told
-            if process is None or not self._connected or silence <= STALE_LOOKS * self._interval + STALE_MARGIN:
+            if process is None or not self._connected or silence <= STALE_LOOKS * self._pace + STALE_MARGIN:
                 return
         # Pings are answered by a thread that touches no file: so a slow disk can be told from a dead link.
         if now - self._pinged > PING_SILENT:
@@ -84,7 +86,7 @@ class Feed:
     # ------------------------------------------------------------------------------------------ its thread
 
     def _listen(self) -> None:
-        tries, pause = 0, 0.0
+        backoff = Backoff()
         while not self._stopped.is_set():
             try:
                 self._store.connecting(self.name)
@@ -94,27 +96,17 @@ class Feed:
                 if self._stopped.is_set():
                     return
                 if was_connected:
-                    tries = 0
+                    backoff.reset()
                 self._store.link(self.name, *_reason(error, was_connected))
-                pause = REFUSED_PAUSE if isinstance(error, HostError) and not was_connected else 0.0
-            # Many hosts behind one door that has just opened again should not all knock at once.
-            self._stopped.wait(max(pause, FIRST_PAUSE * 2**tries) * random.uniform(0.5, 1.0))
-            tries = min(tries + 1, DOUBLINGS)
+                refused = isinstance(error, HostError) and not was_connected
+                self._stopped.wait(backoff.pause(REFUSED_PAUSE if refused else 0.0))
 
     def _follow(self) -> None:
         """Until the probe ends, which is always an error: it has no reason to."""
         config = self._hosts.fleet.hosts[self.name]
-        host = self._hosts.get(self.name)
-        process = start_program(
-            host,
-            "probe.main",
-            {
-                "root": host.root,
-                "interval": self._interval,
-                "devices": config.devices,
-                "known": self._store.metrics_known(self.name),
-            },
-        )
+        with REACHING.take():
+            host = self._hosts.get(self.name)
+            process, understand = self._start(host, config.devices)
         with self._lock:
             self._process = process
             self._told = self._heard = time.monotonic()
@@ -124,7 +116,9 @@ class Feed:
             self._sent.clear()
             self._pinged = 0.0
             for line in iter(process.stdout.readline, b""):
-                self._take(process.stdin, line)
+                self._heard = time.monotonic()
+                for told in understand(line):
+                    self._take(process.stdin, told)
             code = process.wait(ENDING)
             raise RemoteError(f"the probe on {self.name} ended with {code}: {last_words(process)}", "Probe")
         except TimeoutError:
@@ -134,9 +128,32 @@ class Feed:
                 self._process = None
             process.close()
 
-    def _take(self, stdin: BinaryIO, line: bytes) -> None:
-        self._heard = time.monotonic()
-        told = json.loads(line)
+    def _start(self, host: Host, devices: int | None) -> tuple[Process, Callable[[bytes], Iterable[Mapping[str, Any]]]]:
+        """The probe, and what makes events of its lines."""
+        if not host.far_python:
+            self._pace, self._speaks_json = max(plain.SLOWEST_START, self._interval), False
+            process = host.open(plain.command(host.root, self._pace), window=WINDOW)
+            return process, plain.PlainReader(devices).take
+        self._speaks_json = True
+        arguments = {
+            "root": host.root,
+            "interval": self._pace,
+            "devices": devices,
+            "known": self._store.metrics_known(self.name),
+        }
+        return start_program(host, "probe.main", arguments, window=WINDOW), lambda line: (json.loads(line),)
+
+    def pace(self, seconds: float) -> None:
+        """Look every so many seconds from now on. A host without Python keeps its own pace."""
+        with self._lock:
+            if not self._speaks_json or self._pace == seconds:
+                return
+            process, self._pace = self._process, seconds
+            if process is None or not self._connected:
+                return  # the next probe begins with it
+        self._say(process.stdin, {"pace": seconds})
+
+    def _take(self, stdin: BinaryIO, told: Mapping[str, Any]) -> None:
         if told["event"] == "clock":
             self._clock(told)
             return
@@ -151,11 +168,14 @@ class Feed:
         self._pinged = time.monotonic()
         self._pings += 1
         self._sent = {self._pings: time.time()}
+        self._say(stdin, {"ping": self._pings})
+
+    def _say(self, stdin: BinaryIO, what: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError, ValueError):  # it is gone: its reader is about to find out
-            stdin.write(json.dumps({"ping": self._pings}).encode() + b"\n")
+            stdin.write(json.dumps(what).encode() + b"\n")
             stdin.flush()
 
-    def _clock(self, told: dict[str, Any]) -> None:
+    def _clock(self, told: Mapping[str, Any]) -> None:
         """The host's clock against the middle of the round trip: the error is at most half of it."""
         sent, now = self._sent.pop(told["ping"], None), time.time()
         if sent is None:

@@ -21,6 +21,40 @@ class Accelerator:
     memory_used: int | None = None  # bytes
     utilization: float | None = None  # 0..1, busy time
     holders: tuple[int, ...] = ()  # pids that use it
+    temperature: float | None = None  # degrees Celsius
+    power: float | None = None  # watts
+    power_limit: float | None = None  # watts
+    capability: str = ""  # CUDA compute capability: "9.0"
+
+
+@dataclass(frozen=True)
+class AcceleratorUser:
+    """A process that holds accelerators. Empty where the host does not let us see it."""
+
+    pid: int
+    user: str
+    command: str  # the beginning of its command line, without options
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A mounted file system. Sizes in bytes."""
+
+    mount: str
+    device: str
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class InfinibandPort:
+    """A port of an RDMA device."""
+
+    device: str  # "mlx5_0"
+    port: int
+    state: str  # "active", "down", "init", ...
+    gigabits: float | None  # per second
+    layer: str  # "InfiniBand"; "Ethernet" is RoCE
 
 
 @dataclass(frozen=True)
@@ -38,6 +72,16 @@ class Machine:
     disk_free: int
     clock_skew: float  # seconds, host minus operator, error at most half the round trip
     accelerators: tuple[Accelerator, ...] = ()
+    system: str = ""  # "Ubuntu 22.04.4 LTS"
+    kernel: str = ""
+    glibc: str = ""  # "2.35"; empty where it is not known, or another libc
+    cpu_model: str = ""
+    driver: str = ""  # NVIDIA's kernel driver: "550.54.15"
+    cuda: str = ""  # the newest CUDA that it runs: "12.4"
+    users: tuple[AcceleratorUser, ...] = ()
+    disks: tuple[Disk, ...] = ()
+    infiniband: tuple[InfinibandPort, ...] = ()
+    clock_synchronized: bool | None = None  # by a time server; None where the host does not say
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,11 @@ from midstream.watch.model import (
     LIVE,
     STALE,
     Accelerator,
+    AcceleratorUser,
     CheckpointView,
+    Disk,
     HostView,
+    InfinibandPort,
     Machine,
     RunView,
     Snapshot,
@@ -43,6 +46,8 @@ class Store:
         self._shown: dict[str, tuple[RunView, ...]] = dict.fromkeys(hosts, ())  # as of each host's last beat
         self._told: dict[str, set[str]] = {name: set() for name in hosts}
         self._hello: dict[str, dict[str, Any]] = {}
+        self._inventory: dict[str, dict[str, Any]] = {}
+        self._gauges: dict[str, dict[str, Any]] = {}  # of each host; beats tell what changed of them
         self._skew: dict[str, float] = {}
         self._version = 0
         self._snapshot: Snapshot | None = None
@@ -80,6 +85,9 @@ class Store:
             if event == "hello":
                 self._hello[host] = dict(line)
                 self._told[host] = set()
+                self._inventory[host], self._gauges[host] = {}, {}
+            elif event == "inventory":
+                self._inventory[host] = _inventory(line)
             elif event == "beat":
                 self._beat(host, line)
                 self._note()
@@ -135,18 +143,21 @@ class Store:
         # Before a ping was answered: short of what the way here took.
         skew = self._skew[host] if host in self._skew else line["time"] - now
         hello = self._hello.get(host, {})
+        gauges = self._gauges.setdefault(host, {})
+        gauges.update(line)
         machine = Machine(
             hostname=hello.get("hostname", ""),
             platform=hello.get("platform", ""),
             python=hello.get("python", ""),
             cpus=hello.get("cpus", 0),
-            cpu_used=line["cpu_used"],
-            memory_total=line["memory_total"],
-            memory_used=line["memory_used"],
-            disk_total=line["disk_total"],
-            disk_free=line["disk_free"],
+            cpu_used=gauges["cpu_used"],
+            memory_total=gauges["memory_total"],
+            memory_used=gauges["memory_used"],
+            disk_total=gauges["disk_total"],
+            disk_free=gauges["disk_free"],
             clock_skew=skew,
-            accelerators=tuple(_value(Accelerator, each) for each in line["accelerators"]),
+            accelerators=tuple(_value(Accelerator, each) for each in gauges["accelerators"]),
+            **self._inventory.get(host, {}),
         )
         self._hosts[host] = replace(view, link=LIVE, last_seen=now, error="", machine=machine)
 
@@ -248,6 +259,16 @@ def parse_rows(text: str) -> Sequence[dict[str, Any]]:
             # Every line brings its own copies of the names; a long run has many lines.
             rows.append({sys.intern(name): value for name, value in row.items()})
     return rows
+
+
+def _inventory(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a Machine. What a newer probe adds is ignored."""
+    plain = ("system", "kernel", "glibc", "cpu_model", "driver", "cuda", "clock_synchronized")
+    lists = {"users": AcceleratorUser, "disks": Disk, "infiniband": InfinibandPort}
+    found = {name: line[name] for name in plain if name in line}
+    return found | {
+        name: tuple(_value(kind, each) for each in line[name]) for name, kind in lists.items() if name in line
+    }
 
 
 def _value(kind: Any, told: Mapping[str, Any]) -> Any:

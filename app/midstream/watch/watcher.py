@@ -12,20 +12,25 @@ from midstream.hosts.ask import DESK
 from midstream.hosts.open import Hosts
 from midstream.watch.feed import ENDING, Feed
 from midstream.watch.model import CONNECTING, Snapshot
+from midstream.watch.pace import Pace
 from midstream.watch.store import Store
+
+TOGETHER = 0.25  # seconds: changes within them are told as one
 
 _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """The fleet, observed. ``interval`` is the time between two looks on each host, in seconds; ``only`` names the
-    hosts that matter (all by default)."""
+    """The fleet, observed. ``interval`` is the time between two looks on each host, in seconds, where few are watched;
+    ``only`` names the hosts that matter (all by default)."""
 
     def __init__(self, fleet: Fleet, hosts: Hosts, *, interval: float = 1.0, only: Collection[str] | None = None):
         names = [name for name in fleet.hosts if only is None or name in only]
         self._store = Store({name: fleet.hosts[name].get_choice_name(type(fleet.hosts[name])) for name in names})
-        self._feeds = [Feed(name, hosts, self._store, interval) for name in names]
+        self._pace = Pace(interval, len(names))
+        self._feeds = [Feed(name, hosts, self._store, self._pace.seconds) for name in names]
         self._tick = min(interval, 0.5)
+        self._least = min(interval, TOGETHER)
         self._stopped = threading.Event()
         self._subscribers: tuple[Callable[[Snapshot], object], ...] = ()
         self._clock = threading.Thread(target=self._tell, name="watch-clock", daemon=True)
@@ -48,6 +53,11 @@ class Watch:
             self._store.changed.notify_all()
         if self._clock.is_alive() and self._clock is not threading.current_thread():
             self._clock.join(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def pace(self) -> float:
+        """Seconds between two looks on each host, as of now."""
+        return self._pace.seconds
 
     def snapshot(self) -> Snapshot:
         """The fleet as far as it is known. Cheap; the same object until something changes."""
@@ -87,8 +97,11 @@ class Watch:
         version = -1
         while not self._stopped.is_set():
             snapshot = self._store.wait_newer(version, self._tick)
+            paced = self._pace.measure()
             for feed in self._feeds:
                 feed.tick()
+                if paced:
+                    feed.pace(self._pace.seconds)
             if snapshot is None:
                 continue
             version = snapshot.version
@@ -100,6 +113,7 @@ class Watch:
                 except Exception:  # noqa: BLE001 (whatever it is, the others are still told)
                     _log.exception("a subscriber of the watch failed; it is told no more")
                     self._unsubscribe(callback)
+            self._stopped.wait(self._least)
 
 
 def look_once(fleet: Fleet, hosts: Hosts, timeout: float = 10.0, only: Collection[str] | None = None) -> Snapshot:
