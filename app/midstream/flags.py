@@ -13,7 +13,7 @@ USAGE = """midstream [--fleet FILE]                                     the term
        midstream --init                                             write a fleet file from ~/.ssh/config
        midstream --status [--json]                                  hosts, runs, checkpoints, once
        midstream --launch CONFIG --on TARGET [--run-id ID] [-- ENGINE FLAGS]
-       midstream --migrate RUN --to TARGET [--mode stop] [--checkpoint now|latest|STEP] [--dry-run] [--yes]
+       midstream --migrate RUN --to TARGET [--mode handover|stop] [--checkpoint now|latest|STEP] [--dry-run] [--yes]
        midstream --continue MIGRATION | --rollback MIGRATION | --stop RUN
        midstream --checkpoints [RUN] | --checkpoints RUN|CHECKPOINT --tree [--deep]
        midstream --verify CHECKPOINT [--deep] | --diff A B | --clean [RUN] [--yes]"""
@@ -74,7 +74,11 @@ def parser() -> argparse.ArgumentParser:
 
     migrate = result.add_argument_group("migrate")
     migrate.add_argument("--to", metavar="TARGET", help="where to")
-    migrate.add_argument("--mode", default="stop", help="stop: seal, copy, start again (default)")
+    migrate.add_argument(
+        "--mode",
+        default="handover",
+        help="handover: the target waits, compiled, for the state (default); stop: seal, copy, start again",
+    )
     migrate.add_argument("--checkpoint", default="now", metavar="now|latest|STEP", help="default: now, a final save")
     migrate.add_argument("--source-lost", action="store_true", help="the run's machine is certainly gone")
     migrate.add_argument("--certify-steps", type=int, default=16, metavar="K", help="losses compared (default 16)")

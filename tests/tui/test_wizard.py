@@ -65,13 +65,16 @@ async def test_another_target_or_checkpoint_is_another_plan() -> None:
         await settle(pilot)
         await pilot.press("c")
         await settle(pilot)
+        await pilot.press("o")
+        await settle(pilot)
         requests = asked(answers, "plan")
-        assert [(request.target, request.checkpoint) for request in requests] == [
-            ("large", "now"),
-            ("gpu2", "now"),
-            ("gpu2", "latest"),
+        assert [(request.target, request.checkpoint, request.mode) for request in requests] == [
+            ("large", "now", "handover"),
+            ("gpu2", "now", "handover"),
+            ("gpu2", "latest", "handover"),
+            ("gpu2", "latest", "stop"),
         ]
-        assert all(request.source == "small" and request.mode == "stop" for request in requests)
+        assert all(request.source == "small" for request in requests)
         assert "--to gpu2" in screen_text(app)
 
 

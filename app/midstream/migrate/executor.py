@@ -9,7 +9,7 @@ from typing import Any
 from midstream.errors import Exit, HostError, LostContact, MidstreamError
 from midstream.migrate import model
 from midstream.migrate.journal import outcome, read_events
-from midstream.migrate.move import Move, NeedsOperator, Phase, RollbackRequested, ways_on
+from midstream.migrate.move import Move, MovedOn, NeedsOperator, Phase, RollbackRequested, ways_on
 from midstream.migrate.phases import phases
 from midstream.migrate.phases.rollback import Rollback
 from midstream_engine import records
@@ -117,6 +117,10 @@ def _roll_back(move: Move, why: str, code: Exit) -> Exit:
     rollback = Rollback()
     try:
         _patiently(move, rollback)
+    except MovedOn as error:  # whoever moved it on has the run; what this migration held of it is not its own any more
+        _failed(move, model.ROLLBACK, error.message)
+        move.directory.request_file.unlink(missing_ok=True)
+        return _result(move, Exit.FAILED, model.MOVED_ON, f"{error.message} ({error.fix})")
     except Exception as error:  # noqa: BLE001 - whatever it was, the rollback is to be completed
         message = str(error) if isinstance(error, MidstreamError) else _trace(move, error)
         _failed(move, model.ROLLBACK, message)

@@ -79,7 +79,7 @@ class Outcome:
     @property
     def ended(self) -> bool:
         """Nothing is left to do."""
-        return self.outcome in (model.COMPLETED, model.ROLLED_BACK)
+        return self.outcome in (model.COMPLETED, model.ROLLED_BACK, model.MOVED_ON)
 
 
 def outcome(events: Iterable[Event]) -> Outcome:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.migrate.model import LEDGER_ENTRIES, Ledger
+from midstream.migrate.model import HANDOVER, LEDGER_ENTRIES, STOP, Ledger
 
 # Used only until the run or an earlier migration has shown better: bytes a second of a verified copy, of a save with
 # hashing, and seconds to start an interpreter with jax.
@@ -17,9 +17,25 @@ ENGINE_START = 6.0
 HANDSHAKE = 1.0
 
 
-def predict(curve: Sequence[Mapping[str, Any]], checkpoint_bytes: int) -> dict[str, float]:
-    """Seconds for each entry, from the run's own steps and the bytes that have to travel."""
+def predict(curve: Sequence[Mapping[str, Any]], checkpoint_bytes: int, mode: str = STOP) -> dict[str, float]:
+    """Seconds for each entry, from the run's own steps and the bytes that have to travel.
+
+    In a handover the target has compiled before, and objects travel while others are still being saved: the copy takes
+    what it takes beyond the save, and is verified as it flows and once more by the restore."""
     step, first = step_seconds(curve)
+    saving, copying = checkpoint_bytes / DISK_RATE, checkpoint_bytes / COPY_RATE
+    if mode == HANDOVER:
+        return {
+            "quiesce": 0.3 + step,
+            "save": 0.2 + saving,
+            "copy": 0.5 + max(0.0, copying - saving),
+            "verify": 0.0,
+            "provision": 0.2,
+            "install": 0.0,
+            "compile": 0.0,
+            "restore": 0.5 + checkpoint_bytes / DISK_RATE,
+            "first_step": step,
+        }
     return {
         "quiesce": HANDSHAKE + step,
         "save": 0.5 + checkpoint_bytes / DISK_RATE,

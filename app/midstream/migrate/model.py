@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-STOP = "stop"
+from midstream_engine import records
+
+# How the run crosses over: it stops, is copied and started; the target waits for it, compiled; the target replays it.
+STOP, HANDOVER, OVERTAKE = "stop", "handover", "overtake"
+MODES = (HANDOVER, STOP)
 
 # The phases in their order; `rollback` replaces the rest when one of them fails.
 PLAN, PREFLIGHT, PREPARE, CUTOVER, RELAUNCH, CERTIFY, FINISH = (
@@ -26,12 +30,13 @@ ROLLBACK = "rollback"
 STARTED, PROGRESS, DONE, FAILED = "started", "progress", "done", "failed"
 
 # States of a migration as a whole.
-RUNNING, INTERRUPTED, COMPLETED, ROLLED_BACK, ROLLBACK_INCOMPLETE = (
+RUNNING, INTERRUPTED, COMPLETED, ROLLED_BACK, ROLLBACK_INCOMPLETE, MOVED_ON = (
     "running",
     "interrupted",
     "completed",
     "rolled back",
     "rollback incomplete",
+    "moved on",  # another migration took the run further before this one could be taken back
 )
 OPEN_STATES = frozenset({RUNNING, INTERRUPTED, ROLLBACK_INCOMPLETE})
 
@@ -42,7 +47,7 @@ class Request:
 
     run_id: str
     target: str
-    mode: str = STOP
+    mode: str = HANDOVER
     checkpoint: str = "now"  # "now", "latest", or a step number
     source: str = ""  # host of the copy to move; empty: the copy with the highest fence epoch
     source_lost: bool = False
@@ -102,6 +107,16 @@ class Plan:
     healthy_steps: int = 100
     fleet_file: str = ""
     created: float = 0.0
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether an attempt stands by on the target before the source is sealed."""
+        return self.mode != STOP
+
+    @property
+    def starting_order(self) -> str:
+        """What the attempt that stands by is started with."""
+        return records.REPLAY if self.mode == OVERTAKE else records.HOLD
 
     @property
     def predicted_downtime(self) -> float:

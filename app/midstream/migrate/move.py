@@ -31,6 +31,10 @@ class NeedsOperator(MidstreamError):
     happened, ``fix`` which lines there are to choose from."""
 
 
+class MovedOn(MidstreamError):
+    """Another migration has taken the run further: there is nothing to take back any more."""
+
+
 class Phase(Protocol):
     """One step of a migration. ``run`` may be called again after a kill at any moment: it looks at what the journal
     and the hosts say, and does what is still to be done."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.errors import HostError, MidstreamError, RemoteError, UsageError
 from midstream.fleet.config import default_fleet_path
 from midstream.migrate import directory, ledger, shape
-from midstream.migrate.model import Change, Plan, Request
+from midstream.migrate.model import MODES, Change, Plan, Request
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from midstream.hosts.base import Host
     from midstream.hosts.open import Hosts
     from midstream.watch.model import HostView, RunView, Snapshot
-
-MODES = ("stop",)
 
 
 def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) -> Plan:
@@ -98,7 +96,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         data_digest=data,
         data_bytes=data_bytes,
         steps_lost=lost,
-        predicted_seconds=ledger.predict(run.curve, size),
+        predicted_seconds=ledger.predict(run.curve, size, request.mode),
         cost_per_hour=(fleet.hosts[run.host].price_per_hour, fleet.hosts[target_host].price_per_hour),
         warnings=_warnings(run, snapshot, lost, newest is None),
         source_lost=request.source_lost,

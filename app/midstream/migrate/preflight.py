@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,8 @@ def _source(source: Host, plan: Plan) -> Iterator[Check]:
     described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
     fence = records.Fence.from_json(described["fence"], f"{source.name}: fence.json of {plan.run_id}")
     mover = source.call("runs.mover", root=source.root, run_id=plan.run_id)
-    if mover and mover["epoch"] > fence.epoch and mover["expires"] > time.time():
+    # By the host's own clock, which wrote it.
+    if mover and mover["epoch"] > fence.epoch and mover["expires"] > source.call("standby.clock"):
         yield Check(
             "nobody moves it",
             FAIL,
@@ -94,7 +94,8 @@ def _target(target: Host, plan: Plan, fleet: Fleet) -> Iterator[Check]:
     facts: dict[str, Any] = target.call("checks.facts", root=target.root)
     yield from _python(target, facts, config.python)
     yield _libc(facts)
-    needed = (plan.checkpoint_bytes + plan.data_bytes) * DISK_SLACK
+    copies = 2 if plan.stands_by and plan.checkpoint == "now" else 1  # an earlier checkpoint, for the rehearsal
+    needed = (copies * plan.checkpoint_bytes + plan.data_bytes) * DISK_SLACK
     if not config.python and not facts["root_exists"]:
         needed += ENVIRONMENT_BYTES
     free = facts["disk_free"]
@@ -165,12 +166,7 @@ def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
         if not living:
             continue
         if run_id == plan.run_id:
-            yield Check(
-                "run is free",
-                FAIL,
-                f"an attempt of {run_id} runs on {target.name} already",
-                "two lineages would run: stop the one that is wrong with --stop, or move from there",
-            )
+            yield _in_the_way(target, run_id, living)
             return
         others.append(run_id)
     if others:
@@ -179,6 +175,25 @@ def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
         )
     else:
         yield Check("target is free", PASS, "nothing trains there")
+
+
+def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
+    """What an attempt of the run itself is that lives on the target."""
+    found = target.call("runs.status", root=target.root, run_id=run_id, attempt=attempt)["status"] or {}
+    order = target.call("standby.order", root=target.root, run_id=run_id, attempt=attempt) or {}
+    if found.get("epoch", 0) == 0 and order.get("action") in (records.HOLD, records.REPLAY):
+        return Check(
+            "run is free",
+            FAIL,
+            f"attempt {attempt} of {run_id} stands by on {target.name} for migration {order['migration']}",
+            f"midstream --rollback {order['migration']} ends it, where that was started",
+        )
+    return Check(
+        "run is free",
+        FAIL,
+        f"an attempt of {run_id} runs on {target.name} already",
+        "two lineages would run: stop the one that is wrong with --stop, or move from there",
+    )
 
 
 def _fit(source: Host, plan: Plan) -> Iterator[Check]:

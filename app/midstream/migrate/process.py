@@ -57,6 +57,11 @@ def rollback(migration: str) -> None:
         )
     if view.state == model.ROLLED_BACK:
         raise UsageError(f"migration {directory.migration} was rolled back already", "midstream --status shows the run")
+    if view.state == model.MOVED_ON:
+        raise UsageError(
+            f"migration {directory.migration} has nothing to take back: the run was moved on since",
+            "midstream --status shows where it is",
+        )
     directory.request_file.write_text("rollback\n")
     if not directory.is_held():
         _spawn(directory, "--rollback")

@@ -62,6 +62,7 @@ COMMANDS = (
     Command("next", ("enter",), "Next", "on: plan, preflight, cut-over", (WIZARD,), hint=True, changes=True),
     Command("previous", ("b",), "Previous", "one step back; nothing was changed", (WIZARD,), hint=True),
     Command("checkpoint", ("c",), "Checkpoint", "its state now, or its latest checkpoint", (WIZARD,), hint=True),
+    Command("mode", ("o",), "Mode", "how it crosses over: docs/migration.md", (WIZARD,), hint=True),
     Command("again", ("r",), "Again", "plan or check again", (WIZARD,), hint=True),
     Command("rollback", ("r",), "Roll back", "the source runs again", (MIGRATION,), hint=True, changes=True),
     Command("continue", ("c",), "Continue", "go on with an interrupted move", (MIGRATION,), hint=True, changes=True),

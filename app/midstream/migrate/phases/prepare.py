@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from midstream.errors import MidstreamError
 from midstream.launch.bundle import install_engine
 from midstream.launch.environment import prepare_environment
-from midstream.migrate import plan as planning
+from midstream.migrate import standby
+from midstream.migrate.data import copy_data
 from midstream.migrate.model import PREPARE
 from midstream.migrate.move import Move, pin
 from midstream.transfer import copy_objects
-from midstream_engine import records
 
 
 class Prepare:
-    """Puts engine, environment and data on the target. Writes nothing into any run, and needs no undoing."""
+    """Puts engine, environment and data on the target, and where the mode says so an attempt that stands by there. That
+    one alone needs undoing."""
 
     name = PREPARE
 
@@ -25,7 +25,9 @@ class Prepare:
         move.command(target, f"{environment.python} ({environment.how})")
         if plan.data_digest:
             copy_data(move, plan.data_digest)
-        if plan.checkpoint != "now":
+        if plan.stands_by:
+            standby.ensure(move)
+        elif plan.checkpoint != "now":
             self._copy_checkpoint(move)
 
     def _copy_checkpoint(self, move: Move) -> None:
@@ -36,19 +38,3 @@ class Prepare:
         here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
         move.command(source, f"copy {here} to {target.name}:{there}")
         copy_objects(source, here, target, there, progress=move.progress("checkpoint"))
-
-
-def copy_data(move: Move, digest: str) -> None:
-    """Bring the token cache ``digest`` to the target, unless it is there."""
-    there = planning.data_directory(move.target, digest)
-    here = planning.data_directory(move.source, digest)
-    if planning.has_manifest(move.target, there):
-        move.note("the target has the data already", what="data")
-        return
-    if not planning.has_manifest(move.source, here):
-        raise MidstreamError(
-            f"the token cache {digest[:12]} is neither on {move.source.name} nor on {move.target.name}",
-            f"it belongs in {here}; without it the run cannot go on with the same data",
-        )
-    move.command(move.source, f"copy {here} to {move.target.name}:{there}")
-    copy_objects(move.source, here, move.target, there, manifest_name=records.MANIFEST, progress=move.progress("data"))

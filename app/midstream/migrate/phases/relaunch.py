@@ -7,6 +7,7 @@ from typing import Any
 
 from midstream.errors import MidstreamError, RemoteError
 from midstream.launch.start import start_attempt
+from midstream.migrate import standby
 from midstream.migrate.model import RELAUNCH
 from midstream.migrate.move import Move
 from midstream.watch.model import RunView
@@ -34,10 +35,11 @@ class Relaunch:
             fence=sealed["fence"],
             migration=plan.migration,
         )
-        number = _present_attempt(move)
+        number = standby.hand_over(move, _newest(move) or sealed, sealed["attempt"]) if plan.stands_by else None
+        number = number or _present_attempt(move)
         if number is None:
             number = self._start(move, _newest(move) or sealed, sealed["attempt"] + 1)
-        else:
+        elif not plan.stands_by:
             move.note(f"attempt {number} of this migration runs on {target.name} already")
         move.journal.fact(target_attempt=number)
         wait_training(move, target.name, number)

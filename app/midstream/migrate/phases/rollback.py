@@ -8,8 +8,9 @@ from typing import Any
 from midstream.errors import HostError, MidstreamError
 from midstream.launch.errors import LaunchError
 from midstream.launch.start import kill_attempt, start_attempt, stop_attempt, wait_gone
+from midstream.migrate import standby
 from midstream.migrate.model import ROLLBACK
-from midstream.migrate.move import Move
+from midstream.migrate.move import Move, MovedOn
 from midstream.migrate.phases.relaunch import wait_training
 from midstream.watch.model import RunView
 from midstream_engine import records
@@ -28,6 +29,7 @@ class Rollback:
 
     def run(self, move: Move) -> None:
         source, plan = move.source, move.plan
+        standby.dismiss_if_reachable(move)
         mover = source.call("runs.mover", root=source.root, run_id=plan.run_id)
         if mover is None or mover["migration"] != plan.migration:
             move.note(f"this migration has not touched {plan.run_id} on {source.name}: nothing to undo there")
@@ -114,9 +116,9 @@ class Rollback:
             described = move.source.call("runs.describe", root=move.source.root, run_id=plan.run_id)
             own = [point["step"] for point in described["checkpoints"] if point["complete"] and self._own(move, point)]
             return fence.rolled_back(holder, max([fence.sealed_step, *own]))
-        raise MidstreamError(
-            f"run {plan.run_id} is at epoch {fence.epoch} (holder {fence.holder}) already",
-            "it was moved on since; midstream --status shows where it is",
+        raise MovedOn(
+            f"run {plan.run_id} is at epoch {fence.epoch} (holder {fence.holder}) already: it was moved on since",
+            "midstream --status shows where it is",
         )
 
     @staticmethod
@@ -143,7 +145,7 @@ class Rollback:
             return  # nothing of the run has come there
         there = records.Fence.from_json(described["fence"]) if described["fence"] else records.first_fence("")
         if there.epoch > plan.epoch and there != back:
-            raise MidstreamError(
+            raise MovedOn(
                 f"run {plan.run_id} went on from {target.name} to {there.holder} (epoch {there.epoch}): "
                 "taking this move back would make a second lineage",
                 f"move it from there: midstream --migrate {plan.run_id} --to {plan.source}",
@@ -226,7 +228,12 @@ class Rollback:
                 migration=plan.migration,
             ),
             overrides=(),
-            at_least=max(described["attempt"], move.journal.known("target_attempt", 0)) + 1,
+            at_least=max(
+                described["attempt"],
+                move.journal.known("target_attempt", 0),
+                move.journal.known("standby_attempt", 0),
+            )
+            + 1,
         )
         move.command(source, f"start attempt {attempt.number} of {plan.run_id} from {point['name']}")
         return attempt.number

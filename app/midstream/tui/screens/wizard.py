@@ -68,6 +68,7 @@ class WizardScreen(MidstreamScreen):
         self._targets = targets
         self._stage = PLAN
         self._checkpoint = "now"
+        self._mode = model.HANDOVER
         self._request: model.Request | None = None
         self._plan: model.Plan | None = None
         self._error: MidstreamError | None = None
@@ -129,14 +130,14 @@ class WizardScreen(MidstreamScreen):
         rule = self.query(Rule).first()
         words = self.query_one("#wizard-words", Static)
         if self._stage == PLAN:
-            rule.show("plan: nothing is changed by it", f"checkpoint {self._checkpoint}, c changes it")
+            rule.show("plan: nothing is changed by it", f"mode {self._mode} (o), checkpoint {self._checkpoint} (c)")
             words.update(self._plan_words(width))
         else:
             rule.show(f"preflight: {self._summary()}", "nothing is changed by it" if self._stage == PREFLIGHT else "")
             words.update(self._check_words(width - 1))
         command = self._plan.command() if self._plan else ""
         self.query_one("#command", Static).update(Text(command, palette.ACCENT))
-        self.query_one(Hints).hide(*(("previous",) if self._stage == PLAN else ("checkpoint",)))
+        self.query_one(Hints).hide(*(("previous",) if self._stage == PLAN else ("checkpoint", "mode")))
 
     def _plan_words(self, width: int) -> Text:
         if self._error is not None:
@@ -191,7 +192,11 @@ class WizardScreen(MidstreamScreen):
         if target is not None:
             run = self.run_view
             self._request = model.Request(
-                self.run_id, str(target), checkpoint=self._checkpoint, source=run.host if run else ""
+                self.run_id,
+                str(target),
+                mode=self._mode,
+                checkpoint=self._checkpoint,
+                source=run.host if run else "",
             )
             self.in_background(partial(self._make_plan, self._request, self.world.snapshot))
         self._paint()
@@ -301,6 +306,12 @@ class WizardScreen(MidstreamScreen):
     def action_checkpoint(self) -> None:
         if self._stage == PLAN:
             self._checkpoint = "latest" if self._checkpoint == "now" else "now"
+            self._replan()
+
+    def action_mode(self) -> None:
+        if self._stage == PLAN:
+            modes = model.MODES
+            self._mode = modes[(modes.index(self._mode) + 1) % len(modes)]
             self._replan()
 
     def action_again(self) -> None:

@@ -1,0 +1,25 @@
+"""The token cache of a run, on its way."""
+
+from __future__ import annotations
+
+from midstream.errors import MidstreamError
+from midstream.migrate import plan as planning
+from midstream.migrate.move import Move
+from midstream.transfer import copy_objects
+from midstream_engine import records
+
+
+def copy_data(move: Move, digest: str) -> None:
+    """Bring the token cache ``digest`` to the target, unless it is there."""
+    there = planning.data_directory(move.target, digest)
+    here = planning.data_directory(move.source, digest)
+    if planning.has_manifest(move.target, there):
+        move.note("the target has the data already", what="data")
+        return
+    if not planning.has_manifest(move.source, here):
+        raise MidstreamError(
+            f"the token cache {digest[:12]} is neither on {move.source.name} nor on {move.target.name}",
+            f"it belongs in {here}; without it the run cannot go on with the same data",
+        )
+    move.command(move.source, f"copy {here} to {move.target.name}:{there}")
+    copy_objects(move.source, here, move.target, there, manifest_name=records.MANIFEST, progress=move.progress("data"))

@@ -1,0 +1,165 @@
+"""The seal: positive evidence that the source is closed under the new epoch, and what it was closed with."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from midstream.errors import LostContact, MidstreamError
+from midstream.launch.start import wait_gone
+from midstream.migrate import plan as planning
+from midstream.migrate.move import Move
+from midstream.migrate.stream import Answer, Streamed, stream_until_answered
+from midstream.watch.model import RunView
+from midstream_engine import records
+
+SEAL_TIMEOUT = 900.0  # seconds: a step and a save of a large run
+IN_HAND = 2 * SEAL_TIMEOUT  # seconds after which another migration may take the run, if this one has not sealed it
+
+
+def seal(move: Move, streamed: Streamed) -> dict[str, Any]:
+    """Positive evidence that the source is closed under the new epoch, and what it was closed with."""
+    fence = _take(move)
+    described = _described(move)
+    if fence.epoch < move.plan.epoch:
+        if move.journal.known("holder_before") is None:
+            move.journal.fact(holder_before=fence.holder, sealing=time.time())
+        if described["alive"]:
+            described = _stop(move, described, streamed)
+        if records.Fence.from_json(described["fence"]).epoch < move.plan.epoch:
+            _seal_closed(move, described)
+    _take(move)  # what was sealed meanwhile may have been another migration's
+    return _sealed_facts(move)
+
+
+def _take(move: Move) -> records.Fence:
+    """Have the run to ourselves, or end here: RemoteError says who has it."""
+    plan, source = move.plan, move.source
+    fence = source.call(
+        "runs.take",
+        root=source.root,
+        run_id=plan.run_id,
+        migration=plan.migration,
+        epoch=plan.epoch,
+        holder=plan.target,
+        seconds=IN_HAND,
+    )
+    return records.Fence.from_json(fence)
+
+
+def _described(move: Move) -> dict[str, Any]:
+    return move.source.call("runs.describe", root=move.source.root, run_id=move.plan.run_id)
+
+
+def _stop(move: Move, described: dict[str, Any], streamed: Streamed) -> dict[str, Any]:
+    """Order the running engine to save and to stop; the run as it is then. Where the move starts from this very
+    save, the engine writes the fence itself, and its status is the acknowledgement."""
+    plan, source, attempt = move.plan, move.source, described["attempt"]
+    sealing = plan.checkpoint == "now"
+    order = records.Order(
+        records.STOP,
+        epoch=plan.epoch if sealing else plan.source_epoch,
+        holder=plan.target if sealing else "",
+        migration=plan.migration,
+    )
+    move.journal.fact(source_was_alive=True, sealing_attempt=attempt, ordered=time.time())
+    serial = source.call(
+        "runs.give_order", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
+    )
+    move.journal.fact(seal_serial=serial)
+    what = f"save, seal epoch {plan.epoch} for {plan.target}, stop" if sealing else "save, stop"
+    move.command(source, f"order: {what} (attempt {attempt})")
+
+    answer = _answer(move, attempt, serial, described, streamed)
+    move.journal.fact(stop_seen=time.time())
+    message = answer.status.message if answer.status else ""
+    if answer.status is not None and answer.status.refused >= serial:
+        raise MidstreamError(
+            f"{source.name} cannot save what is to be moved: {message}",
+            f"mend that on {source.name} and move again; the run trains on",
+        )
+    described = _described(move)
+    if records.Fence.from_json(described["fence"]).epoch >= plan.epoch:
+        return described  # it has sealed itself: what its process still does, it does under an epoch that is over
+    wait_gone(source, plan.run_id, attempt)
+    described = _described(move)
+    if answer.status is None or answer.status.order < serial:
+        # It died or finished before it read the order. Its process is gone, so we may seal.
+        move.note(
+            f"the source ended by itself ({answer.state}{': ' + message if message else ''}); sealing what it left"
+        )
+    return described
+
+
+def _answer(move: Move, attempt: int, serial: int, described: dict[str, Any], streamed: Streamed) -> Answer:
+    """How the source took the order; what it saves meanwhile is sent ahead where the target stands by."""
+    plan, source = move.plan, move.source
+    since = int((described["status"] or {}).get("step", 0))
+    sizes = {}
+    if plan.stands_by and plan.checkpoint == "now":
+        rehearsal = move.journal.known("rehearsal")
+        manifest = planning.read_manifest(move.target, plan.run_id, rehearsal["name"])
+        sizes = {entry.path: entry.size for entry in manifest.object_entries}
+    try:
+        return stream_until_answered(move, attempt, serial, since, sizes, streamed)
+    except LostContact as error:
+        move.note(f"{error.message}; waiting for its answer: losing contact is not losing the run")
+
+    def answered(run: RunView) -> bool:
+        if run.attempt != attempt:
+            return run.attempt > attempt
+        return run.status is not None and (
+            run.state in records.ENDED or run.state == "lost" or run.status.refused >= serial
+        )
+
+    run = move.wait_for("the source's acknowledgement of the seal", source.name, answered, SEAL_TIMEOUT)
+    return Answer(run.status, run.alive)
+
+
+def _seal_closed(move: Move, described: dict[str, Any]) -> None:
+    """Seal a source that does not run at a checkpoint that exists."""
+    plan, source = move.plan, move.source
+    usable = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
+    if plan.checkpoint != "now":
+        usable = [point for point in usable if point["name"] == plan.checkpoint]
+    if not usable:
+        raise MidstreamError(
+            f"{source.name} has no complete checkpoint to move", "midstream --checkpoints RUN shows what is there"
+        )
+    step = max(point["step"] for point in usable)
+    source.call(
+        "runs.seal",
+        root=source.root,
+        run_id=plan.run_id,
+        epoch=plan.epoch,
+        holder=plan.target,
+        sealed_step=step,
+        migration=plan.migration,
+    )
+    move.command(source, f"fence: epoch {plan.epoch}, holder {plan.target}, sealed at step {step}")
+
+
+def _sealed_facts(move: Move) -> dict[str, Any]:
+    """Read back from the source's disk what was sealed: the fence and the newest checkpoint that it accepts."""
+    plan, source = move.plan, move.source
+    described = _described(move)
+    fence = records.Fence.from_json(described["fence"])
+    if fence.epoch != plan.epoch or fence.holder != plan.target or fence.sealed_step is None:
+        raise MidstreamError(f"{source.name} stopped without sealing epoch {plan.epoch}", "plan again")
+    points = [p for p in described["checkpoints"] if p["complete"] and p["step"] == fence.sealed_step]
+    if plan.checkpoint != "now":
+        points = [point for point in points if point["name"] == plan.checkpoint]
+    if not points:
+        raise MidstreamError(
+            f"the fence on {source.name} seals step {fence.sealed_step}, of which no complete checkpoint is there",
+            "midstream --checkpoints RUN shows what is there",
+        )
+    point = max(points, key=lambda point: point["attempt"])
+    return {
+        "checkpoint": point["name"],
+        "step": point["step"],
+        "root_digest": point["root_digest"],
+        "bytes": point["size"],
+        "fence": fence.to_json(),
+        "attempt": described["attempt"],
+    }

@@ -1,0 +1,274 @@
+"""The attempt that stands by on the target: compiled and rehearsed, it waits for the state while the source trains on.
+
+It has no part in the run before it is told to take over, so it may be ended or started anew at any time until then.
+Until it has a state its status says epoch 0: that is how it is told from one that trains.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from midstream.errors import HostError, MidstreamError, RemoteError
+from midstream.launch.errors import LaunchError
+from midstream.launch.start import kill_attempt, start_attempt, stop_attempt
+from midstream.migrate import plan as planning
+from midstream.migrate.data import copy_data
+from midstream.migrate.move import Move, pin
+from midstream.transfer import copy_objects
+from midstream.watch.model import RunView
+from midstream_engine import records
+
+READY_TIMEOUT = 3600.0  # seconds: import, compile and rehearse a large model
+SAVE_TIMEOUT = 900.0
+ANSWER_TIMEOUT = 60.0  # seconds in which a waiting attempt reads an order
+ENDING = 20.0  # seconds that it may take to stop by itself
+POLL = 0.02
+
+
+def ensure(move: Move) -> int:
+    """The number of the attempt that stands by on the target, started where there is none. Returns once it is ready.
+
+    MidstreamError, with its last words, where it fails: what it rehearsed does not work there."""
+    number = living(move)
+    if number is None:
+        if move.journal.known("standby_attempt") is not None:
+            move.note("the attempt that stood by on the target is gone; starting another one")
+        point = bring_rehearsal(move)
+        copy_data(move, planning.data_digest(move.source, move.plan.run_id, point["name"]))
+        number = _start(move, point)
+        move.journal.fact(standby_attempt=number)
+    return _wait_ready(move, number)
+
+
+def living(move: Move) -> int | None:
+    """The attempt of this migration that stands by on the target now."""
+    found = _found(move)
+    return found["attempt"] if found and found["alive"] and _standing_by(found["status"]) else None
+
+
+def _found(move: Move) -> dict[str, Any] | None:
+    target = move.target
+    found: dict[str, Any] | None = target.call(
+        "runs.attempt_of_migration", root=target.root, run_id=move.plan.run_id, migration=move.plan.migration
+    )
+    return found
+
+
+def _standing_by(status: dict[str, Any] | None) -> bool:
+    return status is None or (status["epoch"] == 0 and status["state"] not in records.ENDED)
+
+
+# ------------------------------------------------------------------------------------------ before it waits
+
+
+def bring_rehearsal(move: Move) -> dict[str, Any]:
+    """The checkpoint to rehearse on, on the target: the one that is to be moved where that exists already, else the
+    newest one. Where the run has not saved yet, it is asked to."""
+    known: dict[str, Any] | None = move.journal.known("rehearsal")
+    point = known or _choose(move)
+    name = point["name"]
+    pin(move, name)
+    here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
+    move.command(move.source, f"copy {here} to {move.target.name}:{there}")
+    copy_objects(move.source, here, move.target, there, progress=move.progress("an earlier checkpoint"))
+    if known is None:
+        move.journal.fact(rehearsal=point)
+    return point
+
+
+def _choose(move: Move) -> dict[str, Any]:
+    plan, source = move.plan, move.source
+
+    def newest() -> dict[str, Any] | None:
+        described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+        usable = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
+        if plan.checkpoint != "now":
+            usable = [point for point in usable if point["name"] == plan.checkpoint]
+        return max(usable, key=lambda point: (point["step"], point["attempt"])) if usable else None
+
+    point = newest()
+    if point is None:
+        _ask_to_save(move)
+        point = newest()
+    if point is None:
+        raise MidstreamError(
+            f"{source.name} has no complete checkpoint to rehearse on",
+            "midstream --checkpoints RUN shows what is there",
+        )
+    return {name: point[name] for name in ("name", "step", "root_digest")}
+
+
+def _ask_to_save(move: Move) -> None:
+    """Order the source to save and to train on: the run has no checkpoint yet."""
+    plan, source = move.plan, move.source
+    attempt = source.call("runs.living_attempt", root=source.root, run_id=plan.run_id)
+    if not attempt:
+        return
+    order = records.Order(records.SAVE, epoch=plan.source_epoch, migration=plan.migration)
+    serial = source.call(
+        "runs.give_order", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
+    )
+    move.command(source, f"order: save and go on, for the rehearsal (attempt {attempt})")
+    before: list[str] = []
+
+    def answered(run: RunView) -> bool:
+        status = run.status
+        if run.attempt != attempt or status is None or run.state in records.ENDED or run.state == "lost":
+            return True
+        if not before:
+            before.append(status.message)
+        failed = bool(status.message) and status.message != before[0] and status.state == records.TRAINING
+        return status.order >= serial or failed
+
+    run = move.wait_for("the source's save", source.name, answered, SAVE_TIMEOUT)
+    if run.status is not None and run.status.order < serial and run.status.message:
+        raise MidstreamError(
+            f"{source.name} cannot save what is to be moved: {run.status.message}",
+            f"mend that on {source.name} and move again; the run trains on",
+        )
+
+
+def _start(move: Move, point: dict[str, Any]) -> int:
+    plan, target = move.plan, move.target
+    text = move.source.call("runs.read_text", path=move.source_paths.config)
+    target.call("standby.put_config", root=target.root, run_id=plan.run_id, text=text)
+    described = move.source.call("runs.describe", root=move.source.root, run_id=plan.run_id)
+    order = records.Order(
+        move.plan.starting_order,
+        epoch=plan.epoch,
+        checkpoint=point["name"],
+        root_digest=point["root_digest"],
+        step=point["step"],
+        migration=plan.migration,
+    )
+    try:
+        attempt = start_attempt(
+            target,
+            move.fleet.hosts[plan.target_host],
+            target=plan.target,
+            run_id=plan.run_id,
+            epoch=plan.epoch,
+            order=order,
+            overrides=plan.overrides,
+            at_least=max([described["attempt"], *described["attempts"]], default=0) + 1,
+        )
+    except RemoteError as error:
+        # A start that a killed process of this migration asked for may have come through meanwhile.
+        number = living(move) if error.kind == "Refused" else None
+        if number is None:
+            raise
+        return number
+    move.command(target, f"start attempt {attempt.number} of {plan.run_id}: it rehearses on {point['name']} and waits")
+    return attempt.number
+
+
+def _wait_ready(move: Move, number: int) -> int:
+    ready = (records.WAITING, records.REPLAYING)
+
+    def decided(run: RunView) -> bool:
+        return run.attempt == number and (run.state in ready or run.state in records.ENDED or run.state == "lost")
+
+    run = move.wait_for("the target's rehearsal", move.plan.target_host, decided, READY_TIMEOUT)
+    if run.state not in ready or run.status is None:
+        message = run.status.message if run.status else ""
+        last = next((line for line in reversed(run.log) if line.strip()), "")
+        raise MidstreamError(
+            f"the rehearsal on {move.plan.target_host} failed ({run.state}): {message or last or 'no word in its log'}",
+            f"its log: {move.plan.target_host}:{move.target_paths.attempt(number).log()}",
+        )
+    if move.journal.known("rehearsed_seconds") is None:
+        move.journal.fact(rehearsed_seconds=run.status.rehearsed_seconds)
+        move.note(f"rehearsed on {move.plan.target_host}: {run.status.rehearsed_seconds:.3f} s a step; it waits")
+    return number
+
+
+# ------------------------------------------------------------------------------------------ when its time has come
+
+
+def hand_over(move: Move, point: dict[str, Any], sealed_attempt: int) -> int | None:
+    """Tell the waiting attempt to go on from ``point`` (checkpoint, root_digest, step). Its number; None, after saying
+    why, where nobody waits (any more) and the run has to be started in the ordinary way."""
+    found = _found(move)
+    if found is None or not found["alive"]:
+        move.note("no attempt waits on the target any more: the run is started there in the ordinary way")
+        return None
+    number: int = found["attempt"]
+    if not _standing_by(found["status"]):
+        return number  # it was told before
+    if number <= sealed_attempt:
+        move.note(f"attempt {number} was started on the source meanwhile: the one that waits makes way for a new one")
+        dismiss(move)
+        return None
+    try:
+        _wait_ready(move, number)
+    except MidstreamError as error:
+        move.note(f"{error}; the run is started there in the ordinary way")
+        dismiss(move)
+        return None
+    plan, target = move.plan, move.target
+    order = records.Order(
+        records.RESTORE,
+        epoch=plan.epoch,
+        checkpoint=point["checkpoint"],
+        root_digest=point["root_digest"],
+        step=point["step"],
+        migration=plan.migration,
+    )
+    if move.journal.known("relaunched") is None:
+        move.journal.fact(relaunched=time.time())
+    serial, status = give(move, number, order)
+    move.command(target, f"order: go on from {point['checkpoint']} (attempt {number})")
+    if status is not None and status.order >= serial and status.state not in (records.STOPPED, records.FAILED):
+        return number
+    why = status.message if status is not None else "no word of it"
+    move.note(f"attempt {number} did not take the run over ({why}): it is started there in the ordinary way")
+    dismiss(move)
+    return None
+
+
+def give(move: Move, number: int, order: records.Order) -> tuple[int, records.Status | None]:
+    """Give the standing attempt an order: its serial, and the status once it took or refused it, or ended.
+    MidstreamError where it does neither in time."""
+    target, run_id = move.target, move.plan.run_id
+    serial = target.call("runs.give_order", root=target.root, run_id=run_id, attempt=number, order=order.to_json())
+    deadline = time.monotonic() + ANSWER_TIMEOUT
+    while True:
+        found = target.call(
+            "standby.heard", root=target.root, run_id=run_id, attempt=number, serial=serial, patience=2.0
+        )
+        status = None if found["status"] is None else records.Status.from_json(found["status"])
+        if found["heard"]:
+            return serial, status
+        if time.monotonic() >= deadline:
+            raise MidstreamError(
+                f"attempt {number} on {target.name} does not answer",
+                f"midstream --status shows what {target.name} does",
+            )
+        move.check_requests()
+
+
+def dismiss(move: Move) -> None:
+    """End the attempt that stands by, where there is one. It has nothing to save."""
+    number = living(move)
+    if number is None:
+        return
+    target, run_id = move.target, move.plan.run_id
+    move.command(target, f"end attempt {number} on {target.name}: it only stood by")
+    try:
+        stop_attempt(target, run_id, number, timeout=ENDING)
+    except LaunchError:
+        kill_attempt(target, run_id, number)
+
+
+def dismiss_if_reachable(move: Move) -> None:
+    """``dismiss``; a host that does not answer is named with what ends the attempt there."""
+    if move.journal.known("standby_attempt") is None and not move.plan.stands_by:
+        return
+    try:
+        dismiss(move)
+    except HostError as error:
+        move.note(
+            f"{error.message}; an attempt that still waits on {move.plan.target_host} never gets the run, and ends by "
+            f"itself; kill it there to free the accelerators sooner"
+        )

@@ -1,0 +1,111 @@
+"""Copy a checkpoint while its source still writes it: the disk there and the link are busy at the same time.
+
+Objects that are whole go ahead in lots, each a small tree of its own with a manifest of its own. When the real manifest
+is there it decides: what it names and what has arrived with another hash, or not at all, is sent as the last lot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from midstream.errors import LostContact, MidstreamError
+from midstream.migrate.move import Move
+from midstream.transfer import copy_objects
+from midstream_engine import records
+
+WORTHWHILE = 32 << 20  # bytes of a checkpoint below which sending ahead saves nothing
+PATIENCE = 1.0  # seconds that one look waits for news
+CALL = 300.0  # seconds: a look hashes some hundred megabytes
+
+
+@dataclass
+class Streamed:
+    """What was sent ahead: of which checkpoint, and path -> SHA-256 of the objects that the target has verified."""
+
+    name: str = ""
+    arrived: dict[str, str] = field(default_factory=dict)
+    lots: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How an attempt took an order."""
+
+    status: records.Status | None
+    alive: bool
+
+    @property
+    def state(self) -> str:
+        """The status' state; ``lost`` where it claims to run and no such process does."""
+        if self.status is None:
+            return "lost"
+        return self.status.state if self.alive or self.status.state in records.ENDED else "lost"
+
+
+def stream_until_answered(
+    move: Move, attempt: int, serial: int, since: int, sizes: dict[str, int], streamed: Streamed
+) -> Answer:
+    """Wait for the answer of the source's ``attempt`` to order ``serial``, and meanwhile send each object of the
+    checkpoint that it writes (from step ``since`` on) as soon as it is whole. ``sizes``: bytes of each object, by path,
+    as an earlier checkpoint has them; empty where nothing is to be sent ahead.
+
+    What could not be sent is left for later. LostContact where the source cannot be asked any more."""
+    source = move.source
+    if sum(sizes.values()) < WORTHWHILE:
+        sizes = {}
+    while True:
+        move.check_requests()
+        news = source.call(
+            "growing.look",
+            root=source.root,
+            run_id=move.plan.run_id,
+            attempt=attempt,
+            serial=serial,
+            since=since,
+            sizes=sizes,
+            sent=[streamed.name, *streamed.arrived],
+            lot=streamed.lots + 1,
+            patience=PATIENCE,
+            timeout=CALL,
+        )
+        if news["answered"]:
+            status = news["status"]
+            return Answer(None if status is None else records.Status.from_json(status), news["alive"])
+        if news["objects"]:
+            if news["name"] != streamed.name:
+                streamed.name, streamed.arrived = news["name"], {}
+            try:
+                _send(move, streamed, news["manifest"], news["objects"])
+            except LostContact:
+                raise
+            except MidstreamError as error:  # nothing depends on it: the copy after the seal sends what is not there
+                sizes = {}
+                move.note(f"{error}; the rest is copied after the seal")
+
+
+def complete(move: Move, name: str, streamed: Streamed) -> int:
+    """After the seal: send what of the sealed checkpoint ``name`` has not arrived yet, and the manifest last. Returns
+    the bytes that were sent here. TransferError, LostContact: the same call goes on."""
+    source, target = move.source, move.target
+    here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
+    if streamed.name != name or not streamed.arrived:
+        return copy_objects(source, here, target, there, progress=move.progress("checkpoint")).bytes_sent
+    lot = streamed.lots + 1
+    rest = source.call("growing.rest", directory=here, arrived=streamed.arrived, lot=lot, timeout=CALL)
+    sent = 0
+    if rest["objects"]:
+        _send(move, streamed, rest["manifest"], rest["objects"])
+        sent = sum(entry["size"] for entry in rest["objects"])
+    target.call("growing.commit", directory=there, text=rest["text"], timeout=CALL)
+    source.call("growing.tidy", directory=here)
+    return sent
+
+
+def _send(move: Move, streamed: Streamed, manifest: str, objects: list[dict[str, Any]]) -> None:
+    """One lot: the tree that ``manifest`` describes."""
+    here, there = move.source_paths.checkpoint(streamed.name), move.target_paths.checkpoint(streamed.name)
+    report = move.progress("checkpoint, as it is saved" if not move.journal.known("sealed") else "checkpoint")
+    copy_objects(move.source, here, move.target, there, manifest_name=manifest, progress=report)
+    streamed.lots += 1
+    streamed.arrived.update({entry["path"]: entry["sha256"] for entry in objects})
