@@ -1,15 +1,27 @@
-"""Checkpoints that are spoiled at random: restoring and verifying find every damage and name the object."""
+"""Checkpoints that are spoiled at random: restoring and verifying find every damage and name the object.
+
+    python tests/engine/test_checkpoint_corruption_campaign.py [--cases 600] [--seed 1] [--results FILE]
+
+Results are appended one line a case, so that a campaign that was interrupted goes on where it was.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import random
 import shutil
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
+
 from jax.sharding import SingleDeviceSharding
 
 from checkpoint_states import plain_state, save
@@ -19,14 +31,19 @@ from midstream_engine.checkpoint.restore import restore_checkpoint
 from midstream_engine.checkpoint.verify import verify_checkpoint
 from midstream_engine.records import MANIFEST, RunPaths
 
+RESULTS = Path(__file__).parents[2] / "docs/campaigns/checkpoint-damage.jsonl"
 WAYS = ("flip", "truncate", "lengthen", "swap", "remove", "zero")
-SAMPLE = 24
+SAMPLE = 6
+
+
+def make_pristine(room: Path) -> Path:
+    paths = RunPaths(str(room), "run")
+    return Path(paths.checkpoint(save(paths, plain_state()).name))
 
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory) -> Path:
-    paths = RunPaths(str(tmp_path_factory.mktemp("pristine")), "run")
-    return Path(paths.checkpoint(save(paths, plain_state()).name))
+    return make_pristine(tmp_path_factory.mktemp("pristine"))
 
 
 def spoil(directory: Path, way: str, drawn: random.Random) -> list[str]:
@@ -83,15 +100,54 @@ def check(pristine: Path, directory: Path, seed: str) -> dict[str, Any]:
     return {"way": way, "spoilt": spoilt}
 
 
+def campaign(seed: int, cases: range, pristine: Path, room: Path, results: Path | None) -> list[dict[str, Any]]:
+    """The cases of this seed that ``results`` does not have yet; each follows from seed and number alone."""
+    done: dict[int, dict[str, Any]] = {}
+    if results is not None and results.exists():
+        rows = [json.loads(line) for line in results.read_text().splitlines()]
+        done = {row["case"]: row for row in rows if row["seed"] == seed}
+    found = []
+    for number in cases:
+        row = done.get(number)
+        if row is None:
+            row = {"seed": seed, "case": number, **check(pristine, room / "case", f"{seed}/{number}"), "found": True}
+            if results is not None:
+                with results.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+        found.append(row)
+    return found
+
+
 def test_damage_at_random_is_found_and_named(pristine, tmp_path):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    for number in range(SAMPLE):
-        check(pristine, tmp_path / "case", f"{seed}/{number}")
+    assert len(campaign(seed, range(SAMPLE), pristine, tmp_path, None)) == SAMPLE
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_whole_campaign_of_damage(pristine, tmp_path):
-    ways = [check(pristine, tmp_path / "case", f"1/{number}")["way"] for number in range(600)]
-    assert set(ways) == set(WAYS)
+    rows = campaign(1, range(600), pristine, tmp_path, tmp_path / "damage.jsonl")
+    assert {row["way"] for row in rows} == set(WAYS)
+
+
+def test_the_committed_campaign_of_damage_is_whole():
+    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    assert len({(row["seed"], row["case"]) for row in rows}) == len(rows) >= 200
+    assert {row["way"] for row in rows} == set(WAYS)
+    assert all(row["found"] for row in rows)
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    flags.add_argument("--cases", type=int, default=600)
+    flags.add_argument("--seed", type=int, default=1)
+    flags.add_argument("--results", type=Path, default=RESULTS)
+    options = flags.parse_args()
+    with tempfile.TemporaryDirectory(prefix="damage-") as name:
+        rows = campaign(options.seed, range(options.cases), make_pristine(Path(name)), Path(name), options.results)
+    print(f"{len(rows)} cases, every damage found and named")
+
+
+if __name__ == "__main__":
+    main()

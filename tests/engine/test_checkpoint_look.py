@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,18 @@ from midstream.cli import main
 from midstream.errors import Exit
 from midstream.remote import decode, deep
 from midstream_engine.checkpoint.tree import flatten
-from midstream_engine.records import MANIFEST, PACKED, Manifest, RunPaths, write_json
+from midstream_engine.records import (
+    MANIFEST,
+    PACKED,
+    Fence,
+    Manifest,
+    Pin,
+    RunPaths,
+    Status,
+    Store,
+    this_process,
+    write_json,
+)
 
 
 @pytest.fixture
@@ -235,3 +247,80 @@ def test_the_engine_of_a_hosts_root_is_found(tmp_path: Path, monkeypatch: pytest
     found = deep.find_engine(str(root))
     assert found == (str(root / "envs/def/bin/python"), str(root / "engines/abc"))
     assert deep.find_engine(str(tmp_path / "empty")) is None
+
+
+# ------------------------------------------------------------------------------- a run that keeps them in a bucket
+
+
+@pytest.fixture
+def bucket_run(paths: RunPaths, server: BucketServer, tmp_path: Path) -> tuple[RunPaths, str]:
+    """Two checkpoints in the bucket, and a fleet file that knows the host alone."""
+    there = RunPaths(paths.root, "run", "gs://runs/lab")
+    os.makedirs(there.attempts)
+    Store(there.store).write(there.store_file)
+    for step in (7, 9):
+        save(there, plain_state(step), step=step)
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"hosts:\n  here: {{type: local, root: {paths.root}}}\n")
+    return there, str(fleet)
+
+
+def test_a_runs_checkpoints_in_a_bucket_are_listed_and_its_name_means_the_newest(
+    bucket_run: tuple[RunPaths, str], server: BucketServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, fleet = bucket_run
+    prefix = "lab/runs/run"
+    server.put("runs", f"{prefix}/checkpoints/step-11-a001/train.json", b"half")
+    server.put("runs", f"{prefix}/pins/m.json", json.dumps(Pin("step-7-a001", 1e12).to_json()).encode())
+    seal = Fence(1, "here").sealed(2, "there", 7)
+    server.put("runs", f"{prefix}/fence.json", json.dumps(seal.to_json()).encode())
+    assert main(["--fleet", fleet, "--json", "--checkpoints", "run"]) == Exit.DONE
+    found = {line["name"]: (line["complete"], line["accepted"], line["pinned"]) for line in lines(capsys)}
+    assert found == {
+        "step-7-a001": (True, True, True),
+        "step-9-a001": (True, False, False),  # past the seal
+        "step-11-a001": (False, False, False),
+    }
+    assert main(["--fleet", fleet, "--json", "--verify", "run"]) == Exit.DONE
+    (result,) = lines(capsys)
+    assert result["checkpoint"] == there.checkpoint("step-7-a001")
+
+
+def test_leftovers_in_a_bucket_are_named_and_removed_only_when_asked_to(
+    bucket_run: tuple[RunPaths, str],
+    server: BucketServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there, fleet = bucket_run
+    prefix = "lab/runs/run/checkpoints"
+    torn, fresh, trash = f"{prefix}/step-11-a001", f"{prefix}/step-12-a001", f"{prefix}/.trash-step-3-a001"
+    then = time.time() - 3600
+    with monkeypatch.context() as earlier:
+        earlier.setattr("lab.bucket_objects.time.time", lambda: then)
+        for name in (f"{torn}/train.json", f"{torn}/arrays/x/c/0", f"{trash}/manifest.json"):
+            server.put("runs", name, b"left")
+    server.put("runs", f"{fresh}/train.json", b"half")
+    before = set(server.blobs("runs"))
+
+    def clean(*flags: str) -> dict[str, dict[str, Any]]:
+        assert main(["--fleet", fleet, "--json", "--clean", "run", *flags]) == Exit.DONE
+        return {line["path"]: line for line in lines(capsys) if line["event"] == "leftover"}
+
+    found = clean()
+    assert {path.removeprefix("gs://runs/"): entry["kind"] for path, entry in found.items()} == {
+        torn: "torn", fresh: "torn", trash: "trash",
+    }  # fmt: skip
+    assert "somebody may be at it" in found[f"gs://runs/{fresh}"]["kept"]
+    assert set(server.blobs("runs")) == before
+    clean("--yes")
+    gone = {f"{torn}/train.json", f"{torn}/arrays/x/c/0", f"{trash}/manifest.json"}
+    assert set(server.blobs("runs")) == before - gone
+    identity = this_process().to_json()
+    os.makedirs(there.attempt(1).dir)
+    status = Status(state="training", step=9, process=0, heartbeat=time.time(), **identity)
+    status.write(there.attempt(1).status())
+    with monkeypatch.context() as earlier:
+        earlier.setattr("lab.bucket_objects.time.time", lambda: then)
+        server.put("runs", f"{torn}/train.json", b"left")
+    assert clean("--yes")[f"gs://runs/{torn}"]["kept"] == "attempt 1 is running"

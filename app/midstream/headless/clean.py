@@ -10,6 +10,7 @@ from midstream.output import Output, size, table
 
 if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
+    from midstream.hosts.base import Host
 
 
 def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
@@ -33,6 +34,7 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             for run_id in run_ids:
                 if options.clean and run_id != options.clean:
                     continue
+                removable += _in_bucket(host, run_id, options.yes, rows, output)
                 found = host.call("clean.leftovers", root=host.root, run_id=run_id)
                 names = [entry["path"] for entry in found if not entry["kept"]]
                 gone = set()
@@ -62,3 +64,24 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             f"midstream: nothing was removed; --clean --yes removes the {removable} without a reason to keep them"
         )
     return Exit.DONE
+
+
+def _in_bucket(host: Host, run_id: str, agreed: bool, rows: list[tuple[str, ...]], output: Output) -> int:
+    """The leftovers of a run whose checkpoints lie in a bucket; how many could be removed and were not."""
+    store = host.call("tree.store_of", root=host.root, run_id=run_id)
+    if store is None:
+        return 0
+    from midstream.stores.shelf import BucketRun
+
+    there = BucketRun(store, run_id)
+    left = 0
+    for entry in there.leftovers(dict(host.call("clean.living", root=host.root, run_id=run_id))):
+        removed = agreed and not entry["kept"]
+        if removed:
+            there.remove(entry["path"])
+        left += not entry["kept"] and not removed
+        word = "removed" if removed else entry["kept"] and f"kept: {entry['kept']}"
+        rows.append((host.name, run_id, entry["path"], entry["kind"], size(entry["bytes"]), word))
+        if output.as_json:
+            output.value({"event": "leftover", "host": host.name, "run": run_id, **entry, "removed": removed})
+    return left

@@ -157,14 +157,16 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
     hosts = Hosts(fleet)
     try:
         snapshot = look(fleet, hosts)
+        runs = [run for run in snapshot.runs if not options.checkpoints or run.run_id == options.checkpoints]
+        if options.checkpoints and not runs:
+            raise unknown_run(options.checkpoints, snapshot)
+        buckets = {id(run): bucket_checkpoints(hosts, run) for run in runs}
     finally:
         hosts.close()
-    runs = [run for run in snapshot.runs if not options.checkpoints or run.run_id == options.checkpoints]
-    if options.checkpoints and not runs:
-        raise unknown_run(options.checkpoints, snapshot)
     rows = [("RUN", "HOST", "CHECKPOINT", "SIZE", "AGE", "STATE", "ROOT DIGEST")]
     for run in runs:
-        for point in sorted(run.checkpoints, key=lambda point: (point.step, point.attempt)):
+        points = [*run.checkpoints, *buckets[id(run)]]
+        for point in sorted(points, key=lambda point: (point.step, point.attempt)):
             output_value = {"event": "checkpoint", "run": run.run_id, "host": run.host, **plain(point)}
             if output.as_json:
                 output.value(output_value)
@@ -182,6 +184,19 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
     if not output.as_json:
         output.value({}, table(rows) if len(rows) > 1 else ["no checkpoints yet"])
     return Exit.DONE
+
+
+def bucket_checkpoints(hosts: Hosts, run: RunView) -> list[CheckpointView]:
+    """The checkpoints of a run that keeps them in a bucket; none where it keeps them on its host."""
+    from midstream.watch.model import CheckpointView
+
+    host = hosts.get(run.host)
+    store = None if run.checkpoints else host.call("tree.store_of", root=host.root, run_id=run.run_id)
+    if store is None:
+        return []
+    from midstream.stores.shelf import BucketRun
+
+    return [CheckpointView(**value) for value in BucketRun(store, run.run_id).checkpoints()]
 
 
 def _point_state(point: CheckpointView) -> str:

@@ -104,6 +104,11 @@ def _reason(paths: records.RunPaths, path: str, kind: str, alive: Dict[int, str]
     return ""
 
 
+def living(root: str, run_id: str) -> List[List[Any]]:
+    """``[attempt, why]`` of those that run or may run."""
+    return [[number, why] for number, why in _living(records.RunPaths(root, run_id), QUIET).items()]
+
+
 def _living(paths: records.RunPaths, quiet: float) -> Dict[int, str]:
     """Attempts that run or may run, each with the reason to think so."""
     found = {}

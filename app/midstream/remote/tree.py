@@ -197,3 +197,10 @@ def _files(directory: str) -> Iterator[str]:
     for parent, _, names in os.walk(directory):
         for name in names:
             yield posixpath.relpath(posixpath.join(parent, name), directory)
+
+
+def store_of(root: str, run_id: str) -> Optional[str]:
+    """``gs://bucket/prefix`` where the run's checkpoints lie in a bucket, None where they lie here."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    found = records.Store.read_or_none(paths.store_file)
+    return found.url if found is not None else None

@@ -42,6 +42,13 @@ class Bucket:
             except NotFound:
                 return None
 
+    def delete(self, path: str) -> None:
+        """One that is gone is no error."""
+        from google.api_core.exceptions import NotFound
+
+        with _errors(f"{self.url}/{path}"), contextlib.suppress(NotFound):
+            self._blob(path).delete()
+
     def manifest(self) -> records.Manifest:
         """MidstreamError where there is none."""
         data = self.get(records.MANIFEST)
