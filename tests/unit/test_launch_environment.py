@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import shutil
 import subprocess
 import sys
 import threading
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,36 +13,9 @@ import pytest
 from midstream.fleet.config import LocalHost
 from midstream.hosts.local import LocalMachine
 from midstream.launch import environment as environments
-from midstream.launch.environment import Environment, engine_lock, prepare_environment
+from midstream.launch.environment import Environment, prepare_environment
 from midstream.launch.errors import LaunchError
-
-PACKAGE = "midstream_test_parcel"
-
-
-def uv_works() -> bool:
-    found = shutil.which("uv")
-    return found is not None and subprocess.run([found, "--version"], capture_output=True).returncode == 0
-
-
-def write_wheel(directory: Path) -> str:
-    """A wheel with one module; returns a lock file that pins it by hash."""
-    directory.mkdir(exist_ok=True)
-    info = f"{PACKAGE}-1.0.dist-info"
-    contents = {
-        f"{PACKAGE}.py": b"VALUE = 42\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    lines = []
-    for name, content in contents.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        lines.append(f"{name},sha256={digest},{len(content)}")
-    contents[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,", ""]).encode()
-    wheel = directory / f"{PACKAGE}-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, content in contents.items():
-            archive.writestr(name, content)
-    return f"{PACKAGE}==1.0 \\\n    --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+from parcels import PACKAGE, uv_works, write_wheel
 
 
 @pytest.fixture
@@ -167,7 +137,11 @@ def test_an_interpreter_that_is_too_old_is_refused_with_its_version(tmp_path: Pa
 
 def test_a_host_with_old_interpreters_only_says_which(config: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "MINIMUM", (99, 0))
-    with pytest.raises(LaunchError, match=r"here has only Python 3\.\d+\.\d+, and the engine needs 99\.0 or newer"):
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", "file:///no/such/mirror")
+    monkeypatch.setenv("MIDSTREAM_CACHE", config.root)
+    with pytest.raises(
+        LaunchError, match=r"here has only Python 3\.\d+\.\d+, and the engine needs 99\.0 or newer; file:///no"
+    ):
         build(config, "")
 
 
@@ -177,7 +151,3 @@ def test_setup_lines_come_before_the_interpreter_is_looked_for(tmp_path: Path) -
     (modules / "from_the_cluster.py").write_text("")
     config = LocalHost(root=str(tmp_path), python=sys.executable, setup=[f"echo hello; export PYTHONPATH={modules}"])
     assert prepare_environment(LocalMachine("here", config), config, modules=["from_the_cluster"])
-
-
-def test_the_engines_lock_is_found_and_pins_by_hash() -> None:
-    assert "haliax==1.4.dev453 \\\n    --hash=sha256:" in engine_lock()

@@ -7,16 +7,19 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
+from typing import Any
 
 from midstream.fleet.config import HostConfig, LocalHost
 from midstream.hosts.base import Host
 from midstream.hosts.programs import run_program
 from midstream.launch.errors import LaunchError
+from midstream.launch.flavour import Flavour, choose_flavour
+from midstream.launch.interpreter import bring_python
+from midstream.launch.wheelhouse import collect_wheels, send_wheels
 from midstream.remote.engine import with_setup
-from midstream.shipped import shipped
 
-LOCK = "engine-cpu.txt"
 MINIMUM = (3, 11)
 MODULES = (
     "draccus",
@@ -56,6 +59,12 @@ class Environment:
     how: str
 
 
+def host_flavour(host: Host, config: HostConfig) -> Flavour:
+    """Which build of the packages the host needs: asked of it where the fleet file does not say."""
+    asked = config.flavour is None and config.devices is None
+    return choose_flavour(host.name, config, host.call("checks.accelerators", timeout=CALL) if asked else {})
+
+
 def prepare_environment(
     host: Host,
     config: HostConfig,
@@ -68,9 +77,10 @@ def prepare_environment(
     """An interpreter on ``host`` that imports ``modules``.
 
     The configuration's ``python:`` is taken as it is; on this machine midstream's own interpreter, where it has the
-    engine's packages; else ``<root>/envs/<hash of lock and interpreter>/`` is built from the lock file's text
-    ``lock``, with uv where the host has it. ``progress`` gets a line at a time.
-    LaunchError with the line that mends it."""
+    engine's packages for what is built in here; else ``<root>/envs/<hash of lock and interpreter>/`` is built from the
+    lock file of the host's flavour (or the text ``lock``), with uv where the host has it, and with an interpreter that
+    is brought there where its own is too old. ``progress`` gets a line at a time. LaunchError with the line that mends
+    it."""
     if config.python:
         wrong = _wrong(host, config, config.python, modules)
         if wrong:
@@ -79,14 +89,36 @@ def prepare_environment(
                 "install the engine extra there, or leave python: out to have an environment built",
             )
         return Environment(config.python, "named in the fleet file")
-    if isinstance(config, LocalHost) and not _wrong(host, config, sys.executable, modules):
+    flavour = host_flavour(host, config) if lock is None else None
+    plugin = [flavour.plugin] if flavour is not None and flavour.plugin else []
+    if isinstance(config, LocalHost) and not _wrong(host, config, sys.executable, [*modules, *plugin]):
         return Environment(sys.executable, "midstream's own")
-    return _build(host, config, progress, engine_lock() if lock is None else lock, modules, cancel)
+    if flavour is not None and progress is not None:
+        progress(f"{host.name}: packages for {flavour.name} ({flavour.why})")
+    text = lock if flavour is None else flavour.lock
+    assert text is not None
+    return _build(host, config, progress, text, modules, cancel)
 
 
-def engine_lock() -> str:
-    """The text of the engine's lock file."""
-    return shipped(f"locks/{LOCK}").read_text(encoding="utf-8")
+def find_python(host: Host, config: HostConfig, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """``{uv, python, version, machine, newest}`` of the host, as ``remote.environments.find``; with an interpreter that
+    was brought there, where it has none that will do."""
+    if not host.far_python:  # none at all: not even our own functions run there
+        bring_python(host, config.env, progress)
+        host.close()
+        host.connect()
+    found = host.call("environments.find", minimum=list(MINIMUM), timeout=CALL)
+    if found["python"] is None:
+        wanted = ".".join(map(str, MINIMUM))
+        lacks = f"{host.name} has only Python {found['newest']}, and the engine needs {wanted} or newer"
+        try:
+            brought = bring_python(host, config.env, progress)
+        except LaunchError as error:
+            raise LaunchError(f"{lacks}; {error.message}", error.fix) from error
+        found = host.call("environments.find", minimum=list(MINIMUM), also=[brought], timeout=CALL)
+        if found["python"] is None:
+            raise LaunchError(lacks, f"python: for {host.name} in the fleet file names another")
+    return found
 
 
 def environment_name(lock: str, version: str, machine: str) -> str:
@@ -102,17 +134,23 @@ def _build(
     modules: Sequence[str],
     cancel: Event | None,
 ) -> Environment:
-    found = host.call("environments.find", minimum=list(MINIMUM), timeout=CALL)
-    wanted = ".".join(map(str, MINIMUM))
-    if found["python"] is None:
-        seen = f"has only Python {found['newest']}" if found["newest"] else "has no Python"
-        raise LaunchError(
-            f"{host.name} {seen}, and the engine needs {wanted} or newer",
-            f"install one there, or name it with python: for {host.name} in the fleet file",
-        )
+    found = find_python(host, config, progress)
     name = environment_name(lock, found["version"], found["machine"])
     ready = host.call("environments.ready", root=host.root, name=name)
     if ready is None:
+        wheels = None
+        if config.wheelhouse:
+            libc = host.call("checks.facts", root=host.root)["libc"].rpartition(" ")[2].split(".")
+            glibc = (int(libc[0]), int(libc[1])) if len(libc) > 1 else (2, 28)
+            collected = collect_wheels(
+                lock,
+                Path(config.wheelhouse).expanduser(),
+                version=found["version"],
+                machine=found["machine"],
+                glibc=glibc,
+                progress=progress,
+            )
+            wheels = send_wheels(host, lock, collected, progress)
         arguments = {
             "root": host.root,
             "name": name,
@@ -120,6 +158,7 @@ def _build(
             "python": found["python"],
             "uv": found["uv"],
             "env": dict(config.env),
+            "wheels": wheels,
         }
         for report in run_program(host, "environments.build", arguments, cancel):
             if report["event"] == "line" and progress is not None:
@@ -128,7 +167,7 @@ def _build(
                 raise LaunchError(
                     f"{host.name}: the engine's environment cannot be built: {report['message']}",
                     f"what installers need to know (PIP_INDEX_URL, SSL_CERT_FILE) stands in env: of {host.name} in the "
-                    "fleet file; python: names an interpreter that has the engine's packages already",
+                    "fleet file; without a network: wheelhouse:, or python: for an interpreter that has the packages",
                 )
             elif report["event"] == "done":
                 ready = report
@@ -142,12 +181,16 @@ def _build(
 
 def _wrong(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> str:
     """Why the engine would not run with ``python``, in one line; empty where it would."""
-    argv = with_setup([python, "-c", _CHECK, *modules], config.setup)
-    done = host.run(argv, env={**config.env, "JAX_PLATFORMS": "cpu"}, timeout=IMPORTS)
-    if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines()
-        return words[-1] if words else f"ends with {done.returncode}"
-    said = json.loads(done.stdout.decode().strip().splitlines()[-1])
+    # Its environment may hold what nobody else should read: it goes over stdin, not in a command line.
+    answer = host.call(
+        "environments.ask",
+        argv=with_setup([python, "-c", _CHECK, *modules], config.setup),
+        env={**config.env, "JAX_PLATFORMS": "cpu"},
+        timeout=IMPORTS,
+    )
+    if answer["code"]:
+        return answer["error"] or f"ends with {answer['code']}"
+    said = json.loads(answer["output"].strip().splitlines()[-1])
     if tuple(said["version"]) < MINIMUM:
         return (
             f"is Python {'.'.join(map(str, said['version']))}, the engine needs {'.'.join(map(str, MINIMUM))} or newer"

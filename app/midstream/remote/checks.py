@@ -8,6 +8,8 @@ import shutil
 import sys
 from typing import Any, Dict
 
+from midstream.remote import nvidia, tpu
+
 
 def facts(root: str) -> Dict[str, Any]:
     """Python, C library, disk and memory in bytes, and whether ``root`` could be written."""
@@ -25,6 +27,23 @@ def facts(root: str) -> Dict[str, Any]:
         "root_writable": os.access(existing, os.W_OK | os.X_OK),
         "disk_free": disk.free,
         "memory_available": _memory_available(),
+    }
+
+
+def accelerators() -> Dict[str, Any]:
+    """``{gpus, driver, compute, tpus, holders, machine}``: kinds of GPUs with their driver and compute capabilities,
+    kinds of TPUs (one entry a JAX device), and the pids that hold them."""
+    smi = nvidia.Nvidia()
+    gpus = smi.look()
+    chips = [] if gpus else tpu.devices(tpu.chips(), tpu.holders())
+    held = {pid for each in [*gpus, *chips] for pid in each.get("holders", ())}
+    return {
+        "gpus": [each["kind"] for each in gpus],
+        "driver": smi.driver,
+        "compute": sorted({each["capability"] for each in gpus if each.get("capability")}),
+        "tpus": [each["kind"] for each in chips],
+        "holders": sorted(held),
+        "machine": platform.machine(),
     }
 
 

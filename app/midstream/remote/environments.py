@@ -23,14 +23,15 @@ _VERSION = (
 )
 
 
-def find(minimum: Sequence[int]) -> Dict[str, Any]:
-    """``{uv, python, version, machine, newest}``: paths of uv and of an interpreter of version ``minimum`` or newer,
-    None where there is none; ``newest`` is the newest version that was seen."""
+def find(minimum: Sequence[int], also: Sequence[str] = ()) -> Dict[str, Any]:
+    """``{uv, python, version, machine, newest}``: paths of uv and of an interpreter of version ``minimum`` or newer
+    (of those that are known by name, then of ``also``), None where there is none; ``newest`` is the newest version that
+    was seen."""
     path = os.pathsep.join([os.environ.get("PATH", ""), *(os.path.expanduser(place) for place in PLACES)])
     uv = shutil.which("uv", path=path)
     if uv is not None and _output([uv, "--version"]) is None:
         uv = None  # a shim that leads nowhere
-    candidates = [shutil.which(name, path=path) for name in NEWEST_FIRST] + [sys.executable]
+    candidates = [shutil.which(name, path=path) for name in NEWEST_FIRST] + [sys.executable, *also]
     newest = ""
     for candidate in candidates:
         said = _output([candidate, "-c", _VERSION]) if candidate else None
@@ -66,8 +67,44 @@ def ready(root: str, name: str) -> Optional[Dict[str, Any]]:
     return None if stamp is None or not os.access(python, os.X_OK) else dict(stamp, python=python)
 
 
-def build(root: str, name: str, lock: str, python: str, uv: Optional[str], env: Mapping[str, str]) -> int:
-    """A streaming program: make ``<root>/envs/<name>`` hold exactly what the text ``lock`` pins, hashes required.
+def ask(argv: Sequence[str], env: Mapping[str, str], timeout: float = 290.0) -> Dict[str, Any]:
+    """Run a command with ``env`` added to this environment: ``{code, output, error}``, the last line of stderr."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH")}
+    environment.update(env)
+    try:
+        done = subprocess.run(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            timeout=timeout,
+        )
+    except FileNotFoundError:
+        return {"code": 127, "output": "", "error": "{}: command not found".format(argv[0])}
+    except OSError as error:
+        return {"code": 126, "output": "", "error": "{}: {}".format(argv[0], error.strerror)}
+    except subprocess.TimeoutExpired:
+        return {"code": 124, "output": "", "error": "no answer within {:.0f} s".format(timeout)}
+    words = done.stderr.decode(errors="replace").strip().splitlines()
+    return {
+        "code": done.returncode,
+        "output": done.stdout.decode(errors="replace"),
+        "error": words[-1] if words else "",
+    }
+
+
+def build(
+    root: str,
+    name: str,
+    lock: str,
+    python: str,
+    uv: Optional[str],
+    env: Mapping[str, str],
+    wheels: Optional[str] = None,
+) -> int:
+    """A streaming program: make ``<root>/envs/<name>`` hold exactly what the text ``lock`` pins, hashes required; from
+    the directory ``wheels`` alone, where one is given.
 
     Environments cannot be moved, so it is built in place, under a lock that the installers inherit; the stamp is
     written last, and what lacks it is built anew. Lines: ``line`` with ``text``, at the end ``done`` with ``python``
@@ -92,7 +129,7 @@ def build(root: str, name: str, lock: str, python: str, uv: Optional[str], env: 
     }
     environment.update(env)
     try:
-        for argv in _commands(directory, lock, python, uv):
+        for argv in _commands(directory, lock, python, uv, wheels):
             _run(argv, environment, descriptor)
         records.write_json(posixpath.join(directory, STAMP), {"how": how, "base": python})
     except _Failed as failure:
@@ -104,7 +141,7 @@ def build(root: str, name: str, lock: str, python: str, uv: Optional[str], env: 
     return 0
 
 
-def _commands(directory: str, lock: str, python: str, uv: Optional[str]) -> Any:
+def _commands(directory: str, lock: str, python: str, uv: Optional[str], wheels: Optional[str]) -> Any:
     """One after the other: the requirements are written once the directory is there."""
     made = posixpath.join(directory, "bin", "python")
     requirements = posixpath.join(directory, "requirements.txt")
@@ -113,11 +150,13 @@ def _commands(directory: str, lock: str, python: str, uv: Optional[str]) -> Any:
     else:
         yield [python, "-m", "venv", directory]
     records.write_bytes(requirements, lock.encode())
+    source = ["--no-index", "--find-links", wheels] if wheels else []
     if uv:
-        yield [uv, "pip", "sync", "--python", made, "--require-hashes", requirements]
+        offline = ["--offline"] if wheels else []
+        yield [uv, "pip", "sync", *offline, *source, "--python", made, "--require-hashes", requirements]
     else:
         pip = [made, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-        yield [*pip, "--require-hashes", "--no-deps", "-r", requirements]
+        yield [*pip, *source, "--require-hashes", "--no-deps", "-r", requirements]
 
 
 class _Failed(Exception):

@@ -1,0 +1,75 @@
+"""Which build of the engine's packages suits a host."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from midstream.errors import UsageError
+from midstream.fleet.config import FLAVOURS, LocalHost, parse_fleet
+from midstream.launch.errors import LaunchError
+from midstream.launch.flavour import Flavour, choose_flavour
+
+
+def facts(**more: Any) -> dict[str, Any]:
+    none: list[str] = []
+    return {"gpus": none, "driver": "", "compute": none, "tpus": none, "machine": "x86_64", **more}
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "why"),
+    [
+        ({}, "cpu", "no accelerator was found"),
+        ({"gpus": ["A100"], "driver": "550.54.15", "compute": ["8.0"]}, "cuda12", "A100, driver 550.54.15"),
+        ({"gpus": ["H100"], "driver": "580.65.06", "compute": ["9.0"]}, "cuda13", "H100, driver 580.65.06"),
+        ({"gpus": ["V100"], "driver": "580.65.06", "compute": ["7.0"]}, "cuda12", "V100, compute capability 7.0"),
+        (
+            {"gpus": ["T4", "V100"], "driver": "590", "compute": ["7.0", "7.5"]},
+            "cuda12",
+            "T4, compute capability 7.0",
+        ),
+        ({"gpus": ["A100"], "driver": ""}, "cuda12", "A100; its driver does not tell its version"),
+        ({"tpus": ["TPU v2/v3"] * 8}, "tpu-v3", "8 x TPU v2/v3"),
+        ({"tpus": ["TPU v4"] * 4}, "tpu", "4 x TPU v4"),
+    ],
+)
+def test_the_build_follows_from_what_the_host_has(found: dict[str, Any], name: str, why: str) -> None:
+    assert choose_flavour("gpu1", LocalHost(), facts(**found)) == Flavour(name, why)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"gpus": ["A100"], "driver": "470.82"}, "gpu1: the driver 470.82 of A100 is too old: jax needs 525 or newer"),
+        ({"tpus": ["TPU v4"], "machine": "aarch64"}, "gpu1: libtpu is built for x86_64 alone, not for aarch64"),
+    ],
+)
+def test_a_host_that_no_build_runs_on_is_refused(found: dict[str, Any], said: str) -> None:
+    with pytest.raises(LaunchError, match=said):
+        choose_flavour("gpu1", LocalHost(), facts(**found))
+
+
+def test_the_fleet_file_has_the_last_word() -> None:
+    old = facts(gpus=["K80"], driver="470.82")
+    assert choose_flavour("gpu1", LocalHost(flavour="cpu"), old).name == "cpu"
+    assert choose_flavour("gpu1", LocalHost(devices=4), old).name == "cpu"
+    with pytest.raises(UsageError, match=r"hosts\.a\.flavour is 'cuda11' \(did you mean cuda1"):
+        parse_fleet("hosts: {a: {type: local, flavour: cuda11}}", "f")
+
+
+@pytest.mark.parametrize("name", FLAVOURS)
+def test_each_flavour_has_a_lock_with_hashes_and_its_own_jax(name: str) -> None:
+    lock = Flavour(name, "").lock
+    pins = dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", lock, re.MULTILINE))
+    assert lock.count("--hash=sha256:") > len(pins)
+    assert pins["haliax"] == "1.4.dev453"
+    assert pins["jax"] == pins["jaxlib"]
+    assert pins["jax"].split(".")[:2] == ["0", "10"], "haliax does not work with a newer one"
+    plugins = {"cuda12": "jax-cuda12-plugin", "cuda13": "jax-cuda13-plugin", "tpu": "libtpu", "tpu-v3": "libtpu"}
+    wanted = {plugins[name]} if name in plugins else set()
+    assert wanted == {plugin for plugin in plugins.values() if plugin in pins}
+    if name == "tpu-v3":
+        assert pins["jax"] == "0.10.1"
+        assert tuple(map(int, pins["libtpu"].split("."))) < (0, 0, 42, 1), "later ones have no TPU v3"
