@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 from loopback_files import FileServer
+from midstream_engine.config import DataConfig
 from midstream_engine.data import formats, gcs, hub, sources, units, web
+from midstream_engine.data.cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.formats import Piece
+from midstream_engine.data.prepare import open_training, open_validation
 from midstream_engine.data.source import Source
+from midstream_engine.data.tokenizer import ByteTokenizer
 
 TEXTS = ["one", "zwei \u20ac", "", "drei\nvier", "x" * 3000, "\u0645\u0631\u062d\u0628\u0627"]
 EXPECTED = [text.encode() for text in TEXTS]
@@ -28,7 +32,9 @@ def read(*urls: str, text_key: str = "text") -> list[bytes]:
 
 
 def parquet(rows_a_group: int = 2, texts: list[str] = TEXTS) -> bytes:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    reason = "needs pyarrow: pip install 'midstream[data]'"
+    arrow = pytest.importorskip("pyarrow", reason=reason)
+    parquet = pytest.importorskip("pyarrow.parquet", reason=reason)
     file = io.BytesIO()
     table = arrow.table({"id": list(range(len(texts))), "text": texts})
     parquet.write_table(table, file, row_group_size=rows_a_group)
@@ -36,7 +42,7 @@ def parquet(rows_a_group: int = 2, texts: list[str] = TEXTS) -> bytes:
 
 
 def zstd(data: bytes, parts: int = 1) -> bytes:
-    zstandard = pytest.importorskip("zstandard")
+    zstandard = pytest.importorskip("zstandard", reason="needs zstandard: pip install 'midstream[data]'")
     step = -(-len(data) // parts)
     frames = [data[start : start + step] for start in range(0, len(data), step)]
     return b"".join(zstandard.ZstdCompressor().compress(frame) for frame in frames)
@@ -123,7 +129,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_dataset_is_read_by_its_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    pytest.importorskip("datasets", reason="needs the package datasets")
+    pytest.importorskip("datasets", reason="needs the package datasets: pip install 'midstream[datasets]'")
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "train.jsonl").write_bytes(LINES)
     (tmp_path / "corpus" / "validation.jsonl").write_bytes(LINES.splitlines()[0])
@@ -135,6 +141,27 @@ def test_a_dataset_is_read_by_its_splits(tmp_path: Path, monkeypatch: pytest.Mon
         assert len(work) == -(-len(expected) // 4)
     with pytest.raises(DataError, match=r"has no column 'body' \(data\.text_key\); it has text, id"):
         list(formats.documents(Piece(source), "body"))
+
+
+def test_a_dataset_that_was_saved_to_the_disk_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets: pip install 'midstream[datasets]'")
+    rows = datasets.Dataset.from_dict({"text": ["one", "two"]})
+    rows.save_to_disk(str(tmp_path / "alone"))
+    datasets.DatasetDict(train=rows, validation=rows.select([1])).save_to_disk(str(tmp_path / "both"))
+    rows.to_parquet(str(tmp_path / "files" / "train.parquet"))
+    root, tokenizer = str(tmp_path / "root"), ByteTokenizer()
+    for name in ("alone", "both", "files"):
+        settings = DataConfig(id=str(tmp_path / name))
+        found = open_training(root, settings, tokenizer, seq_len=4)
+        assert isinstance(found, TokenCache)
+        assert found.read(0, found.tokens).tolist() == [*b"one", 256, *b"two", 256]
+        held_out = open_validation(root, settings, tokenizer)
+        assert (held_out is None) == (name != "both")
+    assert caplog.text.count("nothing is evaluated on it; data.validation_urls names other text") == 2
 
 
 def test_pieces_of_a_file_of_lines_are_its_documents_wherever_they_are_cut(tmp_path: Path) -> None:
@@ -242,7 +269,7 @@ def test_nobody_there_is_said(server: FileServer) -> None:
 
 @pytest.fixture
 def bucket(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage")
+    pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage: pip install 'midstream[data]'")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     gcs._client.cache_clear()

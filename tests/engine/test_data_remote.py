@@ -32,7 +32,7 @@ URL = "gs://caches/tokens"
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
-    pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage: pip install midstream[data]")
+    pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage: pip install 'midstream[data]'")
     with bucket_server("caches") as server:
         for key, value in server.environment.items():
             monkeypatch.setenv(key, value)

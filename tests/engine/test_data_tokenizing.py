@@ -70,7 +70,7 @@ def test_a_tokenizer_file_is_loaded_by_every_process(tmp_path: Path, corpus: lis
 
 
 def word_tokenizer(folder: Path) -> str:
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'midstream[hf]'")
     vocabulary = {"<|endoftext|>": 0, **{chr(97 + i): 1 + i for i in range(26)}}
     model = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
     model.save(str(folder / "tokenizer.json"))

@@ -154,7 +154,7 @@ def test_the_standard_library_is_listed_in_one_order() -> None:
 
 
 def test_a_tokenizer_file_is_used_and_its_content_is_its_id(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'midstream[hf]'")
     words = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({"<unk>": 0, "<|endoftext|>": 1, "a": 2, "b": 3}, unk_token="<unk>")
     )

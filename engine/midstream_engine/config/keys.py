@@ -11,7 +11,7 @@ from typing import Any
 
 import draccus
 
-from midstream_engine.config import yaml_file
+from midstream_engine.config import mesh, yaml_file
 from midstream_engine.config.errors import ConfigError
 
 ALIASES = {
@@ -23,7 +23,19 @@ ALIASES = {
     "trainer.profiler.num_steps": "trainer.profiler_num_steps",
     "trainer.profiler.perfetto_link": "trainer.profiler_perfetto_link",
     "optimizer.haps": "optimizer.cycles",
+    "optimizer.lr_schedule.type": "optimizer.lr_schedule",
+    "optimizer.lr_schedule.exponent": "optimizer.cosine_exponent",
+    "optimizer.lr_schedule.timescale": "optimizer.inv_sqrt_timescale",
+    "optimizer.warmup_ratio": "optimizer.warmup",
+    "trainer.mesh.axes.model": "trainer.model_axis_size",
+    "trainer.mesh.batch_axis_name": "trainer.batch_axis",
+    "trainer.mesh.compute_mapping": "trainer.compute_axis_resources",
+    "trainer.mesh.param_mapping": "trainer.parameter_axis_resources",
+    "trainer.mesh.shared_mapping": "trainer.axis_resources",
+    "trainer.mesh.tensor_parallel_axes": "trainer.tensor_parallel_axes",
 }
+# Keys that may be spelled nested, ``profiler: {enabled: true}``, where ours are flat.
+_NESTED = {"optimizer": ("lr_schedule",), "trainer": ("profiler", "mesh")}
 
 _RUN_DIRECTORY = "everything of a run lies in its run directory under trainer.root"
 
@@ -91,24 +103,35 @@ def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
 
 
 def _spread(value: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """``value`` with a nested spelling of flat fields (``profiler: {enabled: true}``) written out."""
-    nested = value.get("profiler") if path == "trainer" else None
-    if not isinstance(nested, Mapping):
-        return value
-    places = value.places if isinstance(value, yaml_file.Mapping) else {}
-    inner = nested.places if isinstance(nested, yaml_file.Mapping) else {}
-    result = yaml_file.Mapping({key: item for key, item in value.items() if key != "profiler"})
-    result.places = {key: place for key, place in places.items() if key != "profiler"}
+    """``value`` with nested spellings of flat fields written out."""
+    for key in _NESTED.get(path, ()):
+        nested = value.get(key)
+        if not isinstance(nested, Mapping):
+            continue
+        if key == "mesh":
+            nested = mesh.without_replicas(nested)
+        value = _flattened(value, f"{path}.{key}", nested)
+    return value
+
+
+def _flattened(value: Mapping[str, Any], name: str, nested: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``value`` with the keys of ``nested``, which is its ``name``, among its own."""
+    path, _, outer = name.rpartition(".")
+    places = getattr(value, "places", {})
+    inner = getattr(nested, "places", {})
+    result = yaml_file.Mapping({key: item for key, item in value.items() if key != outer})
+    result.places = {key: place for key, place in places.items() if key != outer}
     for key, item in nested.items():
-        full = f"trainer.profiler.{key}"
+        full = f"{name}.{key}"
+        where = f"{inner[key]}: " if inner.get(key) else ""
         if full not in ALIASES:
-            known = [name.rpartition(".")[2] for name in ALIASES if name.startswith("trainer.profiler.")]
-            raise ConfigError(
-                f"{f'{inner[key]}: ' if key in inner else ''}unknown key {full}; known: {', '.join(known)}"
-            )
-        name = ALIASES[full].rpartition(".")[2]
-        result[name] = item
-        result.places[name] = inner.get(key, "")
+            known = {alias.removeprefix(f"{name}.") for alias in ALIASES if alias.startswith(f"{name}.")}
+            raise ConfigError(f"{where}unknown key {full}{_nearest(full, name, known)}")
+        flat = ALIASES[full].rpartition(".")[2]
+        if flat in result:
+            raise ConfigError(f"{where}{full} is another name of {path}.{flat}: give one of them")
+        result[flat] = item
+        result.places[flat] = inner.get(key, "")
     return result
 
 

@@ -35,6 +35,8 @@ class OptimizerConfig(draccus.ChoiceRegistry):
     learning_rate: float = 1e-4  # at the peak
     weight_decay: float = 0.0  # decoupled
     lr_schedule: str = "cosine"  # constant, linear, cosine, inv or inv_sqrt: the shape of the decay
+    cosine_exponent: float = 1.0  # of the cosine's curve between the peak and its end
+    inv_sqrt_timescale: float = 10_000.0  # updates, warmup included, after which inv_sqrt begins to fall
     min_lr_ratio: float = 0.1  # where the decay ends, as a part of the peak
     warmup: float = 0.01  # of the first cycle: a fraction or steps
     decay: float | None = None  # a fraction or steps; None: all that the warmup leaves
@@ -55,6 +57,9 @@ class OptimizerConfig(draccus.ChoiceRegistry):
             )
         if self.cycles is not None and self.cycle_length is not None:
             raise ConfigError("optimizer.cycles and optimizer.cycle_length exclude each other: remove one")
+        for name in ("cosine_exponent", "inv_sqrt_timescale"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"optimizer.{name}: {getattr(self, name)} is not positive")
         for name in ("learning_rate", "weight_decay", "min_lr_ratio", "warmup", "rewarmup", "decay"):
             value = getattr(self, name)
             if value is not None and not value >= 0:

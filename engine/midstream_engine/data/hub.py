@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,11 @@ from midstream_engine.data.errors import DataError
 from midstream_engine.data.source import Source
 
 SCHEME = "hf://"
+_SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves
+
+
+class NoSplit(DataError):
+    """The dataset has no split of that name."""
 
 
 def dataset_url(dataset: str, name: str | None, split: str) -> str:
@@ -43,12 +49,27 @@ def texts(source: Source, text_key: str, start: int, end: int) -> Iterator[bytes
 def _load(url: str) -> Any:
     dataset, _, query = url.removeprefix(SCHEME).partition("?")
     wanted = dict(urllib.parse.parse_qsl(query))
-    dataset = urllib.parse.unquote(dataset)
+    dataset, split = urllib.parse.unquote(dataset), wanted["split"]
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise DataError(f"data.id: {dataset!r} needs the package datasets: pip install datasets") from None
+        raise DataError(f"data.id: {dataset!r} needs the package datasets: pip install 'midstream[datasets]'") from None
+    directory = os.path.expanduser(dataset)
     try:
-        return datasets.load_dataset(dataset, wanted.get("name"), split=wanted["split"])
+        if any(os.path.isfile(os.path.join(directory, name)) for name in _SAVED):
+            return _saved(datasets.load_from_disk(directory), dataset, split)
+        here = directory if os.path.isdir(directory) else dataset
+        return datasets.load_dataset(here, wanted.get("name"), split=split)
+    except DataError:
+        raise
     except Exception as error:  # noqa: BLE001 (the package raises whatever its loaders raise)
-        raise DataError(f"data.id: {dataset!r}, split {wanted['split']}: {' '.join(str(error).split())}") from None
+        kind = NoSplit if "unknown split" in str(error).lower() else DataError
+        raise kind(f"data.id: {dataset!r}, split {split}: {' '.join(str(error).split())}") from None
+
+
+def _saved(found: Any, dataset: str, split: str) -> Any:
+    """The split of what ``save_to_disk`` wrote; one set alone is its training split."""
+    splits = found if isinstance(found, dict) else {"train": found}
+    if split not in splits:
+        raise NoSplit(f"data.id: {dataset!r} has no split {split}; it has {', '.join(splits)}")
+    return splits[split]

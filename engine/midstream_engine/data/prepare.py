@@ -75,8 +75,11 @@ def open_validation(
         place = os.path.join(data_root(root), before.get("digest", ""))
         if before.get("asked") == asked[name] and os.path.exists(os.path.join(place, records.MANIFEST)):
             sets[name] = TokenCache(place)
-        else:
+            continue
+        try:
             sets[name] = open_cache(root, urls, body, tokenizer)
+        except hub.NoSplit as error:
+            log.warning("%s: nothing is evaluated on it; data.validation_urls names other text", error)
     return Validation(sets, asked) if sets else None
 
 

@@ -90,10 +90,10 @@ def _decay(config: OptimizerConfig, peak: float, low: float, steps: int, warmup:
     if config.lr_schedule == "linear":
         return optax.linear_schedule(peak, low, steps)
     if config.lr_schedule == "cosine":
-        return optax.cosine_decay_schedule(peak, steps, config.min_lr_ratio)
+        return optax.cosine_decay_schedule(peak, steps, config.min_lr_ratio, config.cosine_exponent)
     if config.lr_schedule == "inv":
         return lambda count: peak / ((peak / low - 1.0) * jnp.minimum(count / steps, 1.0) + 1.0)
-    # inv_sqrt: flat until 10,000 updates counted with the warmup, then with the inverse square root.
+    # inv_sqrt: flat until the timescale, counted with the warmup, then with the inverse square root.
     return lambda count: jnp.maximum(
-        peak * jnp.minimum(1.0, 1.0 / jnp.sqrt(jnp.maximum(count + warmup, 1) / 10_000.0)), low
+        peak * jnp.minimum(1.0, 1.0 / jnp.sqrt(jnp.maximum(count + warmup, 1) / config.inv_sqrt_timescale)), low
     )
