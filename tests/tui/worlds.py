@@ -402,5 +402,9 @@ class Answers:
     def stop_run(self, run: RunView) -> None:
         self.asked.append(("stop", run.key))
 
+    def shell(self, host: str) -> int:
+        self.asked.append(("shell", host))
+        return 0
+
     def migrations(self) -> tuple[model.MigrationView, ...]:
         return self.views

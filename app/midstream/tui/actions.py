@@ -50,6 +50,10 @@ class Actions(Protocol):
         """Save and stop. Returns when the run has stopped."""
         ...
 
+    def shell(self, host: str) -> int:
+        """Give the terminal, which has to be free, to a shell on the host. Its exit code."""
+        ...
+
     def migrations(self) -> tuple[model.MigrationView, ...]:
         """Newest first."""
         ...
@@ -97,6 +101,13 @@ class FleetActions:
         if not run.attempt:
             raise MidstreamError(f"run {run.run_id} on {run.host} has no attempt to stop")
         stop_attempt(self._hosts.get(run.host), run.run_id, run.attempt, STOP_TIMEOUT)
+
+    def shell(self, host: str) -> int:
+        from midstream.hosts.ask import DESK
+        from midstream.hosts.shell import open_shell
+
+        DESK.forget()  # who opens a shell may have changed their mind about a key, too
+        return open_shell(host, self._fleet.hosts[host])
 
     def migrations(self) -> tuple[model.MigrationView, ...]:
         from midstream.migrate import directory

@@ -209,6 +209,8 @@ def run_tui(
 ) -> int:
     """Watch the fleet on a screen until a person quits. The exit code. ``start_run`` is opened first; whoever names it
     has the last word too."""
+    from midstream.hosts.ask import DESK
+    from midstream.tui.person import ScreenPerson
     from midstream.watch.watcher import Watch
 
     watch = Watch(fleet, hosts, interval=1.0)
@@ -217,7 +219,12 @@ def run_tui(
         app = MidstreamApp(
             watch, FleetActions(fleet, hosts), readonly=readonly, ascii_only=ascii_only, start_run=start_run
         )
-        app.run()
+        person = ScreenPerson(app)
+        try:
+            with DESK.of(person):
+                app.run()
+        finally:
+            person.leave()
     finally:
         watch.stop()
     if app.return_code == 0 and start_run is None:

@@ -56,6 +56,7 @@ COMMANDS = (
     Command("filter", ("/",), "Filter", "lines with a word; !word: those without", (FLEET,), hint=True),
     Command("migrate", ("m",), "Migrate", "move the run to another target", (FLEET, RUN), hint=True, changes=True),
     Command("stop", ("S",), "Stop", "save and stop the run; asks for its name", (FLEET, RUN), hint=True, changes=True),
+    Command("shell", ("s",), "Shell", "on the selected host; its end leads back", (FLEET,), changes=True),
     Command("metric(1)", ("]",), "Next metric", "draw the next metric", (RUN,), hint=True),
     Command("metric(-1)", ("[",), "Previous metric", "draw the previous metric", (RUN,)),
     Command("zoom", ("z",), "Zoom", "all steps, the last half, quarter, tenth", (RUN,), hint=True),

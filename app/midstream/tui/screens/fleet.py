@@ -8,7 +8,7 @@ from textual.containers import Vertical
 from textual.widgets import Input, Static
 
 from midstream.tui import commands
-from midstream.tui.screens import run_stop
+from midstream.tui.screens import run_stop, shell
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.rows import (
     HOST_COLUMNS,
@@ -190,6 +190,15 @@ class FleetScreen(MidstreamScreen):
             self.notify("press 2 and select the run to stop")
         elif not self.refused():
             run_stop.ask(self, run)
+
+    def action_shell(self) -> None:
+        key = self.table(HOSTS).selected if self._view == HOSTS else None
+        run = self._selected_run() if self._view == RUNS else None
+        host = str(key) if key is not None else run.host if run is not None else None
+        if host is None:
+            self.notify("press 1 and select the host to open a shell on")
+        elif not self.refused():
+            shell.open_on(self, host)
 
     # ------------------------------------------------------------------------------------------ the filter
 

@@ -11,7 +11,7 @@ from midstream.tui.widgets.bars import bar
 from midstream.tui.widgets.table import Column, Row
 from midstream.tui.world import World, hardware, latest, short_kind
 from midstream.watch import model as watch
-from midstream.watch.model import HostView, RunView
+from midstream.watch.model import HostView, Machine, RunView
 
 HOST_COLUMNS = (
     Column("HOST", widest=24),
@@ -207,10 +207,37 @@ def describe_host(host: HostView, world: World, glyphs: Glyphs, width: int) -> T
         text.append(f"  {name:<10}", palette.DIM)
         text.append_text(bar(glyphs, share, room, palette.WAIT if share > 0.9 else palette.ACCENT))
         text.append(f" {note}\n", palette.TEXT)
+    for line in _inventory(machine, glyphs):
+        text.append(f"  {line}\n", palette.DIM)
     if abs(machine.clock_skew) >= 1:
         text.append(f"  its clock is {machine.clock_skew:+.1f} s off this machine's\n", palette.WAIT)
     text.rstrip()
     return text
+
+
+def _inventory(machine: Machine, glyphs: Glyphs) -> list[str]:
+    """What is known of a machine beyond its gauges: who uses it first, because that decides what can be done there."""
+    lines = [
+        f"pid {user.pid}  {user.user or '?'}  {user.command or 'a process that cannot be seen'}"
+        for user in machine.users
+    ]
+    software = (
+        machine.system,
+        f"glibc {machine.glibc}" if machine.glibc else "",
+        f"driver {machine.driver}" if machine.driver else "",
+        f"CUDA {machine.cuda}" if machine.cuda else "",
+        machine.cpu_model,
+        "clock follows no server" if machine.clock_synchronized is False else "",
+    )
+    lines.append(f"  {glyphs.dot}  ".join(filter(None, software)))
+    ports = [
+        f"{port.device}:{port.port} {port.state}" + (f" {port.gigabits:.0f} Gb/s" if port.gigabits else "")
+        for port in machine.infiniband
+    ]
+    lines.append(f"  {glyphs.dot}  ".join(["InfiniBand", *ports]) if ports else "")
+    disks = [f"{disk.mount} {format.size(disk.free)} of {format.size(disk.total)}" for disk in machine.disks]
+    lines.append(f"  {glyphs.dot}  ".join(["free", *disks]) if len(disks) > 1 else "")
+    return [line for line in lines if line]
 
 
 def _share(used: float, total: float) -> float:
