@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
     from midstream.hosts.open import Hosts
     from midstream.migrate.model import MigrationView
-    from midstream.watch.model import CheckpointView, RunView, Snapshot
+    from midstream.watch.model import CheckpointView, Machine, RunView, Snapshot
 
 LOOK_TIMEOUT = 15.0  # seconds until a host counts as silent
 
@@ -68,7 +68,7 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
                 _accelerators(machine.accelerators) if machine else "-",
                 f"{size(machine.memory_used)}/{size(machine.memory_total)}" if machine else "-",
                 size(machine.disk_free) if machine else "-",
-                host.error,
+                host.error or (_remarks(machine) if machine else ""),
             )
         )
     lines = table(rows)
@@ -109,6 +109,19 @@ def _accelerators(accelerators: tuple[Any, ...]) -> str:
     for accelerator in accelerators:
         kinds[accelerator.kind] = kinds.get(accelerator.kind, 0) + 1
     return ", ".join(f"{count}x{kind}" for kind, count in kinds.items()) or "none"
+
+
+def _remarks(machine: Machine) -> str:
+    """What decides whether a run can go there, as far as a line has room."""
+    users = {f"{user.user or '?'} ({user.command or 'unseen'})": None for user in machine.users}
+    words = (
+        "no Python: watched, and no more" if not machine.python else "",
+        f"driver {machine.driver}" if machine.driver else "",
+        f"CUDA {machine.cuda}" if machine.cuda else "",
+        f"used by {', '.join(users)}" if users else "",
+        f"clock {machine.clock_skew:+.1f} s off" if abs(machine.clock_skew) >= 1 else "",
+    )
+    return ", ".join(filter(None, words))
 
 
 def plain(value: Any) -> dict[str, Any]:
