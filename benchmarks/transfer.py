@@ -1,138 +1,233 @@
-"""Copy a tree between two hosts with midstream and with public tools, side by side in one run.
+"""Copy trees between two hosts with midstream and with public tools, side by side in one run.
 
-    python benchmarks/transfer.py [--mib 512] [--rounds 3] [--small 2000]
+    python benchmarks/transfer.py [--mib 512] [--small 4000] [--rounds 3] [--disk DIR]
+    python benchmarks/transfer.py --link [--mib 512] [--milliseconds 50] [--mbit 1000]
 
-The target is a real sshd on loopback. midstream hashes every object while it is written, renames it when its hash
-agrees and has it on the disk before it says so; the other tools do none of that, and are also timed with `sync` and
-with `sha256sum` of the result. Rounds are interleaved, medians are compared. ``time_ratio`` is the
-time of a way over that of midstream over ssh: above 1 means slower than midstream. Read it, not the rates.
+Without ``--link`` the target is a real sshd on loopback, and two of them for copies between hosts. midstream hashes
+every object as it arrives, names it when its hash agrees, waits for the disk, and writes the manifest last; the other
+tools do none of that, and are also timed with ``sha256sum`` of what they wrote (``verified``). Rounds are interleaved,
+medians are compared. ``time_ratio`` is the time of a way over that of midstream over ssh: above 1 means slower than
+midstream. Read it, not the rates. ``socket`` is the bare way: the same bytes over one TCP connection into files,
+unencrypted, unverified.
+
+With ``--link`` the connections go over a link with a rate and a delay (`tests/lab/link.py`, a proxy in a process of its
+own: many kernels come without netem), and ``of_link`` says how much of the rate arrived as objects.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
 import json
 import os
 import random
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from lab import link
 from lab.sshd import SSHD, Lab, SshServer
 from midstream.fleet.config import LocalHost
 from midstream.hosts.base import Host
 from midstream.hosts.local import LocalMachine
 from midstream.hosts.open import open_host
-from midstream.transfer import copy_objects
+from midstream.transfer import CopySettings, copy_objects
 from trees import write_tree
 
 MIB = 1 << 20
-
-
-def ways(server: SshServer, here: Host, far: Host) -> dict[str, Callable[[Path, Path], None]]:
-    """How to bring a directory to another one, by name."""
-    config = str(server.directory / "ssh_config")
-    found: dict[str, Callable[[Path, Path], None]] = {
-        "midstream, over ssh": lambda source, target: _copy(here, source, far, target),
-        "midstream, local": lambda source, target: _copy(here, source, here, target),
-        "cp -r": lambda source, target: _run("cp", "-r", str(source), str(target)),
-    }
-    if shutil.which("scp"):
-        found["scp -r"] = lambda source, target: _run(
-            "scp", "-q", "-r", "-F", config, str(source), f"{server.name}:{target}"
-        )
-    if shutil.which("rsync"):
-        found["rsync -W"] = lambda source, target: _run(
-            "rsync", "-rW", "-e", f"ssh -F {config}", f"{source}/", f"{server.name}:{target}/"
-        )
-    return found
-
-
-def _copy(source: Host, source_dir: Path, target: Host, target_dir: Path) -> None:
-    copy_objects(source, str(source_dir), target, str(target_dir))
+GCM = "aes128-gcm@openssh.com"
+OURS = "midstream, over ssh"
+Way = Callable[[Path, Path], None]
 
 
 def _run(*argv: str) -> None:
-    subprocess.run(argv, check=True)
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
 
 
-def _verify_like(directory: Path) -> None:
-    """What a careful person types after the other tools: hash everything, and wait for the disk."""
-    subprocess.run(
-        [
-            "sh",
-            "-c",
-            'find "$1" -type f -print0 | xargs -0 sha256sum > /dev/null && sync -f "$1"',
-            "sh",
-            str(directory),
-        ],
-        check=True,
-    )
+def tools(server: SshServer) -> dict[str, Way]:
+    """What people use, as they use it and with the fastest cipher."""
+    config = str(server.directory / "ssh_config")
+    found: dict[str, Way] = {}
+    for name, options in (("", []), (", aes128-gcm", ["-c", GCM])):
+        ssh = " ".join(["ssh", "-F", config, *options])
+
+        def scp(source: Path, target: Path, options: list[str] = options) -> None:
+            _run("scp", "-q", "-r", "-F", config, *options, str(source), f"{server.name}:{target}")
+
+        def rsync(source: Path, target: Path, ssh: str = ssh) -> None:
+            _run("rsync", "-rW", "-e", ssh, f"{source}/", f"{server.name}:{target}/")
+
+        def tar(source: Path, target: Path, ssh: str = ssh) -> None:
+            _run("sh", "-c", f'tar -C "$1" -cf - . | {ssh} {server.name} "mkdir $2 && tar -C $2 -xf -"', "sh",
+                 str(source), str(target))  # fmt: skip
+
+        found |= {f"scp -r{name}": scp, f"tar | ssh{name}": tar}
+        if shutil.which("rsync"):
+            found[f"rsync -W{name}"] = rsync
+    return found
 
 
-def measure(case: str, source: Path, room: Path, server: SshServer, rounds: int) -> None:
-    here, far = LocalMachine("here", LocalHost(root=str(room))), open_host(server.name, server.config)
-    far.connect()
+def over_socket(source: Path, target: Path) -> None:
+    """One TCP connection on loopback, files end to end with their names and sizes before them."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def receive() -> None:
+        sock, _ = listener.accept()
+        view = memoryview(bytearray(MIB))
+        with sock, sock.makefile("rb", buffering=MIB) as stream:
+            while line := stream.readline():
+                name, size = json.loads(line)
+                place = target / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open("wb", buffering=0) as file:
+                    while size:
+                        count = stream.readinto(view[: min(size, MIB)])
+                        file.write(view[:count])
+                        size -= count
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    with socket.create_connection(listener.getsockname()) as sock:
+        for place in sorted(path for path in source.rglob("*") if path.is_file()):
+            sock.sendall(json.dumps([str(place.relative_to(source)), place.stat().st_size]).encode() + b"\n")
+            with place.open("rb") as file:
+                sock.sendfile(file)
+    thread.join()
+    listener.close()
+
+
+def _sha256sum(directory: Path) -> None:
+    """What a careful person types afterwards."""
+    _run("sh", "-c", 'find "$1" -type f -print0 | xargs -0 sha256sum', "sh", str(directory))
+
+
+def measure(case: str, source: Path, room: Path, ways: dict[str, Way], base: str, rounds: int) -> None:
     size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
     seconds: dict[str, list[float]] = {}
-    for round_number in range(rounds):
-        for name, copy in ways(server, here, far).items():
-            target = room / f"{round_number}"
-            _run("sync")
+    for number in range(rounds):
+        for name, copy in ways.items():
+            target = room / f"{number}"
             began = time.perf_counter()
             copy(source, target)
             seconds.setdefault(name, []).append(time.perf_counter() - began)
             if not name.startswith("midstream"):
-                _verify_like(target)
-                seconds.setdefault(f"{name}, sync and sha256sum", []).append(time.perf_counter() - began)
+                _sha256sum(target)
+                seconds.setdefault(f"{name}, verified", []).append(time.perf_counter() - began)
             shutil.rmtree(target)
-    far.close()
-    base = statistics.median(seconds["midstream, over ssh"])
+    ours = statistics.median(seconds[base])
     for name, times in seconds.items():
         median = statistics.median(times)
-        row = {
-            "case": case,
-            "way": name,
-            "MB_per_s": round(size / median / 1e6),
-            "time_ratio": round(median / base, 2),
+        rate, ratio = round(size / median / 1e6), round(median / ours, 2)
+        print(json.dumps({"case": case, "way": name, "MB_per_s": rate, "time_ratio": ratio}), flush=True)
+
+
+def cases(room: Path, mib: int, small: int) -> Iterator[tuple[str, Path]]:
+    """Each tree, on the disk only while it is used."""
+    rng = random.Random(0)
+    block = rng.randbytes(16 * MIB)
+    trees: dict[str, Callable[[], dict[str, bytes]]] = {
+        "one file": lambda: {"one": b"".join(index.to_bytes(8, "big") + block[8:] for index in range(mib // 16))},
+        "files of 16 MiB": lambda: {f"{i}": i.to_bytes(8, "big") + block[8:] for i in range(mib // 8)},
+        "files of 64 KiB": lambda: {f"{i % 50}/{i}": rng.randbytes(65536) for i in range(small)},
+    }
+    for case, make in trees.items():
+        contents = make()
+        if contents:
+            write_tree(room / "source", contents)
+            del contents
+            yield case, room / "source"
+            shutil.rmtree(room / "source")
+
+
+def _copies(source: Host, target: Host, settings: CopySettings | None = None) -> Way:
+    return lambda here, there: void(copy_objects(source, str(here), target, str(there), settings=settings))
+
+
+def void(_: object) -> None:
+    """A copy's report is not looked at."""
+
+
+def on_loopback(room: Path, options: argparse.Namespace) -> None:
+    with contextlib.closing(Lab(room / "lab")) as lab:
+        here = LocalMachine("here", LocalHost(root=str(room / "root")))
+        servers = [lab.host(name) for name in ("far", "near")]
+        far, near = (open_host(server.name, server.config) for server in servers)
+        for host in (far, near):
+            host.connect()
+        ways = {
+            OURS: _copies(here, far),
+            **tools(servers[0]),
+            "midstream, host to host, direct": _copies(near, far, CopySettings(route="direct")),
+            "midstream, host to host, relayed": _copies(near, far, CopySettings(route="relay")),
+            "midstream, local": _copies(here, here),
+            "cp -r": lambda source, target: _run("cp", "-r", str(source), str(target)),
+            "socket": over_socket,
         }
-        print(json.dumps(row), flush=True)
+        for case, source in cases(room, options.mib, options.small):
+            measure(case, source, room, ways, OURS, options.rounds)
+        for host in (far, near):
+            host.close()
+
+
+def on_a_link(room: Path, options: argparse.Namespace) -> None:
+    with contextlib.closing(Lab(room / "lab")) as lab, contextlib.ExitStack() as stack:
+        server = lab.host("far")
+        argv = [sys.executable, link.__file__, str(server.port), str(options.milliseconds), str(options.mbit)]
+        proxy = stack.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        assert proxy.stdout is not None
+        server = link.through(server, int(proxy.stdout.readline()))
+        here, far = LocalMachine("here", LocalHost(root=str(room / "root"))), open_host(server.name, server.config)
+        far.connect()
+        ways = {
+            OURS: _copies(here, far),
+            **{name: way for name, way in tools(server).items() if "gcm" not in name},
+        }
+        for case, source in cases(room, options.mib, options.small):
+            size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
+            for number in range(options.rounds):
+                for name, copy in ways.items():
+                    target = room / f"{number}"
+                    began = time.perf_counter()
+                    copy(source, target)
+                    share = round(size * 8 / (time.perf_counter() - began) / (options.mbit * 1e6), 3)
+                    print(json.dumps({"case": case, "way": name, "of_link": share}), flush=True)
+                    shutil.rmtree(target)
+        far.close()
+        proxy.kill()
 
 
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    flags.add_argument("--mib", type=int, default=512, help="size of the large cases")
-    flags.add_argument("--small", type=int, default=2000, help="files of 64 KiB in the small case; 0: leave it out")
+    flags.add_argument("--mib", type=int, default=512, help="size of the one file; the files of 16 MiB are twice that")
+    flags.add_argument("--small", type=int, default=4000, help="files of 64 KiB; 0: leave them out")
     flags.add_argument("--rounds", type=int, default=3)
+    flags.add_argument("--disk", help="where the trees lie, by default the place of temporary files")
+    flags.add_argument("--link", action="store_true")
+    flags.add_argument("--milliseconds", type=float, default=50.0)
+    flags.add_argument("--mbit", type=float, default=1000.0)
     options = flags.parse_args()
     if not SSHD:
         sys.exit("no sshd: apt-get install openssh-server")
-    with tempfile.TemporaryDirectory(prefix="midstream-bench-") as name:
-        room, rng = Path(name), random.Random(0)
-        lab = Lab(room / "lab")
-        print(json.dumps({"cpus": os.cpu_count(), "rounds": options.rounds, "python": sys.version.split()[0]}))
-        try:
-            server = lab.host("far")
-            block = rng.randbytes(16 * MIB)
-            cases = {
-                "one file": {"one": block * (options.mib // 16)},
-                "files of 16 MiB": {f"{index}": rng.randbytes(16) + block[16:] for index in range(options.mib // 16)},
-                "files of 64 KiB": {f"{i % 50}/{i}": rng.randbytes(65536) for i in range(options.small)},
-            }
-            for case, contents in cases.items():
-                if contents:
-                    write_tree(room / "source", contents)
-                    measure(case, room / "source", room, server, options.rounds)
-                    shutil.rmtree(room / "source")
-        finally:
-            lab.close()
+    version = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr.strip()
+    about = {
+        "date": f"{datetime.date.today()}",
+        "cpus": os.cpu_count(),
+        "python": sys.version.split()[0],
+        "ssh": version,
+    }
+    print(json.dumps({**about, "load": os.getloadavg()[0]}), flush=True)
+    with tempfile.TemporaryDirectory(prefix="midstream-bench-", dir=options.disk) as name:
+        (on_a_link if options.link else on_loopback)(Path(name), options)
 
 
 if __name__ == "__main__":

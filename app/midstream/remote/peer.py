@@ -11,13 +11,15 @@ import contextlib
 import os
 import select
 import socket
-import ssl
 import tempfile
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from midstream.remote.lines import SILENCE, Lines
 from midstream.remote.tree import emit
+
+if TYPE_CHECKING:  # its import costs more than all others together: only who needs it pays
+    import ssl
 
 DIAL = 3.0  # seconds that an address may take to answer: a firewall that drops is as good as one that refuses
 HANDSHAKE = 5.0
@@ -44,6 +46,8 @@ def _in_memory(text: str) -> Iterator[str]:
 
 
 def _context(peer: Dict[str, Any]) -> ssl.SSLContext:
+    import ssl
+
     server = peer["role"] == "listen"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -57,6 +61,8 @@ def _context(peer: Dict[str, Any]) -> ssl.SSLContext:
 
 
 def _pinned(sock: ssl.SSLSocket, peer: Dict[str, Any]) -> None:
+    import ssl
+
     if sock.getpeercert(True) != ssl.PEM_cert_to_DER_cert(peer["trusted"]):
         raise ssl.SSLError("the other end shows another certificate")
 
@@ -139,9 +145,7 @@ def reader(sock: ssl.SSLSocket) -> Callable[[memoryview], int]:
     def read_into(view: memoryview) -> int:
         try:
             return sock.recv_into(view)
-        except ssl.SSLEOFError:
-            return 0
-        except (socket.timeout, ConnectionError):
+        except OSError:  # silence, a reset, an end without goodbye: what is missing then is noticed by its frame
             return 0
 
     return read_into

@@ -16,8 +16,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from midstream.errors import LostContact, RemoteError
 from midstream.fleet.config import SshHost
@@ -47,7 +46,7 @@ def start_stream(host: Host, function: str, arguments: Mapping[str, Any]) -> Pro
     tried = _ssh_program() is not None and host.config not in _refused
     if tried:
         with contextlib.suppress(RemoteError, LostContact):
-            return start_program(_BySsh(host), function, arguments)
+            return start_program(cast(Host, _BySsh(host)), function, arguments)
     connection = host.dial()
     try:
         process = _WithConnection(start_program(connection, function, arguments), connection)
@@ -143,27 +142,19 @@ class _SshChild(LocalProcess):
         return code
 
 
-@dataclass(frozen=True)
 class _WithConnection:
     """A program, and the connection that it alone uses."""
 
-    process: Process
-    connection: Host
-
-    @property
-    def stdin(self) -> Any:
-        return self.process.stdin
-
-    @property
-    def stdout(self) -> Any:
-        return self.process.stdout
+    def __init__(self, process: Process, connection: Host):
+        self._process, self._connection = process, connection
+        self.stdin, self.stdout = process.stdin, process.stdout
 
     def wait(self, timeout: float | None = None) -> int:
-        return self.process.wait(timeout)
+        return self._process.wait(timeout)
 
     def stderr_text(self) -> str:
-        return self.process.stderr_text()
+        return self._process.stderr_text()
 
     def close(self) -> None:
-        self.process.close()
-        self.connection.close()
+        self._process.close()
+        self._connection.close()

@@ -75,7 +75,8 @@ class Contents:
     text: str
     objects: tuple[dict[str, Any], ...]
     problems: tuple[tuple[str, str], ...] = ()
-    holders: Mapping[str, Place] = field(default_factory=dict)
+    holders: Mapping[str, Place] = field(default_factory=dict)  # other hosts, by the names that objects give them
+    held: Mapping[str, str] = field(default_factory=dict)  # path -> name of its host, where there are holders
 
     def only(self, wanted: Callable[[str], bool]) -> Contents:
         """Without the objects that are not wanted."""
@@ -83,14 +84,14 @@ class Contents:
 
     def held_by(self, holders: Mapping[str, Place]) -> Contents:
         """What other hosts hold comes from there: host, as the manifest's objects name it -> its place."""
-        return replace(self, holders=holders)
+        held = {entry["path"]: entry.get("host", "") for entry in json.loads(self.text)["objects"]}
+        return replace(self, holders=holders, held=held)
 
     def by_source(self) -> list[tuple[Place, list[dict[str, Any]]]]:
         """The objects of each place. TransferError where one is missing there, or of another size."""
-        hosts = {entry["path"]: entry.get("host", "") for entry in json.loads(self.text)["objects"]}
         lots: dict[str, list[dict[str, Any]]] = {}
         for entry in self.objects:
-            name = hosts[entry["path"]] if self.holders else ""
+            name = self.held.get(entry["path"], "")
             lots.setdefault(name if name in self.holders else "", []).append(entry)
         here = {entry["path"] for entry in lots.get("", ())}
         missing = [(self.first, path, what) for path, what in self.problems if path in here]

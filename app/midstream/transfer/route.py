@@ -27,6 +27,7 @@ from midstream.transfer.places import Place
 from midstream.transfer.settings import DIRECT, RELAY, CopySettings
 from midstream.transfer.stream import Events, Stream
 
+KNOCKS = 3
 PROBE = 20.0  # seconds that a probe may take
 LATENT = 0.004  # seconds of round trip from which one stream's windows are too small
 PER_STREAM = 0.008  # seconds of round trip that one more stream makes up for
@@ -91,11 +92,15 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
     return Link("relay", seconds, carried_by=carrier(target), why_not=found.why_not)
 
 
-def _round_trip(host: Host) -> float:
-    """Seconds; from a command, which takes three of them and a little."""
-    began = time.monotonic()
-    host.run(["true"])
-    return (time.monotonic() - began) / 3
+def _round_trip(host: SshMachine) -> float:
+    """Seconds, the shortest of a few: an answer of the SSH server itself, no program has to be started."""
+    transport = host._transport()
+    seconds = []
+    for _ in range(KNOCKS):
+        began = time.monotonic()
+        transport.global_request("keepalive@openssh.com", wait=True)
+        seconds.append(time.monotonic() - began)
+    return min(seconds)
 
 
 def _probe_direct(source: Host, target: Host, settings: CopySettings) -> Link:
@@ -200,6 +205,11 @@ class Route:
     @property
     def streams(self) -> int:
         return self._settings.streams or self.link.streams
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more streams are worth their price soon: they were asked for, or the link is a long one."""
+        return bool(self._settings.streams) or self.link.seconds > LATENT
 
     def open(self, generation: str, events: Events, *, small: bool = False) -> Stream:
         """A stream with both its programs running. ``small``: not worth a connection of its own."""

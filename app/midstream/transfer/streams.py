@@ -19,7 +19,8 @@ from midstream.transfer.route import Route
 from midstream.transfer.session import Session
 from midstream.transfer.stream import Events, Item, Stream
 
-WORTHWHILE = 16 << 20  # bytes a stream should carry at least
+WORTHWHILE = 16 << 20  # bytes a stream should carry at least, where windows wait for the round trip
+WORTH_A_CORE = 128 << 20  # and where it is only a core more: a stream begins with two logins and two interpreters
 SMALL = 4 << 20  # bytes below which a copy opens no connection of its own
 CHUNK = 8 << 20  # bytes of a range: as `midstream.remote.staging.CHUNK`
 LOT = 512  # items in one line to a sender
@@ -47,10 +48,10 @@ def ranges(entry: dict[str, Any], pieces: Iterable[tuple[int, int]]) -> list[Ite
     return [{**kept, **start, "offset": offset, "length": length} for offset, length in pieces]
 
 
-def worthwhile(items: Sequence[Item], streams: int) -> int:
-    """How many streams these items deserve."""
+def worthwhile(items: Sequence[Item], streams: int, each: int = WORTHWHILE) -> int:
+    """How many streams of at least ``each`` bytes these items deserve."""
     total = sum(item["length"] for item in items)
-    return max(1, min(streams, len(items), total // WORTHWHILE))
+    return max(1, min(streams, len(items), total // each))
 
 
 @dataclass
@@ -108,7 +109,8 @@ class Sending:
 
     def _open(self, load: Load) -> None:
         small = sum(item["length"] for item in load.items) < SMALL
-        load.opening = worthwhile(load.items, load.route.streams)
+        each = WORTHWHILE if load.route.crowded else WORTH_A_CORE
+        load.opening = worthwhile(load.items, load.route.streams, each)
 
         def work() -> None:
             try:
