@@ -7,7 +7,7 @@ the hosts over connections of their own. Every host has its own root, eight GPUs
 numbers change every two seconds), and ``--training`` of them a run that logs one step a second. One process, apart
 from this one, watches them all as the terminal UI does; its processor time and memory are read from the kernel, once
 every host is live and ``--settle`` seconds have passed. What sshd and the probes cost is not counted: they belong to
-other machines.
+other machines; here they run with ``--nice``, so that they do not take the processor from what is measured.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -49,10 +50,11 @@ def main() -> None:
     parser.add_argument("--training", type=int, default=40, help="hosts with a run that logs one step a second")
     parser.add_argument("--settle", type=float, default=30.0, help="seconds between all hosts live and the measurement")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--watch", help=argparse.SUPPRESS)  # the process that is measured: the fleet as JSON
+    parser.add_argument("--nice", type=int, default=10, help="of everything but the process that watches")
+    parser.add_argument("--watch", action="store_true", help=argparse.SUPPRESS)  # the process that is measured
     options = parser.parse_args()
     if options.watch:
-        watch(Path(options.watch), options.settle, options.seconds)
+        watch(json.loads(sys.stdin.readline()), options.settle, options.seconds)
         return
     with tempfile.TemporaryDirectory(prefix="watch") as folder:
         print(json.dumps(measure(Path(folder), options), indent=2))
@@ -63,6 +65,9 @@ def main() -> None:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """What the watching process told of itself."""
+    argv = [sys.executable, __file__, "--watch", "--settle", str(options.settle), "--seconds", str(options.seconds)]
+    watching = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    os.nice(options.nice)  # what is started from here on
     (folder / "nvidia-smi").write_text(NVIDIA_SMI.format(folder=folder))
     (folder / "nvidia-smi").chmod(0o755)
     write_gpus(folder, random.Random(1))
@@ -88,19 +93,18 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
             run.fence(1)
             run.status(1, records.TRAINING, 1000)
             run.rows(1, *range(1000))
-        (folder / "fleet.json").write_text(json.dumps(hosts))
         done = threading.Event()
         trainer = threading.Thread(target=train, args=(folder, runs, done))
         trainer.start()
         try:
-            argv = [sys.executable, __file__, "--watch", str(folder / "fleet.json")]
-            argv += ["--settle", str(options.settle), "--seconds", str(options.seconds)]
-            told = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+            told, _ = watching.communicate(json.dumps(hosts) + "\n")
         finally:
             done.set()
             trainer.join()
         return {"hosts": options.hosts, "servers": options.servers, "training": options.training, **json.loads(told)}
     finally:
+        watching.kill()
+        watching.wait()
         lab.close()
 
 
@@ -129,13 +133,13 @@ def write_gpus(folder: Path, draw: random.Random) -> None:
 # ---------------------------------------------------------------------------------------------- the one that watches
 
 
-def watch(file: Path, settle: float, seconds: float) -> None:
-    """Watch the fleet of a file, and tell on stdout what it cost."""
+def watch(entries: dict[str, dict[str, Any]], settle: float, seconds: float) -> None:
+    """Watch these hosts, and tell on stdout what it cost."""
     from midstream.hosts.open import Hosts
     from midstream.watch.model import LIVE, Snapshot
     from midstream.watch.watcher import Watch
 
-    fleet = Fleet(hosts={name: SshHost(**entry) for name, entry in json.loads(file.read_text()).items()})
+    fleet = Fleet(hosts={name: SshHost(**entry) for name, entry in entries.items()})
     hosts = Hosts(fleet)
     watching = Watch(fleet, hosts, interval=1.0)
     began, seen = time.monotonic(), 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from lab.sshd import Lab, SshServer
 from midstream.fleet.config import Fleet
 from midstream.hosts.open import Hosts
+from midstream.remote import inventory
 from midstream.watch.model import DOWN, LIVE, STALE, HostView, Snapshot
 from midstream.watch.watcher import Watch, look_once
 from midstream_engine import records
@@ -139,3 +142,47 @@ def test_several_hosts_are_looked_at_together(lab: Lab):
         ("gpu1", "run-0", 1),
         ("gpu2", "run-1", 2),
     ]
+
+
+def test_a_host_without_python_is_watched_with_its_shell_alone(lab: Lab, tmp_path: Path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "cat", "sed", "awk", "date", "df", "uname", "getconf", "sleep", "ls", "sort", "tr", "ps"):
+        (tools / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+    server = lab.host("old", python=None, sshd=f"SetEnv PATH={tools}\n")
+    fleet = Fleet(hosts={"old": server.config})
+    hosts = Hosts(fleet)
+    watch = Watch(fleet, hosts, interval=0.05)
+    watch.start()
+    try:
+        snapshot = seen(watch, lambda host: live(host) and host.machine is not None and host.machine.clock_skew != 0.0)
+        machine = snapshot.hosts[0].machine
+        assert machine is not None
+        assert (machine.python, machine.hostname, machine.cpus) == ("", os.uname().nodename, os.cpu_count())
+        assert machine.memory_total > machine.memory_used > 0
+        assert machine.disks
+        assert abs(machine.clock_skew) < 5.0
+        server.drop_connections()
+        assert seen(watch, lambda host: host.link == STALE)
+        assert seen(watch, live)
+    finally:
+        watch.stop()
+        hosts.close()
+
+
+def test_the_inventory_comes_with_the_watch(run: RunDirectory, watch: Watch):
+    snapshot = seen(watch, lambda host: host.machine is not None and host.machine.kernel != "")
+    machine = snapshot.hosts[0].machine
+    assert machine is not None
+    assert machine.kernel == os.uname().release
+    assert machine.disks
+    assert machine.glibc == inventory.collect()["glibc"]
+
+
+def test_a_watch_that_is_slowed_down_goes_on(run: RunDirectory, watch: Watch):
+    seen(watch, live, rows=3)
+    for feed in watch._feeds:
+        feed.pace(0.2)
+        feed.pace(0.1)
+    run.rows(1, 3)
+    assert steps(seen(watch, live, rows=4)) == [0, 1, 2, 3]
