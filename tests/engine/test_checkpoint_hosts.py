@@ -1,0 +1,83 @@
+"""Checkpoints behind a real SSH server: verified, decoded, shown and compared where they lie."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint_states import plain_state, save
+from lab import sshd
+from lab.sshd import Lab
+from midstream.cli import main
+from midstream.errors import Exit
+from midstream.remote import deep
+from midstream_engine.records import RunPaths
+
+lab = sshd.lab  # the fixture
+
+
+@pytest.fixture
+def there(lab: Lab) -> tuple[RunPaths, str]:
+    """Two checkpoints on a host, and a fleet file that knows it."""
+    server = lab.host("gpu1")
+    paths = RunPaths(str(server.root), "run")
+    save(paths, plain_state(), step=7)
+    other = plain_state()
+    other["model"]["bias"][5] += 1
+    save(paths, other, step=9)
+    return paths, str(lab.fleet_file(gpu1=server.config))
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_they_are_decoded_on_their_host(there: tuple[RunPaths, str], capsys: pytest.CaptureFixture[str]) -> None:
+    paths, fleet = there
+    place = f"gpu1:{paths.checkpoint('step-7-a001')}"
+    assert main(["--fleet", fleet, "--json", "--verify", place, "--deep"]) == Exit.DONE
+    *arrays, result = lines(capsys)
+    assert (result["ok"], result["checkpoint"]) == (True, place)
+    assert {array["name"] for array in arrays if "norm" in array} >= {"model/wide", "opt/0/count"}
+    assert main(["--fleet", fleet, "--checkpoints", place, "--deep"]) == Exit.DONE
+    assert [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("wide") and "norm" in line]
+    cell = Path(paths.checkpoint("step-7-a001"), "arrays/model/wide/c/0/1")
+    cell.write_bytes(cell.read_bytes()[:-1])
+    for flags in ([], ["--deep"]):
+        assert main(["--fleet", fleet, "--verify", place, *flags]) == Exit.FAILED
+        assert f"{place}/arrays/model/wide/c/0/1: " in capsys.readouterr().out
+
+
+def test_where_no_engine_is_the_standard_library_decodes(
+    there: tuple[RunPaths, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, fleet = there
+    # What travels to the host is the module's source: an engine of another name is found nowhere.
+    source = Path(deep.__file__).read_text()
+    assert 'ENGINE = "midstream_engine.checkpoint"' in source
+    from midstream.hosts import far
+
+    original = far._modules
+
+    def without_engine(module: str) -> Any:
+        return tuple(
+            (name, text.replace('ENGINE = "midstream_engine.checkpoint"', 'ENGINE = "not_installed"') if text else text)
+            for name, text in original(module)
+        )
+
+    monkeypatch.setattr(far, "_modules", without_engine)
+    place = f"gpu1:{paths.checkpoint('step-7-a001')}"
+    assert main(["--fleet", fleet, "--verify", place, "--deep"]) == Exit.DONE
+    assert capsys.readouterr().out.strip().endswith("whole; arrays decoded by the standard library")
+
+
+def test_two_on_a_host_are_compared_by_their_manifests(
+    there: tuple[RunPaths, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths, fleet = there
+    places = [f"gpu1:{paths.checkpoint(name)}" for name in ("step-7-a001", "step-9-a001")]
+    assert main(["--fleet", fleet, "--diff", *places]) == Exit.FAILED
+    assert capsys.readouterr().out.splitlines()[2:] == ["~ model/bias: differs (2048 elements)"]
