@@ -31,6 +31,7 @@ from midstream_engine.checkpoint.stores.bucket import Bucket
 from midstream_engine.checkpoint.verify import verify_checkpoint
 from midstream_engine.errors import EngineError
 from midstream_engine.records import MANIFEST, Fence, Pin, RunPaths, Store
+from midstream_engine.trainer import resume
 from midstream_engine.trainer.attempt import claim_attempt, open_attempt
 
 URL = "gs://runs/lab"
@@ -80,6 +81,17 @@ def test_a_bucket_holds_the_same_bytes_as_a_directory(paths: RunPaths, server: B
     for entry in here.object_entries:
         assert blobs[entry.path] == Path(local.checkpoint(here.name), entry.path).read_bytes(), entry.path
     assert blobs.keys() == {entry.path for entry in here.object_entries} | {MANIFEST}
+
+
+def test_a_runs_prefix_names_its_newest_checkpoint(paths: RunPaths) -> None:
+    for step in (5, 7):
+        save(paths, plain_state(), step=step)
+    Bucket(paths.checkpoint("step-9-a001")).write("torn", [memoryview(b"half")])
+    newest = paths.checkpoint("step-7-a001")
+    for place in (shared.run_prefix(paths), f"{paths.checkpoints}/", newest):
+        assert resume._resolve(place, "trainer.load_checkpoint_path") == newest
+    with pytest.raises(EngineError, match=r"trainer\.initialize_from: there is no complete checkpoint at gs://runs/no"):
+        resume._resolve("gs://runs/no", "trainer.initialize_from")
 
 
 def test_what_was_saved_is_restored_onto_any_mesh_and_verified(paths: RunPaths) -> None:
