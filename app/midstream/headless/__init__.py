@@ -1,6 +1,7 @@
 """Every mode without a screen: text for people, JSON lines for programs."""
 
 from midstream.headless.act import launch, stop
+from midstream.headless.check import check, doctor
 from midstream.headless.clean import clean
 from midstream.headless.diff import diff
 from midstream.headless.look import checkpoints, init, status
@@ -8,6 +9,7 @@ from midstream.headless.move import follow, migrate, resume
 from midstream.headless.verify import show_tree, verify
 
 __all__ = [
-    "checkpoints", "clean", "diff", "follow", "init", "launch", "migrate", "resume", "show_tree", "status", "stop",
+    "check", "checkpoints", "clean", "diff", "doctor",
+    "follow", "init", "launch", "migrate", "resume", "show_tree", "status", "stop",
     "verify",
 ]  # fmt: skip

@@ -1,0 +1,120 @@
+"""``midstream --doctor``: this machine's side, without reaching any other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from midstream.check.model import FAIL, PASS, WARN, Check, judge
+from midstream.errors import UsageError
+from midstream.fleet.config import default_fleet_path, load_fleet
+from midstream.remote import checks
+from midstream.shipped import shipped
+
+PACKAGES = ("paramiko", "textual", "draccus", "PyYAML")
+GOOGLE = ("google-cloud-storage", "google-cloud-tpu")
+
+
+def doctor(fleet_path: str | None) -> Iterator[Check]:
+    """The checks, one after the other. Nothing is changed."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield judge("python", sys.version_info >= (3, 11), f"{version} ({sys.executable})", "midstream needs 3.11 or newer")
+    yield from _packages()
+    yield _fleet(fleet_path)
+    yield _state()
+    yield from _ssh()
+    yield _terminal()
+    synchronized = checks.clock_synchronized()
+    words = {
+        True: "it follows a time server",
+        False: "it follows no time server",
+        None: "nobody says whether it is set",
+    }
+    yield judge("clock", synchronized is not False, words[synchronized], "timedatectl set-ntp true", otherwise=WARN)
+    uv = shutil.which("uv")
+    yield Check("uv", PASS, uv or "not installed: environments of this machine are made with venv and pip")
+
+
+def _packages() -> Iterator[Check]:
+    for names, hard in ((PACKAGES, FAIL), (GOOGLE, WARN)):
+        missing = [name for name in names if _version(name) is None]
+        found = ", ".join(f"{name} {_version(name)}" for name in names if name not in missing)
+        words = f"{', '.join(missing)} is missing" if missing else found
+        yield judge("packages", not missing, words, "install midstream again: make setup", otherwise=hard)
+    missing = [name for name in ("engine-cpu.txt", "python.json") if not _shipped(f"locks/{name}")]
+    words = f"{', '.join(missing)} is missing" if missing else "the lock files are here"
+    yield judge("locks", not missing, words, "install midstream again")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _shipped(name: str) -> bool:
+    from midstream.errors import MidstreamError
+
+    try:
+        shipped(name)
+    except MidstreamError:
+        return False
+    return True
+
+
+def _fleet(path: str | None) -> Check:
+    try:
+        fleet = load_fleet(path)
+    except UsageError as error:
+        missing = path is None and not default_fleet_path().exists()
+        return Check("fleet file", WARN if missing else FAIL, error.message, error.fix)
+    for name, host in fleet.hosts.items():
+        for secret, source in host.secrets.items():
+            kind, _, place = source.partition(":")
+            if kind == "env" and place not in os.environ:
+                return Check(
+                    "fleet file", WARN, f"hosts.{name}.secrets.{secret}: {place} is not set", f"export {place}=..."
+                )
+    return Check("fleet file", PASS, f"{fleet.path}: {len(fleet.hosts)} hosts, {len(fleet.target_names)} targets")
+
+
+def _state() -> Check:
+    path = Path(os.environ.get("MIDSTREAM_STATE") or "~/.local/state/midstream").expanduser()
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    good = os.access(existing, os.W_OK | os.X_OK)
+    return judge("state", good, f"{path}", f"chown {existing}, or MIDSTREAM_STATE names another directory")
+
+
+def _ssh() -> Iterator[Check]:
+    ssh = shutil.which("ssh")
+    yield judge(
+        "ssh",
+        ssh is not None,
+        ssh or "not installed: the SSH configuration is read without it (no Match exec, no canonical names)",
+        "apt-get install openssh-client",
+        otherwise=WARN,
+    )
+    agent = os.environ.get("SSH_AUTH_SOCK", "")
+    keys = [path for path in sorted(Path("~/.ssh").expanduser().glob("id_*")) if path.suffix != ".pub"]
+    loose = [path for path in keys if path.stat().st_mode & 0o077]
+    if loose:
+        yield Check("keys", WARN, f"{loose[0]} can be read by others: ssh refuses it", f"chmod 600 {loose[0]}")
+    elif not keys and not (agent and os.path.exists(agent)):
+        yield Check("keys", WARN, "no key in ~/.ssh and no agent", "ssh-keygen -t ed25519, or ssh-add FILE")
+    else:
+        words = [f"{len(keys)} in ~/.ssh"] + (["an agent"] if agent and os.path.exists(agent) else [])
+        yield Check("keys", PASS, " and ".join(words))
+
+
+def _terminal() -> Check:
+    encoding = (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "")
+    if encoding != "utf8":
+        return Check(
+            "terminal", WARN, f"it writes {encoding or 'an unknown encoding'}", "export LANG=C.UTF-8, or --ascii"
+        )
+    return Check("terminal", PASS, f"{os.environ.get('TERM', 'none')}, UTF-8")

@@ -1,0 +1,81 @@
+"""``midstream --check TARGET``: everything that can be known before something is started there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from midstream.check.host import check_host, reach
+from midstream.check.model import FAIL, PASS, Check
+from midstream.check.together import check_together
+from midstream.errors import HostError
+from midstream.fleet.config import Fleet, Target
+from midstream.hosts.base import Host
+from midstream.hosts.far import start_program
+from midstream.hosts.open import Hosts
+
+AT_ONCE = 32
+EXCHANGES = 5
+SURVEY = 120.0  # seconds for one host to look at itself
+
+
+def check_target(fleet: Fleet, hosts: Hosts, target: Target) -> Iterator[Check]:
+    """The checks, one after the other. No side effects but a token file that is removed again."""
+    members = [hosts.peek(name) for name in target.hosts]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        reached = list(pool.map(reach, members))
+        yield from reached
+        there = [host for host, check in zip(members, reached, strict=True) if check.state == PASS]
+        surveys = dict(zip([host.name for host in there], pool.map(_survey, there), strict=True))
+    known: dict[str, Any] = {}
+    skews: dict[str, float] = {}
+    for host in there:
+        survey = surveys[host.name]
+        if isinstance(survey, HostError):
+            yield Check("answers", FAIL, survey.message, survey.fix, host.name)
+            continue
+        known[host.name], skews[host.name] = survey
+        yield from check_host(host, fleet.hosts[host.name], *survey)
+    if len(members) > 1 and len(known) == len(members):
+        yield from check_together(fleet, target, members, known, skews)
+    if target.slurm is not None and known:
+        yield from _slurm(there[0])
+
+
+def _survey(host: Host) -> tuple[dict[str, Any], float] | HostError:
+    """What the host says of itself, and its clock minus ours."""
+    try:
+        return host.call("checks.survey", timeout=SURVEY, root=host.root), clock_skew(host)
+    except HostError as error:
+        return error
+
+
+def clock_skew(host: Host) -> float:
+    """Seconds that the host's clock is ahead of ours: of a few exchanges the quickest, whose error is at most half of
+    the time that it took."""
+    process = start_program(host, "checks.clock", {})
+    try:
+        found = []
+        for _ in range(EXCHANGES):
+            began = time.time()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            theirs, ended = float(process.stdout.readline()), time.time()
+            found.append((ended - began, theirs - (began + ended) / 2))
+        return min(found)[1]
+    finally:
+        process.close()
+
+
+def _slurm(host: Host) -> Iterator[Check]:
+    for command, said in host.call("slurm.commands").items():
+        if said.startswith("!"):
+            optional = command == "sacct"
+            fix = (
+                "accounts tell why a job ended; without them the queue does" if optional else "SLURM's client programs"
+            )
+            yield Check(command, "warn" if optional else FAIL, said[1:], fix, host.name)
+        else:
+            yield Check(command, PASS, said, host=host.name)
