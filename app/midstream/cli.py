@@ -41,6 +41,10 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
         from midstream import headless
 
         return headless.init(options.fleet, output)
+    if options.doctor:
+        from midstream import headless
+
+        return headless.doctor(options, output)
     from midstream.fleet.config import load_fleet
 
     if options.continue_ or options.rollback:
@@ -66,7 +70,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
 
         return headless.show_tree(None, options, output)
     fleet = load_fleet(options.fleet)
-    modes = ("status", "launch", "migrate", "stop", "verify", "diff")
+    modes = ("status", "check", "launch", "migrate", "stop", "verify", "diff")
     chosen = next((mode for mode in modes if getattr(options, mode)), None)
     if options.checkpoints is not None:
         chosen = "show_tree" if options.tree or options.deep or ":" in options.checkpoints else "checkpoints"
@@ -76,7 +80,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
         return _screen(fleet, options)
     from midstream import headless
 
-    if chosen in ("launch", "migrate"):
+    if chosen in ("check", "launch", "migrate"):
         return getattr(headless, chosen)(fleet, options, engine, output)
     return getattr(headless, chosen)(fleet, options, output)
 

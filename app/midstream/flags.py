@@ -12,6 +12,8 @@ USAGE = """midstream [--fleet FILE]                                     the term
        midstream --demo [--headless] [--json]                       two local targets and a real run, ready to migrate
        midstream --init                                             write a fleet file from ~/.ssh/config
        midstream --status [--json]                                  hosts, runs, checkpoints, once
+       midstream --doctor [--json]                                  is this machine's side in order?
+       midstream --check TARGET [--rehearse [CONFIG]] [--json]      is a target fit? each fault with what mends it
        midstream --launch CONFIG --on TARGET [--run-id ID] [-- ENGINE FLAGS]
        midstream --migrate RUN --to TARGET [--mode handover|stop] [--checkpoint now|latest|STEP] [--dry-run] [--yes]
        midstream --continue MIGRATION | --rollback MIGRATION | --stop RUN
@@ -38,6 +40,8 @@ def parser() -> argparse.ArgumentParser:
     modes.add_argument("--demo", action="store_true", help="a fleet of two local targets with a real run")
     modes.add_argument("--init", action="store_true", help="write a fleet file from ~/.ssh/config")
     modes.add_argument("--status", action="store_true", help="hosts, runs and checkpoints, once")
+    modes.add_argument("--doctor", action="store_true", help="check this machine's side")
+    modes.add_argument("--check", metavar="TARGET", help="check a target, before anything is started there")
     modes.add_argument("--launch", metavar="CONFIG", help="start a training run")
     modes.add_argument("--migrate", metavar="RUN", help="move a run to other accelerators")
     modes.add_argument("--continue", metavar="MIGRATION", dest="continue_", help="go on with an interrupted migration")
@@ -67,6 +71,15 @@ def parser() -> argparse.ArgumentParser:
     screen.add_argument("--readonly", action="store_true", help="look, and touch nothing")
     screen.add_argument("--ascii", action="store_true", help="no signs beyond ASCII")
     screen.add_argument("--headless", action="store_true", help="with --demo: without a terminal")
+
+    check = result.add_argument_group("check")
+    check.add_argument(
+        "--rehearse",
+        metavar="CONFIG",
+        nargs="?",
+        const="",
+        help="with --check: install engine and environment there, and compile (default: a small model's config)",
+    )
 
     launch = result.add_argument_group("launch")
     launch.add_argument("--on", metavar="TARGET", help="where to start")
@@ -99,8 +112,10 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
         words, engine = words[:cut], words[cut + 1 :]
     flags = parser()
     options = flags.parse_args(words)
-    if engine and not (options.launch or options.migrate):
-        flags.error("flags after -- are the engine's: they go with --launch or --migrate")
+    if engine and not (options.launch or options.migrate or options.rehearse is not None):
+        flags.error("flags after -- are the engine's: they go with --launch, --migrate or --rehearse")
+    if options.rehearse is not None and not options.check:
+        flags.error("--rehearse goes with --check TARGET")
     if options.launch and not options.on:
         flags.error("--launch needs --on TARGET")
     if options.migrate and not options.to:
