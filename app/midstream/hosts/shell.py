@@ -52,11 +52,13 @@ def open_shell(name: str, config: HostConfig) -> int:
     command = shell_command(name, config)
     if command is not None:
         return subprocess.run(command, check=False, env=_environment(os.environ)).returncode
+    from midstream.hosts.ask import DESK, Terminal
     from midstream.hosts.ssh import SshMachine
 
     assert isinstance(config, SshHost)
     machine = SshMachine(name, config)
-    machine.connect()
+    with DESK.of(Terminal()):  # whatever screen there was has stepped aside
+        machine.connect()
     try:
         return _interact(machine.shell())
     finally:

@@ -24,6 +24,7 @@ from midstream.hosts.ssh_settings import SshSettings, resolve_jump
 from midstream.hosts.turns import REACHING
 
 CONNECT_TIMEOUT = 15.0  # seconds for each of: TCP, banner, authentication
+QUICK = 1.5  # seconds in which most machines that are there have answered
 CHANNEL_TIMEOUT = 15.0
 WINDOW = 64 << 20  # bytes: paramiko's own 2 MiB allow 40 MB/s at 50 ms
 KEEPALIVE = 3  # seconds without a word after which the other side is asked for one
@@ -111,10 +112,19 @@ def open_connection(name: str, settings: SshSettings, config_file: str, depth: i
 # ---------------------------------------------------------------------------------------------------- the way there
 
 
+def _connected(address: tuple[str, int]) -> socket.socket:
+    """A machine that is not there takes its time to say so: meanwhile others have their turn. One that is there does
+    not wait with an open connection, which servers do not bear for long."""
+    try:
+        return socket.create_connection(address, QUICK)
+    except TimeoutError:
+        with REACHING.aside():
+            return socket.create_connection(address, CONNECT_TIMEOUT)
+
+
 def _tcp(name: str, settings: SshSettings) -> socket.socket:
     try:
-        with REACHING.aside():  # a machine that is not there takes its time to say so
-            sock = socket.create_connection((settings.hostname, settings.port), CONNECT_TIMEOUT)
+        sock = _connected((settings.hostname, settings.port))
     except socket.gaierror as error:
         raise HostError(
             f"{name}: {settings.hostname} is not known ({error.strerror})", "mend address: in the fleet file"

@@ -214,19 +214,15 @@ def run_tui(
     from midstream.watch.watcher import Watch
 
     watch = Watch(fleet, hosts, interval=1.0)
-    watch.start()
-    try:
-        app = MidstreamApp(
-            watch, FleetActions(fleet, hosts), readonly=readonly, ascii_only=ascii_only, start_run=start_run
-        )
-        person = ScreenPerson(app)
+    app = MidstreamApp(watch, FleetActions(fleet, hosts), readonly=readonly, ascii_only=ascii_only, start_run=start_run)
+    person = ScreenPerson(app)
+    with DESK.of(person):  # from the first host that is reached to the last: nobody asks beside the screen
+        watch.start()
         try:
-            with DESK.of(person):
-                app.run()
+            app.run()
         finally:
             person.leave()
-    finally:
-        watch.stop()
+            watch.stop()
     if app.return_code == 0 and start_run is None:
         print("midstream: runs and migrations go on; midstream --status shows them", file=sys.stderr)
     return app.return_code or 0
