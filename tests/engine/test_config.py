@@ -95,6 +95,27 @@ def test_a_warmup_of_one_is_pointed_out() -> None:
         ("trainer: {checkpointer: {keep: [{every: 0}]}}\n", ["keep", "0"]),
         ("optimizer: {cycles: 2, cycle_length: 10}\n", ["exclude each other"]),
         ("trainer: {per_device_parallelism: 2, per_device_train_parallelism: 2}\n", ["another name"]),
+        ("trainer: {num_train_steps: null}\n", ["num_train_steps", "found null"]),
+        ("trainer: {id: [a]}\n", ["trainer.id", "expected a text"]),
+        ("trainer: {train_batch_size: []}\n", ["train_batch_size", "empty"]),
+        ("trainer: {tracker: [wandb]}\n", ["trainer.tracker", "expected keys and values"]),
+        ("trainer: {axis_resources: {mlp: {a: b}}}\n", ["trainer.axis_resources.mlp", "expected a text"]),
+        ("trainer: {profiler_start_step: -3}\n", ["profiler_start_step", "negative"]),
+        ("trainer: {distributed: {process_id: 3}}\n", ["coordinator_address", "missing"]),
+        ("data: {train_urls: {a: b}}\n", ["data.train_urls", "expected a text"]),
+        ("data: {tokenizer: null}\n", ["data.tokenizer", "found null"]),
+        ("data: {block_cache_bytes: 64GB}\n", ["bad.yaml:1", "block_cache_bytes", "64GB"]),
+        ("model: {seq_len: true}\n", ["model.seq_len", "expected a number"]),
+        ("model: {type: llama, num_kv_heads: 3}\n", ["num_kv_heads", "does not divide"]),
+        ("optimizer: {learning_rate: .inf}\n", ["learning_rate", "inf"]),
+        ("optimizer: {cycles: 0}\n", ["optimizer.cycles", "0"]),
+        ("optimizer: {cycles: [a]}\n", ["optimizer.cycles", "list of steps"]),
+        ("optimizer: {cycle_length: x}\n", ["optimizer.cycle_length", "'x'"]),
+        ("optimizer: {cycle_length: [x]}\n", ["optimizer.cycle_length", "list"]),
+        ("optimizer: {beta1: 2}\n", ["optimizer.beta1", "[0, 1)"]),
+        ("optimizer: {max_grad_norm: -1}\n", ["max_grad_norm", "negative"]),
+        ("optimizer: {weight_decay_modules: '('}\n", ["weight_decay_modules", "no regular expression"]),
+        ("optimizer: {weight_decay_modules: 5}\n", ["weight_decay_modules", "list of names"]),
     ],
 )
 def test_a_mistake_is_one_line_that_says_where(tmp_path: Path, text: str, said: list[str]) -> None:
@@ -104,6 +125,12 @@ def test_a_mistake_is_one_line_that_says_where(tmp_path: Path, text: str, said: 
     assert "\n" not in message
     for part in said:
         assert part in message
+
+
+def test_an_axis_that_no_model_has_is_pointed_out() -> None:
+    (warning,) = load_config(["--trainer.tensor_parallel_axes", "[mpl]"]).warnings
+    assert "no model here has an axis 'mpl'" in warning
+    assert load_config(["--trainer.tensor_parallel_axes", "[mlp, heads]"]).warnings == []
 
 
 def test_the_program_answers_a_mistake_at_once_with_exit_code_2(tmp_path: Path) -> None:

@@ -153,6 +153,13 @@ def _fit(hint: Any, item: Any, notes: list[str], path: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return normalise(hint, item, notes, path)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    kinds = {one for one in (arguments if origin is types.UnionType else (hint,)) if one is not types.NoneType}
+    if item is None and kinds <= {int, float, str, bool} and types.NoneType not in arguments:
+        raise ConfigError(f"{path}: expected a value, found null; leave the key out for its default")
+    if kinds == {str} and isinstance(item, (Mapping, list)):
+        raise ConfigError(f"{path}: expected a text, found {_plain(item)!r}")
+    if kinds <= {int, float} and isinstance(item, bool):
+        raise ConfigError(f"{path}: expected a number, found {str(item).lower()}")
     if origin is types.UnionType and item is not None:
         described = [one for one in arguments if dataclasses.is_dataclass(one) and isinstance(one, type)]
         return normalise(described[0], item, notes, path) if described else item

@@ -57,7 +57,7 @@ def from_mapping(value: dict[str, Any]) -> Loaded:
         config = draccus.decode(TrainLmConfig, normalised)
     except (ParsingError, DecodingError) as error:
         raise _one_line(error, normalised) from None
-    return Loaded(config, notes, config.optimizer.warnings())
+    return Loaded(config, notes, [*config.optimizer.warnings(), *config.trainer.warnings()])
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, list[tuple[str, Any]]]:

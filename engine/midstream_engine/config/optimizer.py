@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +64,8 @@ class OptimizerConfig(draccus.ChoiceRegistry):
                 raise ConfigError(f"optimizer.{name}: {getattr(self, name)} is not positive")
         for name in ("learning_rate", "weight_decay", "min_lr_ratio", "warmup", "rewarmup", "decay"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ConfigError(f"optimizer.{name}: {value} is negative")
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"optimizer.{name}: {value} is negative or no number")
         for name in ("warmup", "rewarmup", "decay"):
             value = getattr(self, name)
             if value is not None and value > 1 and value % 1:
@@ -72,7 +74,34 @@ class OptimizerConfig(draccus.ChoiceRegistry):
                 )
         if self.lr_schedule == "inv" and self.min_lr_ratio == 0:
             raise ConfigError("optimizer.min_lr_ratio: lr_schedule 'inv' needs one above 0, its curve never reaches 0")
+        self._check_cycles()
+        self._check_modules()
         self.skip_step()
+
+    def _check_cycles(self) -> None:
+        whole = [self.cycles] if isinstance(self.cycles, int) else self.cycles or []
+        lengths = self.cycle_length if isinstance(self.cycle_length, list) else []
+        for name, values in (("cycles", whole), ("cycle_length", lengths)):
+            if not isinstance(values, list) or not all(_positive(value) and value % 1 == 0 for value in values):
+                raise ConfigError(
+                    f"optimizer.{name}: {getattr(self, name)!r} is neither a positive number nor a list of steps"
+                )
+        if self.cycle_length is not None and not lengths and not _positive(self.cycle_length):
+            raise ConfigError(f"optimizer.cycle_length: {self.cycle_length!r} is neither a fraction, steps nor a list")
+
+    def _check_modules(self) -> None:
+        modules = self.weight_decay_modules
+        if isinstance(modules, str):
+            try:
+                re.compile(modules)
+            except re.error as error:
+                raise ConfigError(
+                    f"optimizer.weight_decay_modules: {modules!r} is no regular expression: {error}"
+                ) from None
+        elif modules is not None and not (isinstance(modules, list) and all(isinstance(one, str) for one in modules)):
+            raise ConfigError(
+                f"optimizer.weight_decay_modules: {modules!r} is neither a regular expression nor a list of names"
+            )
 
     @classmethod
     def default_choice_name(cls) -> str:
@@ -111,3 +140,17 @@ class AdamConfig(OptimizerConfig):
     epsilon: float = 1e-8  # added to the root of the second moment
     max_grad_norm: float | None = 1.0  # gradients are scaled down to it; None or 0: no clipping
     nesterov: bool = False  # look ahead along the momentum (Dozat 2016)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"optimizer.{name}: {getattr(self, name)} is not in [0, 1)")
+        for name in ("epsilon", "max_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ConfigError(f"optimizer.{name}: {value} is negative")
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

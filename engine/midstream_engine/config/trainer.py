@@ -18,6 +18,8 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
 _UNITS |= {"h": 3600.0, "hour": 3600.0}
 _POLICY_PARTS = ("p", "params", "c", "compute", "o", "output")
+# Axes of arrays and activations that devices may share.
+AXES = ("batch", "embed", "head_size", "heads", "key_position", "kv_heads", "layers", "mlp", "position", "vocab")
 _DTYPES = ("f32", "float32", "full", "bf16", "bfloat16", "f16", "float16", "half")
 
 
@@ -104,8 +106,9 @@ class TrainerConfig:
         for name in ("num_train_steps", "steps_per_eval", "model_axis_size", "profiler_num_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"trainer.{name}: {getattr(self, name)} is not positive")
-        if self.max_eval_batches is not None and self.max_eval_batches < 0:
-            raise ConfigError(f"trainer.max_eval_batches: {self.max_eval_batches} is negative")
+        for name in ("max_eval_batches", "profiler_start_step"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"trainer.{name}: {getattr(self, name)} is negative")
         if self.load_checkpoint_path and self.initialize_from:
             raise ConfigError("trainer.load_checkpoint_path and trainer.initialize_from exclude each other: remove one")
         self.batch_schedule()
@@ -118,6 +121,21 @@ class TrainerConfig:
                 raise ConfigError(
                     f"trainer.mp: {self.mp!r} is no precision policy; write f32, bfloat16 or p=f32,c=bfloat16"
                 )
+
+    def warnings(self) -> list[str]:
+        """Lines about values that are legal and probably not meant: axes that no model has are cut over nothing."""
+        named = {
+            "fsdp_axis": self.fsdp_axis, "tensor_parallel_axes": self.tensor_parallel_axes,
+            "axis_resources": self.axis_resources, "parameter_axis_resources": self.parameter_axis_resources,
+            "compute_axis_resources": self.compute_axis_resources,
+        }  # fmt: skip
+        known = {*AXES, self.batch_axis}
+        return [
+            f"trainer.{name}: no model here has an axis {axis!r} (they have {', '.join(AXES)}): it cuts nothing"
+            for name, axes in named.items()
+            for axis in axes
+            if axis not in known
+        ]
 
     def batch_schedule(self) -> BatchSchedule:
         """What ``train_batch_size`` says; a run that goes on keeps its past (``BatchSchedule.then``)."""
