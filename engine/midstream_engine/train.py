@@ -22,6 +22,7 @@ from midstream_engine.config import ConfigError, Loaded, TrainerConfig, TrainLmC
 from midstream_engine.config.load import USAGE, parse_arguments
 from midstream_engine.errors import EngineError
 from midstream_engine.trainer.attempt import Attempt, open_attempt, write_config
+from midstream_engine.trainer.host_memory import keep_host_memory
 from midstream_engine.trainer.logs import start_logging
 from midstream_engine.trainer.requests import Signals
 from midstream_engine.trainer.status import StatusFile
@@ -147,4 +148,5 @@ def _random_id() -> str:
 
 
 if __name__ == "__main__":
+    keep_host_memory()
     sys.exit(main())

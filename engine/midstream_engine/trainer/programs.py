@@ -1,11 +1,12 @@
-"""The compiled programs of a run: made before the state exists, so that restoring waits for nothing."""
+"""The compiled programs of a run: made before the state exists, and while it is restored."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -23,25 +24,55 @@ log = logging.getLogger(__name__)
 
 # (state, step, tokens, loss mask) -> (state, result); tokens and mask [micro, batch, position].
 Step = Callable[[TrainState, Any, NamedArray, NamedArray], tuple[TrainState, StepResult]]
+Evaluate = Callable[[TrainState], dict[str, float]]
 
 
-@dataclass(frozen=True)
 class Programs:
-    """What ``compile_programs`` made, and how long that took."""
+    """The train step, the witness and, where there is a validation set, the evaluation.
 
-    step: Step
-    witness: Witness
-    evaluate: Callable[[TrainState], dict[str, float]] | None
-    seconds: float
+    They are compiled on a thread of their own, which no device waits for: restoring is reading and hashing, compiling
+    is neither. Who asks for a program waits until it is there, and gets what went wrong in making it.
+    """
+
+    def __init__(self, setup: Setup):
+        self._began = time.monotonic()
+        with _one_thread() as thread:
+            self._step: Future[Step] = thread.submit(compile_steps, setup)
+            self._witness: Future[Witness] = thread.submit(compile_witness, setup)
+            self._evaluate: Future[Evaluate | None] = thread.submit(compile_evaluation, setup)
+            self._logged = thread.submit(self._log)
+
+    @property
+    def step(self) -> Step:
+        return self._step.result()
+
+    @property
+    def witness(self) -> Witness:
+        return self._witness.result()
+
+    @property
+    def evaluate(self) -> Evaluate | None:
+        return self._evaluate.result()
+
+    def wait(self) -> float:
+        """Until all are there; returns the seconds that this took. Raises what the compiler did."""
+        began = time.monotonic()
+        for each in (self._step, self._witness, self._evaluate):
+            each.result()
+        return time.monotonic() - began
+
+    def _log(self) -> None:
+        log.info("compiled in %.1f s", time.monotonic() - self._began)
 
 
-def compile_programs(setup: Setup) -> Programs:
-    """Compile the train step, the witness and, where there is a validation set, the evaluation."""
-    began = time.monotonic()
-    step, witness, evaluate = compile_steps(setup), compile_witness(setup), compile_evaluation(setup)
-    seconds = time.monotonic() - began
-    log.info("compiled in %.1f s", seconds)
-    return Programs(step, witness, evaluate, seconds)
+@contextlib.contextmanager
+def _one_thread() -> Iterator[ThreadPoolExecutor]:
+    """A thread that ends with the work that it is given here, for which nobody waits here."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
+    try:
+        yield thread
+    finally:
+        thread.shutdown(wait=False)
 
 
 def compile_steps(setup: Plan) -> Step:
@@ -86,7 +117,7 @@ def compile_witness(setup: Plan) -> Witness:
     )
 
 
-def compile_evaluation(setup: Setup) -> Callable[[TrainState], dict[str, float]] | None:
+def compile_evaluation(setup: Setup) -> Evaluate | None:
     """A function from a state to ``eval/loss``, the mean over every token of the validation sets in nats, and
     ``eval/<name>/loss`` of each named set; None without such a set."""
     cache, cut = setup.validation, setup.evaluation_cut

@@ -23,7 +23,7 @@ from midstream_engine.trainer.attempt import Attempt
 from midstream_engine.trainer.crossing import measure_later
 from midstream_engine.trainer.held import hold, rehearse
 from midstream_engine.trainer.loop import Loop
-from midstream_engine.trainer.programs import Programs, compile_programs
+from midstream_engine.trainer.programs import Programs
 from midstream_engine.trainer.replay import Outcome, Replay
 from midstream_engine.trainer.requests import OrderFile, Requests, Signals
 from midstream_engine.trainer.resume import (
@@ -148,7 +148,7 @@ def stand_by(
 def get_ready(
     config: TrainLmConfig, root: str, origin: Origin | None, status: StatusFile, known: Ready | None = None
 ) -> Ready:
-    """Set up and compile for ``origin``; ``known`` where that is what it needs."""
+    """Set up for ``origin`` and begin to compile; ``known`` where that is what it needs."""
     schedule = batch_schedule_from(origin, config)
     digest = origin.state["data_digest"] if origin and origin.same_run else None
     if known is not None and known.setup.batch_schedule == schedule and known.setup.batches.cache.digest == digest:
@@ -158,7 +158,7 @@ def get_ready(
     if origin is not None and origin.same_run:
         check_same_data(origin, config, setup.tokenizer.id)
     status.update(state=records.COMPILING, step=step, data_digest=setup.batches.cache.digest)
-    return Ready(setup, compile_programs(setup))
+    return Ready(setup, Programs(setup))
 
 
 def begin(attempt: Attempt, ready: Ready, origin: Origin | None, status: StatusFile) -> Beginning:
@@ -166,12 +166,15 @@ def begin(attempt: Attempt, ready: Ready, origin: Origin | None, status: StatusF
     setup, programs = ready.setup, ready.programs
     if origin is None:
         log.info("fresh start")
-        return Beginning(setup.fresh_state(), 0, None, None)
+        state = setup.fresh_state()
+        programs.wait()
+        return Beginning(state, 0, None, None)
     status.update(state=records.RESTORING)
     began = time.monotonic()
     resumed, train = restore(origin, setup)
-    # What was compiled while the attempt waited is no part of what restoring took.
-    seconds = {"compile": 0.0 if attempt.held else programs.seconds, "restore": time.monotonic() - began}
+    seconds = {"restore": time.monotonic() - began}
+    # What is compiled while the state is restored, or while the attempt was held, is no part of what it took.
+    seconds["compile"] = 0.0 if attempt.held else programs.wait()
     if origin.same_run:
         evidence = prove(origin, resumed, train, setup, programs.witness, seconds)
         evidence.write(attempt.files.restore)

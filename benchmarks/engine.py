@@ -1,0 +1,246 @@
+"""One update of a language model: midstream's beside the same written by hand, in torch, and Levanter's, in one run.
+
+    python benchmarks/engine.py [--shape gpt2-10m] [--rounds 7] [--steps 5] [--torch PYTHON] [--levanter PYTHON]
+    python benchmarks/engine.py --only startup | loop | steps
+
+*steps*: every contestant is a process of its own (``benchmarks/steps/``) with the same initial parameters and batches;
+they take turns, a few updates each, and the medians over all turns are compared. An update is what a training loop
+does: put the batch on the device, update, read the loss. The hand-written step is the limit: plain jax for this one
+model, no options. A ratio is a contestant's time over midstream's: above 1 midstream is faster. The losses must agree.
+
+*loop*: the engine itself, as a run: how much of an update is spent waiting for data, and how much longer it is than the
+bare step.
+
+*startup*: a fresh process that resumes a run with a warm compile cache, until its first update is done, beside one that
+does nothing but import the same packages and restore the same checkpoint.
+
+Without ``--shape``: gpt2-10m on a CPU; gpt2-124m and llama-1b, in bfloat16 and with MFU, where there is a GPU.
+``--torch`` and ``--levanter`` name interpreters that have these packages; without, the one that runs this is tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "engine")]
+
+from steps.shape import SHAPES, Shape  # noqa: E402
+
+HERE = Path(__file__).parent / "steps"
+AGREEMENT = {"float32": 1e-4, "bfloat16": 2e-2}  # largest relative difference of losses from those of midstream
+
+
+def environment() -> dict[str, str]:
+    """Of every process that is measured: one GPU, of which jax takes memory as it needs it, because others share it."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("MIDSTREAM_")}
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    own = {"CUDA_VISIBLE_DEVICES": device, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONWARNINGS": "ignore"}
+    return {**kept, **own}
+
+
+class Contestant:
+    """A process that holds a model and takes steps when it is told to."""
+
+    def __init__(self, name: str, python: str, shape: Shape, directory: Path):
+        self.name, self.seconds, self.losses = name, [], []
+        self._errors = (directory / f"{name}.log").open("w+")
+        self._process = subprocess.Popen(
+            [python, str(HERE / "worker.py"), name, shape.to_json(), str(directory)],
+            env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+        )  # fmt: skip
+        self.facts = self._answer()
+        self.missing: str | None = self.facts.get("missing")
+        if self.missing is None:
+            self.losses += self.facts["losses"]
+
+    def run(self, steps: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        self.seconds += answer["seconds"]
+        self.losses += answer["losses"]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._errors.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            raise SystemExit(f"{self.name} ended with {self._process.wait(60)}:\n{self._errors.read()[-3000:]}")
+        return json.loads(line)
+
+
+def contest(shape: Shape, rounds: int, steps: int, pythons: dict[str, str]) -> None:
+    """Print one JSON line for each contestant."""
+    with tempfile.TemporaryDirectory(prefix="midstream-bench-") as name:
+        # midstream first: it writes the initial parameters.
+        contestants = [Contestant(each, python, shape, Path(name)) for each, python in pythons.items()]
+        try:
+            for each in contestants:
+                if each.missing:
+                    say(contestant=each.name, missing=each.missing)
+            running = [each for each in contestants if not each.missing]
+            for number in range(rounds):
+                # Not always in the same order: what is hot, or asleep, then hits each of them.
+                for each in running if number % 2 else running[::-1]:
+                    each.run(steps)
+            compare(shape, running)
+        finally:
+            for each in contestants:
+                each.close()
+
+
+def compare(shape: Shape, contestants: list[Contestant]) -> None:
+    ours = contestants[0]
+    facts, median = ours.facts, statistics.median(ours.seconds)
+    for each in contestants:
+        own = statistics.median(each.seconds)
+        row: dict[str, Any] = {
+            "contestant": each.name,
+            "time / midstream's": round(own / median, 3),
+            "tokens_per_second": round(shape.tokens / own),
+            "step_ms": {"median": round(1000 * own, 2), "least": round(1000 * min(each.seconds), 2)},
+            "least / midstream's": round(min(each.seconds) / min(ours.seconds), 3),
+            "ready_seconds": round(each.facts["ready"], 2),
+            "versions": each.facts["versions"],
+        }
+        if facts["peak"]:
+            peak = facts["peak"] * facts["devices"]
+            row["mfu"] = round(facts["flops_per_token"] * shape.tokens / own / peak, 3)
+        difference = max(abs(a - b) / b for a, b in zip(each.losses, ours.losses, strict=True))
+        row["loss_difference"] = float(f"{difference:.2g}")
+        say(**row)
+        if each.name != "levanter" and difference > AGREEMENT[shape.compute]:  # it has initial parameters of its own
+            raise SystemExit(f"{each.name} trains something else: losses differ by {difference:.2g}")
+
+
+class Run:
+    """A run of the engine itself, as processes, one attempt after the other."""
+
+    def __init__(self, shape: Shape, directory: Path):
+        from steps import midstream
+
+        text = directory / "text.txt"
+        words = shape.batches().next().ravel().tolist() * (1 + 400_000 // shape.tokens)
+        text.write_text(" ".join(f"w{word}" for word in words))
+        self.directory = directory / "runs" / "r"
+        self.flags = [
+            *midstream.flags(shape, directory), "--data.train_urls", str(text), "--trainer.id", "r",
+            "--trainer.root", str(directory), "--trainer.checkpointer.keep", "[]",
+        ]  # fmt: skip
+        self.attempts = 0
+
+    def train(self, until: int) -> tuple[float, list[dict[str, Any]]]:
+        """To ``until`` updates. When the process was started (UTC seconds), and the lines of its metrics."""
+        self.attempts += 1
+        began = time.time()
+        command = [sys.executable, "-m", "midstream_engine.train", *self.flags, "--trainer.num_train_steps", str(until)]
+        self._done(command)
+        path = self.directory / "attempts" / f"{self.attempts:03d}" / "metrics.jsonl"
+        return began, [json.loads(line) for line in path.read_text().splitlines()]
+
+    def bare(self) -> tuple[float, float]:
+        """Seconds until everything is imported, and seconds to restore, of a process that does nothing else."""
+        began = time.time()
+        found = json.loads(self._done([sys.executable, str(HERE / "bare_restore.py"), "r", *self.flags]))
+        return found["imported"] - began, found["restore"]
+
+    def _done(self, command: list[str]) -> str:
+        paths = os.pathsep.join([str(ROOT / "engine"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+        done = subprocess.run(
+            command, env={**environment(), "PYTHONPATH": paths}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command[:3])} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        return done.stdout
+
+
+def loop(run: Run, steps: int) -> None:
+    """One attempt from scratch: what a whole update is made of, apart from the step."""
+    _, rows = run.train(steps)
+    rows = rows[3:]  # the first ones find caches cold
+    spans = [after["time"] - before["time"] for before, after in itertools.pairwise(rows)]
+    whole, duration = statistics.median(spans), statistics.median(row["throughput/duration"] for row in rows)
+    loading = sum(row["throughput/loading_time"] for row in rows) / sum(row["throughput/duration"] for row in rows)
+    ratios = {"loading_time / duration": round(loading, 5), "update / step": round(whole / duration, 4)}
+    say(loop=ratios, updates=len(rows), step_ms=round(1000 * duration, 2))
+
+
+def startup(run: Run, first: int, rounds: int) -> None:
+    """Resume the run again and again, in turns with processes that only import and restore."""
+    found: dict[str, list[float]] = {}
+
+    def note(**values: float) -> None:
+        for name, value in values.items():
+            found.setdefault(name, []).append(value)
+
+    for number in range(rounds + 1):
+        imports, restore = run.bare()
+        began, rows = run.train(first + 2 * (number + 1))
+        done = rows[0]["time"] - began
+        if number:  # the first round warms up
+            note(imports=imports, restore=restore, done=done, begins=done - rows[0]["throughput/duration"])
+    seconds = {name: statistics.median(values) for name, values in found.items()}
+    least = seconds["imports"] + seconds["restore"]
+    say(
+        startup={
+            "first update begins / (imports + restore)": round(seconds["begins"] / least, 3),
+            "first update done / (imports + restore)": round(seconds["done"] / least, 3),
+        },
+        seconds={name: round(value, 3) for name, value in seconds.items()},
+    )
+
+
+def say(**row: Any) -> None:
+    print(json.dumps(row), flush=True)
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    flags.add_argument("--shape", choices=sorted(SHAPES), action="append")
+    flags.add_argument("--rounds", type=int, default=7)
+    flags.add_argument("--steps", type=int, default=5, help="updates a turn")
+    flags.add_argument("--updates", type=int, default=40, help="of the whole run")
+    flags.add_argument("--torch", metavar="PYTHON", default=sys.executable)
+    flags.add_argument("--levanter", metavar="PYTHON", default=sys.executable)
+    flags.add_argument("--only", choices=("steps", "loop", "startup"))
+    options = flags.parse_args()
+    gpu = os.path.exists("/dev/nvidiactl") and os.environ.get("JAX_PLATFORMS") != "cpu"
+    names = options.shape or (["gpt2-124m", "llama-1b"] if gpu else ["gpt2-10m"])
+    pythons = {
+        "midstream": sys.executable, "plain_jax": sys.executable, "plain_torch": options.torch,
+        "levanter": options.levanter,
+    }  # fmt: skip
+    say(python=platform.python_version(), cpus=os.cpu_count(), load=os.getloadavg()[0], rounds=options.rounds)
+    for name in names:
+        say(shape=name, **json.loads(SHAPES[name].to_json()))
+        if options.only in (None, "steps"):
+            contest(SHAPES[name], options.rounds, options.steps, pythons)
+        if options.only in (None, "loop", "startup"):
+            with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
+                run = Run(SHAPES[name], Path(directory))
+                loop(run, options.updates)
+                if options.only != "loop":
+                    startup(run, options.updates, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
