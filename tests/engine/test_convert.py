@@ -20,6 +20,7 @@ import pytest
 from haliax import NamedArray
 from jax.sharding import SingleDeviceSharding
 
+from engine_process import train_all
 from midstream_engine.checkpoint.restore import restore_checkpoint
 from midstream_engine.checkpoint.verify import verify_checkpoint
 from midstream_engine.config import load_config
@@ -231,3 +232,62 @@ def test_narrow_weights_become_float32_and_narrow_again(source: Path) -> None:
     assert run(again, back, "--from", "midstream", "--to", "huggingface", "--dtype", "bfloat16") == 0
     ours, theirs = read_tensors(str(back)), read_tensors(str(narrow))
     assert all(np.array_equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+
+CONTINUED = ["gpt2", "llama3-tied"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz ."
+
+
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models with a tokenizer, converted, trained from their ``train.yaml`` as it stands, and converted back: once with
+    a learning rate of 0, once with a real one."""
+    pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'midstream[hf]'")
+    folder = tmp_path_factory.mktemp("continued")
+    (folder / "text.txt").write_text("do not change horses in midstream. " * 40)
+    vocabulary = {"<end>": 0, **{letter: 1 + number for number, letter in enumerate(LETTERS)}}
+    tokenizer = {"version": "1.0", "model": {"type": "BPE", "vocab": vocabulary, "merges": []}}
+    runs = []
+    for name in CONTINUED:
+        source = folder / name / "source"
+        shutil.copytree(FIXTURES / name, source)
+        (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+        (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+        config = to_midstream(source, folder / name / "model") / "train.yaml"
+        for rate in ("0", "1e-2"):
+            runs.append([
+                "--config_path", config, "--data.train_urls", folder / "text.txt", "--trainer.id", f"{name}-{rate}",
+                "--trainer.num_train_steps", "12", "--trainer.train_batch_size", "4", "--optimizer.learning_rate", rate,
+                "--optimizer.warmup", "0",
+            ])  # fmt: skip
+    codes, log = train_all(folder / "root", runs)
+    assert codes == [0] * len(runs), log
+    return folder
+
+
+@pytest.mark.parametrize("name", CONTINUED)
+def test_a_converted_model_is_trained_from_its_configuration(continued: Path, name: str) -> None:
+    path = continued / "root" / "runs" / f"{name}-1e-2" / "attempts" / "001" / "metrics.jsonl"
+    losses = [json.loads(line)["train/loss"] for line in path.read_text().splitlines()]
+    assert len(losses) == 12
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("name", CONTINUED)
+def test_a_run_from_a_converted_model_is_exported_again(continued: Path, name: str) -> None:
+    size = read_json(str(FIXTURES / name / "config.json"))["vocab_size"]
+    logits = {}
+    for rate in ("0", "1e-2"):
+        run_directory, back = continued / "root" / "runs" / f"{name}-{rate}", continued / name / f"back-{rate}"
+        command = [run_directory, back, "--from", "midstream", "--to", "huggingface", "--vocab-size", size]
+        assert run(*command) == 0
+        assert (back / "tokenizer.json").exists()
+        _, state = restored(to_midstream(back, continued / name / f"again-{rate}"), size)
+        logits[rate] = logits_of(state, np.load(FIXTURES / name / "tokens.npy"))[..., :size]
+    theirs = np.load(FIXTURES / name / "logits.npy")
+    assert (
+        np.abs(logits["0"] - theirs).max() <= TOLERANCE
+    )  # transformers' own, after twelve updates that change nothing
+    assert np.abs(logits["1e-2"] - theirs).max() > 0.01

@@ -82,6 +82,22 @@ def test_wandb_offline_keeps_metrics_code_and_the_runs_id(tmp_path: Path, monkey
     assert len(written(tmp_path)) == 6
 
 
+def test_wandb_offline_keeps_what_xla_dumped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to={tmp_path / 'dumps'} --xla_dump_hlo_pass_re=.*")
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "dumps" / "module_0001.txt").write_text("HloModule jit_step")
+    config = WandbConfig(project="p", mode="offline", save_code=False, save_xla_dumps=True)
+    with caplog.at_level(logging.WARNING):
+        record(tmp_path, [config])
+    assert "failed" not in caplog.text
+    (file,) = (tmp_path / "attempt" / "wandb").glob("offline-run-*/*.wandb")
+    assert b"xla-r" in file.read_bytes()
+    assert b"module_0001.txt" in file.read_bytes()
+
+
 class Recording:
     """A tracker that remembers, and fails or waits where it is told to."""
 
