@@ -176,6 +176,7 @@ def watch(entries: dict[str, dict[str, Any]], settle: float, seconds: float) -> 
         "snapshots a second": round((seen - shown_before) / passed, 1),
         "hosts live at the end": sum(host.link == LIVE for host in now.hosts),
         "runs shown": len(now.runs),
+        "accelerators shown": sum(len(host.machine.accelerators) for host in now.hosts if host.machine),
     }
     print(json.dumps(result))
     sys.stdout.flush()

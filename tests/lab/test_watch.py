@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from midstream.watch.model import DOWN, LIVE, STALE, HostView, Snapshot
 from midstream.watch.watcher import Watch, look_once
 from midstream_engine import records
 from run_directory import RunDirectory
+from unit import recordings
 
 PATIENCE = 60.0
 
@@ -186,3 +190,29 @@ def test_a_watch_that_is_slowed_down_goes_on(run: RunDirectory, watch: Watch):
         feed.pace(0.1)
     run.rows(1, 3)
     assert steps(seen(watch, live, rows=4)) == [0, 1, 2, 3]
+
+
+def test_the_status_tells_what_a_host_is_made_of_and_who_uses_it(lab: Lab, tmp_path: Path):
+    values = dict(zip(recordings.FIELDS, recordings.GPUS["H100"][0].splitlines()[0].split(", "), strict=True))
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f"#!/bin/sh\ncase $1 in\n--query-gpu=*) echo '{', '.join(values.values())}' ;;\n"
+        f"--query-compute-apps=*) echo '{values['uuid']}, {os.getpid()}, python' ;;\n"
+        "*) echo '| Driver Version: 550.54.15   CUDA Version: 12.4 |' ;;\nesac\n"
+    )
+    program.chmod(0o755)
+    server = lab.host("gpu1", sshd=f"SetEnv PATH={tmp_path}:{os.environ['PATH']}\n")
+    argv = [sys.executable, "-m", "midstream", "--fleet", str(lab.fleet_file(gpu1=server.config)), "--status"]
+    told = subprocess.run([*argv, "--json"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+    [host] = [event for event in map(json.loads, told.stdout.splitlines()) if event["event"] == "host"]
+    machine = host["machine"]
+    assert (machine["driver"], machine["cuda"], machine["kernel"]) == ("550.54.15", "12.4", os.uname().release)
+    assert [user["pid"] for user in machine["users"]] == [os.getpid()]
+    assert machine["users"][0]["user"]
+    [gpu] = machine["accelerators"]
+    assert (gpu["kind"], gpu["capability"], gpu["power"]) == ("NVIDIA H100 80GB HBM3", "9.0", 612.37)
+    assert machine["disks"]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
+    [line] = [line for line in shown.splitlines() if line.startswith("gpu1")]
+    assert "1xNVIDIA H100 80GB HBM3" in line
+    assert "driver 550.54.15, CUDA 12.4, used by " in line

@@ -30,6 +30,7 @@ from midstream_engine import records
 CHUNK = 1 << 18  # bytes of metrics or log in one line
 LOG_TAIL = 1 << 15  # bytes of a log that are told when it is first seen
 FIRST_ACCELERATORS = 8.0  # seconds that the first beat waits for nvidia-smi
+FIRST_FACTS = 2.0  # seconds that it waits for the inventory
 INVENTORY = 30.0  # seconds between two looks at what seldom changes
 SILENCE = 120.0  # seconds without a ping after which nobody is listening: a lost connection may never close stdin
 
@@ -91,14 +92,18 @@ class Facts:
     def __init__(self, every: float = INVENTORY):
         self._latest: Dict[str, Any] = {}
         self._every = every
+        self._gathered = threading.Event()
         threading.Thread(target=self._gather, daemon=True).start()
 
-    def latest(self) -> Dict[str, Any]:
+    def latest(self, wait: float = 0.0) -> Dict[str, Any]:
+        """Waits up to ``wait`` seconds for the first ones."""
+        self._gathered.wait(wait)
         return self._latest
 
     def _gather(self) -> None:
         while True:
             self._latest = inventory.collect()
+            self._gathered.set()
             time.sleep(self._every)
 
 
@@ -154,8 +159,9 @@ class Probe:
                 self._runs[run_id] = _Run(self._root, run_id, self._emit, self._known.get(run_id, {}))
             self._runs[run_id].look()
         found = self._accelerators.latest(wait=self._patience)
+        facts = self._facts.latest(wait=min(self._patience, FIRST_FACTS)) if self._facts is not None else {}
         self._patience = 0.0
-        if self._facts is not None and (facts := self._facts.latest()):
+        if facts:
             facts = {**facts, **self._accelerators.facts()}
             if facts != self._inventory:
                 self._inventory = facts
