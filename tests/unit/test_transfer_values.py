@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from midstream.errors import UsageError
+from midstream.fleet.config import LocalHost, parse_fleet
+from midstream.fleet.quantities import parse_ports, parse_rate
+from midstream.hosts.local import LocalMachine
 from midstream.transfer.history import _Both, _sort_out
 from midstream.transfer.progress import Meter
-from midstream.transfer.settings import parse_rate
+from midstream.transfer.settings import CopySettings, of_hosts, ports_of
 from midstream.transfer.streams import CHUNK, WORTHWHILE, split, worthwhile
 
 MIB = 1 << 20
@@ -57,6 +60,31 @@ def test_rates_are_read_as_people_write_them(text: str, rate: float) -> None:
 def test_a_rate_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         parse_rate(text)
+
+
+@pytest.mark.parametrize(("text", "ports"), [("40000-40100", (40000, 40100)), ("22", (22, 22))])
+def test_ranges_of_ports_are_read(text: str, ports: tuple[int, int]) -> None:
+    assert parse_ports(text) == ports
+
+
+@pytest.mark.parametrize("text", ["", "0", "5-4", "1-70000", "a-b"])
+def test_ports_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        parse_ports(text)
+
+
+def test_of_two_hosts_the_lower_rate_counts_and_who_wants_no_direct_way() -> None:
+    one = LocalMachine("one", LocalHost(copy_rate="10MB/s", copy_route="direct", copy_ports="5000-5001"))
+    two = LocalMachine("two", LocalHost(copy_rate="1MB/s", copy_route="relay"))
+    assert of_hosts(one, two) == CopySettings(rate_limit=1e6, route="relay")
+    assert ports_of(one, CopySettings()) == (5000, 5001)
+    assert ports_of(two, CopySettings(ports=(7, 8))) == (7, 8)
+
+
+@pytest.mark.parametrize(("field", "value"), [("copy_rate", "fast"), ("copy_ports", "x"), ("copy_route", "tunnel")])
+def test_the_fleet_file_is_refused_with_the_field_that_is_wrong(field: str, value: str) -> None:
+    with pytest.raises(UsageError, match=rf"fleet\.yaml: hosts\.a\.{field}"):
+        parse_fleet(f"hosts: {{a: {{type: local, {field}: {value}}}}}", "fleet.yaml")
 
 
 def test_the_rate_is_of_what_was_sent_lately_and_the_eta_of_what_is_left() -> None:

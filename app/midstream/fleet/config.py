@@ -13,8 +13,10 @@ from typing import Any
 import draccus
 
 from midstream.errors import UsageError
+from midstream.fleet.quantities import parse_ports, parse_rate
 
 DEFAULT_ROOT = "~/.midstream"
+COPY_ROUTES = ("auto", "direct", "relay")  # of bytes between two SSH hosts
 FLAVOURS = ("cpu", "cuda12", "cuda13", "tpu", "tpu-v3")  # of the engine's packages: locks/engine-<flavour>.txt
 
 
@@ -38,6 +40,9 @@ class HostConfig(draccus.ChoiceRegistry):
     stuck_after: float | None = None  # seconds without a step after which an engine that lives is ended; None: 900
     devices: int | None = None
     price_per_hour: float | None = None  # in whatever currency all of the file's prices are
+    copy_rate: str | None = None  # at most, of what is copied to and from it: 100MB/s
+    copy_route: str | None = None  # to other SSH hosts: one of COPY_ROUTES
+    copy_ports: str | None = None  # FIRST-LAST, where other hosts may call it for a direct copy; any where it is open
 
 
 @HostConfig.register_subclass("local")
@@ -192,6 +197,14 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
                 )
         if host.flavour is not None and host.flavour not in FLAVOURS:
             raise UsageError(f"{path}: hosts.{name}.flavour is {host.flavour!r}", nearest(host.flavour, FLAVOURS))
+        if host.copy_route not in (None, *COPY_ROUTES):
+            raise UsageError(f"{path}: hosts.{name}.copy_route is {host.copy_route!r}", ", ".join(COPY_ROUTES))
+        for field_name, parse in (("copy_rate", parse_rate), ("copy_ports", parse_ports)):
+            text = getattr(host, field_name)
+            try:
+                _ = None if text is None else parse(text)
+            except UsageError as error:
+                raise UsageError(f"{path}: hosts.{name}.{field_name}: {error.message}", error.fix) from error
         if host.devices is not None and host.devices < 1:
             raise UsageError(
                 f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null"

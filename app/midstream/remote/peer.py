@@ -173,7 +173,7 @@ def addresses() -> List[str]:
             found.append(sock.getsockname()[0])
     with contextlib.suppress(OSError):
         for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            found.append(entry[4][0])
+            found.append(str(entry[4][0]))
     loopback = [each for each in found if each.startswith("127.") or each == "::1"]
     return list(dict.fromkeys([each for each in found if each not in loopback] + loopback))
 

@@ -7,7 +7,7 @@ from midstream.transfer.history import copy_history
 from midstream.transfer.model import CopyReport, HistoryReport, Progress, VerifyReport
 from midstream.transfer.places import Place
 from midstream.transfer.route import Link, probe
-from midstream.transfer.settings import CopySettings, parse_rate
+from midstream.transfer.settings import CopySettings
 from midstream.transfer.spread import collect_objects, fan_out
 from midstream.transfer.verify import verify_objects
 
@@ -25,7 +25,6 @@ __all__ = [
     "copy_history",
     "copy_objects",
     "fan_out",
-    "parse_rate",
     "probe",
     "verify_objects",
 ]

@@ -38,18 +38,26 @@ _refused: list[SshHost] = []  # hosts that the ssh program does not get into, wh
 _refusing = threading.Lock()
 
 
+def start(host: Host, function: str, arguments: Mapping[str, Any]) -> Process:
+    """`start_program`; a connection that breaks meanwhile is LostContact, whatever a library calls it."""
+    try:
+        return start_program(host, function, arguments)
+    except (OSError, EOFError) as error:
+        raise LostContact(f"{host.name}: the connection is gone", "run the same copy again to go on") from error
+
+
 def start_stream(host: Host, function: str, arguments: Mapping[str, Any]) -> Process:
     """Start ``midstream.remote.<function>`` on the host over a connection that nobody else uses. Errors as of
     `start_program`."""
     if not isinstance(host, SshMachine):
-        return start_program(host, function, arguments)
+        return start(host, function, arguments)
     tried = _ssh_program() is not None and host.config not in _refused
     if tried:
         with contextlib.suppress(RemoteError, LostContact):
-            return start_program(cast(Host, _BySsh(host)), function, arguments)
+            return start(cast(Host, _BySsh(host)), function, arguments)
     connection = host.dial()
     try:
-        process = _WithConnection(start_program(connection, function, arguments), connection)
+        process = _WithConnection(start(connection, function, arguments), connection)
     except BaseException:
         connection.close()
         raise

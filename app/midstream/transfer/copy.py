@@ -29,7 +29,7 @@ from midstream.transfer.places import Place
 from midstream.transfer.progress import Meter
 from midstream.transfer.route import Link, Route, probe
 from midstream.transfer.session import Session
-from midstream.transfer.settings import AUTO, RELAY, CopySettings
+from midstream.transfer.settings import AUTO, RELAY, CopySettings, of_hosts
 from midstream.transfer.stream import Events, Item
 from midstream.transfer.streams import CHUNK, POLL, WORTHWHILE, Load, Sending, disk_full, ranges, split
 from midstream_engine import records
@@ -55,7 +55,7 @@ def copy_objects(
     TransferError names the object that is missing or corrupt at the source, or the bytes that do not fit;
     Cancelled; LostContact. After each of them the target is without a new manifest, and the same call
     sends only what is not there yet."""
-    settings = settings or CopySettings()
+    settings = settings or of_hosts(source, target)
     if streams:
         settings = replace(settings, streams=streams)
     contents = read_contents(Place(source, source_dir), manifest_name)
@@ -131,7 +131,8 @@ def copy_contents(
     """As `copy_objects`, for a tree that was looked at already."""
     started = time.monotonic()
     by_source = contents.by_source()
-    copy = _Copy(contents, target, manifest, progress, cancel, settings or CopySettings(), by_source, started)
+    settings = settings or of_hosts(contents.first.host, target.host)
+    copy = _Copy(contents, target, manifest, progress, cancel, settings, by_source, started)
     return copy.run()
 
 
@@ -345,7 +346,7 @@ def send_files(
 ) -> None:
     """Send files (``{path, size, sha256}``, ``offset`` where only the file's end is wanted) that replace those of the
     same names. They are no tree: there is no manifest, and none that lies there is looked at."""
-    settings = settings or CopySettings()
+    settings = settings or of_hosts(source.host, target.host)
     events: Events = Queue()
     items = [item for entry in files for item in ranges(entry, [(0, entry["size"])])]
     with _session(target, list(files), events, manifest=None, survey=False) as session:

@@ -17,14 +17,13 @@ from typing import Any
 
 from midstream.errors import HostError, LostContact
 from midstream.hosts.base import Host, Process
-from midstream.hosts.far import start_program
 from midstream.hosts.programs import reports
 from midstream.hosts.ssh import SshMachine
 from midstream.hosts.ssh_settings import resolve
-from midstream.transfer.carriers import carrier, start_stream
+from midstream.transfer.carriers import carrier, start, start_stream
 from midstream.transfer.certificates import Certificate, make_certificate
 from midstream.transfer.places import Place
-from midstream.transfer.settings import DIRECT, RELAY, CopySettings
+from midstream.transfer.settings import DIRECT, RELAY, CopySettings, of_hosts, ports_of
 from midstream.transfer.stream import Events, Stream
 
 KNOCKS = 3
@@ -70,7 +69,7 @@ class Link:
 
 def probe(source: Host, target: Host, settings: CopySettings | None = None) -> Link:
     """Look which way is open. Leaves nothing behind. HostError where only a direct way is wanted, and none is open."""
-    settings = settings or CopySettings()
+    settings = settings or of_hosts(source, target)
     far = [host for host in (source, target) if isinstance(host, SshMachine)]
     with ThreadPoolExecutor(3) as pool:
         times = [pool.submit(_round_trip, host) for host in far]
@@ -87,7 +86,7 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
     if settings.route == DIRECT:
         raise HostError(
             f"no direct way between {source.name} and {target.name}: {found.why_not}",
-            "open a port between them (transfer: {ports: FIRST-LAST}), or allow route: relay",
+            "open a port between them and name it (copy_ports: FIRST-LAST), or do without copy_route: direct",
         )
     return Link("relay", seconds, carried_by=carrier(target), why_not=found.why_not)
 
@@ -98,7 +97,10 @@ def _round_trip(host: SshMachine) -> float:
     seconds = []
     for _ in range(KNOCKS):
         began = time.monotonic()
-        transport.global_request("keepalive@openssh.com", wait=True)
+        try:
+            transport.global_request("keepalive@openssh.com", wait=True)
+        except (OSError, EOFError) as error:
+            raise LostContact(f"{host.name}: the connection is gone", "it is made anew at the next try") from error
         seconds.append(time.monotonic() - began)
     return min(seconds)
 
@@ -127,7 +129,7 @@ def _probe_direct(source: Host, target: Host, settings: CopySettings) -> Link:
 def _call(caller: Host, called: Host, settings: CopySettings) -> dict[str, Any]:
     """Let one host listen and the other call it."""
     ends = make_ends(called, caller)
-    listening = _listening(start_program(called, "peer.answer", {"peer": ends.listener(settings)}), called)
+    listening = _listening(start(called, "peer.answer", {"peer": ends.listener(ports_of(called, settings))}), called)
     try:
         addresses = [*listening.report["addresses"], *_known_as(called)]
         dialer = ends.dialer(list(dict.fromkeys(addresses)), listening.report["port"])
@@ -148,13 +150,13 @@ class Ends:
     listens: Certificate
     dials: Certificate
 
-    def listener(self, settings: CopySettings) -> dict[str, Any]:
+    def listener(self, ports: tuple[int, int] | None) -> dict[str, Any]:
         return {
             "role": "listen",
             "certificate": self.listens.certificate,
             "key": self.listens.key,
             "trusted": self.dials.certificate,
-            "ports": list(settings.ports) if settings.ports else None,
+            "ports": list(ports) if ports else None,
         }
 
     def dialer(self, addresses: list[str], port: int) -> dict[str, Any]:
@@ -217,10 +219,10 @@ class Route:
         send = {"directory": self.source.directory}
         if self._ends is not None:
             return self._open_direct(self._ends, send, receive, events)
-        start = start_program if small else start_stream
+        begin = start if small else start_stream
         with ThreadPoolExecutor(2) as pool:  # two handshakes at once
-            sending = pool.submit(start, self.source.host, "objects.send", send)
-            receiving = pool.submit(start, self.target.host, "objects.receive", receive)
+            sending = pool.submit(begin, self.source.host, "objects.send", send)
+            receiving = pool.submit(begin, self.target.host, "objects.receive", receive)
         return self._stream(sending, receiving, events, relayed=True)
 
     def _open_direct(self, ends: Ends, send: dict[str, Any], receive: dict[str, Any], events: Events) -> Stream:
@@ -231,12 +233,12 @@ class Route:
         called = self.link.listener
         host, function, arguments = sides[called]
         listening = _listening(
-            start_program(host, function, {**arguments, "peer": ends.listener(self._settings)}), host
+            start(host, function, {**arguments, "peer": ends.listener(ports_of(host, self._settings))}), host
         )
         host, function, arguments = sides[SOURCE if called == TARGET else TARGET]
         dialer = ends.dialer([self.link.address], listening.report["port"])
         try:
-            dialing = start_program(host, function, {**arguments, "peer": dialer})
+            dialing = start(host, function, {**arguments, "peer": dialer})
         except BaseException:
             listening.process.close()
             raise

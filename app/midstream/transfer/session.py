@@ -11,8 +11,8 @@ from queue import Queue
 from typing import Any
 
 from midstream.errors import LostContact, MidstreamError
-from midstream.hosts.far import start_program
 from midstream.hosts.programs import last_words, reports
+from midstream.transfer.carriers import start
 from midstream.transfer.places import Place
 
 ALIVE = 5.0  # seconds between two signs of life; the far side waits six times as long
@@ -40,7 +40,7 @@ class Session:
         self._error: Exception | None = None
         self._writing = threading.Lock()
         self._closed = threading.Event()
-        self._process = start_program(
+        self._process = start(
             target.host,
             "staging.serve",
             {

@@ -1,14 +1,16 @@
-"""How copies are made: what a person may set in the fleet file's ``transfer:``, or an API's caller may pass."""
+"""How copies are made: what the fleet file says of the two hosts, or a caller of the API passes."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from typing import Any
 
 from midstream.errors import UsageError
+from midstream.fleet.config import COPY_ROUTES, HostConfig
+from midstream.fleet.quantities import parse_ports, parse_rate
+from midstream.hosts.base import Host
 
-AUTO, DIRECT, RELAY = "auto", "direct", "relay"
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(i?)([Bb]?)(?:/s)?")
+AUTO, DIRECT, RELAY = COPY_ROUTES
 
 
 @dataclass(frozen=True)
@@ -23,18 +25,28 @@ class CopySettings:
     ports: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.route not in (AUTO, DIRECT, RELAY):
-            raise UsageError(f"route {self.route!r} is not known", f"{AUTO}, {DIRECT} or {RELAY}")
+        if self.route not in COPY_ROUTES:
+            raise UsageError(f"route {self.route!r} is not known", ", ".join(COPY_ROUTES))
         if self.rate_limit < 0 or not 0 <= self.streams <= 64:
             raise UsageError(f"rate limit {self.rate_limit}, streams {self.streams}", "0 or more, 64 streams at most")
-        if self.ports and not 0 < self.ports[0] <= self.ports[1] < 65536:
-            raise UsageError(f"ports {self.ports[0]}-{self.ports[1]}", "FIRST-LAST, between 1 and 65535")
 
 
-def parse_rate(text: str) -> float:
-    """``"100MB/s"`` -> bytes a second: k, M, G, T by 1000, ki, Mi, Gi, Ti by 1024, ``b`` for bits. UsageError else."""
-    match = _RATE.fullmatch(text.strip())
-    if not match or (match[3] and not match[2]):
-        raise UsageError(f"rate {text!r} cannot be read", "100MB/s, 1Gb/s, 500MiB/s")
-    power = " kMGT".index(match[2] or " ")
-    return float(match[1]) * (1024 if match[3] else 1000) ** power / (8 if match[4] == "b" else 1)
+def of_hosts(source: Host, target: Host) -> CopySettings:
+    """What the fleet file says of the two: the lower rate, and no direct way where one of them wants none."""
+    configs = [config for host in (source, target) if isinstance(config := _config(host), HostConfig)]
+    rates = [parse_rate(config.copy_rate) for config in configs if config.copy_rate]
+    routes = [config.copy_route for config in configs if config.copy_route]
+    route = next((each for each in (RELAY, DIRECT) if each in routes), AUTO)
+    return CopySettings(rate_limit=min(rates, default=0.0), route=route)
+
+
+def ports_of(host: Host, settings: CopySettings) -> tuple[int, int] | None:
+    """The ports that the host may be called on."""
+    config = _config(host)
+    if isinstance(config, HostConfig) and config.copy_ports:
+        return parse_ports(config.copy_ports)
+    return settings.ports
+
+
+def _config(host: Host) -> Any:
+    return getattr(host, "config", None)

@@ -79,8 +79,7 @@ def fan_out(
     The first error ends all of the copies, and is raised; the same call goes on. A rate limit holds for all of them
     together."""
     contents = read_contents(Place(source, source_dir), manifest_name)
-    settings = settings or CopySettings()
-    if settings.rate_limit and targets:
+    if settings and settings.rate_limit and targets:
         settings = dataclasses.replace(settings, rate_limit=settings.rate_limit / len(targets))
     shares = dict.fromkeys(targets, contents) if needs is None else _shares(contents, targets, needs)
     stop = _Any(cancel)

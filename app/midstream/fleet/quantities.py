@@ -1,0 +1,28 @@
+"""Rates and ranges of ports, as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from midstream.errors import UsageError
+
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(i?)([Bb]?)(?:/s)?")
+_PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+
+
+def parse_rate(text: str) -> float:
+    """``"100MB/s"`` -> bytes a second: k, M, G, T by 1000, ki, Mi, Gi, Ti by 1024, ``b`` for bits. UsageError else."""
+    match = _RATE.fullmatch(text.strip())
+    if not match or (match[3] and not match[2]):
+        raise UsageError(f"rate {text!r} cannot be read", "100MB/s, 1Gb/s, 500MiB/s")
+    power = " kMGT".index(match[2] or " ")
+    return float(match[1]) * (1024 if match[3] else 1000) ** power / (8 if match[4] == "b" else 1)
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """``"40000-40100"`` -> the first and the last of them. UsageError else."""
+    match = _PORTS.fullmatch(text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < first <= last < 65536:
+        raise UsageError(f"ports {text!r} cannot be read", "FIRST-LAST, between 1 and 65535")
+    return first, last
