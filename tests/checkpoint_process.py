@@ -56,10 +56,13 @@ def main() -> None:
     from midstream_engine.checkpoint.errors import CheckpointError
     from midstream_engine.checkpoint.group import Group
     from midstream_engine.checkpoint.save import begin_save
+    from midstream_engine.config.distributed import DistributedConfig
+    from midstream_engine.processes.join import join
     from midstream_engine.records import RunPaths
 
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", count, process, heartbeat_timeout_seconds=60)
+    processes = join(DistributedConfig(f"127.0.0.1:{port}", count, process), {"MIDSTREAM_HOST": f"host-{process}"}, "")
+    board = processes.board
+    assert board is not None
     paths, mesh = RunPaths(root, "run"), Mesh(np.array(jax.devices()), ("data",))
 
     def put(array: Any, spec: Any) -> Any:
@@ -84,7 +87,7 @@ def main() -> None:
                 np.testing.assert_array_equal(np.asarray(a.data), np.asarray(b.data))
         answer |= {"root_digest": restored.root_digest, "cells": len([cell for cell in read if len(cell) == 2])}
     else:
-        group = Group(process, count, serial=1, timeout=2.0 if action == "die" else 30.0)
+        group = Group(board, 1)
         pending = begin_save(
             paths, state, step=7, attempt=1, epoch=1, state=STATE, provenance=PROVENANCE, witness=None, group=group
         )
@@ -98,7 +101,7 @@ def main() -> None:
     print(json.dumps(answer), flush=True)
     if action == "die":
         os._exit(0)  # the other one is gone: a regular end would wait for it
-    jax.distributed.shutdown()
+    processes.leave()
 
 
 if __name__ == "__main__":

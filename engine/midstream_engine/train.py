@@ -1,11 +1,15 @@
 """``python -m midstream_engine.train --config_path FILE [--SECTION.KEY VALUE ...]``: train a language model.
 
-The configuration is read before anything heavy is imported, so that a mistake in it is answered at once. Exit codes:
-0 finished or stopped with everything saved, 1 failed, 2 the configuration is wrong, 7 the run belongs to someone else.
+The configuration is read before anything heavy is imported, so that a mistake in it is answered at once. One of several
+processes of an attempt is told its place by ``--trainer.distributed`` or the environment (``config/distributed.py``).
+Exit codes: 0 finished or stopped with everything saved, 1 failed, 2 the configuration is wrong, 7 the run belongs to
+someone else.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import os
 import secrets
@@ -21,6 +25,8 @@ from midstream_engine import records
 from midstream_engine.config import ConfigError, Loaded, TrainerConfig, TrainLmConfig, load_config
 from midstream_engine.config.load import USAGE, parse_arguments
 from midstream_engine.errors import EngineError
+from midstream_engine.processes.join import Processes, complete, host_name, join
+from midstream_engine.processes.places import find_places
 from midstream_engine.trainer.attempt import Attempt, open_attempt, write_config
 from midstream_engine.trainer.host_memory import keep_host_memory
 from midstream_engine.trainer.logs import start_logging
@@ -36,71 +42,126 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments or "--help" in arguments or "-h" in arguments:
         print(f"usage: {USAGE}")
         return records.EXIT_DONE if arguments else records.EXIT_CONFIG
+    processes = Processes(host=host_name(os.environ))
     try:
         loaded = load_config(arguments)
-        run_id = loaded.config.trainer.id or os.environ.get("RUN_ID") or _random_id()
-        loaded = load_config([*arguments, "--trainer.id", run_id])
+        run_id = loaded.config.trainer.id or os.environ.get("RUN_ID")
+        distributed = complete(loaded.config.trainer.distributed, os.environ)
+        if distributed.wanted and not os.environ.get("MIDSTREAM_ATTEMPT"):
+            # Nobody has launched them: they meet first, to be told which run and attempt they are.
+            processes = join(distributed, os.environ, str(run_id or ""))
+            run_id = processes.from_first("run", lambda: str(run_id or _random_id()).encode()).decode()
+        loaded = load_config([*arguments, "--trainer.id", run_id or _random_id()])
         root = loaded.config.trainer.resolved_root()
         os.makedirs(root, exist_ok=True)
-        attempt = open_attempt(root, str(run_id), os.environ, loaded.config.trainer.checkpointer.base_path or "")
-    except ConfigError as error:
-        return _refuse(error, records.EXIT_CONFIG, arguments)
-    except EngineError as error:
-        return _refuse(error, error.code, arguments)
-    except (OSError, records.RecordError) as error:
-        return _refuse(error, records.EXIT_FAILED, arguments)
+        attempt = _open(loaded, root, processes, dict(os.environ))
+    except (ConfigError, EngineError, OSError, records.RecordError) as error:
+        code = _refuse(error, _code(error), arguments)
+        processes.abandon(_one_line(error))
+        return _end(code, processes)
 
     signals = Signals()
     signals.install()
     config = loaded.config
-    start_logging(None if attempt.launched else attempt.files.log(), _log_copy(config.trainer, attempt))
+    index, count = distributed.process_id or processes.index, distributed.num_processes or processes.count
+    start_logging(None if attempt.launched else attempt.files.log(index), _log_copy(config.trainer, attempt, index))
     status = StatusFile(
-        attempt.files.status(),
+        attempt.files.status(index),
         run_id=attempt.paths.run_id,
         attempt=attempt.number,
         epoch=attempt.epoch,
         num_train_steps=config.trainer.num_train_steps,
+        process=index,
+        processes=count,
+        host=processes.host,
     )
     if attempt.held:
         status.update(epoch=0)
-    try:
-        return _attempt(loaded, root, attempt, status, signals)
-    finally:
-        status.close()
+    code, processes = _attempt(loaded, root, attempt, processes, status, signals)
+    status.close()
+    return _end(code, processes)
 
 
-def _attempt(loaded: Loaded, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> int:
+def _end(code: int, processes: Processes) -> int:
+    """The exit code; where it is no orderly end of one of several processes, that end at once."""
+    if code and processes.board is not None:
+        logging.shutdown()
+        os._exit(code)  # jax would wait for the others, at an end that they do not come to
+    return code
+
+
+def _open(loaded: Loaded, root: str, processes: Processes, environment: dict[str, str]) -> Attempt:
+    """The attempt: the launcher's, or a new one that process 0 claims for all."""
+    run_id, store = str(loaded.config.trainer.id), loaded.config.trainer.checkpointer.base_path or ""
+    if processes.board is None:
+        return open_attempt(root, run_id, environment, store)
+
+    def claim() -> bytes:
+        attempt = open_attempt(root, run_id, environment, store)
+        return json.dumps([attempt.number, attempt.epoch, attempt.target]).encode()
+
+    names = ("MIDSTREAM_ATTEMPT", "MIDSTREAM_EPOCH", "MIDSTREAM_TARGET")
+    values = json.loads(processes.from_first("attempt", claim))
+    said = {**environment, **{name: str(value) for name, value in zip(names, values, strict=True)}}
+    return dataclasses.replace(open_attempt(root, run_id, said, store), launched=False)
+
+
+def _attempt(
+    loaded: Loaded, root: str, attempt: Attempt, processes: Processes, status: StatusFile, signals: Signals
+) -> tuple[int, Processes]:
+    """The exit code, and the processes that were met on the way."""
     config: TrainLmConfig = loaded.config
     try:
+        distributed = complete(config.trainer.distributed, os.environ)
+        if distributed.wanted and processes.board is None:
+            status.update(message="waits for the other processes")
+            processes = join(distributed, os.environ, f"{attempt.paths.run_id}/{attempt.number}")
+            status.update(message="")
+        if processes.board is not None:
+            processes.watch(lambda obituary: _mourn(obituary, status))
+            places = find_places(processes.board, attempt.paths.dir)
+            attempt = dataclasses.replace(attempt, processes=processes, places=places)
+            if places.spread:
+                log.info("no shared file system: checkpoints are spread over %s", ", ".join(sorted(set(places.hosts))))
         for note in loaded.notes:
             log.info(note)
         for warning in loaded.warnings:
             log.warning(warning)
         resolved: dict[str, Any] = config.resolved()
-        if not attempt.held:
+        if not attempt.held and (attempt.places is None or attempt.places.leads):
             write_config(attempt.paths, resolved)
         log.info("resolved configuration:\n%s", yaml.safe_dump(resolved, sort_keys=False).rstrip())
         from midstream_engine.trainer.run import run  # jax and haliax are imported here
 
         ended = run(config, root, attempt, status, signals)
-    except Exception as error:
-        code = _code(error)
-        line = _one_line(error)
+        status.update(state=ended)
+        processes.leave()
+    except Exception as happened:
+        error = processes.explained(happened)
+        code, line = _code(error), _one_line(error)
         # An error of ours explains itself; any other is a fault, and needs its place.
         log.error(line, exc_info=None if isinstance(error, (EngineError, ConfigError)) else error)
         status.update(state=records.FAILED, message=line)
-        return code
-    status.update(state=ended)
+        processes.abandon(line)
+        return code, processes
     log.info("%s at step %d", ended, status.value.step)
-    return records.EXIT_DONE
+    return records.EXIT_DONE, processes
 
 
-def _log_copy(config: TrainerConfig, attempt: Attempt) -> str | None:
+def _mourn(obituary: str, status: StatusFile) -> None:
+    """A process is gone, and this one cannot go on alone; its main thread may be stuck."""
+    line = f"{obituary}; this process ends at step {status.value.step}"
+    log.error(line)
+    status.update(state=records.FAILED, message=line)
+
+
+def _log_copy(config: TrainerConfig, attempt: Attempt, process: int) -> str | None:
     """Where ``trainer.log_dir`` wants the log, too."""
     if not config.log_dir:
         return None
     directory = os.path.join(os.path.expanduser(config.log_dir), attempt.paths.run_id)
-    return os.path.join(directory, f"attempt-{attempt.number:03d}.log")
+    number = f"{attempt.number:03d}" if process == 0 else f"{attempt.number:03d}-{process}"
+    return os.path.join(directory, f"attempt-{number}.log")
 
 
 def _code(error: Exception) -> int:
@@ -129,17 +190,18 @@ def _leave_status(message: str, number: int, arguments: Sequence[str]) -> None:
     try:
         flags = dict(parse_arguments(arguments)[1])
         trainer = TrainerConfig(root=flags.get("trainer.root"))
+        process = int(flags.get("trainer.distributed.process_id") or os.environ.get("JAX_PROCESS_ID") or 0)
         run_id = records.check_run_id(str(flags.get("trainer.id") or os.environ.get("RUN_ID", "")))
-    except (ConfigError, records.RecordError):
+    except (ConfigError, records.RecordError, ValueError):
         return
     files = records.RunPaths(trainer.resolved_root(), run_id).attempt(number)
     if os.path.isdir(files.dir):
         identity = records.this_process().to_json()
         status = records.Status(
-            state=records.FAILED, step=0, process=0, heartbeat=time.time(), run_id=run_id, attempt=number,
+            state=records.FAILED, step=0, process=process, heartbeat=time.time(), run_id=run_id, attempt=number,
             message=message, **identity,
         )  # fmt: skip
-        status.write(files.status())
+        status.write(files.status(process))
 
 
 def _random_id() -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from midstream_engine import records
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.trainer import attempt as attempts
 from midstream_engine.trainer.attempt import open_attempt
-from midstream_engine.trainer.requests import OrderFile, Requests, Signals
+from midstream_engine.trainer.requests import Known, OrderFile, Requests, Signals
 
 
 def test_a_new_run_gets_attempt_1_epoch_1_and_a_fence(tmp_path: Path) -> None:
@@ -94,12 +93,8 @@ def test_the_order_that_an_attempt_was_started_with_is_not_carried_out_again(tmp
     assert requests.look().save
 
 
-def test_all_processes_act_on_the_largest_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Another process was signalled: this one learns it from the agreed vector."""
-    from midstream_engine.trainer import requests as module
-
-    theirs = np.array([1, 0, 0], np.int32)
-    monkeypatch.setattr(module, "agree", lambda mine: np.maximum(mine, theirs))
+def test_what_a_process_knows_comes_back_with_what_is_wanted(tmp_path: Path) -> None:
     requests = Requests(Signals(), OrderFile(str(tmp_path / "order.json")))
-    assert requests.look().save
-    assert not requests.look().save
+    known = Known(epoch=3, due=True, busy=True, failed=1)
+    assert requests.look(known).known == known
+    assert requests.look().known == Known()

@@ -27,6 +27,11 @@ class Background(Generic[Label]):
         """Whether there is nothing in flight, or it has ended."""
         return self._future is None or self._future.done()
 
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the work that has ended and has not been collected yet, if anything."""
+        return self._future.exception() if self._future is not None and self._future.done() else None
+
     def start(self, label: Label, work: Callable[[], None]) -> None:
         """Run ``work`` behind the caller. RuntimeError where an earlier one was not collected."""
         if self._future is not None:

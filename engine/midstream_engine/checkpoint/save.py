@@ -11,10 +11,8 @@ import errno
 import hashlib
 import json
 import math
-import os
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,13 +26,12 @@ from midstream_engine.checkpoint.discover import read_manifest
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointError, CheckpointFull
 from midstream_engine.checkpoint.grid import cell_shape, cells_of, grid_of
-from midstream_engine.checkpoint.group import Group, Meeting, check_owners, lent_pieces, owner
+from midstream_engine.checkpoint.group import Group, check_owners
 from midstream_engine.checkpoint.memory import Blocks
 from midstream_engine.checkpoint.objects import Discard, bytes_of, write_cell, write_object
 from midstream_engine.checkpoint.packed import pack
 from midstream_engine.checkpoint.snapshot import HostArray, snapshot
 from midstream_engine.checkpoint.stores import in_bucket, open_store
-from midstream_engine.checkpoint.stores.directory import Directory
 from midstream_engine.records import (
     FORMAT,
     FORMAT_VERSION,
@@ -45,6 +42,7 @@ from midstream_engine.records import (
     Manifest,
     ObjectEntry,
     RunPaths,
+    SpreadHost,
     canonical_json,
     checkpoint_name,
     locked,
@@ -92,33 +90,16 @@ class PendingSave:
         arrays, self._arrays = self._arrays, []
         directory = self._paths.checkpoint(checkpoint_name(self.step, self._attempt))
         if self._group is not None and self._group.count > 1:
-            return self._finish_together(directory, arrays, self._group)
+            from midstream_engine.checkpoint.together import finish_together
+
+            return finish_together(
+                self._paths, directory, arrays, self._document, self._group,
+                step=self.step, attempt=self._attempt, epoch=self._epoch,
+            )  # fmt: skip
         if open_store(directory).exists(MANIFEST):
             return _already_saved(directory, arrays, self._document)
-        with _removed_on_failure(directory, self.bytes):
+        with removed_on_failure(directory, self.bytes):
             written = write(directory, arrays, self._document)
-            return commit(self._paths, directory, written, step=self.step, attempt=self._attempt, epoch=self._epoch)
-
-    def _finish_together(self, directory: str, arrays: list[HostArray], group: Group) -> Manifest:
-        meeting = Meeting(directory, group)
-        if os.path.exists(os.path.join(directory, MANIFEST)):
-            raise CheckpointError(f"{directory} is complete: a checkpoint is never overwritten")
-        if not group.leads:
-            meeting.open()
-            with meeting.alive(), _reported(directory, self.bytes):
-                objects, lent = _write_share(directory, arrays, group)
-                meeting.hand_in(objects, lent)
-                del arrays, lent
-                return meeting.outcome()
-        with _removed_on_failure(directory, self.bytes):
-            Directory(directory).prepare(self.bytes)
-            meeting.open()
-            with meeting.alive():
-                objects, _ = _write_share(directory, arrays, group)
-                theirs, lent = meeting.collect()
-                written = _complete(directory, arrays, self._document, [*objects, *theirs], lent)
-            shutil.rmtree(os.path.join(directory, f".save-{group.serial}"))
-            Directory(directory).sync()
             return commit(self._paths, directory, written, step=self.step, attempt=self._attempt, epoch=self._epoch)
 
 
@@ -212,41 +193,6 @@ def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> 
     return written
 
 
-def _write_share(
-    directory: str, arrays: list[HostArray], group: Group
-) -> tuple[list[ObjectEntry], list[tuple[str, Box, np.ndarray]]]:
-    """The cells that are this process's to write, and the pieces of small arrays that it hands to process 0."""
-    store = Directory(directory)
-    objects = write_cells(store, arrays, lambda array, number, box: owner(array, number, box) == group.process)
-    store.sync()
-    small = [array for array in arrays if not grid_of(array.axes, array.shape, array.dtype)]
-    return objects, [(a.name, box, data) for a in small for box, data in lent_pieces(a, group.process)]
-
-
-def _complete(
-    directory: str,
-    arrays: list[HostArray],
-    document: dict[str, Any],
-    cells: list[ObjectEntry],
-    lent: list[tuple[str, Box, np.ndarray]],
-) -> Written:
-    """What process 0 adds when the cells of all processes are written: the rest, and that nothing lacks."""
-    extra: dict[str, list[tuple[Box, np.ndarray]]] = {}
-    for name, box, data in lent:
-        extra.setdefault(name, []).append((box, data))
-    whole_ones = [dataclasses.replace(a, pieces=[*a.pieces, *extra.get(a.name, [])]) for a in arrays]
-    store = Directory(directory)
-    objects = [*cells, *write_rest(store, whole_ones, document)]
-    store.sync()
-    entries = describe_arrays(whole_ones)
-    wanted = sorted([TRAIN, *{path for entry in entries for path in entry.objects}])
-    found = sorted(entry.path for entry in objects)
-    if found != wanted:
-        odd = sorted(set(wanted) ^ set(found)) or [path for path in found if found.count(path) > 1]
-        raise CheckpointError(f"{directory}: object {odd[0]} was written by no process, or by two: not saved")
-    return _written(entries, objects, document)
-
-
 def stored_bytes(arrays: list[HostArray]) -> int:
     """Bytes that the arrays will take on the disk, small change (headers, file system blocks) included roughly."""
     return sum(math.prod(array.shape) * numpy_dtype(array.dtype).itemsize for array in arrays) + (1 << 16)
@@ -255,10 +201,10 @@ def stored_bytes(arrays: list[HostArray]) -> int:
 def write_objects(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> Written:
     """Write arrays and ``train.json`` to ``store``, in threads, with bounded bytes in flight."""
     objects = [*write_cells(store, arrays), *write_rest(store, arrays, document)]
-    return _written(describe_arrays(arrays), objects, document)
+    return written_of(describe_arrays(arrays), objects, document)
 
 
-def _written(entries: list[ArrayEntry], objects: list[ObjectEntry], document: dict[str, Any]) -> Written:
+def written_of(entries: list[ArrayEntry], objects: list[ObjectEntry], document: dict[str, Any]) -> Written:
     hashes = {entry.path: entry.sha256 for entry in objects}
     ordered = sorted(objects, key=lambda entry: entry.path)
     return Written(entries, ordered, root_digest(entries, hashes, document["state"]))
@@ -332,8 +278,19 @@ def _bytes_of_cell(array: HostArray, box: Box, buffer: np.ndarray) -> Iterator[m
         yield bytes_of(array.part(slab, out))
 
 
-def commit(paths: RunPaths, directory: str, written: Written, *, step: int, attempt: int, epoch: int) -> Manifest:
-    """Make what was written a checkpoint: the manifest, last, while the fence is known to accept it.
+def commit(
+    paths: RunPaths,
+    directory: str,
+    written: Written,
+    *,
+    step: int,
+    attempt: int,
+    epoch: int,
+    hosts: Sequence[SpreadHost] = (),
+    host: str = "",
+) -> Manifest:
+    """Make what was written a checkpoint: the manifest, last, while the fence is known to accept it. ``hosts``,
+    ``host``: where it is spread, who holds it, and which of them this one is.
 
     Raises Fenced where it does not.
     """
@@ -348,8 +305,9 @@ def commit(paths: RunPaths, directory: str, written: Written, *, step: int, atte
         root_digest=written.root_digest,
         arrays=[entry.to_json() for entry in written.arrays],
         objects=[entry.to_json() for entry in written.objects],
+        hosts=[entry.to_json() for entry in hosts],
+        host=host,
     )
-    text = json.dumps(manifest.to_json(), indent=1, allow_nan=False).encode() + b"\n"
     with locked(paths.lock):
         fence = fences.check(paths, epoch, step)
         if in_bucket(directory):
@@ -357,10 +315,15 @@ def commit(paths: RunPaths, directory: str, written: Written, *, step: int, atte
 
             shared.check_fence(paths, fence, epoch, step)
         try:
-            open_store(directory).commit(MANIFEST, text)
+            open_store(directory).commit(MANIFEST, manifest_text(manifest))
         except FileExistsError as error:
             raise CheckpointError(f"{directory}: another process has committed it: it is not overwritten") from error
     return manifest
+
+
+def manifest_text(manifest: Manifest) -> bytes:
+    """The bytes of ``manifest.json``."""
+    return json.dumps(manifest.to_json(), indent=1, allow_nan=False).encode() + b"\n"
 
 
 def _already_saved(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Manifest:
@@ -387,9 +350,9 @@ def _no_room(directory: str, needed: int, why: str) -> str:
 
 
 @contextlib.contextmanager
-def _removed_on_failure(directory: str, needed: int) -> Iterator[None]:
+def removed_on_failure(directory: str, needed: int) -> Iterator[None]:
     """Remove what was written where the save fails; a process that is killed leaves a torn directory instead."""
-    with _reported(directory, needed):
+    with reported(directory, needed):
         try:
             yield
         except BaseException:
@@ -401,7 +364,7 @@ def _removed_on_failure(directory: str, needed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _reported(directory: str, needed: int) -> Iterator[None]:
+def reported(directory: str, needed: int) -> Iterator[None]:
     """Errors of the file system as CheckpointFull or CheckpointError."""
     try:
         yield

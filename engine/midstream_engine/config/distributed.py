@@ -2,34 +2,75 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from midstream_engine.config.errors import ConfigError
+
+# jax's own names of environment variables; the configuration wins over them.
+_VARIABLES = {
+    "coordinator_address": "JAX_COORDINATOR_ADDRESS",
+    "num_processes": "JAX_NUM_PROCESSES",
+    "process_id": "JAX_PROCESS_ID",
+}
 
 
 @dataclass(frozen=True)
 class DistributedConfig:
-    """Arguments of ``jax.distributed.initialize``. Nothing given: one process; jax finds TPU pods and SLURM itself
-    where ``initialize_jax_distributed`` asks it to."""
+    """The processes of the attempt. Each is told ``--trainer.distributed.coordinator_address H:P
+    --trainer.distributed.num_processes N --trainer.distributed.process_id I``, the first two the same on all;
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say the same. Nothing given: one process."""
 
-    coordinator_address: str | None = None  # host:port of process 0
+    coordinator_address: str | None = None  # host:port of process 0, where it waits for the others
     num_processes: int | None = None  # in all
     process_id: int | None = None  # this process's number, from 0
     local_device_ids: list[int] = field(default_factory=list)  # devices of this process; empty: all that it sees
-    initialize_jax_distributed: bool = False  # true: let jax find the other processes
+    initialize_jax_distributed: bool = False  # true: ask SLURM or the TPU pod for all of the above
+    initialization_timeout: int = 300  # seconds within which all have to be there
+    heartbeat_timeout: int = 60  # seconds without a sign of life after which a process is given up
 
     def __post_init__(self) -> None:
-        given = [name for name in ("coordinator_address", "num_processes", "process_id") if self._has(name)]
+        given = [name for name in _VARIABLES if getattr(self, name) is not None]
         if 0 < len(given) < 3:
-            missing = {"coordinator_address", "num_processes", "process_id"} - set(given)
+            missing = _VARIABLES.keys() - set(given)
             raise ConfigError(f"trainer.distributed: {', '.join(sorted(missing))} is missing beside {', '.join(given)}")
         if self.process_id is not None and not 0 <= self.process_id < (self.num_processes or 0):
             raise ConfigError(f"trainer.distributed.process_id: {self.process_id} is not below {self.num_processes}")
-
-    def _has(self, name: str) -> bool:
-        return getattr(self, name) is not None
+        if self.coordinator_address is not None:
+            host, _, port = self.coordinator_address.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+                raise ConfigError(
+                    f"trainer.distributed.coordinator_address: {self.coordinator_address!r} is not HOST:PORT"
+                )
+        for name in ("initialization_timeout", "heartbeat_timeout"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"trainer.distributed.{name}: {getattr(self, name)} is not a number of seconds")
 
     @property
     def wanted(self) -> bool:
         """Whether there is anything to start."""
         return self.coordinator_address is not None or self.initialize_jax_distributed
+
+    def with_environment(self, environment: Mapping[str, str]) -> DistributedConfig:
+        """With what the environment says, where the configuration says nothing."""
+        found: dict[str, Any] = {key: environment[name] for key, name in _VARIABLES.items() if environment.get(name)}
+        if self.coordinator_address is not None or "coordinator_address" not in found:
+            return self
+        for key in ("num_processes", "process_id"):
+            text = found.get(key, "")
+            if text and not text.isdigit():
+                raise ConfigError(f"{_VARIABLES[key]}={text!r} is no number")
+            found[key] = int(text) if text else None
+        return dataclasses.replace(self, **found)
+
+    def at(self, address: str, count: int, index: int, local: list[int]) -> DistributedConfig:
+        """With a place that was found out."""
+        return dataclasses.replace(
+            self,
+            coordinator_address=address,
+            num_processes=count,
+            process_id=index,
+            local_device_ids=self.local_device_ids or local,
+        )

@@ -12,6 +12,15 @@ from midstream_engine.config.model import Gpt2Config, LmConfig
 from midstream_engine.config.optimizer import AdamConfig, OptimizerConfig
 from midstream_engine.config.trainer import TrainerConfig
 
+# What ``trainer.distributed`` says of a process that has not been started.
+NOWHERE = {
+    "coordinator_address": None,
+    "num_processes": None,
+    "process_id": None,
+    "local_device_ids": [],
+    "initialize_jax_distributed": False,
+}
+
 
 @dataclass(frozen=True)
 class TrainLmConfig:
@@ -23,8 +32,9 @@ class TrainLmConfig:
     optimizer: OptimizerConfig = field(default_factory=AdamConfig)
 
     def resolved(self) -> dict[str, Any]:
-        """Every value, defaults included, as ``run.yaml`` holds it. ``trainer.root`` is left open: it belongs to the
-        machine, and the file travels."""
+        """Every value, defaults included, as ``run.yaml`` holds it. ``trainer.root`` and the processes' places in
+        ``trainer.distributed`` are left open: they belong to the machines, and the file travels."""
         value = draccus.encode(self)
         value["trainer"]["root"] = None
+        value["trainer"]["distributed"] |= NOWHERE
         return value

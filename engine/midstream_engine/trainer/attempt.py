@@ -17,6 +17,8 @@ from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.stores import shared
 from midstream_engine.errors import EngineError, FencedError
+from midstream_engine.processes.join import ALONE, Processes
+from midstream_engine.processes.places import Places
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ class Attempt:
     target: str
     launched: bool  # the launcher claimed the directory and redirected the log
     held: bool = False  # it waits or replays: the run is not its own until an order says so
+    processes: Processes = ALONE  # all of this attempt
+    places: Places | None = None  # which of them share a file system; None where there is one process
 
     @property
     def files(self) -> records.AttemptPaths:
@@ -121,11 +125,14 @@ def claim_attempt(paths: records.RunPaths) -> int:
 
 def record_start(attempt: Attempt, entry: records.LineageEntry) -> None:
     """Append the attempt to ``lineage.json``."""
-    _edit_lineage(attempt, entry)
+    if attempt.processes.leads:
+        _edit_lineage(attempt, entry)
 
 
 def record_end(attempt: Attempt, last_step: int) -> None:
     """Write into ``lineage.json`` that the attempt ended with the state ``step-<last_step>``."""
+    if not attempt.processes.leads:
+        return
     lineage = records.Lineage.read_or_none(attempt.paths.lineage)
     for entry in lineage.entries if lineage else []:
         if entry.attempt == attempt.number:

@@ -14,7 +14,7 @@ from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.data.batches import Batch, TrainingBatches
 from midstream_engine.models.lm import BATCH, POSITION
-from midstream_engine.trainer.mesh import Layout
+from midstream_engine.trainer.mesh import Layout, place
 
 log = logging.getLogger(__name__)
 MICRO = "micro"  # the axis of micro-batches, walked in order
@@ -38,7 +38,7 @@ class Cut:
     def put(self, array: np.ndarray, dtype: type = np.int32) -> NamedArray:
         """[batch, position] on this host -> [micro, batch, position] on the devices."""
         cut = np.ascontiguousarray(array.reshape(self.micro, self.size, -1), dtype)
-        return NamedArray(jax.device_put(cut, self.sharding), self.axes(array.shape[-1]))
+        return NamedArray(place(cut, self.sharding), self.axes(array.shape[-1]))
 
     def shape(self, positions: int, dtype: type = np.int32) -> NamedArray:
         """The shape of what ``put`` gives, for lowering ahead of time."""

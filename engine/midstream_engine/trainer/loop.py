@@ -23,9 +23,10 @@ from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.tracking.recorder import Recorder
 from midstream_engine.trainer import flops
 from midstream_engine.trainer.attempt import Attempt
+from midstream_engine.trainer.mesh import place
 from midstream_engine.trainer.profile import Profile
 from midstream_engine.trainer.programs import Programs
-from midstream_engine.trainer.requests import Requests, Wanted
+from midstream_engine.trainer.requests import Known, Requests, Wanted
 from midstream_engine.trainer.saving import NotSaved, Saver
 from midstream_engine.trainer.setup import Setup
 from midstream_engine.trainer.state import TrainState
@@ -52,13 +53,16 @@ class Loop:
         step: int,
     ):
         self.state, self.step = state, step
+        self._leads = attempt.processes.leads
         self._setup, self._programs, self._saver = setup, programs, saver
         self._requests, self._attempt, self._status, self._metrics = requests, attempt, status, metrics
         self._trainer = setup.config.trainer
         self._fence_seen: tuple[int, int] | None = None
+        self._epoch = 0  # of the fence, as it was last seen
         self._logged = 0.0
         self._later: Wanted | None = None  # an order to stop at a step that is still to come
-        self._profile = Profile(self._trainer, attempt, step)
+        profiled = self._trainer if self._leads else dataclasses.replace(self._trainer, profiler=False)
+        self._profile = Profile(profiled, attempt, step)
         self._flops = flops.flops_per_token(setup.config.model, setup.tokenizer.vocab_size)
         device_peak = flops.peak(jax.devices()[0].device_kind) if "16" in str(setup.policy.compute_dtype) else None
         self._peak = None if device_peak is None else device_peak * setup.layout.mesh.size
@@ -69,17 +73,17 @@ class Loop:
         self._status.update(state=records.TRAINING, step=self.step)
         try:
             while True:
-                self._check_fence()
+                wanted = self._not_yet(self._requests.look(self._known(self.step)))
+                self._check_fence(wanted.known.epoch)
                 with _refused_by_fence():
-                    self._saver.poll()
-                wanted = self._not_yet(self._requests.look())
+                    self._saver.poll(wanted.known.busy, wanted.known.failed)
                 if wanted.stop and self._stop(wanted):
                     return records.STOPPED
                 if self.step >= self._trainer.num_train_steps:
                     self._save("end of training", last=True)
                     return records.FINISHED
                 self._answer(wanted)
-                if self._saver.due(self.step, time.monotonic()):
+                if wanted.known.due:
                     self._try_save("checkpointer")
                 self._update(source)
         finally:
@@ -98,8 +102,9 @@ class Loop:
         began = time.monotonic()
         batch, tokens, mask = source.next()
         loaded = time.monotonic()
-        number = jax.device_put(np.int32(self.step), self._setup.layout.replicated())
+        number = place(np.array(self.step, np.int32), self._setup.layout.replicated())
         self.state, result = self._programs.step(self.state, number, tokens, mask)
+        self._requests.ahead(self._known(self.step + 1))  # while the devices are at it
         loss = float(result.loss)  # waits for the update
         duration = time.monotonic() - loaded
         index, self.step = self.step, self.step + 1
@@ -147,21 +152,33 @@ class Loop:
 
     # ------------------------------------------------------------------------------------------------- boundaries
 
-    def _check_fence(self) -> None:
-        """A stat a step: a run that was handed to someone else is not trained on."""
+    def _known(self, step: int) -> Known:
+        """What this process knows, for the boundary at ``step``: see ``requests``."""
+        busy, failed = self._saver.busy, self._saver.failed
+        due = self._leads and self._saver.due(step, time.monotonic())
+        return Known(epoch=self._fence_epoch(), due=due, busy=busy, failed=0 if busy else failed)
+
+    def _fence_epoch(self) -> int:
+        """Of the fence on this host: a stat a step, and a read only where it changed."""
         try:
             status = os.stat(self._attempt.paths.fence)
         except FileNotFoundError:
+            return self._epoch
+        if (status.st_mtime_ns, status.st_ino) != self._fence_seen:
+            self._fence_seen = (status.st_mtime_ns, status.st_ino)
+            fence = read_fence(self._attempt.paths)
+            self._epoch = fence.epoch if fence is not None else 0
+        return self._epoch
+
+    def _check_fence(self, epoch: int) -> None:
+        """A run that was handed to someone else is not trained on. ``epoch``: the highest that any process sees."""
+        if epoch <= self._attempt.epoch:
             return
-        if (status.st_mtime_ns, status.st_ino) == self._fence_seen:
-            return
-        self._fence_seen = (status.st_mtime_ns, status.st_ino)
         fence = read_fence(self._attempt.paths)
-        if fence is not None and fence.epoch > self._attempt.epoch:
-            raise FencedError(
-                f"the run was handed to {fence.holder} (epoch {fence.epoch}, sealed at step {fence.sealed_step}): "
-                f"this attempt ends at step {self.step}"
-            )
+        whom = f"on (epoch {epoch})"
+        if fence is not None and fence.epoch == epoch:  # it may be another host's that says so
+            whom = f"to {fence.holder} (epoch {epoch}, sealed at step {fence.sealed_step})"
+        raise FencedError(f"the run was handed {whom}: this attempt ends at step {self.step}")
 
     def _not_yet(self, wanted: Wanted) -> Wanted:
         """What is wanted, but an order to stop at a step that is still to come, which is put off until then. A newer

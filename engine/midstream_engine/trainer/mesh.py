@@ -9,6 +9,7 @@ from typing import Any
 
 import haliax as hax
 import jax
+import numpy as np
 from haliax import NamedArray
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -65,6 +66,14 @@ class Layout:
     def constrained(self, tree: Any) -> Any:
         """``tree`` inside jit, its named arrays held to their shardings at rest."""
         return jax.lax.with_sharding_constraint(tree, self.at_rest(tree))
+
+
+def place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """``array``, which every process has the whole of, on the devices; no process waits for another one, so any thread
+    may call it."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def build_layout(config: TrainerConfig, devices: Sequence[Any] | None = None) -> Layout:

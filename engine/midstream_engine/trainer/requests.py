@@ -1,25 +1,28 @@
 """What was asked of the running engine, by signal or by order, and how all its processes come to agree on it.
 
-Requests are counted, never cleared: a process compares what is agreed with what it has carried out. Each process holds
-a vector of int32; the element-wise maximum over all processes is what everyone acts on, at the same step, any number of
-times.
+Each process holds a vector of int32 with what it knows at a step boundary; the element-wise maximum over all processes
+is what everyone acts on, at the same step, any number of times. Whatever differs between processes (signals, clocks,
+how far a save is) goes through it; whatever does not is decided by each for itself.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from midstream_engine import records
+from midstream_engine.processes.join import ALONE, Processes
 
 log = logging.getLogger(__name__)
 
 # Places in the vector.
-SAVES, STOPS, ORDER = range(3)
+SAVES, STOPS, ORDER, EPOCH, DUE, BUSY, FAILED = range(7)
 
 
 class Signals:
@@ -63,9 +66,23 @@ class OrderFile:
             except records.RecordError as error:
                 log.error("order not read: %s", error)
                 return self.order
-            if self.order is None or order.serial > self.order.serial:
-                self.order = order
+            self.take(order)
         return self.order
+
+    def take(self, order: records.Order) -> None:
+        """An order that another process has read."""
+        if self.order is None or order.serial > self.order.serial:
+            self.order = order
+
+
+@dataclass(frozen=True)
+class Known:
+    """What one process knows at a step boundary, or what all agree on: the largest of each."""
+
+    epoch: int = 0  # of the fence that it sees
+    due: bool = False  # the checkpointer wants a save; process 0's clock alone decides
+    busy: bool = False  # a save is still in flight
+    failed: int = 0  # how the save that has ended went: 0 well, else ``saving.NOT_SAVED`` or ``saving.FENCED``
 
 
 @dataclass(frozen=True)
@@ -75,40 +92,94 @@ class Wanted:
     save: bool = False
     stop: bool = False
     order: records.Order | None = None  # the one to carry out, which no earlier boundary has
+    known: Known = Known()  # what all processes agree on
 
 
 class Requests:
     """Collects requests and says what is to be done; each request is answered once."""
 
-    def __init__(self, signals: Signals, orders: OrderFile):
+    def __init__(self, signals: Signals, orders: OrderFile, processes: Processes = ALONE):
         self._signals, self._orders = signals, orders
+        self._processes = processes
         order = orders.order
         # What the attempt was started with (a restore, say) is carried out by starting.
         started = order.serial if order is not None and order.action in records.STARTS else 0
         self._done = np.array([0, 0, started], np.int32)
+        self._answered = [0, 0]  # signals of this process that are in ``_done``
+        self._told = started  # newest order that this process has told the others
+        self._ahead: tuple[Any, list[int]] | None = None
+        self._agree: Agreement | None = None
 
-    def look(self) -> Wanted:
-        """Ask once at each step boundary."""
-        order = self._orders.poll()
-        mine = np.array([self._signals.saves, self._signals.stops, order.serial if order else 0], np.int32)
-        agreed = agree(mine)
-        fresh = agreed > self._done
-        self._done = np.maximum(self._done, agreed)
-        new = order if fresh[ORDER] else None
+    def ahead(self, known: Known) -> None:
+        """Several processes: begin to agree on what the next boundary will act on, while the devices are at a step."""
+        if self._processes.count > 1:
+            self._ahead = self._submit(known)
+
+    def look(self, known: Known | None = None) -> Wanted:
+        """Ask once at each step boundary; ``known``: what this process knows, of no effect after :meth:`ahead`."""
+        known = known or Known()
+        begun, self._ahead = self._ahead or self._submit(known), None
+        vector, signals = begun
+        agreed = vector if self._agree is None else self._agree.result(vector)
+        fresh = agreed[: len(self._done)] > self._done
+        self._done = np.maximum(self._done, agreed[: len(self._done)])
+        self._answered = signals
+        new = self._order(int(agreed[ORDER])) if fresh[ORDER] else None
         action = new.action if new else ""
         return Wanted(
             save=bool(fresh[SAVES]) or action == records.SAVE,
             stop=bool(fresh[STOPS]) or action == records.STOP,
             order=new,
+            known=Known(int(agreed[EPOCH]), bool(agreed[DUE]), bool(agreed[BUSY]), int(agreed[FAILED])),
         )
 
+    def _submit(self, known: Known) -> tuple[Any, list[int]]:
+        order = self._orders.poll()
+        serial = order.serial if order else 0
+        signals = [self._signals.saves, self._signals.stops]
+        # One more than all have agreed on, where this process was asked again: so no signal hides behind another's.
+        asked = [done + (now > seen) for done, now, seen in zip(self._done, signals, self._answered, strict=False)]
+        mine = np.array([*asked, serial, known.epoch, known.due, known.busy, known.failed], np.int32)
+        if self._processes.board is None:
+            return mine, signals
+        if order is not None and serial > self._told:
+            self._told = serial
+            self._processes.board.post(f"order-{serial}", json.dumps(order.to_json()).encode())
+        if self._agree is None:
+            self._agree = Agreement(len(mine))
+        return self._agree.begin(mine), signals
 
-def agree(vector: np.ndarray) -> np.ndarray:
-    """The element-wise maximum of ``vector`` (int32) over all processes."""
-    import jax
+    def _order(self, serial: int) -> records.Order | None:
+        """The agreed order, from this host's file or from a process whose host has it."""
+        order, board = self._orders.order, self._processes.board
+        if board is not None and (order is None or order.serial != serial):
+            order = records.Order.from_json(json.loads(board.take_any(f"order-{serial}")), f"order {serial}")
+            self._orders.take(order)
+            self._told = max(self._told, serial)
+        return order
 
-    if jax.process_count() == 1:
-        return vector
-    from jax.experimental import multihost_utils
 
-    return np.max(np.asarray(multihost_utils.process_allgather(vector)), axis=0)
+class Agreement:
+    """The element-wise maximum of vectors (int32 [length]) over all processes: a program of its own beside the step."""
+
+    def __init__(self, length: int):
+        import jax
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        mesh = Mesh(np.array(jax.devices()), ("everyone",))
+        self._shape = (len(jax.devices()), length)
+        self._each = NamedSharding(mesh, PartitionSpec("everyone"))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        vectors = jax.ShapeDtypeStruct(self._shape, np.int32, sharding=self._each)
+        self._program = jax.jit(lambda rows: rows.max(axis=0), out_shardings=everywhere).lower(vectors).compile()
+
+    def begin(self, mine: np.ndarray) -> Any:
+        """Hand this process's vector to its devices, and start."""
+        import jax
+
+        rows = jax.make_array_from_callback(self._shape, self._each, lambda index: mine[None])
+        return self._program(rows)
+
+    @staticmethod
+    def result(begun: Any) -> np.ndarray:
+        return np.asarray(begun)

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import jax
 
 from midstream_engine import records
-from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.errors import EngineError
 from midstream_engine.tracking.facts import RunFacts
 from midstream_engine.tracking.recorder import Recorder
 from midstream_engine.tracking.trackers import start_recorder
 from midstream_engine.trainer import attempt as attempts
+from midstream_engine.trainer.agreed import agree_on_order, agree_on_origin, check_alike, in_turn
 from midstream_engine.trainer.attempt import Attempt
 from midstream_engine.trainer.crossing import measure_later
 from midstream_engine.trainer.held import hold, rehearse
@@ -44,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def configure_jax(config: TrainLmConfig, root: str) -> str:
-    """The compile cache, which makes a restart quick, what ``trainer.jax_config`` sets, and the other processes.
+    """The compile cache, which makes a restart quick, and what ``trainer.jax_config`` sets.
 
     Returns the directory of the compile cache. Raises ConfigError for an option that jax does not have or a value that
     it does not take.
@@ -60,28 +59,9 @@ def configure_jax(config: TrainLmConfig, root: str) -> str:
             jax.config.update(name, value)
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"trainer.jax_config.{name}: {value!r}: {' '.join(str(error).split())}") from None
-    start_distributed(trainer.distributed)
     if trainer.require_accelerator and jax.default_backend() == "cpu":
         raise ConfigError("trainer.require_accelerator is true, and jax sees no accelerator here")
     return directory
-
-
-def start_distributed(config: DistributedConfig) -> None:
-    """Join the other processes, where the configuration names them. Raises EngineError where they do not answer."""
-    if not config.wanted:
-        return
-    if os.environ.get("JAX_PLATFORMS") == "cpu":
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    try:
-        jax.distributed.initialize(
-            config.coordinator_address,
-            config.num_processes,
-            config.process_id,
-            local_device_ids=config.local_device_ids or None,
-        )
-    except (RuntimeError, ValueError) as error:
-        raise EngineError(f"trainer.distributed: {' '.join(str(error).split())}") from None
-    log.info("process %d of %d", jax.process_index(), jax.process_count())
 
 
 @dataclass(frozen=True)
@@ -106,15 +86,16 @@ class Beginning:
 def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
     """Train; returns FINISHED or STOPPED. The status is left for the caller to end."""
     orders = OrderFile(attempt.files.order)
-    requests = Requests(signals, orders)
+    agree_on_order(attempt.processes, orders)
+    requests = Requests(signals, orders, attempt.processes)
     configure_jax(config, root)
     devices = describe_devices()
     status.update(devices=devices, versions=versions())
     status.write()
     log.info("attempt %d, epoch %d, on %d %s", attempt.number, attempt.epoch, len(devices), devices[0]["kind"])
 
-    origin = find_origin(attempt, config, orders.order)
-    ready = get_ready(config, root, origin, status)
+    origin = agree_on_origin(attempt, lambda: find_origin(attempt, config, orders.order))
+    ready = get_ready(config, root, attempt, origin, status)
     if attempt.held:
         assert origin is not None
         shadow = orders.order is not None and orders.order.action == records.REPLAY
@@ -127,7 +108,7 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
             promoted = Beginning(outcome.state, outcome.step, origin, status.value.root_digest, outcome)
             return train(config, attempt, status, ready, requests, promoted)
         origin = origin_of(attempt, outcome.order)
-        ready = get_ready(config, root, origin, status, ready)
+        ready = get_ready(config, root, attempt, origin, status, ready)
     elif orders.order is not None and orders.order.action in records.STARTS:
         status.update(order=orders.order.serial)
     beginning = begin(attempt, ready, origin, status)
@@ -146,7 +127,12 @@ def stand_by(
 
 
 def get_ready(
-    config: TrainLmConfig, root: str, origin: Origin | None, status: StatusFile, known: Ready | None = None
+    config: TrainLmConfig,
+    root: str,
+    attempt: Attempt,
+    origin: Origin | None,
+    status: StatusFile,
+    known: Ready | None = None,
 ) -> Ready:
     """Set up for ``origin`` and begin to compile; ``known`` where that is what it needs."""
     schedule = batch_schedule_from(origin, config)
@@ -154,10 +140,13 @@ def get_ready(
     if known is not None and known.setup.batch_schedule == schedule and known.setup.batches.cache.digest == digest:
         return known
     step = origin.step if origin else 0
-    setup = prepare(config, root, digest, step=step, batch_schedule=schedule)
+    sets = origin.validation if origin and origin.same_run else None
+    setup = in_turn(attempt, lambda: prepare(config, root, digest, step=step, batch_schedule=schedule, validation=sets))
+    check_alike(attempt.processes, "data", setup.batches.cache.digest)
     if origin is not None and origin.same_run:
         check_same_data(origin, config, setup.tokenizer.id)
-    status.update(state=records.COMPILING, step=step, data_digest=setup.batches.cache.digest)
+    digest, digests = setup.batches.cache.digest, setup.data_digests
+    status.update(state=records.COMPILING, step=step, data_digest=digest, data_digests=digests)
     return Ready(setup, Programs(setup))
 
 
@@ -177,7 +166,8 @@ def begin(attempt: Attempt, ready: Ready, origin: Origin | None, status: StatusF
     seconds["compile"] = 0.0 if attempt.held else programs.wait()
     if origin.same_run:
         evidence = prove(origin, resumed, train, setup, programs.witness, seconds)
-        evidence.write(attempt.files.restore)
+        if attempt.processes.leads:
+            evidence.write(attempt.files.restore)
     if origin.own:
         status.update(checkpoint=origin.name, root_digest=resumed.root_digest)
     began = time.monotonic()
@@ -217,7 +207,8 @@ def train(
         ),
     )
     facts = RunFacts(attempt.paths.run_id, attempt.number, first, attempt.files.dir, config.resolved())
-    metrics = start_recorder(attempt.files.metrics, config.trainer.tracker, facts, process=jax.process_index())
+    path = attempt.files.metrics if attempt.processes.leads else os.devnull
+    metrics = start_recorder(path, config.trainer.tracker, facts, process=attempt.processes.index)
     loop = Loop(ready.setup, ready.programs, saver, requests, attempt, status, metrics, beginning.state, step)
     ended = ""
     try:

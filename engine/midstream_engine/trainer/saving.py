@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +13,10 @@ from midstream_engine import records
 from midstream_engine.checkpoint.background import Background
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.fence import Fenced
+from midstream_engine.checkpoint.group import Group, give_up
 from midstream_engine.checkpoint.policy import Retention
 from midstream_engine.checkpoint.save import PendingSave, begin_save
+from midstream_engine.checkpoint.stores import in_bucket, open_shelf
 from midstream_engine.records import RecordError
 from midstream_engine.trainer.attempt import Attempt
 from midstream_engine.trainer.setup import Setup
@@ -22,6 +25,7 @@ from midstream_engine.trainer.status import StatusFile
 from midstream_engine.trainer.witness import Witness
 
 log = logging.getLogger(__name__)
+NOT_SAVED, FENCED = 1, 2  # how a save ended that did not end well, as processes tell each other
 
 
 def train_state(setup: Setup, step: int) -> dict[str, Any]:
@@ -48,11 +52,21 @@ class Saver:
     """Saves states of one attempt behind the training loop and lets retention do its work.
 
     The loop stands still for the witness and the snapshot alone; one save at a time is written, hashed and committed
-    on a thread of its own. Every method belongs to the loop's thread.
+    on a thread of its own, which takes no part in collectives: several processes meet at their board. Every method
+    belongs to the loop's thread, and is called at the same boundaries on all processes, with what they have agreed on.
     """
 
-    def __init__(self, setup: Setup, attempt: Attempt, status: StatusFile, witness: Witness, now: float):
+    def __init__(
+        self,
+        setup: Setup,
+        attempt: Attempt,
+        status: StatusFile,
+        witness: Witness,
+        now: float,
+    ):
         self._setup, self._attempt, self._status, self._witness = setup, attempt, status, witness
+        self._processes, self._places = attempt.processes, attempt.places
+        self._serial = 0  # of the newest save of this attempt
         self._retention = Retention(setup.config.trainer.checkpointer.policy(), now)
         self._saved_step: int | None = None  # the newest that is on the disk
         self._behind = Background[int]("saving")  # labelled with the step
@@ -64,8 +78,20 @@ class Saver:
         """The run's directory already has ``step-<step>``: the one that was restored."""
         self._saved_step = step
 
+    @property
+    def busy(self) -> bool:
+        """Whether a save is still in flight, as far as this process knows."""
+        return not self._behind.done
+
+    @property
+    def failed(self) -> int:
+        """How the save ended that has not been collected yet: 0 well, else NOT_SAVED or FENCED."""
+        error = self._behind.error
+        return 0 if error is None else FENCED if isinstance(error, Fenced) else NOT_SAVED
+
     def due(self, step: int, now: float) -> bool:
-        """Whether the checkpointer's policy wants a save here, and there is room for it behind the loop.
+        """Whether the checkpointer's policy wants a save here, and there is room for it behind the loop. Of several
+        processes, the first decides.
 
         A temporary checkpoint is put off while another one is being written; a permanent one is worth waiting for.
         """
@@ -103,11 +129,11 @@ class Saver:
         elif then:
             then()
 
-    def poll(self) -> None:
+    def poll(self, busy: bool | None = None, failed: int = 0) -> None:
         """Once at each step boundary: what became of the save in flight. A failed one is logged and in the status.
-        Raises Fenced where the run is someone else's."""
-        if self._behind.done:
-            self._collect()
+        ``busy``, ``failed``: of several processes the worst. Raises Fenced where the run is someone else's."""
+        if not (self.busy if busy is None else busy):
+            self._collect(failed)
 
     def close(self) -> None:
         """Wait for the save in flight: no end of the loop, however sudden, cuts it off. Raises nothing of it."""
@@ -120,9 +146,11 @@ class Saver:
     def _begin(self, state: TrainState, step: int, reason: str, *, copy: bool) -> None:
         began = time.monotonic()
         self._retention.saved(began)
+        self._serial += 1
+        group = self._group()
         with self._standing_still(step):
+            measured = self._witness.measure(state.model, self._setup.batches.batch(step))
             try:
-                measured = self._witness.measure(state.model, self._setup.batches.batch(step))
                 pending = begin_save(
                     self._attempt.paths,
                     state,
@@ -133,9 +161,17 @@ class Saver:
                     provenance=self._provenance(),
                     witness=measured.to_json(),
                     copy=copy,
+                    group=group,
                 )
-            except (CheckpointError, OSError) as error:
-                raise self._failed(step, error) from error
+            except (CheckpointError, Fenced, OSError) as error:
+                if group is None:
+                    if isinstance(error, Fenced):
+                        raise
+                    raise self._failed(step, error) from error
+                # The others wait for this process's share: they learn of it as of a save that failed later.
+                failure = error
+                self._behind.start(step, lambda: give_up(group, failure))
+                return
         stall = time.monotonic() - began
         self._behind.start(step, lambda: self._finish(pending, reason, began, stall))
 
@@ -144,15 +180,43 @@ class Saver:
         manifest = pending.finish()
         self._status.update(checkpoint=manifest.name, root_digest=manifest.root_digest)
         self._status.write()
+        if not self._processes.leads:
+            if manifest.hosts:
+                self._remove_what_the_first_removed()
+            return
         log.info(
             "saved %s (%s): %.1f MB in %.2f s, training stood still for %.2f s, root digest %s",
             manifest.name, reason, manifest.size / 1e6, time.monotonic() - began, stall, manifest.root_digest,
         )  # fmt: skip
+        removed: list[str] = []
         try:
-            for name in self._retention.prune(self._attempt.paths):
-                log.info("removed the temporary checkpoint %s", name)
+            removed = self._retention.prune(self._attempt.paths)
         except (CheckpointError, RecordError, OSError) as error:
             log.error("old checkpoints not removed: %s", error)
+        for name in removed:
+            log.info("removed the temporary checkpoint %s", name)
+        if manifest.hosts and self._processes.board is not None:
+            self._processes.board.post(f"removed-{self._serial}", json.dumps(removed).encode())
+
+    def _remove_what_the_first_removed(self) -> None:
+        """The shares of a spread checkpoint go with it; pins lie with process 0."""
+        board, places = self._processes.board, self._places
+        assert board is not None
+        names = json.loads(board.take(f"removed-{self._serial}", 0))
+        if places is None or not places.leads:
+            return
+        shelf = open_shelf(self._attempt.paths.checkpoints)
+        try:
+            for name in set(names) & set(shelf.names()):
+                shelf.set_aside(name)
+                shelf.empty(name)
+        except OSError as error:
+            log.error("old checkpoints not removed: %s", error)
+
+    def _group(self) -> Group | None:
+        board = self._processes.board
+        places = None if in_bucket(self._attempt.paths.checkpoints) else self._places
+        return None if board is None else Group(board, self._serial, places)
 
     def _wait(self) -> NotSaved | None:
         """Stand still until nothing is in flight; the error that the save ended with, after reporting it."""
@@ -161,12 +225,15 @@ class Saver:
         with self._standing_still(self._status.value.step):
             return self._collect()
 
-    def _collect(self) -> NotSaved | None:
+    def _collect(self, failed: int = 0) -> NotSaved | None:
+        """``failed``: how it went with the worst of the processes; what they wait for together they see alike."""
         outcome = self._behind.collect()
         if outcome is None:
             return None
         then, self._then = self._then, []
         step, error = outcome
+        if error is None and failed:
+            error = CheckpointError("another process did not hear that it was; its log says why")
         if error is None:
             self._saved_step = step
             if self._complaint and self._status.value.message == self._complaint:
@@ -210,4 +277,5 @@ class Saver:
             "devices": status.devices,
             "versions": status.versions,
             "config": self._setup.config.resolved(),
+            "validation": self._setup.validation.to_json() if self._setup.validation else {},
         }

@@ -8,6 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jmp
+import numpy as np
 import optax
 from haliax import NamedArray
 from jaxtyping import PRNGKeyArray
@@ -15,7 +16,7 @@ from jaxtyping import PRNGKeyArray
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.models.lm import LmModel, init_model
 from midstream_engine.optim.averaging import ModelAverage, start_average
-from midstream_engine.trainer.mesh import Layout
+from midstream_engine.trainer.mesh import Layout, place
 
 
 class TrainState(eqx.Module):
@@ -56,16 +57,21 @@ def fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout, seed
 
     Bit-identical on any mesh: jax's default generator is partitionable, and see ``models.layers.normal``.
     """
-    return compile_fresh_state(init, layout)(jax.device_put(jax.random.key(seed), layout.replicated()))
+    key = np.asarray(jax.random.key_data(jax.random.key(seed)))
+    return compile_fresh_state(init, layout)(place(key, layout.replicated()))
 
 
 def compile_fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout) -> Any:
-    """``init`` as a program that makes the state in place."""
+    """``init`` as a program that makes the state in place, from the raw key (uint32 [2])."""
     # Run once: LLVM's optimisation would take ten times as long as it saves.
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+
+    def begin(raw: jax.Array) -> TrainState:
+        return init(jax.random.wrap_key_data(raw))
+
     with layout.active():
-        jitted = jax.jit(init, out_shardings=layout.at_rest(abstract_state(init)), compiler_options=options)
+        jitted = jax.jit(begin, out_shardings=layout.at_rest(abstract_state(init)), compiler_options=options)
         return jitted.lower(jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=layout.replicated())).compile()
 
 

@@ -12,18 +12,35 @@ from midstream_engine import records
 
 log = logging.getLogger(__name__)
 HEARTBEAT = 1.5  # seconds; readers expect one at least every two
+_PROGRESS = ("state", "step", "checkpoint", "order")
 
 
 class StatusFile:
-    """Holds the status and writes it: durably with each change of state, otherwise as it comes."""
+    """Holds the status and writes it: durably with each change of state, otherwise as it comes.
 
-    def __init__(self, path: str, *, run_id: str, attempt: int, epoch: int, num_train_steps: int, process: int = 0):
+    ``progress`` is the time of the last change of state, step, checkpoint or order: what the training loop does, and
+    the heartbeat does not.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        run_id: str,
+        attempt: int,
+        epoch: int,
+        num_train_steps: int,
+        process: int = 0,
+        processes: int = 1,
+        host: str = "",
+    ):
         identity = records.this_process()
         self._path = path
         self._lock = threading.Lock()
         self._status = records.Status(
             state=records.STARTING, step=0, process=process, heartbeat=time.time(), run_id=run_id, attempt=attempt,
-            epoch=epoch, num_train_steps=num_train_steps, **identity.to_json(),
+            epoch=epoch, num_train_steps=num_train_steps, processes=processes, host=host, progress=time.time(),
+            **identity.to_json(),
         )  # fmt: skip
         self._ended = threading.Event()
         self._write(durable=True)
@@ -37,9 +54,13 @@ class StatusFile:
     def update(self, **changes: Any) -> None:
         """Change fields. A new ``state`` is written at once, the rest with the next heartbeat."""
         with self._lock:
-            before = self._status.state
-            self._status = dataclasses.replace(self._status, **changes)
-            changed = self._status.state != before
+            before = self._status
+            if before.state == records.FAILED:  # for good, whatever the rest of the process is still at
+                return
+            self._status = dataclasses.replace(before, **changes)
+            if any(getattr(before, name) != getattr(self._status, name) for name in _PROGRESS):
+                self._status = dataclasses.replace(self._status, progress=time.time())
+            changed = self._status.state != before.state
         if changed:
             self._write(durable=True)
 

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from midstream_engine import records
 from midstream_engine.data.batches import Batch, example_digest
 from midstream_engine.models.lm import BATCH, POSITION, LmModel, token_losses
-from midstream_engine.trainer.mesh import Layout
+from midstream_engine.trainer.mesh import Layout, place
 
 SEQUENCES = 8
 TOLERANCE = 1e-4  # relative
@@ -75,7 +75,7 @@ class Witness:
         return Measured([float(loss) for loss in losses], hashlib.sha256(digests).hexdigest(), batch.digest)
 
     def _put(self, array: np.ndarray) -> NamedArray:
-        return NamedArray(jax.device_put(array.astype(np.int32), self._sharding), self._axes)
+        return NamedArray(place(array.astype(np.int32), self._sharding), self._axes)
 
 
 def worst_error(recorded: list[float], recomputed: list[float]) -> float:
