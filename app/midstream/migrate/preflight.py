@@ -30,6 +30,7 @@ def run_checks(fleet: Fleet, hosts: Hosts, plan: Plan) -> Iterator[Check]:
         return
     yield from _source(source, plan)
     yield from _target(target, plan, fleet)
+    yield _route(source, target)
     yield from _fit(source, plan)
 
 
@@ -42,6 +43,16 @@ def _reach(hosts: Hosts, name: str, role: str):
         return None
     yield Check(f"{role} answers", PASS, name)
     return host
+
+
+def _route(source: Host, target: Host) -> Check:
+    """The way that the checkpoint's bytes will take."""
+    from midstream.transfer.route import probe
+
+    try:
+        return Check("route", PASS, probe(source, target).text(source.name, target.name))
+    except HostError as error:
+        return Check("route", FAIL, error.message, error.fix)
 
 
 def _source(source: Host, plan: Plan) -> Iterator[Check]:
