@@ -225,7 +225,19 @@ def test_a_flipped_bit_in_the_manifest_is_found_or_touches_only_what_the_digest_
 def digested(manifest: dict) -> list:
     """What of a manifest the root digest and the objects vouch for: all but who wrote it, when, under what epoch."""
     objects = [(entry["path"], entry["size"], entry["sha256"]) for entry in manifest["objects"]]
-    return [manifest["format"], manifest["version"], manifest["root_digest"], manifest["arrays"], objects]
+    fields = ("name", "axes", "shape", "dtype", "grid", "objects")
+    arrays = [[array[field] for field in fields] for array in manifest["arrays"]]
+    return [manifest["format"], manifest["version"], manifest["root_digest"], arrays, objects]
+
+
+def test_a_packed_arrays_own_hash_that_is_not_its_own_is_found(checkpoint):
+    path = checkpoint / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    array = next(array for array in manifest["arrays"] if not array["grid"] and array["shape"])
+    array["sha256"] = "0" * 64
+    path.write_text(json.dumps(manifest))
+    (flaw,) = verify_checkpoint(str(checkpoint)).flaws
+    assert flaw == f"object small.safetensors: {array['name']} has another SHA-256 than the manifest says"
 
 
 def test_without_a_manifest_it_is_no_checkpoint(checkpoint):

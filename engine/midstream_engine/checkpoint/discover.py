@@ -106,7 +106,7 @@ def _mistyped(manifest: Manifest) -> str:
         numbers.append((f"size of {entry.path}", entry.size))
         texts += [(f"{key} of {entry.path}", getattr(entry, key)) for key in ("path", "sha256", "crc32c", "host")]
     for array in manifest.array_entries:
-        texts += [(f"{key} of array {array.name}", getattr(array, key)) for key in ("name", "dtype")]
+        texts += [(f"{key} of array {array.name}", getattr(array, key)) for key in ("name", "dtype", "sha256")]
         for key, into in (("shape", numbers), ("grid", numbers), ("axes", texts), ("objects", texts)):
             into += [(f"{key} of array {array.name}", value) for value in getattr(array, key)]
     wrong = [name for name, value in numbers if type(value) is not int or value < 0]

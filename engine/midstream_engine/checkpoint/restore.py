@@ -6,8 +6,8 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import jax
@@ -29,6 +29,8 @@ from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.base import Store
 from midstream_engine.checkpoint.tree import LogicalArray, flatten, flatten_shardings, unflatten
 from midstream_engine.records import PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
+
+AHEAD = 16  # objects that the disk is asked for before they are read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +165,20 @@ def _read_arrays(
         if entry.grid:
             tasks.append(_metadata_task(store.where, entry, objects, observe))
             tasks += _cell_tasks(store, entry, objects, assemblies[entry.name], blocks, hashes)
-    run_bounded(tasks)
+    run_bounded(_announced(tasks, store, [path for path in objects if path not in hashes and "/c/" in path]))
     return {name: assembly.finish() for name, assembly in assemblies.items()}
+
+
+def _announced(tasks: Iterable[Task], store: Store, paths: Iterable[str]) -> Iterator[Task]:
+    """The tasks; with each that is handed out the store is told of one more object that will be read, ``AHEAD``
+    of it."""
+    upcoming = iter(paths)
+    for path in islice(upcoming, AHEAD):
+        store.expect(path)
+    for task in tasks:
+        for path in islice(upcoming, 1):
+            store.expect(path)
+        yield task
 
 
 def _metadata_task(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -76,10 +77,10 @@ def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
             hashes[path] = sha256
         if path == TRAIN:
             train.update(check_train(_json(data, path), f"object {TRAIN}"))
+        small = dict(_unpacked(data, [entry for entry in arrays.values() if not entry.grid])) if path == PACKED else {}
         if not deep:
             return
         if path == PACKED:
-            small = dict(_unpacked(data, [entry for entry in arrays.values() if not entry.grid]))
             for name, array in small.items():
                 sums[name].add(array)
             anew[path] = write_object(Discard(), path, memoryview(pack(small))).sha256
@@ -138,6 +139,8 @@ def _unpacked(data: memoryview, entries: list[ArrayEntry]) -> Iterator[tuple[str
         array = arrays.get(entry.name)
         if array is None or list(array.shape) != entry.shape or array.dtype != numpy_dtype(entry.dtype):
             raise CheckpointCorrupt(f"object {PACKED}: {entry.name} is not in it as the manifest says")
+        if entry.sha256 and entry.sha256 != hashlib.sha256(bytes_of(array)).hexdigest():
+            raise CheckpointCorrupt(f"object {PACKED}: {entry.name} has another SHA-256 than the manifest says")
         yield entry.name, array
 
 

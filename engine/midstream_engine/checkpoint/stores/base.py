@@ -47,6 +47,10 @@ class Store(Protocol):
         """Bytes. FileNotFoundError where there is no such object."""
         ...
 
+    def expect(self, path: str) -> None:
+        """The object will be read soon: fetch it meanwhile, where that can be asked for."""
+        ...
+
     def read(self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object]) -> int:
         """Fill one buffer after the other from the start of the object, calling ``each`` with what was read, in blocks;
         returns bytes read. The next buffer is asked for when the one before is full."""

@@ -95,6 +95,9 @@ class Bucket:
             raise FileNotFoundError(f"{self.where}/{path}")
         return self._sizes[path]
 
+    def expect(self, path: str) -> None:
+        """A bucket serves many requests at a time: threads are enough."""
+
     def read(self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object]) -> int:
         try:
             found = self._kvstore.read(path).result()

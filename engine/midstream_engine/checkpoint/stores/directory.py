@@ -99,11 +99,15 @@ class Directory:
     def size(self, path: str) -> int:
         return os.stat(self._at(path)).st_size
 
+    def expect(self, path: str) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError), open(self._at(path), "rb", buffering=0) as file:  # reading will tell
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
     def read(self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object]) -> int:
         total = 0
+        self.expect(path)  # all of it, while its first block is hashed
         with open(self._at(path), "rb", buffering=0) as file:
-            if hasattr(os, "posix_fadvise"):  # fetch all of it while its first block is hashed
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
             for buffer in into:
                 done = 0
                 while done < len(buffer):
