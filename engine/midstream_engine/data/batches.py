@@ -35,7 +35,9 @@ class Batch:
 
 def example_digest(tokens: np.ndarray, loss_mask: np.ndarray) -> bytes:
     """SHA-256 of one example: its tokens as little-endian int32, then its loss mask, a byte each."""
-    return hashlib.sha256(tokens.astype("<i4").tobytes() + loss_mask.astype(np.uint8).tobytes()).digest()
+    digest = hashlib.sha256(np.ascontiguousarray(tokens, "<i4").data)
+    digest.update(np.ascontiguousarray(loss_mask, np.uint8).data)
+    return digest.digest()
 
 
 def make_batch(index: int, tokens: np.ndarray, loss_mask: np.ndarray, source: str = "") -> Batch:
