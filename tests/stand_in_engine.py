@@ -15,6 +15,7 @@ from midstream_engine import records
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 number = int(os.environ["MIDSTREAM_ATTEMPT"])
 process = int(flags.get("--trainer.distributed.process_id", 0))
+processes = int(flags.get("--trainer.distributed.num_processes", 1))
 paths = records.RunPaths(os.environ["MIDSTREAM_ROOT"], os.environ["RUN_ID"]).attempt(number)
 me = records.this_process()
 asked = threading.Event()
@@ -23,7 +24,7 @@ signal.signal(signal.SIGTERM, lambda *_: asked.set())
 
 def say(state, step=0, message=""):
     status = records.Status(state, step, process, me.boot_id, me.pid, me.start_ticks, time.time(), attempt=number)
-    dataclasses.replace(status, message=message).write(paths.status(process))
+    dataclasses.replace(status, message=message, processes=processes).write(paths.status(process))
 
 
 print(json.dumps({"flags": flags, "env": dict(os.environ)}), flush=True)

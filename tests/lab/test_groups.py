@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from lab.command_line import midstream
 from lab.sshd import Lab
 from midstream.errors import UsageError
-from midstream.fleet.config import Fleet, HostsTarget, parse_fleet
+from midstream.fleet.config import Fleet, HostsTarget, load_fleet, parse_fleet
 from midstream.hosts.open import Hosts
 from midstream.launch import group
 from midstream.launch.bundle import build_bundle, install_engine
@@ -33,8 +34,10 @@ pytestmark = pytest.mark.system
 def pair(lab: Lab) -> Iterator[Fleet]:
     """Two hosts with roots of their own. Whatever was started there is ended."""
     servers = [lab.host("a", devices=2), lab.host("b", devices=2)]
-    fleet = lab.fleet(a=servers[0].config, b=servers[1].config)
-    yield Fleet(fleet.hosts, {"pair": HostsTarget(["a", "b"])}, {}, fleet.path, fleet.text)
+    file = lab.fleet_file(a=servers[0].config, b=servers[1].config)
+    with file.open("a") as text:
+        text.write("targets: {pair: {type: hosts, hosts: [a, b]}}\n")
+    yield load_fleet(file)
     for launched in lab.directory.glob("**/runs/*/attempts/*/launch*.json"):
         identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
         if records.is_alive(identity):
@@ -91,6 +94,19 @@ def test_all_processes_start_together_find_each_other_and_stop(
     ended = stop_ranks(hosts, attempt.ranks, "run", 5, 30)
     assert [rank.state for rank in ended] == ["stopped", "stopped"]
     assert start().number == 6
+
+
+def test_status_and_stop_take_a_group_for_one_run(pair: Fleet, hosts: Hosts, start: Callable[..., Attempt]) -> None:
+    attempt = start()
+    wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, 30)
+    rows = [line.split() for line in midstream("--fleet", pair.path, "--status").stdout.splitlines()]
+    assert [row[:3] for row in rows if row[:1] == ["run"]] == [["run", "a+b", "training"]]
+    stopped = midstream("--fleet", pair.path, "--stop", "run", "--json")
+    assert (stopped.code, stopped.result["run"]) == (0, "run"), stopped.stderr
+    assert "stopping run on a, b" in stopped.stderr
+    after = look_at_ranks(hosts, attempt.ranks, "run", 1)
+    assert [rank.state for rank in after] == ["stopped", "stopped"]
+    assert not any(rank.alive or rank.supervised for rank in after)
 
 
 def test_a_process_that_is_killed_ends_all_and_is_named(hosts: Hosts, start: Callable[..., Attempt]) -> None:

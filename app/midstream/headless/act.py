@@ -34,7 +34,7 @@ def launch(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], o
 def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Save and stop a run where it runs now."""
     from midstream.hosts.open import Hosts
-    from midstream.launch.start import stop_attempt
+    from midstream.launch.follow import stop_run
 
     hosts = Hosts(fleet)
     try:
@@ -49,8 +49,9 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
                 "midstream --status shows it",
             )
         run = living[0]
-        output.talk(f"stopping {run.run_id} on {run.host}: it saves first")
-        ended = stop_attempt(hosts.get(run.host), run.run_id, run.attempt, timeout=900.0)
+        where = ", ".join(each.host for each in snapshot.members(run))
+        output.talk(f"stopping {run.run_id} on {where}: it saves first")
+        ended = stop_run(hosts, run.host, run.run_id, run.attempt, timeout=900.0)
     finally:
         hosts.close()
     output.value(

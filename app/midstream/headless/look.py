@@ -74,14 +74,17 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     lines = table(rows)
     runs = [("RUN", "HOST", "STATE", "STEP", "LOSS", "EPOCH", "CHECKPOINT", "AGE")]
     for run in snapshot.runs:
+        members = snapshot.members(run)
+        if run is not members[0]:
+            continue  # a process of the attempt that stands there already
         complete = [point for point in run.checkpoints if point.complete]
         newest = max(complete, key=lambda point: (point.step, point.attempt), default=None)
         current = "" if run is snapshot.copies(run.run_id)[0] else " (moved on)"
         runs.append(
             (
                 run.run_id,
-                run.host,
-                run.state + current,
+                "+".join(member.host for member in members),
+                _state(members) + current,
                 f"{run.step}/{run.status.num_train_steps}" if run.status else "-",
                 f"{run.loss:.4f}" if run.loss is not None else "-",
                 str(run.epoch),
@@ -102,6 +105,17 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         lines += ["", *table(rows)]
     output.value({}, lines)
     return Exit.DONE
+
+
+def _state(members: tuple[RunView, ...]) -> str:
+    """Of an attempt: its state, and which of its processes is in another."""
+    first, *others = members
+    apart = [
+        f"process {each.status.process} on {each.host} {each.state}"
+        for each in others
+        if each.status is not None and each.state != first.state
+    ]
+    return ", ".join([first.state, *apart])
 
 
 def _accelerators(accelerators: tuple[Any, ...]) -> str:

@@ -71,6 +71,23 @@ class RankView:
         return f"gone without a word: {said}"
 
 
+def ranks_of(hosts: Hosts, host: str, run_id: str, number: int) -> tuple[Rank, ...]:
+    """All processes of an attempt of which ``host`` has one. UsageError where the fleet lacks a host of its group."""
+    machine = hosts.get(host)
+    seen = look(machine, run_id, number)
+    if seen["group"]:
+        return tuple(Rank(process, name) for process, name in enumerate(seen["group"]))
+    return (Rank(ANY, host),)
+
+
+def stop_run(hosts: Hosts, host: str, run_id: str, number: int, timeout: float) -> records.Status:
+    """Ask an attempt to save, seal and exit, wherever its processes are; the last status of process 0. LaunchError."""
+    ended = stop_ranks(hosts, ranks_of(hosts, host, run_id, number), run_id, number, timeout)
+    first = ended[0].status
+    assert first is not None  # its state was waited for
+    return first
+
+
 def look_at_ranks(hosts: Hosts, ranks: Sequence[Rank], run_id: str, number: int) -> list[RankView]:
     """All processes of an attempt, their hosts asked at once. A host that does not answer is told as trouble: it says
     nothing of the process."""

@@ -295,7 +295,8 @@ def _become(argv: Sequence[str], env: Mapping[str, str], directory: str, output:
 
 
 def attempt(root: str, run_id: str, number: int, lines: int = 20) -> Dict[str, Any]:
-    """What this host knows of an attempt: ``{now, processes, status, alive, log}``.
+    """What this host knows of an attempt: ``{now, group, processes, status, alive, log}``. ``group`` names the hosts of
+    its processes, in their order, where there are several.
 
     ``processes`` has one entry for each process that was started here, or that shares the directory: ``{process,
     status, alive, supervised, exit, log}`` with its status and the record of its end (None where there is none yet),
@@ -308,11 +309,20 @@ def attempt(root: str, run_id: str, number: int, lines: int = 20) -> Dict[str, A
     first = found[0] if found else {"status": None, "alive": False, "log": []}
     return {
         "now": time.time(),
+        "group": _group(paths),
         "processes": found,
         "status": first["status"],
         "alive": first["alive"],
         "log": first["log"],
     }
+
+
+def _group(paths: records.AttemptPaths) -> List[str]:
+    for process in runs.processes(paths):
+        launched = records.read_json_or_none(paths.launched(process))
+        if launched and launched.get("group"):
+            return list(launched["group"])
+    return []
 
 
 def _process(root: str, run_id: str, number: int, process: int, lines: int) -> Dict[str, Any]:

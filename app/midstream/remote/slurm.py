@@ -75,14 +75,15 @@ def _ask(job: str) -> Dict[str, str]:
 
 
 def lives(path: records.AttemptPaths, status: Optional[records.Status]) -> bool:
-    """Whether a process of the attempt runs on some machine of the cluster, or will: a heartbeat that is fresh, or a
-    job that SLURM still has."""
+    """Whether a process of the attempt runs on some machine of the cluster, or will: a heartbeat that is fresh, of a
+    job that SLURM still has; before the first one that job alone."""
     job = job_of(path)
     if job is None:
         return False
-    if status is not None:
-        return status.state not in records.ENDED and time.time() - status.heartbeat < FRESH
-    return state(job)["state"] in WAITING + RUNNING
+    if status is not None and (status.state in records.ENDED or time.time() - status.heartbeat >= FRESH):
+        return False
+    said = state(job)["state"]
+    return said in WAITING + RUNNING or (status is not None and said == "UNKNOWN")
 
 
 def tell(job: str, name: str) -> bool:

@@ -173,10 +173,27 @@ class Snapshot:
         """Every copy of the run, the one with the highest fence epoch first. A sealed source knows the new epoch too,
         but has run nothing under it."""
 
-        def newest(run: RunView) -> tuple[int, int, int]:
-            return run.epoch, run.status.epoch if run.status else 0, run.attempt
+        def newest(run: RunView) -> tuple[int, int, int, int]:
+            process = run.status.process if run.status else 0
+            return run.epoch, run.status.epoch if run.status else 0, run.attempt, -process
 
         return tuple(sorted((run for run in self.runs if run.run_id == run_id), key=newest, reverse=True))
+
+    def members(self, run: RunView) -> tuple[RunView, ...]:
+        """The views of one attempt on all hosts that carry it out, process 0 first; itself where it has one."""
+        if run.status is None or run.status.processes < 2:
+            return (run,)
+
+        status = run.status
+
+        def together(other: RunView) -> bool:
+            return (
+                other.status is not None
+                and (other.attempt, other.status.epoch) == (run.attempt, status.epoch)
+                and other.status.processes == status.processes
+            )
+
+        return tuple(other for other in self.copies(run.run_id) if together(other))
 
     def current(self) -> tuple[RunView, ...]:
         """One view a run: the copy with the highest fence epoch."""
