@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoint_process import make_state
 from checkpoint_states import save
+from midstream_engine.checkpoint.__main__ import main as verify
 from midstream_engine.checkpoint.boxes import whole
 from midstream_engine.checkpoint.discover import list_checkpoints, read_manifest
 from midstream_engine.checkpoint.errors import CheckpointError
@@ -26,7 +28,7 @@ from midstream_engine.checkpoint.group import check_owners, owner
 from midstream_engine.checkpoint.restore import restore_checkpoint
 from midstream_engine.checkpoint.snapshot import HostArray
 from midstream_engine.checkpoint.verify import verify_checkpoint
-from midstream_engine.records import RunPaths
+from midstream_engine.records import RunPaths, SpreadHost
 
 NAME = "step-7-a001"
 
@@ -113,6 +115,36 @@ def test_two_processes_restore_and_read_their_own_cells_alone(saved):
     grid = {entry.name: entry.grid for entry in read_manifest(paths.checkpoint(NAME)).array_entries}
     own = int(np.prod(grid["wide"])) // 2 + int(np.prod(grid["replicated"]))
     assert [restored[process]["cells"] for process in (0, 1)] == [own, own]
+
+
+def test_a_share_of_a_spread_checkpoint_is_verified_and_what_lies_elsewhere_is_listed(tmp_path, capsys):
+    """As two hosts would leave it: each with its cells, and the small objects at both."""
+    state, shardings = here(1)
+    paths = RunPaths(str(tmp_path), "run")
+    manifest = save(paths, state, witness=None)
+    directory = Path(paths.checkpoint(NAME))
+    cells = [entry["path"] for entry in manifest.objects if "/c/" in entry["path"]]
+    theirs = set(cells[::2])
+    objects = [
+        {**entry, "host": ("b" if entry["path"] in theirs else "a") if entry["path"] in cells else ""}
+        for entry in manifest.objects
+    ]
+    hosts = [SpreadHost(host, [number], str(directory)).to_json() for number, host in enumerate("ab")]
+    spread = dataclasses.replace(manifest, objects=objects, hosts=hosts, host="a")
+    spread.write(str(directory / "manifest.json"))
+    for path in theirs:
+        (directory / path).unlink()
+    report = verify_checkpoint(str(directory))
+    assert (report.flaws, report.elsewhere, report.root_digest) == ([], {"b": len(theirs)}, None)
+    assert verify(str(directory).split()) == 0
+    assert (
+        f"spread: {len(theirs)} objects on other hosts ({len(theirs)} on b), not looked at" in capsys.readouterr().err
+    )
+    with pytest.raises(CheckpointError, match=rf"spread over 2 hosts, and {len(theirs)} of the objects .* on b \("):
+        restore_checkpoint(str(directory), state, shardings)
+    (directory / cells[1]).unlink()  # one of its own
+    assert [flaw.split(": ")[0] for flaw in verify_checkpoint(str(directory)).flaws] == [f"object {cells[1]}"]
+    assert spread.collected() == manifest
 
 
 def test_a_process_that_dies_is_named_and_nothing_looks_complete(tmp_path):

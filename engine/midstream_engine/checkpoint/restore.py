@@ -25,6 +25,7 @@ from midstream_engine.checkpoint.grid import cells_of
 from midstream_engine.checkpoint.memory import Blocks
 from midstream_engine.checkpoint.objects import read_checked, read_object
 from midstream_engine.checkpoint.packed import unpack
+from midstream_engine.checkpoint.spread import check_within_reach
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.base import Store
 from midstream_engine.checkpoint.tree import LogicalArray, flatten, flatten_shardings, unflatten
@@ -165,6 +166,7 @@ def _read_arrays(
         if entry.grid:
             tasks.append(_metadata_task(store.where, entry, objects, observe))
             tasks += _cell_tasks(store, entry, objects, assemblies[entry.name], blocks, hashes)
+    check_within_reach(store, manifest, [path for path in objects if path not in hashes])
     run_bounded(_announced(tasks, store, [path for path in objects if path not in hashes and "/c/" in path]))
     return {name: assembly.finish() for name, assembly in assemblies.items()}
 

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointErro
 from midstream_engine.checkpoint.grid import cell_shape
 from midstream_engine.checkpoint.objects import Discard, bytes_of, read_object, write_cell, write_object
 from midstream_engine.checkpoint.packed import pack, unpack
+from midstream_engine.checkpoint.spread import not_here
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest, root_digest
 
@@ -39,10 +41,11 @@ class Report:
     """The outcome. A checkpoint is sound where ``flaws`` is empty."""
 
     manifest: Manifest
-    root_digest: str | None  # recomputed; None where an object could not be read
+    root_digest: str | None  # recomputed; None where an object could not be read, or lies elsewhere
     flaws: list[str]  # one line an object or array, sorted
     unlisted: list[str]  # files that lie in the directory without belonging to the checkpoint
     contents: dict[str, Contents] | None  # by array name, where ``deep``
+    elsewhere: dict[str, int] = dataclasses.field(default_factory=dict)  # objects that other hosts hold, by host
 
     @property
     def sound(self) -> bool:
@@ -102,7 +105,9 @@ def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
                 flaws.append(str(error).removeprefix(f"{directory}: "))
 
     objects = {entry.path: entry for entry in manifest.object_entries}
-    tasks: list[Task] = [(entry.size, lambda path=path: task(path)) for path, entry in objects.items()]
+    away = not_here(store, manifest)
+    here = [entry for path, entry in objects.items() if path not in away]
+    tasks: list[Task] = [(entry.size, lambda path=entry.path: task(path)) for entry in here]
     run_bounded(tasks)
 
     digest = None
@@ -120,6 +125,7 @@ def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
         sorted(flaws),
         sorted(set(store.names()) - objects.keys() - {MANIFEST}),
         {name: total.contents() for name, total in sums.items()} if deep else None,
+        dict(Counter(away.values())),
     )
 
 
