@@ -274,6 +274,7 @@ def bucket(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[File
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     gcs._client.cache_clear()
     yield server
+    gcs._client()._http.close()
     gcs._client.cache_clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import subprocess
@@ -26,6 +27,10 @@ from midstream_engine.data.prepare import open_cache, open_training, open_valida
 from midstream_engine.data.tokenizer import ByteTokenizer
 from midstream_engine.records import ObjectEntry
 
+# The package google-cloud-storage drops connections whose answer was a refusal, without closing them.
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:Exception ignored in. <socket\.socket:pytest.PytestUnraisableExceptionWarning"
+)
 OBJECT = 1000  # bytes
 URL = "gs://caches/tokens"
 
@@ -38,7 +43,9 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
             monkeypatch.setenv(key, value)
         gcs._client.cache_clear()
         yield server
+        gcs._client()._http.close()
         gcs._client.cache_clear()
+        gc.collect()
 
 
 @pytest.fixture
