@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from midstream_engine import records
 
 CONFIGS = Path(__file__).parent.parent / "configs"
+# Programs of tests are small and run a few times: most of their time would go into making them fast.
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 T = TypeVar("T")
 
 
@@ -25,7 +27,7 @@ def environment(root: Path, devices: int, extra: Mapping[str, str] | None = None
         **kept,
         "MIDSTREAM_ROOT": str(root),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK}",
         **(extra or {}),
     }
 

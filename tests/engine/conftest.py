@@ -8,9 +8,11 @@ import warnings
 import jax
 import pytest
 
+from engine_runs import QUICK
+
 # Jax reads these when it starts its backend: now. Programs that a test starts shall not inherit them.
 with pytest.MonkeyPatch.context() as environment:
-    environment.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    environment.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {QUICK}")
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
     jax.devices()
 
