@@ -22,7 +22,10 @@ def refusal(text: str) -> str:
 
 def test_the_example_is_a_fleet():
     fleet = load_fleet(EXAMPLE)
-    assert fleet.target_names == ("here", "a100", "h100", "big")
+    assert fleet.target_names == ("here", "a100", "h100", "node1", "node2", "login", "big", "pair", "cluster")
+    assert fleet.target("pair").hosts == ("node1", "node2")
+    assert {fleet.hosts[name].root for name in ("node1", "node2")} == {"/nfs/midstream"}
+    assert fleet.target("cluster").slurm is not None
     assert fleet.target("big").hosts == ("h100",)
     assert fleet.target("a100").hosts == ("a100",)
     here, h100 = fleet.hosts["here"], fleet.hosts["h100"]
