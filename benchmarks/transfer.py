@@ -7,8 +7,9 @@ Without ``--link`` the target is a real sshd on loopback, and two of them for co
 every object as it arrives, names it when its hash agrees, waits for the disk, and writes the manifest last; the other
 tools do none of that, and some are also timed with ``sha256sum`` of what they wrote (``verified``). Rounds are
 interleaved, medians are compared. ``time_ratio`` is the time of a way over that of midstream over ssh: above 1 means
-slower than midstream. Read it, not the rates. ``socket`` is the bare way: the same bytes over one TCP connection into
-files, unencrypted, unverified.
+slower than midstream. Read it, not the rates. ``cpu_ratio`` is the same for the processor's time of both sides, all
+programs and SSH servers together: it says more on a machine that is busy with other things. ``socket`` is the bare
+way: the same bytes over one TCP connection into files, unencrypted, unverified.
 
 With ``--link`` the connections go over a link with a rate and a delay (`tests/lab/link.py`, a proxy in a process of its
 own: many kernels come without netem), and ``of_link`` says how much of the rate arrived as objects.
@@ -112,15 +113,29 @@ def _sha256sum(directory: Path) -> None:
     _run("sh", "-c", 'find "$1" -type f -print0 | xargs -0 sha256sum', "sh", str(directory))
 
 
+def _processor(pid: int) -> float:
+    """Seconds that a process and all that it ever started have used. What has ended is counted by its parent."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    total = sum(int(each) for each in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                total += _processor(int(child))
+    return total
+
+
 def measure(case: str, source: Path, room: Path, ways: dict[str, Way], base: str, rounds: int) -> None:
     size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
     seconds: dict[str, list[float]] = {}
+    processor: dict[str, list[float]] = {}
     for number in range(rounds):
         for name, copy in ways.items():
             target = room / f"{number}"
-            began = time.perf_counter()
+            used, began = _processor(os.getpid()), time.perf_counter()
             copy(source, target)
             seconds.setdefault(name, []).append(time.perf_counter() - began)
+            time.sleep(0.5)  # the servers' processes end
+            processor.setdefault(name, []).append(_processor(os.getpid()) - used)
             if name in PEOPLES:
                 _sha256sum(target)
                 seconds.setdefault(f"{name}, verified", []).append(time.perf_counter() - began)
@@ -128,8 +143,11 @@ def measure(case: str, source: Path, room: Path, ways: dict[str, Way], base: str
     ours = statistics.median(seconds[base])
     for name, times in seconds.items():
         median = statistics.median(times)
-        rate, ratio = round(size / median / 1e6), round(median / ours, 2)
-        print(json.dumps({"case": case, "way": name, "MB_per_s": rate, "time_ratio": ratio}), flush=True)
+        row = {"case": case, "way": name, "MB_per_s": round(size / median / 1e6), "time_ratio": round(median / ours, 2)}
+        if name in processor:
+            row["cpu_ratio"] = round(statistics.median(processor[name]) / statistics.median(processor[base]), 2)
+            row["cpu_s"] = round(statistics.median(processor[name]), 2)
+        print(json.dumps(row), flush=True)
 
 
 def cases(room: Path, mib: int, small: int) -> Iterator[tuple[str, Path]]:

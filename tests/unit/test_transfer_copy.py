@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 
 from midstream.errors import Exit
 from midstream.fleet.config import LocalHost
+from midstream.hosts.far import start_program
 from midstream.hosts.local import LocalMachine
-from midstream.hosts.programs import Cancelled
+from midstream.hosts.programs import Cancelled, reports
 from midstream.remote.tree import INCOMING
 from midstream.transfer import (
     CopySettings,
@@ -23,6 +26,7 @@ from midstream.transfer import (
     copy_objects,
     verify_objects,
 )
+from midstream.transfer.route import make_ends
 from midstream_engine import records
 from trees import files, random_contents, write_checkpoint, write_tree
 
@@ -50,6 +54,31 @@ def test_a_checkpoint_arrives_byte_for_byte_and_is_verified_where_it_lies(pair: 
     assert verdict.ok
     assert verdict.problems == ()
     assert (verdict.root_digest, verdict.root_digest_ok) == (digest, True)
+
+
+def old_python() -> str:
+    """A Python 3.8, where this machine has one."""
+    for place in (
+        shutil.which("python3.8"),
+        *map(str, Path("~/.pyenv/versions").expanduser().glob("3.8*/bin/python3.8")),
+    ):
+        if place and not subprocess.run([place, "-S", "-c", "pass"], capture_output=True).returncode:
+            return place
+    pytest.skip("no Python 3.8: pyenv install 3.8")
+
+
+def test_the_far_side_needs_no_more_than_python_3_8(pair: Pair, tmp_path: Path) -> None:
+    python = old_python()
+    for host in pair:
+        host.far_python = python
+    write_tree(tmp_path / "source", random_contents(random.Random(6), [20_000_000, 1000, 0]))
+    copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(tmp_path / "target"), streams=2)
+    assert files(tmp_path / "target") == files(tmp_path / "source")
+    ends = make_ends(pair[1], pair[0])
+    process = start_program(pair[1], "peer.answer", {"peer": ends.listener(None)})
+    dialer = ends.dialer(["127.0.0.1"], next(reports(process))["port"])
+    assert pair[0].call("peer.knock", peer=dialer)["address"] == "127.0.0.1"
+    process.close()
 
 
 def test_what_lies_there_with_the_right_hash_is_not_sent_again(pair: Pair, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from midstream.transfer.stream import Events, Stream
 
 KNOCKS = 3
 PROBE = 20.0  # seconds that a probe may take
-LATENT = 0.004  # seconds of round trip from which one stream's windows are too small
+LATENT = 0.010  # seconds of round trip from which one stream's windows are too small
 PER_STREAM = 0.008  # seconds of round trip that one more stream makes up for
 MOST = 8
 SOURCE, TARGET = "source", "target"
@@ -61,8 +61,9 @@ class Link:
 
     @property
     def streams(self) -> int:
-        """As many as fill the link: a core each at least, and more where windows wait for the round trip."""
-        cores = 2 if self.kind != "direct" and (os.cpu_count() or 1) <= 2 else 4
+        """As many as fill the link: one for every two cores here, because a stream keeps two busy, and more where
+        windows wait for the round trip."""
+        cores = min(4, max(1, (os.cpu_count() or 1) // 2))
         more = round(self.seconds / PER_STREAM) if self.seconds > LATENT else 0
         return min(MOST, cores + more)
 

@@ -101,6 +101,10 @@ class Session:
             return lost
         except TimeoutError:
             return LostContact(f"{self.target.host.name} does not answer any more", "run the same copy again to go on")
+        if not self._process.stderr_text().strip():
+            return MidstreamError(
+                f"the program that receives on {self.target} was ended ({status})", "run the same copy again to go on"
+            )
         return MidstreamError(f"copying to {self.target} ended with {status}: {last_words(self._process)}")
 
     def close(self) -> None:
