@@ -25,6 +25,7 @@ import itertools
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -230,6 +231,9 @@ def main() -> None:
         "levanter": options.levanter,
     }  # fmt: skip
     say(python=platform.python_version(), cpus=os.cpu_count(), load=os.getloadavg()[0], rounds=options.rounds)
+    for python in pythons.values():
+        if shutil.which(python) is None:
+            flags.error(f"{python} is no interpreter")
     for name in names:
         say(shape=name, **json.loads(SHAPES[name].to_json()))
         if options.only in (None, "steps"):

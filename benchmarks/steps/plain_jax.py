@@ -81,8 +81,10 @@ def loss_of(shape: Shape, parameters: Arrays, tokens: jax.Array) -> jax.Array:
         turning = 10_000.0 ** (-jnp.arange(0, shape.head, 2) / shape.head)
         angles = jnp.arange(shape.seq_len, dtype=jnp.float32)[:, None] * turning
 
-        def layer(x: jax.Array, w: Arrays) -> jax.Array:
+        def rotating(x: jax.Array, w: Arrays) -> jax.Array:
             return llama_layer(x, w, angles)
+
+        layer = rotating
 
     if shape.remat:
         layer = jax.checkpoint(layer, prevent_cse=False)
