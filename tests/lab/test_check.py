@@ -103,7 +103,7 @@ def survey(tmp_path: Path) -> dict:
 
 def test_what_is_in_the_way_is_named_with_what_removes_it(tmp_path: Path) -> None:
     """A dirty host, by its own words."""
-    host, config = LocalMachine("tpu", LocalHost(root=str(tmp_path))), LocalHost(root=str(tmp_path), devices=2)
+    host, config = LocalMachine("tpu", LocalHost(root=str(tmp_path))), LocalHost(root=str(tmp_path))
     clean = survey(tmp_path)
     lock = {"path": "/tmp/libtpu_lockfile", "user": "ann", "foreign": True, "holders": []}
     stale = by_name(list(check_host(host, config, {**clean, "locks": [lock]}, 0.0)), "tpu")["stale lock"]

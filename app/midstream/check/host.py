@@ -24,17 +24,12 @@ LIBTPU_LOCK = "/tmp/libtpu_lockfile"
 def check_host(host: Host, config: HostConfig, survey: Mapping[str, Any], skew: float) -> Iterator[Check]:
     """``survey``: what ``remote.checks.survey`` says of the host; ``skew``: its clock minus ours, in seconds."""
     name = host.name
-    flavour, problem = None, None
-    try:
-        flavour = choose_flavour(name, config, survey["accelerators"])
-        yield Check("packages", PASS, f"{flavour.name} ({flavour.why})", host=name)
-    except LaunchError as error:
-        problem = error
-        yield Check("packages", FAIL, error.message.removeprefix(f"{name}: "), error.fix, name)
+    packages = check_packages(name, config, survey)
+    yield packages
     yield from _accelerators(name, config, survey)
-    yield _python(host, config, survey)
-    tpu = flavour is not None and flavour.name.startswith("tpu")
-    yield _libc(name, survey["libc"], GLIBC_TPU if tpu else GLIBC)
+    yield check_python(host, config, survey)
+    tpu = packages.detail.startswith("tpu")
+    yield check_libc(name, survey["libc"], GLIBC_TPU if tpu else GLIBC)
     free = survey["disk_free"]
     yield judge(
         "disk",
@@ -42,7 +37,7 @@ def check_host(host: Host, config: HostConfig, survey: Mapping[str, Any], skew: 
         f"{free / 1e9:.1f} GB free at {host.root}",
         f"an environment takes up to 6 GB: free space on {name}, or root: in the fleet file",
         name,
-        WARN if problem is None else FAIL,
+        WARN,
     )
     yield judge(
         "root",
@@ -54,7 +49,7 @@ def check_host(host: Host, config: HostConfig, survey: Mapping[str, Any], skew: 
     memory = survey["memory_available"]
     yield judge("memory", memory > 4e9, f"{memory / 1e9:.1f} GB available", "stop what uses it", name, WARN)
     yield _clock(name, survey, skew)
-    yield from _dirty(name, survey)
+    yield from _dirty(name, survey, virtual=config.devices is not None)
     yield _outlives(name, survey)
 
 
@@ -86,7 +81,17 @@ def _accelerators(name: str, config: HostConfig, survey: Mapping[str, Any]) -> I
         )
 
 
-def _python(host: Host, config: HostConfig, survey: Mapping[str, Any]) -> Check:
+def check_packages(name: str, config: HostConfig, survey: Mapping[str, Any]) -> Check:
+    """Which build of the engine's packages the host gets."""
+    try:
+        flavour = choose_flavour(name, config, survey["accelerators"])
+    except LaunchError as error:
+        return Check("packages", FAIL, error.message.removeprefix(f"{name}: "), error.fix, name)
+    return Check("packages", PASS, f"{flavour.name} ({flavour.why})", host=name)
+
+
+def check_python(host: Host, config: HostConfig, survey: Mapping[str, Any]) -> Check:
+    """Whether there is an interpreter for the engine, or one can be brought."""
     if config.python:
         found = host.call(
             "environments.ask", argv=[config.python, "-c", "import sys; print(*sys.version_info[:3])"], env={}
@@ -109,7 +114,8 @@ def _python(host: Host, config: HostConfig, survey: Mapping[str, Any]) -> Check:
     return Check("python", PASS, words, host=host.name)
 
 
-def _libc(name: str, libc: str, floor: tuple[int, int]) -> Check:
+def check_libc(name: str, libc: str, floor: tuple[int, int] = GLIBC) -> Check:
+    """Whether jax's wheels load there."""
     kind, _, version = libc.partition(" ")
     if kind != "glibc" or not version:
         return Check("glibc", FAIL, f"{libc or 'unknown'}: jax's wheels need glibc", "a system with glibc", name)
@@ -126,9 +132,10 @@ def _clock(name: str, survey: Mapping[str, Any], skew: float) -> Check:
     return Check("clock", PASS, words, host=name)
 
 
-def _dirty(name: str, survey: Mapping[str, Any]) -> Iterator[Check]:
-    """What holds the accelerators, what a crash left, which engines run."""
-    for process in survey["holders"]:
+def _dirty(name: str, survey: Mapping[str, Any], virtual: bool) -> Iterator[Check]:
+    """What holds the accelerators, what a crash left, which engines run. Virtual devices nobody holds."""
+    holders = [] if virtual else survey["holders"]
+    for process in holders:
         pid, who = process["pid"], process["user"] or "another user"
         yield Check(
             "accelerators are free",
@@ -137,10 +144,10 @@ def _dirty(name: str, survey: Mapping[str, Any]) -> Iterator[Check]:
             f"where it is not needed: kill {pid} on {name}; a run of ours: midstream --stop RUN",
             name,
         )
-    if not survey["holders"]:
+    if not holders:
         yield Check("accelerators are free", PASS, "no process holds them", host=name)
-    for lock in survey["locks"]:
-        if lock["holders"] or survey["holders"]:
+    for lock in () if virtual else survey["locks"]:
+        if lock["holders"] or holders:
             continue  # it belongs to whoever is named above
         yield Check(
             "stale lock",
