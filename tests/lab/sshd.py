@@ -87,7 +87,8 @@ def _start(directory: Path, port: int) -> subprocess.Popen[bytes]:
 
 
 def make_key(path: Path, *, passphrase: str = "", kind: str = "ed25519") -> Path:
-    argv = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)]
+    size = ["-b", "2048"] if kind == "rsa" else []
+    argv = ["ssh-keygen", "-q", "-t", kind, *size, "-N", passphrase, "-C", path.name, "-f", str(path)]
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
     return path
 
