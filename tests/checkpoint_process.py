@@ -35,6 +35,7 @@ def make_state(mesh: Any, put: Any) -> dict[str, Any]:
     return {
         "wide": named(wide, (mlp, embed), None, "data"),
         "replicated": named(wide[::-1].copy(), (mlp, embed)),
+        "straddled": named(wide[:512, :512].copy(), (embed.resize(512), mlp.resize(512)), "data", None),
         "bias": named(random.standard_normal(EMBED).astype(np.float32), (embed,), "data"),
         "count": np.array(7, np.int32),
     }

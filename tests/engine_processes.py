@@ -25,7 +25,7 @@ def free_port() -> int:
 class Together:
     """One attempt of run ``r``: a process for each of ``roots``; processes with the same root share a file system."""
 
-    def __init__(self, roots: Sequence[Path], *flags: str, devices: int = 2, timeout: int = 10, **extra: str):
+    def __init__(self, roots: Sequence[Path], *flags: str, devices: int = 2, timeout: int = 60, **extra: str):
         self.paths = [records.RunPaths(str(root), "r") for root in roots]
         where = ["--trainer.distributed.coordinator_address", f"127.0.0.1:{free_port()}"]
         where += ["--trainer.distributed.num_processes", str(len(roots))]

@@ -24,7 +24,7 @@ from midstream_engine.checkpoint.__main__ import main as verify
 from midstream_engine.checkpoint.boxes import whole
 from midstream_engine.checkpoint.discover import list_checkpoints, read_manifest
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.group import check_owners, owner
+from midstream_engine.checkpoint.group import check_owners, owner, straddled
 from midstream_engine.checkpoint.restore import restore_checkpoint
 from midstream_engine.checkpoint.snapshot import HostArray
 from midstream_engine.checkpoint.verify import verify_checkpoint
@@ -104,7 +104,7 @@ def test_what_two_processes_saved_one_restores_on_four_devices(saved):
     state, shardings = here(4)
     restored = restore_checkpoint(paths.checkpoint(NAME), state, shardings)
     assert restored.root_digest == read_manifest(paths.checkpoint(NAME)).root_digest
-    for name in ("wide", "replicated", "bias"):
+    for name in ("wide", "replicated", "straddled", "bias"):
         np.testing.assert_array_equal(np.asarray(restored.tree[name].array), np.asarray(state[name].array))
 
 
@@ -113,7 +113,7 @@ def test_two_processes_restore_and_read_their_own_cells_alone(saved):
     restored = together(Path(paths.root), "restore")
     assert {answer["root_digest"] for answer in restored.values()} == {answers[0]["root_digest"]}
     grid = {entry.name: entry.grid for entry in read_manifest(paths.checkpoint(NAME)).array_entries}
-    own = int(np.prod(grid["wide"])) // 2 + int(np.prod(grid["replicated"]))
+    own = int(np.prod(grid["wide"])) // 2 + int(np.prod(grid["replicated"])) + 1  # the straddled one
     assert [restored[process]["cells"] for process in (0, 1)] == [own, own]
 
 
@@ -154,7 +154,7 @@ def test_a_process_that_dies_is_named_and_nothing_looks_complete(tmp_path):
     assert list_checkpoints(RunPaths(str(tmp_path), "run")) == []
 
 
-def test_cells_that_several_processes_hold_are_shared_out_and_one_that_none_holds_is_refused():
+def test_cells_that_several_processes_hold_are_shared_out_and_many_that_none_holds_are_refused():
     box = whole((512, 2048))
     halves = {process: [((0, 512), (1024 * process, 1024 * (process + 1)))] for process in (0, 1)}
     replicated = HostArray("x", ("mlp", "embed"), (512, 2048), "float32", [], {0: [box], 1: [box]})
@@ -164,5 +164,10 @@ def test_cells_that_several_processes_hold_are_shared_out_and_one_that_none_hold
     assert [owner(split, number, cell) for number, cell in enumerate(cells)] == [0, 1]
     check_owners([replicated, split])
     rows = {process: [((256 * process, 256 * (process + 1)), (0, 2048))] for process in (0, 1)}
-    with pytest.raises(CheckpointError, match=r"x: no process holds the whole of its cell \[0, 0\]"):
-        check_owners([HostArray("x", ("mlp", "embed"), (512, 2048), "float32", [], rows)])
+    between = HostArray("x", ("mlp", "embed"), (512, 2048), "float32", [], rows)
+    assert straddled(between) == cells
+    check_owners([between] * 256)
+    with pytest.raises(
+        CheckpointError, match=r"x: no process holds the whole of its cell at \[0, 0\], and .* 1024 MiB"
+    ):
+        check_owners([between] * 257)

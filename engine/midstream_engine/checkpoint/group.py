@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.boxes import Box, overlap, volume
+from midstream_engine.checkpoint.boxes import Box, overlap, volume, within
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.fence import Fenced
 from midstream_engine.checkpoint.grid import cells_of, grid_of
@@ -25,6 +26,8 @@ from midstream_engine.checkpoint.snapshot import HostArray
 from midstream_engine.processes.board import Board, Lost
 from midstream_engine.processes.places import Places
 from midstream_engine.records import Manifest, ObjectEntry
+
+GATHERED = 1 << 30  # bytes of cells spread over processes that process 0 puts together, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,27 +87,49 @@ def owner(array: HostArray, ordinal: int, cell: Box, among: Collection[int] | No
     return able[ordinal % len(able)] if able else None
 
 
+def straddled(array: HostArray) -> list[Box]:
+    """The cells that no process holds the whole of."""
+    grid = grid_of(array.axes, array.shape, array.dtype)
+    if not grid or array.holders is None:
+        return []
+    cells = enumerate(cells_of(array.shape, grid))
+    return [cell for ordinal, (_, cell) in cells if owner(array, ordinal, cell) is None]
+
+
 def check_owners(arrays: Sequence[HostArray]) -> None:
-    """CheckpointError where a cell is spread over processes. The same on all of them, before anything is written."""
+    """CheckpointError where so many cells are spread over processes that process 0 cannot put them together. The same
+    on all of them, before anything is written."""
+    total = 0
     for array in arrays:
-        grid = grid_of(array.axes, array.shape, array.dtype)
-        for ordinal, (index, cell) in enumerate(cells_of(array.shape, grid) if grid else ()):
-            if owner(array, ordinal, cell) is None:
-                raise CheckpointError(
-                    f"{array.name}: no process holds the whole of its cell {list(index)}; "
-                    f"give each process a part of it that its grid of {list(grid)} cells divides"
-                )
+        cells = straddled(array)
+        total += sum(map(volume, cells)) * numpy_dtype(array.dtype).itemsize
+        if total > GATHERED:
+            grid = grid_of(array.axes, array.shape, array.dtype)
+            raise CheckpointError(
+                f"{array.name}: no process holds the whole of its cell at {[start for start, _ in cells[0]]}, and of "
+                f"such cells there are more than {GATHERED >> 20} MiB; give each process a part that its grid of "
+                f"{list(grid)} cells divides"
+            )
 
 
 def lent_pieces(array: HostArray, process: int) -> list[tuple[Box, np.ndarray]]:
-    """The pieces of a small array that ``process`` has to hand to process 0, which packs it."""
+    """The pieces that ``process`` has to hand to process 0, which packs small arrays and writes the cells that no
+    process holds the whole of."""
     if array.holders is None or process == 0:
         return []
     first: dict[Box, int] = {}
     for holder, boxes in array.holders.items():
         for box in boxes:
             first.setdefault(box, holder)
-    return [(box, data) for box, data in array.pieces if first[box] == process]
+    own = [(box, data) for box, data in array.pieces if first[box] == process]
+    if not grid_of(array.axes, array.shape, array.dtype):
+        return own
+    return [
+        (shared, np.ascontiguousarray(data[within(shared, box)]))
+        for cell in straddled(array)
+        for box, data in own
+        if (shared := overlap(box, cell)) is not None
+    ]
 
 
 class Meeting:

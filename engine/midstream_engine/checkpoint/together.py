@@ -11,7 +11,6 @@ import numpy as np
 from midstream_engine.checkpoint import save
 from midstream_engine.checkpoint.boxes import Box
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
-from midstream_engine.checkpoint.grid import grid_of
 from midstream_engine.checkpoint.group import Group, Meeting, lent_pieces, owner
 from midstream_engine.checkpoint.objects import write_object
 from midstream_engine.checkpoint.snapshot import HostArray
@@ -70,7 +69,8 @@ def _lead(
     for name, box, data in lent:
         extra.setdefault(name, []).append((box, data))
     whole_ones = [dataclasses.replace(a, pieces=[*a.pieces, *extra.get(a.name, [])]) for a in arrays]
-    rest = save.write_rest(store, whole_ones, document)
+    # What has to be put together from several processes lies with the small objects: at every place.
+    rest = [*save.write_rest(store, whole_ones, document), *save.write_cells(store, whole_ones, _belongs_to_none)]
     store.sync()
     entries = save.describe_arrays(whole_ones)
     listed = _listed(directory, entries, {0: objects, **theirs}, rest, group)
@@ -130,8 +130,11 @@ def _write_share(store: Store, arrays: list[HostArray], group: Group) -> tuple[l
 
     objects = save.write_cells(store, arrays, mine)
     store.sync()
-    small = [array for array in arrays if not grid_of(array.axes, array.shape, array.dtype)]
-    return objects, [(a.name, box, data) for a in small for box, data in lent_pieces(a, group.process)]
+    return objects, [(a.name, box, data) for a in arrays for box, data in lent_pieces(a, group.process)]
+
+
+def _belongs_to_none(array: HostArray, number: int, box: Box) -> bool:
+    return owner(array, number, box) is None
 
 
 def _listed(
