@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from midstream.check.host import check_libc, check_packages, check_python
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.migrate import plan as planning
 from midstream.migrate import shape
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from midstream.hosts.base import Host
     from midstream.hosts.open import Hosts
 
-MINIMUM_PYTHON = (3, 11)
+SURVEY = 120.0  # seconds for the target to look at itself
 SKEW_LIMIT = 5.0  # seconds; more confuses a reader of logs, the fence does not depend on clocks
 DISK_SLACK = 1.1  # of the bytes that arrive
 ENVIRONMENT_BYTES = 2e9  # an engine's environment, where it has to be built
@@ -102,9 +103,10 @@ def _source(source: Host, plan: Plan) -> Iterator[Check]:
 
 def _target(target: Host, plan: Plan, fleet: Fleet) -> Iterator[Check]:
     config = fleet.hosts[plan.target_host]
-    facts: dict[str, Any] = target.call("checks.facts", root=target.root)
-    yield from _python(target, facts, config.python)
-    yield _libc(facts)
+    facts: dict[str, Any] = target.call("checks.survey", root=target.root, timeout=SURVEY)
+    yield check_packages(target.name, config, facts)
+    yield check_python(target, config, facts)
+    yield check_libc(target.name, facts["libc"])
     copies = 2 if plan.stands_by and plan.checkpoint == "now" else 1  # an earlier checkpoint, for the rehearsal
     needed = (copies * plan.checkpoint_bytes + plan.data_bytes) * DISK_SLACK
     if not config.python and not facts["root_exists"]:
@@ -133,35 +135,6 @@ def _target(target: Host, plan: Plan, fleet: Fleet) -> Iterator[Check]:
             f"{memory / 1e9:.1f} GB available, the state is {plan.checkpoint_bytes / 1e9:.2f} GB",
         )
     yield from _occupied(target, plan)
-
-
-def _python(target: Host, facts: dict[str, Any], configured: str | None) -> Iterator[Check]:
-    version, where = facts["python"], facts["executable"]
-    if configured:
-        found = target.run([configured, "-c", "import platform; print(platform.python_version())"])
-        if found.returncode:
-            yield Check(
-                "python", FAIL, f"{configured} does not run on {target.name}", "mend `python:` in the fleet file"
-            )
-            return
-        version, where = found.stdout.decode().strip(), configured
-    new_enough = tuple(int(part) for part in version.split(".")[:2]) >= MINIMUM_PYTHON
-    yield Check(
-        "python",
-        PASS if new_enough else FAIL,
-        f"{version} ({where})",
-        "" if new_enough else f"the engine needs 3.11 or newer: install one on {target.name} and name it as `python:`",
-    )
-
-
-def _libc(facts: dict[str, Any]) -> Check:
-    name, _, version = facts["libc"].partition(" ")
-    if name != "glibc" or not version:
-        return Check("glibc", WARN, f"{facts['libc'] or 'unknown'}: jaxlib's wheels are built for glibc 2.27 or newer")
-    new_enough = tuple(int(part) for part in version.split(".")[:2]) >= (2, 27)
-    return Check(
-        "glibc", PASS if new_enough else FAIL, version, "" if new_enough else "jaxlib needs glibc 2.27: a newer system"
-    )
 
 
 def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
