@@ -202,12 +202,12 @@ class FilledUp(LocalMachine):
 
     disk: Path
 
-    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
         somebody_else = self.disk / "somebody else's"
         if (self.disk / "target" / tree.INCOMING).exists() and not somebody_else.exists():
             with open(somebody_else, "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, staging.free_bytes(str(self.disk)) - 5 * MIB // 2)
-        return super().open(argv, env=env)
+        return super().open(argv, env=env, window=window)
 
 
 @pytest.mark.system
@@ -223,7 +223,7 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_was_there(small_disk: Path, t
         copy_objects(one, str(source), two, str(target))
     assert "\n" not in str(caught.value)
     verified = {name: contents[name] for name in ("object-0", "object-1")}
-    assert files(target) == {**verified, "object-5": b"older content"}, "no temporary file, no manifest"
+    assert named(target) == {**verified, "object-5": b"older content"}, "no manifest"
     (small_disk / "somebody else's").unlink()
     two.disk = tmp_path  # nobody interferes any more
     (tmp_path / "somebody else's").touch()

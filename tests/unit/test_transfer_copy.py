@@ -56,6 +56,11 @@ def test_a_checkpoint_arrives_byte_for_byte_and_is_verified_where_it_lies(pair: 
     assert (verdict.root_digest, verdict.root_digest_ok) == (digest, True)
 
 
+def parts(target: Path) -> set[str]:
+    """What is left of objects under way. An empty directory may be left by a program that was not given time to end."""
+    return {name for name in files(target) if name.startswith(INCOMING) and not name.endswith("/lock")}
+
+
 def old_python() -> str:
     """A Python 3.8, where this machine has one."""
     for place in (
@@ -109,7 +114,7 @@ def test_a_flipped_byte_at_the_source_is_named_and_the_copy_has_no_manifest(pair
     assert caught.value.path == "model/array1/c/2"
     assert not (target / records.MANIFEST).exists()
     assert not (target / "model/array1/c/2").exists()
-    assert not (target / INCOMING).exists()
+    assert parts(target) == set()
 
 
 def test_missing_objects_are_named_before_anything_is_written(pair: Pair, tmp_path: Path) -> None:
@@ -181,7 +186,7 @@ def test_an_error_in_the_receiver_of_progress_ends_the_copy(pair: Pair, tmp_path
 
     with pytest.raises(Stop):
         copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(tmp_path / "target"), progress=progress)
-    assert not (tmp_path / "target" / INCOMING).exists()
+    assert parts(tmp_path / "target") == set()
 
 
 def test_verifying_reports_what_is_wrong(pair: Pair, tmp_path: Path) -> None:

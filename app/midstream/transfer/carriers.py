@@ -121,7 +121,7 @@ class _BySsh:
         self.name, self.root, self.far_python = host.name, host.root, host.far_python
         self._host = host
 
-    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
         settings = resolve(self.name, self._host.config)
         child = subprocess.Popen(
             ssh_argv(self._host.config, settings, "exec " + shlex.join(argv)),
