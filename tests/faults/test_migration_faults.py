@@ -368,3 +368,28 @@ def test_a_run_that_died_and_one_that_has_finished_are_moved_from_what_they_left
     assert (claims["state"], claims["data"], claims["witness"]) == ("proven", "proven", "proven")
     assert sorted(source.spliced()) == list(range(40))
     assert source.fence.epoch == 3
+
+
+def test_a_source_that_falls_silent_once_it_was_told_to_seal_is_waited_for(lab: Lab, runs):
+    """A partition: the seal was written, and nobody can say so. The target is not started on a guess."""
+    one, two = lab.host("one", devices=2), lab.local("two", devices=2)
+    fleet = lab.fleet_file(one=one.config, two=two)
+    source, target = runs(one.root, "r"), runs(two.root, "r")
+    launched(fleet, source, "one")
+    follower = start_midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--healthy-steps", "2", "--json")
+    directory = wait_command("order: save, seal")
+    one.stop()
+    source.wait(lambda run: run.fence.epoch == 2 and not run.alive, "the seal, which nobody sees")
+    deadline = time.monotonic() + 60
+    while not any("losing contact is not losing the run" in e.message for e in read_events(directory.journal_file)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    status = target.status(2)
+    assert status is not None
+    assert (status.state, status.epoch, target.rows(2)) == ("waiting", 0, [])
+    one.start()
+    out, talk = follower.communicate(timeout=240)
+    assert follower.returncode == 0, (out, talk)
+    assert target.alive
+    assert source.fence == target.fence
+    assert_one_lineage(target)

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from midstream.errors import Exit, LostContact, MidstreamError
+from midstream.errors import Exit, LostContact, MidstreamError, UsageError
 from midstream.fleet.config import load_fleet
 from midstream.hosts.open import Hosts
-from midstream.migrate import directory, executor, model
+from midstream.migrate import directory, executor, model, process
 from midstream.migrate.journal import Journal
 from midstream.migrate.move import Move
 from midstream.migrate.phases.certify import NotCertified
 from midstream.watch.watcher import Watch
+from midstream_engine import records
 from run_directory import RunDirectory
 from unit.sample_plan import PLAN
 
@@ -119,6 +120,20 @@ def test_a_rollback_that_cannot_be_completed_ends_later_with_its_own_reason(
     forward = Step(model.CUTOVER)
     assert carry_out(move, monkeypatch, forward) == Exit.NOT_CERTIFIED
     assert (move.directory.view().error, forward.runs) == ("refuted", 0)
+
+
+def test_a_rollback_ends_where_the_run_was_moved_on_meanwhile(move: Move, monkeypatch: pytest.MonkeyPatch):
+    paths = move.source_paths
+    move.source.call("runs.take", root=paths.root, run_id="r", migration="m", epoch=2, holder="b", seconds=60.0)
+    records.Fence(4, "c", 9, [records.Seal(3, 9).to_json()]).write(paths.fence)
+    failing = Step(model.CUTOVER, raising(MidstreamError("cut")))
+    assert carry_out(move, monkeypatch, failing) == Exit.FAILED
+    view = move.directory.view()
+    assert (view.state, view.open) == (model.MOVED_ON, False)
+    assert "holder c" in view.error
+    assert executor.execute(move) == Exit.FAILED, "it has ended"
+    with pytest.raises(UsageError, match="moved on"):
+        process.rollback("m")
 
 
 def test_a_request_that_nobody_had_heard_is_carried_out_by_who_continues(move: Move, monkeypatch: pytest.MonkeyPatch):

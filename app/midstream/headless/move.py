@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from midstream.errors import Exit, HostError, MidstreamError
+from midstream.errors import Exit, HostError, MidstreamError, UsageError
 from midstream.headless.look import look, plain
 from midstream.output import Output, size
 
@@ -19,12 +19,12 @@ def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
     from midstream.hosts.open import Hosts
     from midstream.migrate import plan as planning
     from midstream.migrate import preflight, process
-    from midstream.migrate.model import FAIL, Request
+    from midstream.migrate.model import FAIL, HANDOVER, Request
 
     request = Request(
         run_id=options.migrate,
         target=options.to,
-        mode=options.mode,
+        mode=options.mode or HANDOVER,
         checkpoint=options.checkpoint,
         source_lost=options.source_lost,
         certify_steps=options.certify_steps,
@@ -65,17 +65,23 @@ def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
             "say --yes to agree, or --checkpoint now",
             Exit.REFUSED,
         )
+    if plan.consent and not options.yes:
+        raise MidstreamError(plan.consent[0], "say --yes to agree, or --mode handover, which copies", Exit.REFUSED)
     return follow(process.start(fleet, plan), output)
 
 
 def resume(options: argparse.Namespace, output: Output) -> int:
     """`--continue` and `--rollback`."""
     from midstream.migrate import directory, process
-    from midstream.migrate.model import ROLLED_BACK
+    from midstream.migrate.model import HANDOVER, ROLLED_BACK
 
     if options.continue_:
         found = directory.MigrationDirectory.find(options.continue_)
         seen = found.journal_size()
+        if options.mode is not None:
+            if options.mode != HANDOVER:
+                raise UsageError(f"--continue with --mode {options.mode}", "an overtake can become a handover only")
+            process.stop_waiting(found.migration)
         process.continue_(found.migration)
         return follow(found.migration, output, seen)
     found = directory.MigrationDirectory.find(options.rollback)

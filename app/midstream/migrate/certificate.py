@@ -34,8 +34,8 @@ def certify(
     claims = (
         _state(sealed, restore),
         _data(step, restore, target_rows, complete),
-        _witness(restore),
-        _trajectory(step, target_rows, source_rows, _precision(plan)),
+        witness(restore),
+        _trajectory(step, target_rows, source_rows, precision(plan)),
     )
     return Certificate(
         migration=plan.migration,
@@ -95,7 +95,8 @@ def _data(step: int, restore: records.Restore, rows: Sequence[Mapping[str, Any]]
     )
 
 
-def _witness(restore: records.Restore) -> Claim:
+def witness(restore: records.Restore) -> Claim:
+    """Whether the fixed sequences gave the same losses when the state was restored."""
     pairs = list(zip(restore.witness_recorded, restore.witness_recomputed, strict=False))
     whole = bool(pairs) and len(restore.witness_recorded) == len(restore.witness_recomputed)
     worst = max((records.relative_difference(a, b) for a, b in pairs), default=float("inf"))
@@ -146,7 +147,8 @@ def _trajectory(
     )
 
 
-def _precision(plan: Plan) -> str:
+def precision(plan: Plan) -> str:
+    """``f32`` or ``bf16``: which band losses are compared in."""
     policy = next((change.after for change in plan.changes if change.name == "precision"), "f32")
     low = ("bfloat16", "bf16", "float16", "f16", "half")
     return "bf16" if any(word in policy.replace("=", ",").split(",") for word in low) else "f32"

@@ -7,6 +7,7 @@ ledger.json        the downtime, predicted against measured
 certificate.json   the proof; certificate.md is the same for people, with the curve in certificate.svg
 .lock              held by the process that carries the migration out
 request            what a person asked of that process: "rollback"
+request-mode       that an overtake is to go on as a handover: "handover"
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class MigrationDirectory:
         self.page_file = self.path / "certificate.md"
         self.picture_file = self.path / "certificate.svg"
         self.request_file = self.path / "request"
+        self.mode_file = self.path / "request-mode"
         self.log_file = self.path / "process.log"
         self._lock_file = self.path / ".lock"
 

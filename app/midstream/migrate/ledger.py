@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.migrate.model import HANDOVER, LEDGER_ENTRIES, STOP, Ledger
+from midstream.migrate.model import HANDOVER, LEDGER_ENTRIES, OVERTAKE, STOP, Ledger
 
 # Used only until the run or an earlier migration has shown better: bytes a second of a verified copy, of a save with
 # hashing, and seconds to start an interpreter with jax.
@@ -21,9 +21,12 @@ def predict(curve: Sequence[Mapping[str, Any]], checkpoint_bytes: int, mode: str
     """Seconds for each entry, from the run's own steps and the bytes that have to travel.
 
     In a handover the target has compiled before, and objects travel while others are still being saved: the copy takes
-    what it takes beyond the save, and is verified as it flows and once more by the restore."""
+    what it takes beyond the save, and is verified as it flows and once more by the restore. An overtake stands still
+    for nothing."""
     step, first = step_seconds(curve)
     saving, copying = checkpoint_bytes / DISK_RATE, checkpoint_bytes / COPY_RATE
+    if mode == OVERTAKE:
+        return dict.fromkeys(LEDGER_ENTRIES, 0.0)
     if mode == HANDOVER:
         return {
             "quiesce": 0.3 + step,
@@ -47,6 +50,14 @@ def predict(curve: Sequence[Mapping[str, Any]], checkpoint_bytes: int, mode: str
         "restore": 1.0 + checkpoint_bytes / DISK_RATE,
         "first_step": step,
     }
+
+
+def overtaken(predicted: Mapping[str, float], last_step_ended: float, next_step_ended: float) -> Ledger:
+    """The ledger of an overtake: the target had the next step done before the source had its last, or shortly after.
+    Times as in ``Marks``. What remains is the wait for that step; nothing else stands between the two."""
+    gap = max(0.0, next_step_ended - last_step_ended)
+    measured = {name: gap if name == "first_step" else 0.0 for name in LEDGER_ENTRIES}
+    return Ledger(dict(predicted), measured, last_step_ended, last_step_ended + gap)
 
 
 def step_seconds(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:

@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from midstream.check.model import FAIL, PASS, WARN, Check  # noqa: F401  a preflight is made of checks
-from midstream_engine import records
-
 # How the run crosses over: it stops, is copied and started; the target waits for it, compiled; the target replays it.
 STOP, HANDOVER, OVERTAKE = "stop", "handover", "overtake"
-MODES = (HANDOVER, STOP)
+MODES = (HANDOVER, STOP, OVERTAKE)
 
 # The phases in their order; `rollback` replaces the rest when one of them fails.
 PLAN, PREFLIGHT, PREPARE, CUTOVER, RELAUNCH, CERTIFY, FINISH = (
@@ -108,16 +105,12 @@ class Plan:
     healthy_steps: int = 100
     fleet_file: str = ""
     created: float = 0.0
+    consent: tuple[str, ...] = ()  # what a person has to agree to before it begins
 
     @property
     def stands_by(self) -> bool:
         """Whether an attempt stands by on the target before the source is sealed."""
         return self.mode != STOP
-
-    @property
-    def starting_order(self) -> str:
-        """What the attempt that stands by is started with."""
-        return records.REPLAY if self.mode == OVERTAKE else records.HOLD
 
     @property
     def predicted_downtime(self) -> float:
@@ -145,9 +138,22 @@ class Plan:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         fixed = dict(value)
         fixed["changes"] = tuple(Change(**change) for change in value["changes"])
-        for name in ("overrides", "warnings", "cost_per_hour"):
-            fixed[name] = tuple(value[name])
+        for name in ("overrides", "warnings", "cost_per_hour", "consent"):
+            fixed[name] = tuple(value.get(name, ()))
         return cls(**fixed)
+
+
+PASS, WARN, FAIL = "pass", "warn", "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the preflight. ``fix`` is the line that mends it."""
+
+    name: str
+    state: str  # PASS, WARN or FAIL
+    detail: str
+    fix: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from midstream.errors import MidstreamError
+from midstream.migrate.model import OVERTAKE
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -172,6 +173,11 @@ def ways_on(move: Move) -> str:
         f"midstream --continue {plan.migration} starts it there again, "
         f"midstream --rollback {plan.migration} --yes goes back to step {sealed['step']} on {plan.source}"
     )
+
+
+def replayed(move: Move) -> bool:
+    """Whether the target computes the state itself: an overtake that has not become a handover."""
+    return move.plan.mode == OVERTAKE and not move.journal.known("fallen_back")
 
 
 PIN_SECONDS = 86400.0

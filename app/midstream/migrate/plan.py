@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.errors import HostError, MidstreamError, RemoteError, UsageError
 from midstream.fleet.config import default_fleet_path
 from midstream.migrate import directory, ledger, shape
-from midstream.migrate.model import MODES, Change, Plan, Request
+from midstream.migrate.model import MODES, OVERTAKE, Change, Plan, Request
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -98,13 +98,53 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         steps_lost=lost,
         predicted_seconds=ledger.predict(run.curve, size, request.mode),
         cost_per_hour=(fleet.hosts[run.host].price_per_hour, fleet.hosts[target_host].price_per_hour),
-        warnings=_warnings(run, snapshot, lost, newest is None),
+        warnings=_warnings(run, snapshot, lost, newest is None) + _of_the_mode(request, run, newest),
+        consent=_consent(request, run, newest, trainer),
         source_lost=request.source_lost,
         certify_steps=request.certify_steps,
         healthy_steps=request.healthy_steps,
         fleet_file="" if fleet.path == str(default_fleet_path()) else fleet.path,
         created=time.time(),
     )
+
+
+LONG_REPLAY = 1000  # steps after which small differences may have grown
+
+
+def _of_the_mode(request: Request, run: RunView, newest: str) -> tuple[str, ...]:
+    """What to expect of an overtake. UsageError where there is nothing to overtake."""
+    if request.mode != OVERTAKE:
+        return ()
+    if not run.alive or request.checkpoint != "now":
+        why = f"it is {run.state}" if not run.alive else f"--checkpoint {request.checkpoint} is behind it"
+        raise UsageError(f"run {run.run_id} cannot be overtaken: {why}", "--mode handover moves it")
+    gap = _steps_to_replay(run, newest)
+    pace, _ = ledger.step_seconds(run.curve)
+    replay = f"{gap} steps" if newest else "few steps"
+    return (
+        f"the target replays {replay} and has to be quicker than {pace:.3f} s a step; whether it is shows its "
+        "rehearsal, and where it is not the move goes on as a handover",
+    )
+
+
+def _steps_to_replay(run: RunView, newest: str) -> int:
+    point = records.parse_checkpoint_name(newest)
+    return max(0, run.status.step - point[0]) if point and run.status else 0
+
+
+def _consent(request: Request, run: RunView, newest: str, trainer: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a person has to agree to: an overtake computes a state anew, which is near the source's and not the same."""
+    if request.mode != OVERTAKE:
+        return ()
+    asked = []
+    if "16" in str(trainer.get("mp") or "f32") or "half" in str(trainer.get("mp")):
+        asked.append(
+            f"the run computes in {trainer.get('mp')}: losses are compared within 2e-2, and states drift apart"
+        )
+    gap = _steps_to_replay(run, newest)
+    if gap > LONG_REPLAY:
+        asked.append(f"{gap} steps are replayed: over so many, small differences may grow")
+    return tuple(asked)
 
 
 def _find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
@@ -316,5 +356,6 @@ def describe(plan: Plan) -> list[str]:
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in plan.predicted_seconds.items() if value)
     lines.append(f"downtime   about {plan.predicted_downtime:.0f} s ({seconds})")
     lines += [f"warning    {warning}" for warning in plan.warnings]
+    lines += [f"agree to   {asked} (--yes)" for asked in plan.consent]
     lines.append(f"same as    {plan.command()}")
     return lines

@@ -45,6 +45,18 @@ def continue_(migration: str) -> None:
     _spawn(directory)
 
 
+def stop_waiting(migration: str) -> None:
+    """Have an overtake go on as a handover. UsageError where the migration is none, or has ended."""
+    directory = MigrationDirectory.find(migration)
+    view = directory.view()
+    if view.plan.mode != model.OVERTAKE or not view.open:
+        what = view.state if not view.open else f"a {view.plan.mode}"
+        raise UsageError(
+            f"migration {directory.migration} is {what}", "only an overtake that is under way can become a handover"
+        )
+    directory.mode_file.write_text(model.HANDOVER + "\n")
+
+
 def rollback(migration: str) -> None:
     """Take a migration back: by the process that carries it out where there is one, else by a new one. UsageError
     where the source is retired or it was rolled back already."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import HostError, MidstreamError
-from midstream.migrate import certificate, evidence
-from midstream.migrate.model import FAIL, PASS, PROVEN, REFUTED, UNWITNESSED, WARN, Certificate, Check, Plan
+from midstream.migrate import certificate, certificate_overtake, evidence
+from midstream.migrate.model import FAIL, OVERTAKE, PASS, PROVEN, REFUTED, UNWITNESSED, WARN, Certificate, Check, Plan
 from midstream.migrate.plan import has_manifest
 from midstream.transfer import verify_objects
 from midstream_engine import records
@@ -60,6 +60,9 @@ def _claims(
             yield Check(claim.name, WARN, f"was {claim.verdict}; not checked: {target}")
         return
     found = evidence.restored(target, plan.run_id, sealed, int(_fact(view, "target_attempt")))
+    if plan.mode == OVERTAKE and not any("fallen_back" in event.detail for event in view.events):
+        yield from _overtaken(source, target, view, proof, sealed)
+        return
     if found is None:
         for claim in proof.claims:
             gone = f"{target.name} no longer has what it wrote of restoring"
@@ -85,6 +88,25 @@ def _claims(
         else:
             state = FAIL if now.verdict == REFUTED else WARN
             yield Check(claim.name, state, f"was {claim.verdict}, now {now.verdict}: {now.statement}")
+
+
+def _overtaken(
+    source: Host | str, target: Host, view: MigrationView, proof: Certificate, sealed: Mapping[str, Any]
+) -> Iterator[Check]:
+    """The claims of an overtake: its evidence is the replay's."""
+    facts = {name: _fact(view, name) for name in ("rehearsal", "standby_attempt", "crossing_step")}
+    there = None if isinstance(source, str) else source
+    now = certificate_overtake.gather(there, target, view.plan, sealed, facts, patience=1.0)
+    again = {claim.name: claim for claim in now.claims} if now is not None else {}
+    for claim in proof.claims:
+        found = again.get(claim.name)
+        if found is None or (there is None and claim.name in ("data", "trajectory")):
+            why = source if isinstance(source, str) else f"{target.name} no longer has what it wrote"
+            yield Check(claim.name, WARN, f"was {claim.verdict}; not checked: {why}")
+        elif found.verdict == claim.verdict:
+            yield Check(claim.name, PASS, f"{found.verdict} again: {found.statement}")
+        else:
+            yield Check(claim.name, FAIL, f"was {claim.verdict}, now {found.verdict}: {found.statement}")
 
 
 def _objects(role: str, host: Host | str, proof: Certificate) -> Check:
@@ -116,7 +138,13 @@ def _lineage(target: Host | str, plan: Plan, proof: Certificate) -> Check:
         return Check("lineage", WARN, f"{target.name} no longer has the run's lineage")
     fence = records.Fence.from_json(described["fence"], f"{target.name}: fence.json of {plan.run_id}")
     lineage = records.Lineage.from_json(described["lineage"], f"{target.name}: lineage.json of {plan.run_id}")
-    begun = [entry for entry in lineage.entries if entry.epoch == proof.epoch and entry.checkpoint == proof.checkpoint]
+    # What was overtaken has the checkpoint that the replay began with: it became the run at the certified step.
+    begun = [
+        entry
+        for entry in lineage.entries
+        if entry.epoch == proof.epoch
+        and (entry.checkpoint == proof.checkpoint or (plan.mode == OVERTAKE and entry.first_step == proof.step))
+    ]
     if not begun:
         return Check("lineage", FAIL, f"no attempt of epoch {proof.epoch} began with {proof.checkpoint}")
     if not fence.accepts(proof.epoch, proof.step + 1):

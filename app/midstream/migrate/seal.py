@@ -8,7 +8,7 @@ from typing import Any
 from midstream.errors import LostContact, MidstreamError
 from midstream.launch.start import wait_gone
 from midstream.migrate import plan as planning
-from midstream.migrate.move import Move
+from midstream.migrate.move import Move, replayed
 from midstream.migrate.stream import Answer, Streamed, stream_until_answered
 from midstream.watch.model import RunView
 from midstream_engine import records
@@ -17,19 +17,22 @@ SEAL_TIMEOUT = 900.0  # seconds: a step and a save of a large run
 IN_HAND = 2 * SEAL_TIMEOUT  # seconds after which another migration may take the run, if this one has not sealed it
 
 
-def seal(move: Move, streamed: Streamed) -> dict[str, Any]:
-    """Positive evidence that the source is closed under the new epoch, and what it was closed with."""
+def seal(move: Move, streamed: Streamed, at: int | None = None) -> dict[str, Any]:
+    """Positive evidence that the source is closed under the new epoch, and what it was closed with. It trains up to
+    step ``at`` first, where that is given and still to come."""
     fence = _take(move)
     described = _described(move)
     if fence.epoch < move.plan.epoch:
         if move.journal.known("holder_before") is None:
             move.journal.fact(holder_before=fence.holder, sealing=time.time())
         if described["alive"]:
-            described = _stop(move, described, streamed)
+            described, ours = _stop(move, described, streamed, at)
+            if ours:
+                return _sealed_facts(move, described)
         if records.Fence.from_json(described["fence"]).epoch < move.plan.epoch:
             _seal_closed(move, described)
     _take(move)  # what was sealed meanwhile may have been another migration's
-    return _sealed_facts(move)
+    return _sealed_facts(move, _described(move))
 
 
 def _take(move: Move) -> records.Fence:
@@ -51,9 +54,10 @@ def _described(move: Move) -> dict[str, Any]:
     return move.source.call("runs.describe", root=move.source.root, run_id=move.plan.run_id)
 
 
-def _stop(move: Move, described: dict[str, Any], streamed: Streamed) -> dict[str, Any]:
-    """Order the running engine to save and to stop; the run as it is then. Where the move starts from this very
-    save, the engine writes the fence itself, and its status is the acknowledgement."""
+def _stop(move: Move, described: dict[str, Any], streamed: Streamed, at: int | None) -> tuple[dict[str, Any], bool]:
+    """Order the running engine to save and to stop; the run as it is then, and whether it has sealed itself for this
+    migration: where the move starts from this very save, the engine writes the fence itself, and its status is the
+    acknowledgement."""
     plan, source, attempt = move.plan, move.source, described["attempt"]
     sealing = plan.checkpoint == "now"
     order = records.Order(
@@ -61,14 +65,16 @@ def _stop(move: Move, described: dict[str, Any], streamed: Streamed) -> dict[str
         epoch=plan.epoch if sealing else plan.source_epoch,
         holder=plan.target if sealing else "",
         migration=plan.migration,
+        step=at,
     )
     move.journal.fact(source_was_alive=True, sealing_attempt=attempt, ordered=time.time())
     serial = source.call(
         "runs.give_order", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
     )
     move.journal.fact(seal_serial=serial)
+    when = "" if at is None else f"at step {at}: "
     what = f"save, seal epoch {plan.epoch} for {plan.target}, stop" if sealing else "save, stop"
-    move.command(source, f"order: {what} (attempt {attempt})")
+    move.command(source, f"order: {when}{what} (attempt {attempt})")
 
     answer = _answer(move, attempt, serial, described, streamed)
     move.journal.fact(stop_seen=time.time())
@@ -78,9 +84,10 @@ def _stop(move: Move, described: dict[str, Any], streamed: Streamed) -> dict[str
             f"{source.name} cannot save what is to be moved: {message}",
             f"mend that on {source.name} and move again; the run trains on",
         )
-    described = _described(move)
+    described = answer.described or _described(move)
     if records.Fence.from_json(described["fence"]).epoch >= plan.epoch:
-        return described  # it has sealed itself: what its process still does, it does under an epoch that is over
+        # What its process still does, it does under an epoch that is over.
+        return described, answer.mover is not None and answer.mover["migration"] == plan.migration
     wait_gone(source, plan.run_id, attempt)
     described = _described(move)
     if answer.status is None or answer.status.order < serial:
@@ -88,7 +95,7 @@ def _stop(move: Move, described: dict[str, Any], streamed: Streamed) -> dict[str
         move.note(
             f"the source ended by itself ({answer.state}{': ' + message if message else ''}); sealing what it left"
         )
-    return described
+    return described, False
 
 
 def _answer(move: Move, attempt: int, serial: int, described: dict[str, Any], streamed: Streamed) -> Answer:
@@ -96,7 +103,7 @@ def _answer(move: Move, attempt: int, serial: int, described: dict[str, Any], st
     plan, source = move.plan, move.source
     since = int((described["status"] or {}).get("step", 0))
     sizes = {}
-    if plan.stands_by and plan.checkpoint == "now":
+    if plan.stands_by and plan.checkpoint == "now" and not replayed(move):
         rehearsal = move.journal.known("rehearsal")
         manifest = planning.read_manifest(move.target, plan.run_id, rehearsal["name"])
         sizes = {entry.path: entry.size for entry in manifest.object_entries}
@@ -139,10 +146,9 @@ def _seal_closed(move: Move, described: dict[str, Any]) -> None:
     move.command(source, f"fence: epoch {plan.epoch}, holder {plan.target}, sealed at step {step}")
 
 
-def _sealed_facts(move: Move) -> dict[str, Any]:
-    """Read back from the source's disk what was sealed: the fence and the newest checkpoint that it accepts."""
+def _sealed_facts(move: Move, described: dict[str, Any]) -> dict[str, Any]:
+    """What was sealed, as the source's disk has it: the fence and the newest checkpoint that it accepts."""
     plan, source = move.plan, move.source
-    described = _described(move)
     fence = records.Fence.from_json(described["fence"])
     if fence.epoch != plan.epoch or fence.holder != plan.target or fence.sealed_step is None:
         raise MidstreamError(f"{source.name} stopped without sealing epoch {plan.epoch}", "plan again")

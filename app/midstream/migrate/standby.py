@@ -7,6 +7,7 @@ Until it has a state its status says epoch 0: that is how it is told from one th
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from midstream.errors import HostError, MidstreamError, RemoteError
@@ -14,7 +15,7 @@ from midstream.launch.errors import LaunchError
 from midstream.launch.start import kill_attempt, start_attempt, stop_attempt
 from midstream.migrate import plan as planning
 from midstream.migrate.data import copy_data
-from midstream.migrate.move import Move, pin
+from midstream.migrate.move import Move, pin, replayed
 from midstream.transfer import copy_objects
 from midstream.watch.model import RunView
 from midstream_engine import records
@@ -43,11 +44,12 @@ def ensure(move: Move) -> int:
 
 def living(move: Move) -> int | None:
     """The attempt of this migration that stands by on the target now."""
-    found = _found(move)
-    return found["attempt"] if found and found["alive"] and _standing_by(found["status"]) else None
+    found = newest(move)
+    return found["attempt"] if found and found["alive"] and stands_by(found["status"]) else None
 
 
-def _found(move: Move) -> dict[str, Any] | None:
+def newest(move: Move) -> dict[str, Any] | None:
+    """The newest attempt of this migration on the target: ``{attempt, epoch, status, alive}``."""
     target = move.target
     found: dict[str, Any] | None = target.call(
         "runs.attempt_of_migration", root=target.root, run_id=move.plan.run_id, migration=move.plan.migration
@@ -55,7 +57,8 @@ def _found(move: Move) -> dict[str, Any] | None:
     return found
 
 
-def _standing_by(status: dict[str, Any] | None) -> bool:
+def stands_by(status: dict[str, Any] | None) -> bool:
+    """Whether an attempt with this status has no part in the run yet."""
     return status is None or (status["epoch"] == 0 and status["state"] not in records.ENDED)
 
 
@@ -80,17 +83,17 @@ def bring_rehearsal(move: Move) -> dict[str, Any]:
 def _choose(move: Move) -> dict[str, Any]:
     plan, source = move.plan, move.source
 
-    def newest() -> dict[str, Any] | None:
+    def usable_point() -> dict[str, Any] | None:
         described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
         usable = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
         if plan.checkpoint != "now":
             usable = [point for point in usable if point["name"] == plan.checkpoint]
         return max(usable, key=lambda point: (point["step"], point["attempt"])) if usable else None
 
-    point = newest()
+    point = usable_point()
     if point is None:
         _ask_to_save(move)
-        point = newest()
+        point = usable_point()
     if point is None:
         raise MidstreamError(
             f"{source.name} has no complete checkpoint to rehearse on",
@@ -135,7 +138,7 @@ def _start(move: Move, point: dict[str, Any]) -> int:
     target.call("standby.put_config", root=target.root, run_id=plan.run_id, text=text)
     described = move.source.call("runs.describe", root=move.source.root, run_id=plan.run_id)
     order = records.Order(
-        move.plan.starting_order,
+        records.REPLAY if replayed(move) else records.HOLD,
         epoch=plan.epoch,
         checkpoint=point["name"],
         root_digest=point["root_digest"],
@@ -186,45 +189,73 @@ def _wait_ready(move: Move, number: int) -> int:
 # ------------------------------------------------------------------------------------------ when its time has come
 
 
-def hand_over(move: Move, point: dict[str, Any], sealed_attempt: int) -> int | None:
-    """Tell the waiting attempt to go on from ``point`` (checkpoint, root_digest, step). Its number; None, after saying
-    why, where nobody waits (any more) and the run has to be started in the ordinary way."""
-    found = _found(move)
-    if found is None or not found["alive"]:
-        move.note("no attempt waits on the target any more: the run is started there in the ordinary way")
+def hand_over(move: Move, order: records.Order, sealed: Mapping[str, Any]) -> int | None:
+    """Give the run to the attempt that stands by: the sealed fence, then ``order``, in one call. Its number; None,
+    after saying why, where nobody stands by (any more) and the run has to be started in the ordinary way."""
+    number = move.journal.known("standby_attempt")
+    if number is None:
         return None
-    number: int = found["attempt"]
-    if not _standing_by(found["status"]):
-        return number  # it was told before
-    if number <= sealed_attempt:
+    if number <= sealed["attempt"]:
         move.note(f"attempt {number} was started on the source meanwhile: the one that waits makes way for a new one")
         dismiss(move)
         return None
-    try:
-        _wait_ready(move, number)
-    except MidstreamError as error:
-        move.note(f"{error}; the run is started there in the ordinary way")
-        dismiss(move)
-        return None
-    plan, target = move.plan, move.target
-    order = records.Order(
-        records.RESTORE,
-        epoch=plan.epoch,
-        checkpoint=point["checkpoint"],
-        root_digest=point["root_digest"],
-        step=point["step"],
-        migration=plan.migration,
-    )
     if move.journal.known("relaunched") is None:
         move.journal.fact(relaunched=time.time())
-    serial, status = give(move, number, order)
-    move.command(target, f"order: go on from {point['checkpoint']} (attempt {number})")
-    if status is not None and status.order >= serial and status.state not in (records.STOPPED, records.FAILED):
+    target = move.target
+    while True:
+        told = target.call(
+            "standby.take_over",
+            root=target.root,
+            run_id=move.plan.run_id,
+            attempt=number,
+            fence=sealed["fence"],
+            order=order.to_json(),
+            patience=ANSWER_TIMEOUT,
+            timeout=2 * ANSWER_TIMEOUT,
+        )
+        if told["outcome"] != "unready":
+            break
+        try:
+            _wait_ready(move, number)
+        except MidstreamError as error:
+            move.note(f"{error}; the run is started there in the ordinary way")
+            dismiss(move)
+            return None
+    status = None if told["status"] is None else records.Status.from_json(told["status"])
+    if told["outcome"] == "told":
+        return number
+    if told["outcome"] == "gone":
+        move.note(f"attempt {number} does not stand by any more: the run is started there in the ordinary way")
+        return None
+    move.command(target, f"order: {order.action} {order.checkpoint} (attempt {number})")
+    taken = status is not None and status.order >= told["serial"]
+    if taken and status is not None and status.state not in (records.STOPPED, records.FAILED):
         return number
     why = status.message if status is not None else "no word of it"
     move.note(f"attempt {number} did not take the run over ({why}): it is started there in the ordinary way")
     dismiss(move)
     return None
+
+
+def restoring(move: Move, point: Mapping[str, Any]) -> records.Order:
+    """The order to go on from ``point`` (checkpoint, root_digest, step)."""
+    return _ordered(move, records.RESTORE, point)
+
+
+def promoting(move: Move, point: Mapping[str, Any]) -> records.Order:
+    """The order to a shadow to be the run from ``point`` on."""
+    return _ordered(move, records.PROMOTE, point)
+
+
+def _ordered(move: Move, action: str, point: Mapping[str, Any]) -> records.Order:
+    return records.Order(
+        action,
+        epoch=move.plan.epoch,
+        checkpoint=point["checkpoint"],
+        root_digest=point["root_digest"],
+        step=point["step"],
+        migration=move.plan.migration,
+    )
 
 
 def give(move: Move, number: int, order: records.Order) -> tuple[int, records.Status | None]:

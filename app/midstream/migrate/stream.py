@@ -34,6 +34,8 @@ class Answer:
 
     status: records.Status | None
     alive: bool
+    described: dict[str, Any] | None = None  # the run as it is then, where that was told with it
+    mover: dict[str, Any] | None = None
 
     @property
     def state(self) -> str:
@@ -71,7 +73,8 @@ def stream_until_answered(
         )
         if news["answered"]:
             status = news["status"]
-            return Answer(None if status is None else records.Status.from_json(status), news["alive"])
+            found = None if status is None else records.Status.from_json(status)
+            return Answer(found, news["alive"], news["described"], news["mover"])
         if news["objects"]:
             if news["name"] != streamed.name:
                 streamed.name, streamed.arrived = news["name"], {}

@@ -41,7 +41,8 @@ def look(
     ``{"answered", "status", "alive", "name", "objects", "manifest"}``: whether the order was carried out or refused or
     the attempt has ended; the newest checkpoint of the attempt from step ``since`` on, None where there is none; of its
     objects (``sizes``: path -> bytes) those that are whole and not in ``sent`` (whose first entry names the checkpoint
-    that it speaks of), as ``{path, size, sha256}``; the name of the manifest that describes them, number ``lot``."""
+    that it speaks of), as ``{path, size, sha256}``; the name of the manifest that describes them, number ``lot``. With
+    the answer also ``described`` and ``mover``: see ``runs``."""
     paths = records.RunPaths(root, run_id)
     deadline = time.monotonic() + patience
     first_seen: Optional[float] = None
@@ -56,7 +57,9 @@ def look(
         answered = _answered(found, serial)
         if answered or gathered or now >= deadline:
             told = dict(found, answered=answered, name=name, objects=[], manifest="")
-            if name is None or not whole or answered:
+            if answered:  # whoever asked wants to know next how the run lies there now
+                return dict(told, described=runs.describe(root, run_id), mover=runs.mover(root, run_id))
+            if name is None or not whole:
                 return told
             objects = _hashed(paths.checkpoint(name), whole)
             return dict(told, objects=objects, manifest=_describe(paths.checkpoint(name), objects, lot))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import posixpath
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, Optional
 
 from midstream.remote import runs
 from midstream_engine import records
@@ -33,6 +35,32 @@ def order(root: str, run_id: str, attempt: int) -> Optional[Dict[str, Any]]:
     return records.read_json_or_none(records.RunPaths(root, run_id).attempt(attempt).order)
 
 
+def keep_config(root: str, run_id: str, text: str) -> None:
+    """Make ``text`` the run's config again."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    with records.locked(paths.lock):
+        records.write_bytes(paths.config, text.encode())
+
+
+def take_over(
+    root: str, run_id: str, attempt: int, fence: Mapping[str, Any], order: Mapping[str, Any], patience: float
+) -> Dict[str, Any]:
+    """Hand the run over to the attempt that stands by: the fence, then the order. ``{"outcome", "status", "alive",
+    "serial"}``; outcome ``gone`` (it does not live), ``told`` (it was told before), ``unready`` (it does not wait yet;
+    no order was given), or ``given`` (the status is that after ``patience`` seconds at the latest)."""
+    runs.put_fence(root, run_id, fence, str(order.get("migration", "")))
+    found = runs.status(root, run_id, attempt)
+    status = found["status"]
+    if not found["alive"]:
+        return dict(found, outcome="gone", serial=0)
+    if status is not None and status["epoch"] > 0:
+        return dict(found, outcome="told", serial=0)
+    if status is None or status["state"] not in (records.WAITING, records.REPLAYING):
+        return dict(found, outcome="unready", serial=0)
+    serial = runs.give_order(root, run_id, attempt, order)
+    return dict(heard(root, run_id, attempt, serial, patience), outcome="given", serial=serial)
+
+
 def heard(root: str, run_id: str, attempt: int, serial: int, patience: float) -> Dict[str, Any]:
     """``{"heard", "status", "alive"}`` once the attempt has carried out or refused order ``serial`` or has ended, and
     after ``patience`` seconds at the latest."""
@@ -47,3 +75,35 @@ def heard(root: str, run_id: str, attempt: int, serial: int, patience: float) ->
         if done or time.monotonic() >= deadline:
             return dict(found, heard=done)
         time.sleep(POLL)
+
+
+def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: int) -> Dict[str, Any]:
+    """Whole rows of an attempt's ``name`` (metrics.jsonl or replay.jsonl) from byte ``offset`` on, of steps from
+    ``first`` on: ``{"rows", "offset", "status", "alive"}``; of a row, what comparing takes."""
+    found = runs.status(root, run_id, attempt)
+    path = posixpath.join(records.RunPaths(root, run_id).attempt(attempt).dir, name)
+    data = b""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    wanted = ("global_step", "train/loss", "batch_digest", "time")
+    kept = [
+        {key: row[key] for key in wanted}
+        for row in records.parse_metrics(whole.decode().splitlines())
+        if "train/loss" in row and row["global_step"] >= first
+    ]
+    return dict(found, rows=kept, offset=offset + len(whole))
+
+
+def crossing(root: str, run_id: str, attempt: int, expected: bool, patience: float) -> Optional[Dict[str, Any]]:
+    """``crossing.json`` of an attempt, waited for while the attempt lives and one is ``expected``; None without it."""
+    path = records.RunPaths(root, run_id).attempt(attempt).crossing
+    deadline = time.monotonic() + patience
+    while True:
+        found = records.read_json_or_none(path)
+        if found is not None or not expected or time.monotonic() >= deadline:
+            return found
+        if not runs.status(root, run_id, attempt)["alive"]:
+            return records.read_json_or_none(path)
+        time.sleep(10 * POLL)

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.errors import Exit, MidstreamError
-from midstream.migrate import certificate, evidence, ledger, picture
-from midstream.migrate.model import CERTIFY
-from midstream.migrate.move import Move
+from midstream.migrate import certificate, certificate_overtake, evidence, ledger, picture
+from midstream.migrate.model import CERTIFY, Certificate
+from midstream.migrate.move import Move, replayed
+from midstream.migrate.phases.cutover import bring_state
+from midstream.migrate.stream import Streamed
 from midstream.watch.model import RunView
 from midstream_engine import records
 
@@ -29,6 +31,8 @@ class Certify:
     def run(self, move: Move) -> None:
         plan, target = move.plan, move.target
         sealed = move.journal.known("sealed")
+        if replayed(move):
+            return self._overtaken(move, sealed)
         attempt, restore = self._evidence(move, sealed)
         source_rows = self._source_rows(move, sealed)
         wanted = min(plan.certify_steps, len([row for row in source_rows if row["global_step"] >= sealed["step"]]))
@@ -42,12 +46,36 @@ class Certify:
         rows = [row for row in run.curve if row["attempt"] == attempt and "train/loss" in row]
         complete = run.state == records.FINISHED and run.step == sealed["step"]
         proof = certificate.certify(plan, sealed, restore, rows, source_rows, complete=complete)
+        self._ledger(move, rows, source_rows, restore)
+        self._issue(move, proof, run)
+
+    def _overtaken(self, move: Move, sealed: Mapping[str, Any]) -> None:
+        """The state was computed twice: bring the source's own along now, and compare."""
+        plan, source, target = move.plan, move.source, move.target
+        bring_state(move, sealed["checkpoint"], Streamed())
+        facts = {name: move.journal.known(name) for name in ("rehearsal", "standby_attempt", "crossing_step")}
+        proof = certificate_overtake.gather(source, target, plan, sealed, facts)
+        if proof is None:
+            raise NotCertified(f"the target's attempt on {target.name} left no evidence of its start", "see its log")
+        run = move.wait_for("the promoted run", target.name, lambda run: bool(run.curve), EVIDENCE_TIMEOUT)
+        step = sealed["step"]
+        theirs = evidence.losses(source, plan.run_id, sealed["attempt"], step - 1, step - 1)
+        ours = evidence.losses(target, plan.run_id, int(facts["standby_attempt"]), step, step)
+        ended, began = [row["time"] for row in theirs], [row["time"] for row in ours]
+        if ended and began:
+            last, next_one = ended[-1] - move.skew(plan.source), began[0] - move.skew(plan.target_host)
+            entry = ledger.overtaken(plan.predicted_seconds, last, next_one)
+            records.write_json(str(move.directory.ledger_file), entry.to_json())
+        self._issue(move, proof, run)
+
+    @staticmethod
+    def _issue(move: Move, proof: Certificate, run: RunView) -> None:
+        """Write it down; NotCertified where it does not hold."""
         records.write_json(str(move.directory.certificate_file), proof.to_json())
         move.directory.picture_file.write_text(picture.seam(proof, run.curve))
         move.directory.page_file.write_text(certificate.page(proof, run.curve, move.directory.picture_file.name))
         for claim in proof.claims:
             move.note(f"{claim.name}: {claim.verdict}: {claim.statement}")
-        self._ledger(move, rows, source_rows, restore)
         if not proof.valid:
             refuted = next(claim for claim in proof.claims if claim.verdict != "proven")
             raise NotCertified(f"not certified: {refuted.name}: {refuted.statement}", "the run goes back to its source")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from midstream.errors import MidstreamError
+from midstream.migrate import overtake, standby
 from midstream.migrate import plan as planning
-from midstream.migrate import standby
 from midstream.migrate.data import copy_data
 from midstream.migrate.model import CUTOVER
-from midstream.migrate.move import Move, pin
+from midstream.migrate.move import Move, pin, replayed
 from midstream.migrate.seal import seal
 from midstream.migrate.stream import Streamed, complete
 from midstream.transfer import copy_history, verify_objects
@@ -27,36 +26,26 @@ class Cutover:
         if not move.journal.known("sealed"):
             if move.plan.stands_by:
                 standby.ensure(move)
-            sealed = seal(move, streamed)
+            at = overtake.follow(move) if replayed(move) else None
+            if move.journal.known("fallen_back"):
+                standby.ensure(move)  # the shadow may have ended
+            sealed = seal(move, streamed, at)
             move.journal.fact(sealed=sealed)
             move.note(f"the source is sealed at step {sealed['step']}", step=sealed["step"])
         sealed = move.journal.known("sealed")
         name = sealed["checkpoint"]
+        if move.plan.stands_by:
+            # What the run needs to go on: its state, where the target has not computed that. The rest comes later.
+            if not replayed(move):
+                bring_state(move, name, streamed)
+            return
         pin(move, name)
-        self._copy(move, name, streamed)
-        if not move.plan.stands_by:  # an attempt that stands by reads every byte next, and starts from no other
-            self._verify(move, name, sealed["root_digest"])
+        bring_history(move)
+        bring_state(move, name, streamed)
+        self._verify(move, name, sealed["root_digest"])
         digest = planning.data_digest(move.source, move.plan.run_id, name)
         if digest != move.plan.data_digest:  # the plan did not know it: the run had not saved yet
             copy_data(move, digest)
-
-    def _copy(self, move: Move, name: str, streamed: Streamed) -> None:
-        """What of the checkpoint is not there yet, and beside it the history."""
-        source, target = move.source, move.target
-        began = time.monotonic()
-        ahead = len(streamed.arrived) if streamed.name == name else 0
-        move.command(source, f"copy {move.source_paths.dir} (config, lineage, metrics) to {target.name}")
-        with ThreadPoolExecutor(1, thread_name_prefix="history") as beside:
-            history = beside.submit(
-                copy_history, source, target, move.plan.run_id, source_root=source.root, target_root=target.root
-            )
-            here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
-            move.command(source, f"copy {here} to {target.name}:{there}")
-            sent = complete(move, name, streamed)
-            history.result()
-        move.journal.fact(copy_seconds=time.monotonic() - began, copied_bytes=sent)
-        if ahead:
-            move.note(f"{ahead} objects had arrived before the source was sealed, {sent / 1e6:.1f} MB were left")
 
     def _verify(self, move: Move, name: str, expected: str) -> None:
         """Read every object back from the target's disk. The root digest is computed there, from those bytes."""
@@ -76,3 +65,29 @@ class Cutover:
             )
         move.journal.fact(verify_seconds=time.monotonic() - began)
         move.note(f"{report.objects} objects verified on {move.target.name}, root digest {expected[:12]}")
+
+
+def bring_state(move: Move, name: str, streamed: Streamed) -> None:
+    """What of the checkpoint is not on the target yet."""
+    began = time.monotonic()
+    ahead = len(streamed.arrived) if streamed.name == name else 0
+    here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
+    move.command(move.source, f"copy {here} to {move.target.name}:{there}")
+    sent = complete(move, name, streamed)
+    move.journal.fact(copy_seconds=time.monotonic() - began, copied_bytes=sent)
+    if ahead:
+        move.note(f"{ahead} objects had arrived before the source was sealed, {sent / 1e6:.1f} MB were left")
+
+
+def bring_history(move: Move, resolved: bool = False) -> None:
+    """Config, lineage, and the metrics of every attempt. ``resolved``: an attempt trains on the target already, and has
+    written the config as it is resolved there, which stays."""
+    source, target, run_id = move.source, move.target, move.plan.run_id
+    move.command(source, f"copy {move.source_paths.dir} (config, lineage, metrics) to {target.name}")
+    config: str | None = move.journal.known("target_config")
+    if resolved and config is None:
+        config = target.call("runs.read_text", path=move.target_paths.config)
+        move.journal.fact(target_config=config)
+    copy_history(source, target, run_id, source_root=source.root, target_root=target.root)
+    if resolved:
+        target.call("standby.keep_config", root=target.root, run_id=run_id, text=config)

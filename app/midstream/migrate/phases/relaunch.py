@@ -7,9 +7,11 @@ from typing import Any
 
 from midstream.errors import MidstreamError, RemoteError
 from midstream.launch.start import start_attempt
-from midstream.migrate import standby
+from midstream.migrate import overtake, standby
 from midstream.migrate.model import RELAUNCH
-from midstream.migrate.move import Move
+from midstream.migrate.move import Move, replayed
+from midstream.migrate.phases.cutover import bring_history, bring_state
+from midstream.migrate.stream import Streamed
 from midstream.watch.model import RunView
 from midstream_engine import records
 
@@ -23,28 +25,47 @@ class Relaunch:
     name = RELAUNCH
 
     def run(self, move: Move) -> None:
-        sealed = move.journal.known("sealed")
+        sealed, told = move.journal.known("sealed"), move.journal.known("target_attempt") is not None
         plan, target = move.plan, move.target
-        if self._moved_on(move):
+        if told and self._moved_on(move):
             return
         move.journal.fact(relaunching=True)  # from here on a rollback has to look at the target
-        target.call(
-            "runs.put_fence",
-            root=target.root,
-            run_id=plan.run_id,
-            fence=sealed["fence"],
-            migration=plan.migration,
-        )
-        number = standby.hand_over(move, _newest(move) or sealed, sealed["attempt"]) if plan.stands_by else None
-        number = number or _present_attempt(move)
+        number = None if told else self._hand_over(move, sealed)
         if number is None:
-            number = self._start(move, _newest(move) or sealed, sealed["attempt"] + 1)
-        elif not plan.stands_by:
-            move.note(f"attempt {number} of this migration runs on {target.name} already")
+            number = self._start_or_adopt(move, sealed)
         move.journal.fact(target_attempt=number)
         wait_training(move, target.name, number)
         if move.journal.known("training_seen") is None:
             move.journal.fact(training_seen=time.time())
+        if plan.stands_by and not move.journal.known("history"):
+            bring_history(move, resolved=True)
+            move.journal.fact(history=True)
+
+    @staticmethod
+    def _hand_over(move: Move, sealed: dict[str, Any]) -> int | None:
+        """The attempt that stood by, once it has taken the run over; None where it has to be started."""
+        if not move.plan.stands_by:
+            return None
+        if replayed(move):
+            number = standby.hand_over(move, standby.promoting(move, sealed), sealed)
+            if number is not None:
+                return number
+            overtake.fall_back(move, "the shadow could not be promoted")
+            bring_state(move, sealed["checkpoint"], Streamed())
+        return standby.hand_over(move, standby.restoring(move, sealed), sealed)
+
+    def _start_or_adopt(self, move: Move, sealed: dict[str, Any]) -> int:
+        plan, target = move.plan, move.target
+        target.call(
+            "runs.put_fence", root=target.root, run_id=plan.run_id, fence=sealed["fence"], migration=plan.migration
+        )
+        number = _present_attempt(move)
+        if number is not None:
+            move.note(f"attempt {number} of this migration runs on {target.name} already")
+            return number
+        if plan.stands_by:
+            bring_history(move)
+        return self._start(move, _newest(move) or sealed, sealed["attempt"] + 1)
 
     @staticmethod
     def _moved_on(move: Move) -> bool:
@@ -52,7 +73,7 @@ class Relaunch:
         plan, target = move.plan, move.target
         described = target.call("runs.describe", root=target.root, run_id=plan.run_id)
         epoch = described["fence"]["epoch"] if described["fence"] else 0
-        return epoch > plan.epoch and move.journal.known("target_attempt") is not None
+        return epoch > plan.epoch
 
     @staticmethod
     def _start(move: Move, point: dict[str, Any], at_least: int) -> int:

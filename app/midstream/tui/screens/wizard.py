@@ -240,8 +240,12 @@ class WizardScreen(MidstreamScreen):
         plan = self._plan
         assert plan is not None
         after = f"about {format.seconds(plan.predicted_downtime)} later it goes on on {plan.target}"
+        first = f"{plan.source} saves, is sealed and stops; {after}."
+        if plan.mode == model.OVERTAKE:
+            first = f"{plan.target} replays the run until it is level with {plan.source}, which trains on until then."
         lines = [
-            f"{plan.source} saves, is sealed and stops; {after}.",
+            first,
+            *plan.consent,
             "",
             "What can go wrong: a link breaks, the target fails. Then it is taken back, and the source runs again.",
             "What is safe: nothing is deleted, and r takes the move back until the target has done "
