@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from midstream.check.model import FAIL, PASS, WARN, Check  # noqa: F401  a preflight is made of checks
+
 # How the run crosses over: it stops, is copied and started; the target waits for it, compiled; the target replays it.
 STOP, HANDOVER, OVERTAKE = "stop", "handover", "overtake"
 MODES = (HANDOVER, STOP, OVERTAKE)
@@ -141,19 +143,6 @@ class Plan:
         for name in ("overrides", "warnings", "cost_per_hour", "consent"):
             fixed[name] = tuple(value.get(name, ()))
         return cls(**fixed)
-
-
-PASS, WARN, FAIL = "pass", "warn", "fail"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the preflight. ``fix`` is the line that mends it."""
-
-    name: str
-    state: str  # PASS, WARN or FAIL
-    detail: str
-    fix: str = ""
 
 
 @dataclass(frozen=True)
