@@ -147,8 +147,13 @@ class Board:
             log.debug("nobody is left to be told: %s", error)
 
     def leave(self, patience: float = 600.0) -> None:
-        """The orderly end: wait for all, then go. Raises Lost where one does not come."""
-        self.exchange("leave", b"", patience)
+        """The orderly end, when nothing is left to be done together: wait for the others, then go. One of them may be
+        gone before this one has heard of it."""
+        self._when_gone = None
+        try:
+            self.exchange("leave", b"", patience)
+        except Lost as error:
+            log.debug("leaving: %s", error)
         self._leaving.set()
         if self._hub is None:
             try:
