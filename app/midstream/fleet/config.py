@@ -200,9 +200,9 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
         if host.copy_route not in (None, *COPY_ROUTES):
             raise UsageError(f"{path}: hosts.{name}.copy_route is {host.copy_route!r}", ", ".join(COPY_ROUTES))
         for field_name, parse in (("copy_rate", parse_rate), ("copy_ports", parse_ports)):
-            text = getattr(host, field_name)
+            given = getattr(host, field_name)
             try:
-                _ = None if text is None else parse(text)
+                _ = None if given is None else parse(given)
             except UsageError as error:
                 raise UsageError(f"{path}: hosts.{name}.{field_name}: {error.message}", error.fix) from error
         if host.devices is not None and host.devices < 1:
