@@ -70,7 +70,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
 
         return headless.show_tree(None, options, output)
     fleet = load_fleet(options.fleet)
-    modes = ("status", "check", "launch", "migrate", "stop", "verify", "diff")
+    modes = ("status", "check", "launch", "migrate", "guard", "stop", "verify", "diff")
     chosen = next((mode for mode in modes if getattr(options, mode)), None)
     if options.checkpoints is not None:
         chosen = "show_tree" if options.tree or options.deep or ":" in options.checkpoints else "checkpoints"

@@ -18,6 +18,7 @@ USAGE = """midstream [--fleet FILE]                                     the term
        midstream --migrate RUN --to TARGET [--mode handover|stop|overtake] [--checkpoint now|latest|STEP]
                  [--dry-run] [--yes]
        midstream --continue MIGRATION | --rollback MIGRATION | --stop RUN
+       midstream --guard RUN --to TARGET[,TARGET...] [--tries N]    move it when its machine is certainly gone or going
        midstream --checkpoints [RUN] | --checkpoints RUN|CHECKPOINT --tree [--deep]
        midstream --verify CHECKPOINT [--deep] | --diff A B | --clean [RUN] [--yes]"""
 
@@ -48,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     modes.add_argument("--continue", metavar="MIGRATION", dest="continue_", help="go on with an interrupted migration")
     modes.add_argument("--rollback", metavar="MIGRATION", help="take a migration back, until its source is retired")
     modes.add_argument("--stop", metavar="RUN", help="save and stop a run")
+    modes.add_argument("--guard", metavar="RUN", help="move a run when its machine is certainly gone or going")
     modes.add_argument(
         "--checkpoints",
         metavar="RUN",
@@ -99,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
     migrate.add_argument(
         "--healthy-steps", type=int, default=100, metavar="N", help="then the source is retired (default 100)"
     )
+    migrate.add_argument("--tries", type=int, default=3, metavar="N", help="moves a --guard may begin (default 3)")
     migrate.add_argument("--dry-run", action="store_true", help="plan and preflight; touch nothing")
     migrate.add_argument("--yes", action="store_true", help="agree to give up the steps that were named")
     return result
@@ -121,7 +124,11 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
         flags.error("--launch needs --on TARGET")
     if options.migrate and not options.to:
         flags.error("--migrate needs --to TARGET")
-    for name, needs in (("on", "launch"), ("run_id", "launch"), ("to", "migrate")):
+    if options.guard and not options.to:
+        flags.error("--guard needs --to TARGET[,TARGET...]: where the run may go")
+    if options.to and not (options.migrate or options.guard):
+        flags.error("--to goes with --migrate and --guard")
+    for name, needs in (("on", "launch"), ("run_id", "launch")):
         if getattr(options, name) and not getattr(options, needs):
             flags.error(f"--{name.replace('_', '-')} goes with --{needs}")
     for name in ("dry_run", "source_lost"):

@@ -122,6 +122,7 @@ class Fleet:
     later: Mapping[str, str] = field(default_factory=dict)  # targets of kinds that are not driven yet
     path: str = ""
     text: str = ""
+    on_event: str | None = None  # a command line that gets each event worth a person's while, as JSON on its stdin
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -173,7 +174,10 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
     value = _yaml(text, path)
     if not isinstance(value, dict):
         raise UsageError(f"{path}: expected hosts:, targets: and stores:, found {type(value).__name__}")
-    _known_keys(path, "", value, ("hosts", "targets", "stores"))
+    _known_keys(path, "", value, ("hosts", "targets", "stores", "on_event"))
+    on_event = value.get("on_event")
+    if on_event is not None and not isinstance(on_event, str):
+        raise UsageError(f"{path}: on_event is {type(on_event).__name__}", "one command line: on_event: notify-me")
     hosts = _section(path, value, "hosts")
     targets = _section(path, value, "targets")
     later = {name: entry["type"] for name, entry in targets.items() if entry.get("type") in LATER_TARGETS}
@@ -209,7 +213,7 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
             raise UsageError(
                 f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null"
             )
-    return Fleet(_shared_roots(path, decoded), decoded.targets, later, path, text)
+    return Fleet(_shared_roots(path, decoded), decoded.targets, later, path, text, on_event)
 
 
 def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str, HostConfig]) -> None:

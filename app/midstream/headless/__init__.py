@@ -4,12 +4,13 @@ from midstream.headless.act import launch, stop
 from midstream.headless.check import check, doctor
 from midstream.headless.clean import clean
 from midstream.headless.diff import diff
+from midstream.headless.guard import guard
 from midstream.headless.look import checkpoints, init, status
 from midstream.headless.move import follow, migrate, resume
 from midstream.headless.verify import show_tree, verify
 
 __all__ = [
     "check", "checkpoints", "clean", "diff", "doctor",
-    "follow", "init", "launch", "migrate", "resume", "show_tree", "status", "stop",
+    "follow", "guard", "init", "launch", "migrate", "resume", "show_tree", "status", "stop",
     "verify",
 ]  # fmt: skip

@@ -1,0 +1,52 @@
+"""`--guard RUN --to T1,T2`: watch over a run, and move it when its machine is certainly gone or going."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from midstream.errors import Exit, UsageError
+from midstream.output import Output
+
+if TYPE_CHECKING:
+    from midstream.fleet.config import Fleet
+
+FIRST_LOOK = 15.0  # seconds
+
+
+def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
+    """Until the run ends (0), needs a person (1) or is let go with Ctrl-C, which touches nothing."""
+    from midstream.hosts.open import Hosts
+    from midstream.migrate.guard import Guard
+    from midstream.migrate.notify import notify
+    from midstream.watch.watcher import Watch
+
+    targets = [name.strip() for name in options.to.split(",") if name.strip()]
+    for name in targets:
+        fleet.target(name)  # a name that is wrong is said now, not when it is needed
+    if options.tries < 1:
+        raise UsageError(f"--tries is {options.tries}", "how many moves the guard may begin: 1 or more")
+
+    def tell(event: dict[str, Any]) -> None:
+        what = event.get("message") or f"moving {event['run']} to {event['to']}: migration {event['migration']}"
+        output.value(event, f"{event['kind']}: {what}")
+        notify(fleet.on_event, event)
+
+    hosts = Hosts(fleet)
+    watch = Watch(fleet, hosts)
+    watch.start()
+    try:
+        found = watch.wait_for(lambda snapshot: bool(snapshot.copies(options.guard)), timeout=FIRST_LOOK)
+        if found is None:
+            known = sorted({run.run_id for run in watch.snapshot().runs})
+            hint = f"known: {', '.join(known)}" if known else "no host that answers holds a run"
+            raise UsageError(f"no run {options.guard!r}", hint)
+        where = found.copies(options.guard)[0].host
+        output.talk(f"midstream: guarding {options.guard} on {where}; it may be moved {options.tries} times")
+        return Guard(fleet, hosts, watch, options.guard, targets, options.tries, tell).run()
+    except KeyboardInterrupt:
+        output.talk("\nmidstream: the run is not guarded any more; nothing else has changed")
+        return Exit.INTERRUPTED
+    finally:
+        watch.stop()
+        hosts.close()

@@ -1,0 +1,188 @@
+"""Watch over a run, and move it by itself when there is positive evidence that its machine is gone or going.
+
+What counts: a machine that answers and on which the engine's process is gone while its status says that it runs
+(killed, or another boot), and a notice that the machine will be taken away. What does not: silence. A machine that
+does not answer may be training; the guard tells a person, and touches nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from midstream.errors import Exit, HostError, MidstreamError
+from midstream.migrate import model, notify, preflight, process
+from midstream.migrate import plan as planning
+from midstream.migrate.directory import list_migrations
+from midstream.watch.model import LIVE
+from midstream.watch.symptoms import symptoms
+from midstream_engine import records
+
+if TYPE_CHECKING:
+    from midstream.fleet.config import Fleet
+    from midstream.hosts.open import Hosts
+    from midstream.watch.model import RunView, Snapshot
+    from midstream.watch.watcher import Watch
+
+# What a look at the run comes to.
+WELL, GONE, GOING, SILENT, ENDED, BROKEN = "well", "gone", "going", "silent", "ended", "broken"
+PERSISTS = 6.0  # seconds that evidence has to last: whoever restarts the engine by hand is not raced
+NOTICES_EVERY = 10.0  # seconds between two looks for a notice
+SILENCE = 300.0  # seconds without contact after which a person is told
+LOOK = 2.0  # seconds
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found, and why: one line."""
+
+    kind: str
+    reason: str = ""
+
+
+def judge(snapshot: Snapshot, run_id: str, notice: str = "") -> tuple[RunView | None, Verdict]:
+    """The run's present copy, and what it comes to. ``notice``: what its machine says of its own end, if anything."""
+    copies = snapshot.copies(run_id)
+    if not copies:
+        return None, Verdict(SILENT, f"no host that answers has run {run_id}")
+    run = copies[0]
+    host = snapshot.host(run.host)
+    if host is None or host.link != LIVE:
+        why = host.error if host is not None and host.error else "no answer"
+        return run, Verdict(SILENT, f"{run.host} does not answer ({why}): it may be training")
+    if run.state == records.FINISHED:
+        return run, Verdict(ENDED, f"finished at step {run.step}")
+    if run.state == records.FAILED:
+        message = run.status.message if run.status and run.status.message else "see its log"
+        return run, Verdict(BROKEN, f"the engine failed on {run.host}: {message}")
+    if run.state == "lost":
+        return run, Verdict(GONE, f"the engine's process on {run.host} is gone at step {run.step}")
+    if notice:
+        return run, Verdict(GOING, f"{run.host}: {notice}")
+    if run.state == records.STOPPED:
+        return run, Verdict(ENDED, f"stopped at step {run.step} on {run.host}")
+    return run, Verdict(WELL)
+
+
+@dataclass
+class Guard:
+    """Guards one run. ``tell`` gets every event; ``tries`` is the number of moves that it may begin."""
+
+    fleet: Fleet
+    hosts: Hosts
+    watch: Watch
+    run_id: str
+    targets: Sequence[str]
+    tries: int
+    tell: Callable[[dict[str, Any]], None]
+    _told: set[str] = field(default_factory=set)
+
+    def run(self) -> Exit:
+        """Until the run ends, a person is needed, or the tries are spent."""
+        since: dict[str, float] = {}
+        notice, asked = "", 0.0
+        while True:
+            snapshot = self.watch.snapshot()
+            now = time.monotonic()
+            if now - asked > NOTICES_EVERY:
+                notice, asked = self._notice(snapshot), now
+            run, verdict = judge(snapshot, self.run_id, notice)
+            since = {verdict.kind: since.get(verdict.kind, now)}
+            lasted = now - since[verdict.kind]
+            if verdict.kind == ENDED and lasted >= PERSISTS:
+                self._say(notify.FINISHED, verdict.reason)
+                return Exit.DONE
+            if verdict.kind == BROKEN and lasted >= PERSISTS:
+                self._say(notify.NEEDS_YOU, f"{verdict.reason}; another machine would not mend that")
+                return Exit.FAILED
+            if verdict.kind == SILENT and lasted >= SILENCE:
+                self._once(notify.NEEDS_YOU, f"{verdict.reason}; nothing is done without evidence")
+            if verdict.kind in (GONE, GOING) and lasted >= PERSISTS and run is not None:
+                if not self._under_way():
+                    self._say(notify.LOST, verdict.reason)
+                    self._move(run, verdict)
+                    since, notice, asked = {}, "", 0.0
+            elif verdict.kind == WELL:
+                self._symptoms(run)
+            time.sleep(LOOK)
+
+    def _notice(self, snapshot: Snapshot) -> str:
+        copies = snapshot.copies(self.run_id)
+        host = snapshot.host(copies[0].host) if copies else None
+        if host is None or host.link != LIVE:
+            return ""
+        try:
+            found = self.hosts.get(host.name).call("notices.read", timeout=30.0)
+        except (HostError, MidstreamError):
+            return ""
+        return str(found["message"]) if found else ""
+
+    def _under_way(self) -> bool:
+        """A migration of this run is open: its own process, or a person, has the run in its hands."""
+        mine = [view for view in list_migrations() if view.plan.run_id == self.run_id and view.open]
+        for view in mine:
+            if view.state != model.RUNNING:
+                self._once(
+                    notify.NEEDS_YOU,
+                    f"migration {view.migration} is {view.state}: midstream --continue {view.migration}, or --rollback",
+                )
+        return bool(mine)
+
+    def _move(self, run: RunView, verdict: Verdict) -> None:
+        """Move the run to the first target that takes it. Raises NEEDS_YOU as MidstreamError where none does."""
+        refused = []
+        for target in self.targets:
+            if run.host in self.fleet.target(target).hosts:
+                continue
+            if self.tries < 1:
+                break
+            mode = model.HANDOVER if verdict.kind == GOING else model.STOP
+            request = model.Request(
+                self.run_id, target, mode=mode, checkpoint="now" if verdict.kind == GOING else "latest"
+            )
+            try:
+                plan = planning.make_plan(self.fleet, self.hosts, self.watch.snapshot(), request)
+                failed = next(
+                    (
+                        check
+                        for check in preflight.run_checks(self.fleet, self.hosts, plan)
+                        if check.state == model.FAIL
+                    ),
+                    None,
+                )
+                if failed is not None:
+                    raise MidstreamError(f"{failed.name}: {failed.detail}", failed.fix)
+            except (HostError, MidstreamError) as error:
+                refused.append(f"{target}: {error}")
+                continue
+            self.tries -= 1
+            migration = process.start(self.fleet, plan)
+            self.tell({"event": "guard", "kind": "moving", "run": self.run_id, "to": target, "migration": migration})
+            for event in process.follow(migration):
+                if event.event == "result":
+                    if event.detail.get("ok"):
+                        self._say(notify.FINISHED, f"moved to {target} (migration {migration})", migration=migration)
+                        return
+                    refused.append(f"{target}: {event.message}")
+        spent = "; the tries are spent" if self.tries < 1 else ""
+        message = f"{verdict.reason}, and no target took the run{spent}: {'; '.join(refused) or 'none is left'}"
+        self._say(notify.NEEDS_YOU, message)
+        raise MidstreamError(message, f"midstream --migrate {self.run_id} --to TARGET")
+
+    def _symptoms(self, run: RunView | None) -> None:
+        if run is None:
+            return
+        host = self.watch.snapshot().host(run.host)
+        skew = host.machine.clock_skew if host is not None and host.machine is not None else 0.0
+        for symptom in symptoms(run, time.time() + skew):
+            self._once(symptom.kind, f"{run.run_id} on {run.host}: {symptom.message}", once=symptom.kind)
+
+    def _once(self, kind: str, message: str, once: str = "") -> None:
+        if (once or message) not in self._told:
+            self._told.add(once or message)
+            self._say(kind, message)
+
+    def _say(self, kind: str, message: str, **more: Any) -> None:
+        self.tell({"event": "guard", "kind": kind, "run": self.run_id, "message": message, **more})

@@ -1,0 +1,160 @@
+"""What counts as evidence, and what as a symptom."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from midstream.migrate import guard
+from midstream.migrate.notify import notify
+from midstream.remote import notices
+from midstream.watch.model import HostView, RunView, Snapshot
+from midstream.watch.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
+from midstream_engine import records
+
+NOW = 1_000_000.0
+
+
+def run_view(state: str = records.TRAINING, alive: bool = True, losses: list[float] | None = None) -> RunView:
+    status = records.Status(
+        state=state, step=100, process=0, boot_id="b", pid=1, start_ticks=1, heartbeat=NOW, message=""
+    )
+    rows = [
+        {"global_step": step, "train/loss": loss, "time": NOW - 1.0, "throughput/duration": 1.0}
+        for step, loss in enumerate(losses or [])
+    ]
+    return RunView("r", "a", records.Fence(1, "a"), None, 1, status, alive, curve=rows)
+
+
+def snapshot(run: RunView, link: str = "live") -> Snapshot:
+    return Snapshot(1, NOW, (HostView("a", "ssh", link, error="" if link == "live" else "timed out"),), (run,))
+
+
+@pytest.mark.parametrize(
+    ("state", "alive", "link", "notice", "kind"),
+    [
+        (records.TRAINING, True, "live", "", guard.WELL),
+        (records.TRAINING, False, "live", "", guard.GONE),
+        (records.SAVING, False, "live", "poweroff is scheduled", guard.GONE),
+        (records.TRAINING, True, "live", "poweroff is scheduled", guard.GOING),
+        (records.STOPPED, False, "live", "preempted", guard.GOING),
+        (records.STOPPED, False, "live", "", guard.ENDED),
+        (records.FINISHED, False, "live", "preempted", guard.ENDED),
+        (records.FAILED, False, "live", "", guard.BROKEN),
+        # Silence is no evidence, whatever was seen before it.
+        (records.TRAINING, False, "stale", "", guard.SILENT),
+        (records.TRAINING, False, "down", "preempted", guard.SILENT),
+        (records.FAILED, False, "down", "", guard.SILENT),
+    ],
+)
+def test_only_positive_evidence_counts(state: str, alive: bool, link: str, notice: str, kind: str):
+    _, verdict = guard.judge(snapshot(run_view(state, alive), link), "r", notice)
+    assert verdict.kind == kind, verdict
+
+
+def test_a_run_that_nobody_has_is_no_evidence_either():
+    assert guard.judge(Snapshot(1, NOW), "r")[1].kind == guard.SILENT
+
+
+STEADY = [3.0 + 0.01 * (step % 5) for step in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "now", "kinds"),
+    [
+        (STEADY, NOW, []),
+        ([*STEADY, 9.0], NOW, []),  # one spike
+        ([*STEADY, *([3.9] * 20)], NOW, [DIVERGING]),
+        ([*STEADY, float("nan")], NOW, [NOT_A_NUMBER]),
+        ([*STEADY, float("inf")], NOW, [NOT_A_NUMBER]),
+        (STEADY, NOW + 400.0, [STALLED]),
+        ([5.0 - 0.01 * step for step in range(220)], NOW, []),
+        ([], NOW + 400.0, []),
+    ],
+)
+def test_symptoms_are_judged_by_the_runs_own_past(losses: list[float], now: float, kinds: list[str]):
+    assert [symptom.kind for symptom in symptoms(run_view(losses=losses), now)] == kinds
+
+
+def test_a_run_of_slow_steps_is_not_called_stalled_early():
+    slow = run_view(losses=STEADY)
+    rows = [{**row, "throughput/duration": 60.0} for row in slow.curve]
+    assert symptoms(dataclasses.replace(slow, curve=rows), NOW + 1000.0) == []
+    assert [s.kind for s in symptoms(dataclasses.replace(slow, curve=rows), NOW + 1300.0)] == [STALLED]
+
+
+def test_a_scheduled_shutdown_is_a_notice_and_a_called_off_one_is_none(tmp_path: Path):
+    scheduled, product = tmp_path / "scheduled", tmp_path / "product"
+    assert notices.read(str(scheduled), str(product)) is None
+    scheduled.write_text(f"USEC={int((time.time() + 60) * 1e6)}\nWARN_WALL=1\nMODE=poweroff\n")
+    found = notices.read(str(scheduled), str(product))
+    assert found is not None
+    assert found["kind"] == "shutdown"
+    assert str(found["message"]).startswith("poweroff is scheduled in ")
+    scheduled.write_text("USEC=1\nMODE=dry-poweroff\n")
+    assert notices.read(str(scheduled), str(product)) is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        ({"preempted": "FALSE", "maintenance-event": "NONE"}, None),
+        ({"preempted": "TRUE", "maintenance-event": "NONE"}, "preempted"),
+        ({"preempted": "FALSE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}, "maintenance"),
+        ({"preempted": "FALSE", "maintenance-event": "MIGRATE_ON_HOST_MAINTENANCE"}, None),
+        ({}, None),
+    ],
+)
+def test_googles_metadata_server_is_asked_on_googles_machines_alone(tmp_path: Path, answers: dict, kind: str | None):
+    asked = []
+
+    class Metadata(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers["Metadata-Flavor"]))
+            answer = answers.get(self.path.rpartition("/")[2])
+            self.send_response(404 if answer is None else 200)
+            self.end_headers()
+            self.wfile.write((answer or "").encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    product = tmp_path / "product"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            base = f"http://127.0.0.1:{server.server_port}/instance/"
+            product.write_text("Standard PC\n")
+            assert notices.read(str(tmp_path / "none"), str(product), base) is None
+            assert asked == []
+            product.write_text("Google Compute Engine\n")
+            found = notices.read(str(tmp_path / "none"), str(product), base)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (found or {}).get("kind") == kind
+    assert asked
+    assert {flavor for _, flavor in asked} == {"Google"}
+
+
+def test_an_event_reaches_the_command_as_json_and_never_as_words_of_it(tmp_path: Path):
+    told, witness = tmp_path / "told", tmp_path / "owned"
+    event = {"kind": "lost", "message": f"'; touch {witness}; $(touch {witness})\n"}
+    assert notify(f'cat > {told}; echo "$MIDSTREAM_EVENT" >> {told}', event)
+    first, second = told.read_text().splitlines()
+    assert json.loads(first) == event
+    assert second == "lost"
+    assert not witness.exists()
+
+
+def test_a_notification_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture):
+    assert not notify("echo no network >&2; exit 3", {"kind": "lost"})
+    assert "no network" in caplog.text
+    assert not notify(None, {"kind": "lost"})
