@@ -52,7 +52,7 @@ def wait_for(what: str, words: str, timeout: float = 120.0) -> MigrationDirector
     raise AssertionError(f"{what} {words!r}: not within {timeout} s")
 
 
-def test_a_target_that_waits_takes_over_on_eight_devices_what_was_sent_while_it_was_saved(lab: Lab, runs):
+def test_a_target_that_waits_takes_over_on_eight_devices(lab: Lab, runs):
     """2 -> 8 by handover over SSH, in bf16; and what the run does on its target when it is started there again."""
     small, large = lab.host("small", devices=2), lab.host("large", devices=8)
     fleet = lab.fleet_file(small=small.config, large=large.config)
@@ -66,8 +66,6 @@ def test_a_target_that_waits_takes_over_on_eight_devices_what_was_sent_while_it_
     sealed = moved.result["certificate"]["step"]
     notes = [event["message"] for event in moved.of("note")]
     assert any("it waits" in note for note in notes)
-    (ahead,) = [note for note in notes if "objects had arrived before the source was sealed" in note]
-    assert int(ahead.split()[0]) > 0
     # What the source did while the target was made ready is part of the run: it never stood still for that.
     rehearsal = next(event["message"] for event in moved.of("command") if "rehearses on" in event["message"])
     assert step_of(rehearsal.split(" rehearses on ")[1].split()[0]) < sealed

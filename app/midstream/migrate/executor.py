@@ -77,7 +77,9 @@ def _patiently(move: Move, phase: Phase) -> None:
     while True:
         try:
             return phase.run(move)
-        except LostContact as error:
+        except HostError as error:
+            if not isinstance(error, LostContact) and _connected(move):
+                raise  # it answers: what is wrong there is not the connection
             cuts += 1
             if cuts > CUTS:
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from midstream.errors import LostContact, MidstreamError
+from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.launch.start import wait_gone
 from midstream.migrate import plan as planning
 from midstream.migrate.move import Move, replayed
@@ -109,7 +109,9 @@ def _answer(move: Move, attempt: int, serial: int, described: dict[str, Any], st
         sizes = {entry.path: entry.size for entry in manifest.object_entries}
     try:
         return stream_until_answered(move, attempt, serial, since, sizes, streamed)
-    except LostContact as error:
+    except HostError as error:
+        if isinstance(error, RemoteError):
+            raise
         move.note(f"{error.message}; waiting for its answer: losing contact is not losing the run")
 
     def answered(run: RunView) -> bool:

@@ -24,10 +24,10 @@ class Cutover:
     def run(self, move: Move) -> None:
         streamed = Streamed()
         if not move.journal.known("sealed"):
-            if move.plan.stands_by:
-                standby.ensure(move)
+            if move.plan.stands_by and move.journal.known("seal_serial") is None:
+                standby.ensure(move)  # once the source was told to stop, nothing is waited for any more
             at = overtake.follow(move) if replayed(move) else None
-            if move.journal.known("fallen_back"):
+            if move.journal.known("fallen_back") and move.journal.known("seal_serial") is None:
                 standby.ensure(move)  # the shadow may have ended
             sealed = seal(move, streamed, at)
             move.journal.fact(sealed=sealed)
