@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import io
 import json
 import os
 import random
@@ -86,7 +87,7 @@ def over_socket(source: Path, target: Path) -> None:
     def receive() -> None:
         sock, _ = listener.accept()
         view = memoryview(bytearray(MIB))
-        with sock, sock.makefile("rb", buffering=MIB) as stream:
+        with sock, io.BufferedReader(socket.SocketIO(sock, "r"), MIB) as stream:
             while line := stream.readline():
                 name, size = json.loads(line)
                 place = target / name

@@ -692,7 +692,7 @@ class ArrayEntry(_Record):
     dtype: str
     grid: List[int]
     objects: List[str]
-    sha256: str = ""  # of the elements of an array in ``small.safetensors``; empty for others, whose objects have hashes
+    sha256: str = ""  # of an array's elements in ``small.safetensors``; empty for others, whose objects have hashes
 
 
 @dataclasses.dataclass(frozen=True)

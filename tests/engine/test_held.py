@@ -12,7 +12,7 @@ from engine_process import train_all
 from engine_runs import CONFIGS
 from midstream_engine import records
 
-TINY = ("--config_path", CONFIGS / "gpt2_tiny.yaml", "--trainer.id", "r")
+TINY = ("--config_path", str(CONFIGS / "gpt2_tiny.yaml"), "--trainer.id", "r")
 FLAGS = ("--trainer.num_train_steps", "12", "--trainer.checkpointer.keep", "[{every: 4}]")
 
 

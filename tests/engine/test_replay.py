@@ -14,7 +14,7 @@ from engine_runs import CONFIGS
 from midstream_engine import records
 
 STEPS = 400
-TINY = ("--config_path", CONFIGS / "gpt2_tiny.yaml", "--trainer.id", "r")
+TINY = ("--config_path", str(CONFIGS / "gpt2_tiny.yaml"), "--trainer.id", "r")
 FLAGS = ("--trainer.num_train_steps", str(STEPS), "--trainer.checkpointer.keep", "[{every: 40}]")
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from midstream.remote.accelerators import Accelerators, tpus
 from midstream.remote.nvidia import Nvidia
@@ -59,7 +56,8 @@ def test_gpus_with_their_memory_load_and_holders(tmp_path: Path):
     assert found == [
         {
             "index": 0, "kind": "NVIDIA A100-SXM4-80GB", "memory_total": 80 * GIB, "memory_used": GIB,
-            "utilization": 0.93, "holders": [], "temperature": None, "power": None, "power_limit": None, "capability": "",
+            "utilization": 0.93, "holders": [], "temperature": None, "power": None, "power_limit": None,
+            "capability": "",
         },
         {
             "index": 1, "kind": "NVIDIA A100-SXM4-80GB", "memory_total": 80 * GIB, "memory_used": GIB,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def run_with(root: Path, *names: str) -> records.RunPaths:
     return paths
 
 
-def state(paths: records.RunPaths, name: str, **fields: int) -> None:
+def state(paths: records.RunPaths, name: str, **fields: Any) -> None:
     identity = records.this_process().to_json()
     status = records.Status(state=name, step=9, process=0, heartbeat=0.0, attempt=1, **identity, **fields)
     status.write(paths.attempt(1).status())
