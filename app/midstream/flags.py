@@ -20,7 +20,7 @@ USAGE = """midstream [--fleet FILE]                                     the term
        midstream --continue MIGRATION | --rollback MIGRATION | --stop RUN
        midstream --guard RUN --to TARGET[,TARGET...] [--tries N]    move it when its machine is certainly gone or going
        midstream --checkpoints [RUN] | --checkpoints RUN|CHECKPOINT --tree [--deep]
-       midstream --verify CHECKPOINT [--deep] | --diff A B | --clean [RUN] [--yes]"""
+       midstream --verify CHECKPOINT|MIGRATION [--deep] | --diff A B | --clean [RUN] [--yes]"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,7 +59,11 @@ def parser() -> argparse.ArgumentParser:
     )
     modes.add_argument("--diff", metavar=("A", "B"), nargs=2, help="what differs between two checkpoints, by manifest")
     modes.add_argument("--clean", metavar="RUN", nargs="?", const="", help="name what killed saves left; --yes removes")
-    modes.add_argument("--verify", metavar="CHECKPOINT", help="re-hash a checkpoint: directory, HOST:PATH, gs://, RUN")
+    modes.add_argument(
+        "--verify",
+        metavar="CHECKPOINT",
+        help="re-hash a checkpoint (directory, HOST:PATH, gs://, RUN), or re-check a MIGRATION",
+    )
 
     common = result.add_argument_group("common")
     common.add_argument("--fleet", metavar="FILE", help="default: $MIDSTREAM_FLEET or ~/.config/midstream/fleet.yaml")

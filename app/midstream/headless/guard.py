@@ -30,7 +30,8 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     def tell(event: dict[str, Any]) -> None:
         what = event.get("message") or f"moving {event['run']} to {event['to']}: migration {event['migration']}"
         output.value(event, f"{event['kind']}: {what}")
-        notify(fleet.on_event, event)
+        if "migration" not in event:  # its own process tells of a migration
+            notify(fleet.on_event, event)
 
     hosts = Hosts(fleet)
     watch = Watch(fleet, hosts)

@@ -18,6 +18,7 @@ from midstream_engine.records import ArrayEntry
 
 GIB = 1 << 30
 USABLE = 0.92  # of a device's memory: the rest is the runtime's, and lost between allocations
+PREALLOCATED = 0.75  # of a GPU's, which is what jax takes at its start and stays within
 
 # Memory of one jax device in bytes, by a part of its kind, where the host does not report it; from the makers' data
 # sheets. A device of TPU v2, v3 and 7x is one core: half a chip.
@@ -52,6 +53,11 @@ def device_memory(kind: str, reported: int | None) -> int | None:
 def _names(kind: str, name: str) -> bool:
     """As whole words: an L40 is no L4, a T400 no T4."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![0-9])", kind) is not None
+
+
+def usable(memory: int, kind: str) -> float:
+    """Bytes of a device's ``memory`` that a training step may fill."""
+    return (PREALLOCATED if re.search(r"NVIDIA|Tesla|GeForce|Quadro|AMD", kind) else USABLE) * memory
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ def fitting_shape(
     limit, model_axis = int(trainer.get("per_device_parallelism") or -1), int(trainer.get("model_axis_size") or 1)
     shape = batch_shape(batch, devices, limit, model_axis)
     held = footprint(arrays, config, shape, devices, kind)
-    while memory is not None and held.total > USABLE * memory:
+    while memory is not None and held.total > usable(memory, kind):
         if shape.per_device == 1:
             raise MidstreamError(
                 f"the run does not fit {devices} devices of {size(memory)}: it needs {held.describe()}, "
@@ -150,7 +156,7 @@ def _enough(
             shape = batch_shape(batch, more, 1, int(trainer.get("model_axis_size") or 1))
         except MidstreamError:
             continue
-        if footprint(arrays, config, shape, more, kind).total <= USABLE * memory:
+        if footprint(arrays, config, shape, more, kind).total <= usable(memory, kind):
             return f"{more} of them would hold it; or a target with more memory a device"
     return "choose a target with more memory a device"
 

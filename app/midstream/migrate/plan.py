@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import HostError, MidstreamError, RemoteError, UsageError
 from midstream.fleet.config import default_fleet_path
-from midstream.migrate import directory, ledger, shape
+from midstream.migrate import directory, fit, ledger, shape
 from midstream.migrate.model import MODES, OVERTAKE, Change, Plan, Request
 from midstream_engine import records
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
     from midstream.hosts.base import Host
     from midstream.hosts.open import Hosts
-    from midstream.watch.model import HostView, RunView, Snapshot
+    from midstream.watch.model import Accelerator, HostView, RunView, Snapshot
 
 
 def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) -> Plan:
@@ -57,12 +57,22 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     data = data_digest(source, run.run_id, newest) if newest else run.status.data_digest
 
     source_devices = max(1, len(run.status.devices))
-    target_devices = _devices(snapshot.host(target_host), target_host)
+    devices = _devices(snapshot.host(target_host), target_host)
+    target_devices, kind, memory = len(devices) or 1, devices[0].kind if devices else "", _memory(devices)
     batch, *later = shape.batch_sizes(trainer.get("train_batch_size"), run.status.step)
     model_axis = int(trainer.get("model_axis_size") or 1)
     limit = int(trainer.get("per_device_parallelism") or -1)
     before = shape.batch_shape(batch, source_devices, limit, model_axis)
+    precision = _override(request, "trainer.mp") or trainer.get("mp")
+    if problem := fit.check_precision(precision, kind):
+        raise MidstreamError(
+            problem,
+            "choose other devices, or compute in float32, which is slower and no longer the same to the last bits: "
+            "-- --trainer.mp f32",
+        )
     after = shape.batch_shape(batch, target_devices, limit, model_axis)
+    if manifest is not None:
+        after, _ = fit.fitting_shape(manifest.array_entries, config, batch, target_devices, memory, kind)
     for size in later:  # a schedule that will not divide some day is refused today
         shape.batch_shape(size, target_devices, limit, model_axis)
 
@@ -90,7 +100,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         per_device_parallelism=after.per_device,
         accumulation=after.accumulation,
         overrides=request.overrides,
-        changes=_changes(run, before, after, source_devices, target_devices, trainer),
+        changes=_changes(run, before, after, source_devices, target_devices, trainer, precision),
         route="relayed through this machine",
         checkpoint_bytes=size,
         data_digest=data,
@@ -279,13 +289,31 @@ def _missing_data(source: Host, target: Host, digest: str) -> int:
     return sum(entry["size"] for entry in described["objects"])
 
 
-def _devices(host: HostView | None, name: str) -> int:
+def _devices(host: HostView | None, name: str) -> tuple[Accelerator, ...]:
     if host is None or host.machine is None:
         reason = f": {host.error}" if host is not None and host.error else ""
         raise HostError(
             f"target {name} does not answer{reason}", f"midstream --status shows it; mend the connection to {name}"
         )
-    return max(1, len(host.machine.accelerators))
+    return host.machine.accelerators
+
+
+def _memory(devices: Sequence[Accelerator]) -> int | None:
+    """Bytes of the smallest device; None where any is not known."""
+    each = [fit.device_memory(device.kind, device.memory_total) for device in devices]
+    known = [memory for memory in each if memory is not None]
+    return min(known) if known and len(known) == len(each) else None
+
+
+def _override(request: Request, name: str) -> str | None:
+    """The value of an engine flag that was given after ``--``: ``--name VALUE`` or ``--name=VALUE``."""
+    words, found = request.overrides, None
+    for place, word in enumerate(words):
+        if word == f"--{name}" and place + 1 < len(words):
+            found = words[place + 1]
+        elif word.startswith(f"--{name}="):
+            found = word.partition("=")[2]
+    return found
 
 
 def _changes(
@@ -295,6 +323,7 @@ def _changes(
     source_devices: int,
     target_devices: int,
     trainer: Mapping[str, Any],
+    precision: str | None,
 ) -> tuple[Change, ...]:
     kind = run.status.devices[0].get("kind", "") if run.status and run.status.devices else ""
     return (
@@ -315,7 +344,12 @@ def _changes(
         Change(
             "accumulation", str(before.accumulation), str(after.accumulation), "weighted by tokens; changes no result"
         ),
-        Change("precision", str(trainer.get("mp") or "f32"), str(trainer.get("mp") or "f32")),
+        Change(
+            "precision",
+            str(trainer.get("mp") or "f32"),
+            str(precision or "f32"),
+            "asked for: losses agree to the tolerance of the lower one",
+        ),
     )
 
 

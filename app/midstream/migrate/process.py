@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.migrate import directory as directories
-from midstream.migrate import model
+from midstream.migrate import model, notify
 from midstream.migrate.directory import MigrationDirectory
-from midstream.migrate.journal import Journal, follow_events
+from midstream.migrate.journal import Journal, Outcome, follow_events, outcome, read_events
 
 if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
@@ -158,7 +158,9 @@ def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
         watch = Watch(fleet, hosts, interval=WATCH_INTERVAL, only={plan.source, plan.target_host})
         watch.start()
         try:
-            return int(execute(Move(plan, directory, journal, fleet, hosts, watch), rollback=rolling_back))
+            code = execute(Move(plan, directory, journal, fleet, hosts, watch), rollback=rolling_back)
+            _tell(fleet, plan, outcome(read_events(journal.path)), code)
+            return int(code)
         finally:
             watch.stop()
             hosts.close()
@@ -175,6 +177,22 @@ def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
         return Exit.INTERRUPTED
     finally:
         journal.close()
+
+
+def _tell(fleet: Fleet, plan: model.Plan, ended: Outcome, code: Exit) -> None:
+    """Tell whoever does not look how it ended: by the fleet file's ``on_event:``."""
+    kinds = {Exit.DONE: notify.FINISHED, Exit.INTERRUPTED: notify.NEEDS_YOU}
+    event = {
+        "event": "migration",
+        "kind": kinds.get(code, notify.FAILED),
+        "migration": plan.migration,
+        "run": plan.run_id,
+        "from": plan.source,
+        "to": plan.target,
+        "outcome": ended.outcome,
+        "message": ended.error or f"{plan.run_id}: {plan.source} -> {plan.target}: {ended.outcome}",
+    }
+    notify.notify(fleet.on_event, event)
 
 
 if __name__ == "__main__":

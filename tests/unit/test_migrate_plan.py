@@ -1,0 +1,81 @@
+"""A plan for devices that nobody here has: the run lies on a real host, the accelerators are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import MidstreamError
+from midstream.fleet.config import Fleet, LocalHost
+from midstream.hosts.open import Hosts
+from midstream.migrate.model import Plan, Request
+from midstream.migrate.plan import make_plan
+from midstream.watch.model import Accelerator
+from midstream.watch.watcher import look_once
+from midstream_engine import records
+from run_directory import RunDirectory
+
+GIB = 1 << 30
+CONFIG = """
+model: {type: llama, num_layers: 16, hidden_dim: 2048, intermediate_dim: 8192, seq_len: 4096, num_heads: 32}
+trainer: {mp: "p=f32,c=bfloat16", train_batch_size: 256, num_train_steps: 1000, per_device_parallelism: 32}
+"""
+
+
+def plan_for(root: Path, kind: str, count: int, gibibytes: int | None, *overrides: str) -> Plan:
+    """The plan that moves a run of 1.2 billion parameters to ``count`` devices of ``kind``."""
+    run = RunDirectory(root / "a", "r")
+    Path(run.paths.config).write_text(CONFIG)
+    run.status(1, records.TRAINING, 30)
+    run.fence(1, "a")
+    name = run.checkpoint(20)
+    directory = Path(run.paths.checkpoint(name))
+    (directory / records.TRAIN).write_text(json.dumps({"state": {"data_digest": "d" * 64}}))
+    manifest = records.Manifest.read(str(directory / records.MANIFEST))
+    axes, shape = ["layers", "embed", "mlp"], [16, 2048, 36_000]
+    arrays = [
+        records.ArrayEntry(f"{tree}/weight", axes, shape, "float32", [], []).to_json()
+        for tree in ("model", "optimizer/mu", "optimizer/nu")
+    ]
+    dataclasses.replace(manifest, arrays=arrays).write(str(directory / records.MANIFEST))
+    fleet = Fleet({"a": LocalHost(root=str(root / "a")), "b": LocalHost(root=str(root / "b"))})
+    hosts = Hosts(fleet)
+    try:
+        seen = look_once(fleet, hosts)
+        told = tuple(Accelerator(index, kind, gibibytes and gibibytes * GIB) for index in range(count))
+        views = []
+        for host in seen.hosts:
+            assert host.machine is not None, host.error
+            machine = dataclasses.replace(host.machine, accelerators=told)
+            views.append(dataclasses.replace(host, machine=machine) if host.name == "b" else host)
+        seen = dataclasses.replace(seen, hosts=tuple(views))
+        return make_plan(fleet, hosts, seen, Request("r", "b", mode="stop", overrides=overrides))
+    finally:
+        hosts.close()
+
+
+def test_the_batch_stays_and_is_cut_to_what_the_devices_hold(tmp_path: Path):
+    roomy = plan_for(tmp_path / "1", "NVIDIA A100-SXM4-80GB", 8, 80)
+    assert (roomy.per_device_parallelism, roomy.accumulation) == (32, 1)
+    tight = plan_for(tmp_path / "2", "TPU v3", 8, None)  # 16 GiB, as its maker says
+    assert tight.per_device_parallelism < 32
+    for plan in (roomy, tight):
+        assert plan.train_batch_size == plan.target_devices * plan.per_device_parallelism * plan.accumulation == 256
+
+
+def test_devices_that_cannot_hold_the_run_are_refused_with_the_numbers(tmp_path: Path):
+    with pytest.raises(MidstreamError, match=r"does not fit 2 devices of 8\.6 GB: it needs .* state 7\.1 GB") as caught:
+        plan_for(tmp_path, "NVIDIA T4", 2, 8, "--trainer.mp", "f32")
+    assert "of them would hold it" in caught.value.fix
+
+
+def test_a_run_in_bfloat16_is_not_moved_to_devices_without_it_unless_asked(tmp_path: Path):
+    with pytest.raises(MidstreamError, match="V100-SXM2-32GB has no bfloat16") as caught:
+        plan_for(tmp_path / "1", "Tesla V100-SXM2-32GB", 8, 32)
+    assert "--trainer.mp f32" in caught.value.fix
+    plan = plan_for(tmp_path / "2", "Tesla V100-SXM2-32GB", 8, 32, "--trainer.mp=f32")
+    change = next(change for change in plan.changes if change.name == "precision")
+    assert (change.before, change.after) == ("p=f32,c=bfloat16", "f32")
