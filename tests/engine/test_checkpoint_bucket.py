@@ -108,6 +108,19 @@ def test_what_was_saved_is_restored_onto_any_mesh_and_verified(paths: RunPaths) 
         assert np.asarray(found).tobytes() == np.asarray(wanted).tobytes()
 
 
+def test_of_a_model_alone_no_other_object_is_asked_for(paths: RunPaths, server: BucketServer) -> None:
+    large = {**plain_state(), "moments": plain_state()["model"]}
+    saved = save(paths, large)
+    server.requests.clear()
+    template = {"model": large["model"]}
+    device = SingleDeviceSharding(jax.devices()[0])
+    restored = restore_checkpoint(paths.checkpoint(saved.name), template, device, only="model/")
+    assert restored.root_digest == saved.root_digest
+    np.testing.assert_array_equal(np.asarray(restored.tree["model"]["wide"]), large["model"]["wide"])
+    assert any("arrays%2Fmodel%2Fwide%2Fc" in path for _, path in server.requests)
+    assert not [path for _, path in server.requests if "moments" in path]
+
+
 def test_answers_that_fail_or_break_off_are_asked_for_again(paths: RunPaths, server: BucketServer) -> None:
     server.faults += [
         Fault("POST", "wide%2Fc", 503),

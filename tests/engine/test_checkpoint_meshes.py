@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoint_states import save
 from midstream_engine.checkpoint.assembly import Assembly
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
 from midstream_engine.checkpoint.memory import Blocks
 from midstream_engine.checkpoint.restore import Restored, _cell_tasks, restore_checkpoint
 from midstream_engine.checkpoint.stores.directory import Directory
@@ -194,3 +194,65 @@ def test_a_process_reads_the_cells_alone_that_its_own_devices_want(original, mon
         read()
     assert reads == {"arrays/up/c/0/0/1": objects["arrays/up/c/0/0/1"].size}
     assert hashes == {path: objects[path].sha256 for path in entry.objects if not path.endswith("zarr.json")}
+
+
+def trained_state() -> dict[str, Any]:
+    """A model and an optimizer, each with an array in cells and a small one."""
+    state = make_state()
+    model = {"up": state["up"], "bias": NamedArray(state["bias"].array[:, :64], (Layers, Mlp.resize(64)))}
+    return {"model": model, "optimizer": {"mu": model, "count": jnp.array(3, jnp.int32)}, "key": state["key"]}
+
+
+def model_of(paths: RunPaths, manifest: Manifest, layout: Layout, **changed: Any) -> Restored:
+    template = {"model": {**eqx.filter_eval_shape(trained_state)["model"], **changed}}
+    return restore_checkpoint(paths.checkpoint(manifest.name), template, layout.shardings(template), only="model/")
+
+
+@pytest.mark.parametrize("layout", [Layout(1), Layout(4, 2)])
+def test_of_a_part_of_the_state_its_objects_alone_are_read(layout, tmp_path, monkeypatch):
+    paths, state = RunPaths(str(tmp_path), "run"), trained_state()
+    manifest = save(paths, state)
+    reads = counted_reads(monkeypatch)
+    restored = model_of(paths, manifest, layout)
+    sizes = {entry.path: entry.size for entry in manifest.object_entries}
+    shared = {"train.json", "small.safetensors"}
+    assert reads == {path: size for path, size in sizes.items() if path in shared or path.startswith("arrays/model/")}
+    assert sum(reads.values()) < sum(sizes.values()) * 0.51
+    assert restored.root_digest == manifest.root_digest
+    assert flatten(restored.tree).keys() == {"model/up", "model/bias"}
+    for name, array in flatten(restored.tree).items():
+        np.testing.assert_array_equal(np.asarray(array.value), np.asarray(flatten(state)[name].value), err_msg=name)
+
+
+def test_of_a_part_of_the_state_the_rest_may_be_lost_and_not_a_byte_of_itself(tmp_path):
+    paths = RunPaths(str(tmp_path), "run")
+    manifest = save(paths, trained_state())
+    directory = Path(paths.checkpoint(manifest.name))
+    for path in directory.glob("arrays/optimizer/**/*"):
+        if path.is_file():
+            path.unlink()
+    assert model_of(paths, manifest, Layout(2)).root_digest == manifest.root_digest
+    template = eqx.filter_eval_shape(trained_state)
+    with pytest.raises(CheckpointCorrupt, match=r"object arrays/optimizer/mu/up/.*: missing"):
+        restore_checkpoint(str(directory), template, Layout(2).shardings(template))
+    cell = directory / "arrays/model/up/c/0/0/1"
+    content = bytearray(cell.read_bytes())
+    content[100] ^= 1
+    cell.write_bytes(content)
+    with pytest.raises(CheckpointCorrupt, match=r"object arrays/model/up/c/0/0/1: SHA-256"):
+        model_of(paths, manifest, Layout(2))
+
+
+def test_a_part_that_does_not_fit_is_refused_with_a_diff_of_that_part(tmp_path, monkeypatch):
+    paths = RunPaths(str(tmp_path), "run")
+    manifest = save(paths, {**trained_state(), "model": {**trained_state()["model"], "old": jnp.zeros(2)}})
+    monkeypatch.setattr("midstream_engine.checkpoint.restore.read_object", None)
+    plain = jax.ShapeDtypeStruct((2,), jnp.float32)
+    with pytest.raises(CheckpointMismatch) as caught:
+        model_of(paths, manifest, Layout(1), new=plain, bias=plain)
+    assert caught.value.missing == ["model/new"]
+    assert caught.value.extra == ["model/old"]
+    assert [difference.name for difference in caught.value.different] == ["model/bias"]
+    template = eqx.filter_eval_shape(trained_state)
+    with pytest.raises(ValueError, match=r"the template has key, which does not begin with 'model/'"):
+        restore_checkpoint(paths.checkpoint(manifest.name), template, Layout(1).shardings(template), only="model/")

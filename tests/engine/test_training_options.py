@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -10,11 +11,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
+from checkpoint_states import save
 from engine_process import train_all
 from engine_runs import CONFIGS, environment
 from midstream_engine import records
+from midstream_engine.checkpoint.discover import read_manifest
+from midstream_engine.checkpoint.tree import flatten
+from midstream_engine.config import load_config
+from midstream_engine.optim.averaging import ModelAverage
+from midstream_engine.trainer.attempt import open_attempt
+from midstream_engine.trainer.resume import find_origin, restore
+from midstream_engine.trainer.setup import make_plan
 
 pytestmark = [
     pytest.mark.timeout(600),  # the first test waits for all attempts, which a crowded machine makes slow
@@ -52,6 +63,10 @@ class Attempts:
         halves = [
             {"start": 0, "value": 8}, {"start": 2, "value": 4},
         ]  # fmt: skip
+        begun = [
+            "--trainer.initialize_from", str(root / "runs" / "planned"), *AVERAGED, "--trainer.seed", "9",
+            "--data.train_urls", "stdlib:email/*.py",
+        ]  # fmt: skip
         runs = {
             "rehearsed": run("rehearsed", 2, *VALIDATED),
             "first": run("grown", 3),
@@ -60,10 +75,8 @@ class Attempts:
             "planned": run("planned", 4, "--trainer.train_batch_size", json.dumps(halves)),
             "averaged": run("averaged", 4, *AVERAGED, *VALIDATED, "--trainer.steps_per_eval", "2"),
             "averaged on": run("averaged", 6, *AVERAGED, *VALIDATED, "--trainer.steps_per_eval", "2"),
-            "begun": run("begun", 5, "--trainer.initialize_from", str(root / "runs" / "planned"),
-                         "--data.train_urls", "stdlib:email/*.py", "--trainer.seed", "9"),
-            "begun on": run("begun", 6, "--trainer.initialize_from", str(root / "runs" / "planned"),
-                            "--data.train_urls", "stdlib:email/*.py", "--trainer.seed", "9"),
+            "begun": run("begun", 2, *begun),
+            "begun on": run("begun", 3, *begun),
             "profiled": run("profiled", 4, "--trainer.profiler", "true", "--trainer.profiler_start_step", "1",
                             "--trainer.profiler_num_steps", "2", "--trainer.profiler_perfetto_link", "true",
                             "--trainer.log_dir", str(root / "logs")),
@@ -127,10 +140,8 @@ def test_the_run_after_a_rehearsal_compiles_nothing_new(left: Attempts) -> None:
 
 
 def test_a_search_finds_the_largest_number_of_examples_that_fits(tmp_path: Path) -> None:
-    from midstream_engine.config import load_config
     from midstream_engine.rehearse import largest_that_fits, memory
     from midstream_engine.trainer.programs import compile_step
-    from midstream_engine.trainer.setup import make_plan
 
     def needs(per_device: int) -> int:
         flags = ["--trainer.per_device_parallelism", str(per_device), "--trainer.model_axis_size", "8"]
@@ -177,11 +188,39 @@ def test_the_average_is_saved_evaluated_and_restored(left: Attempts) -> None:
     assert [row["global_step"] for row in left.rows("averaged", 2)] == [4, 5]
 
 
-def test_a_run_begins_with_the_state_of_another_on_its_own_data(left: Attempts) -> None:
-    assert [row["global_step"] for row in left.rows("begun")] == [4]
-    assert left.train("begun", "step-6-a002")["data_digest"] != left.train("planned", "step-4-a001")["data_digest"]
-    assert [row["global_step"] for row in left.rows("begun", 2)] == [5]  # its own checkpoint comes first
+def test_a_run_begins_with_the_model_of_another_and_an_average_that_that_one_had_not(left: Attempts) -> None:
+    assert [row["global_step"] for row in left.rows("begun")] == [0, 1]
+    assert left.train("begun", "step-3-a002")["data_digest"] != left.train("planned", "step-4-a001")["data_digest"]
+    assert [row["global_step"] for row in left.rows("begun", 2)] == [2]  # its own checkpoint comes first
     assert not os.path.exists(records.RunPaths(str(left.root), "begun").attempt(1).restore)
+    assert os.path.exists(records.RunPaths(str(left.root), "begun").attempt(2).restore)
+    manifest = read_manifest(str(left.root / "runs" / "begun" / "checkpoints" / "step-3-a002"))
+    names = {entry.name for entry in manifest.array_entries}
+    assert {"average/model/ln_f/weight", "optimizer/skipstep/losses"} <= names
+    source = str(left.root / "runs" / "planned" / "checkpoints" / "step-4-a001")
+    assert f"begins with the model of {source}" in left.text("begun", 1)
+
+
+def test_a_checkpoint_of_a_model_alone_begins_a_run(tmp_path: Path) -> None:
+    config = load_config([*FLAGS, *AVERAGED, "--trainer.initialize_from", str(tmp_path / "runs" / "plain")]).config
+    plan = make_plan(config)
+    other = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, seed=5))
+    paths, model = records.RunPaths(str(tmp_path), "plain"), make_plan(other).fresh_state().model
+    saved = save(paths, {"model": model})
+    origin = find_origin(open_attempt(str(tmp_path), "here", {}), config, None)
+    assert origin is not None
+    resumed, _ = restore(origin, plan)
+    assert (resumed.step, resumed.root_digest) == (0, saved.root_digest)
+    fresh, state = plan.fresh_state(), resumed.state
+    assert jax.tree.structure(state) == jax.tree.structure(fresh)
+    wanted = dataclasses.replace(fresh, model=model, average=ModelAverage(model, None))
+    for name, array in flatten(wanted).items():
+        np.testing.assert_array_equal(flatten(state)[name].value, array.value, err_msg=name)
+    assert flatten(state).keys() == flatten(wanted).keys()
+    before, after = jax.tree.leaves(fresh.model), jax.tree.leaves(state.model)
+    assert not all(np.array_equal(old, new) for old, new in zip(before, after, strict=True))
+    at_rest = [leaf.sharding for leaf in jax.tree.leaves(fresh)]
+    assert [leaf.sharding for leaf in jax.tree.leaves(state)] == at_rest
 
 
 def test_a_profile_and_a_copy_of_the_log_lie_in_the_log_directory(left: Attempts) -> None:

@@ -39,36 +39,45 @@ class Restored:
     """A restored state and the evidence of what it is."""
 
     tree: Any
-    root_digest: str  # recomputed from the bytes that were read
+    root_digest: str  # recomputed from the bytes that were read, and the manifest's hashes of what was not asked for
     expected_root_digest: str  # the manifest's
     train: dict[str, Any]  # train.json: state, provenance, witness
     manifest: Manifest
     seconds: float
 
 
-def restore_checkpoint(directory: str, template: Any, shardings: Any) -> Restored:
+def restore_checkpoint(directory: str, template: Any, shardings: Any, *, only: str = "") -> Restored:
     """The state in ``directory`` as arrays on devices.
 
     ``template`` is a pytree like the one that was saved, of arrays or ShapeDtypeStructs (inside NamedArrays for named
     ones, as ``eqx.filter_eval_shape`` gives); leaves that are no arrays are taken over from it. ``shardings`` has one
     sharding for each array leaf, or is one for all.
 
+    ``only`` is what the names of the wanted arrays begin with, ``model/`` say; ``template`` then has these alone. The
+    checkpoint's other arrays may be anything: their objects are neither read nor checked, and need not be there. Arrays
+    below 1 MiB share one object, which is read and checked whole.
+
     Beside the arrays themselves, host memory holds the objects in flight (``bounded.IN_FLIGHT``) and the parts that
     are being put together, at most those of two arrays' worth.
 
     Raises CheckpointMismatch, before any array is read, where names, axes, shapes or dtypes differ: nothing is
-    converted silently. Raises CheckpointCorrupt, naming the object, where the bytes are not what was saved.
+    converted silently. Raises CheckpointCorrupt, naming the object, where the bytes are not what was saved. Raises
+    ValueError where ``template`` has arrays beyond ``only``.
     """
     start = time.monotonic()
     manifest = read_manifest(directory)
     check_layout(directory, manifest)
     wanted = flatten(template)
     placed = flatten_shardings(template, shardings)
-    check_fit(directory, manifest, wanted)
+    beyond = [name for name in wanted if not name.startswith(only)]
+    if beyond:
+        raise ValueError(f"the template has {beyond[0]}, which does not begin with {only!r}")
+    check_fit(directory, manifest, wanted, only)
     check_divides(directory, wanted, placed)
     store = open_store(directory)
-    hashes: dict[str, str] = {}
     objects = {entry.path: entry for entry in manifest.object_entries}
+    needed = {TRAIN}.union(*(entry.objects for entry in manifest.array_entries if entry.name in wanted))
+    hashes = {path: entry.sha256 for path, entry in objects.items() if path not in needed}
 
     raw, hashes[TRAIN] = read_object(store, objects[TRAIN])
     try:
@@ -93,9 +102,10 @@ def restore_checkpoint(directory: str, template: Any, shardings: Any) -> Restore
     )
 
 
-def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray]) -> None:
-    """CheckpointMismatch, with a diff, unless the manifest has exactly the ``wanted`` arrays."""
-    found = {entry.name: entry for entry in manifest.array_entries}
+def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray], only: str = "") -> None:
+    """CheckpointMismatch, with a diff, unless the manifest has exactly the ``wanted`` arrays among those whose names
+    begin with ``only``."""
+    found = {entry.name: entry for entry in manifest.array_entries if entry.name.startswith(only)}
     different = []
     for name in sorted(found.keys() & wanted.keys()):
         have, want = found[name], wanted[name]
@@ -149,8 +159,9 @@ def _read_arrays(
     shardings: dict[str, Sharding],
     hashes: dict[str, str],
 ) -> dict[str, jax.Array]:
-    """Every array of the manifest, on its devices; ``hashes`` receives what was observed, by path."""
-    entries = manifest.array_entries
+    """Every array that has a sharding, on its devices; ``hashes`` has the objects that are left alone, and receives
+    what was observed, by path."""
+    entries = [entry for entry in manifest.array_entries if entry.name in shardings]
     assemblies = {entry.name: Assembly(entry, shardings[entry.name]) for entry in entries}
     tasks: list[Task] = []
     blocks = Blocks()

@@ -86,7 +86,7 @@ class TrainerConfig:
     # run has a checkpoint of its own.
     load_checkpoint: bool | None = None
     load_checkpoint_path: str | None = None  # go on from this checkpoint, run or folder until the run has its own
-    # A fresh run begins with this checkpoint's whole training state, step included, on data of its own.
+    # A fresh run begins with this checkpoint's model, at step 0, with an optimizer and data of its own; path or gs://.
     initialize_from: str | None = None
     checkpointer: CheckpointerConfig = field(default_factory=CheckpointerConfig)  # when to save, and what stays
     crash_on_nan: bool = True  # end the run where the loss is NaN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -9,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 
 from midstream_engine import records
@@ -20,8 +22,9 @@ from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.optim.adam import schedule_count
+from midstream_engine.optim.averaging import start_average
 from midstream_engine.trainer.attempt import Attempt
-from midstream_engine.trainer.setup import Setup
+from midstream_engine.trainer.setup import Plan, Setup
 from midstream_engine.trainer.state import TrainState
 from midstream_engine.trainer.witness import TOLERANCE, Witness, worst_error
 
@@ -34,7 +37,7 @@ class Origin:
 
     directory: str
     own: bool  # it lies in the run's own directory
-    same_run: bool  # its data goes on; False: the state alone begins another run (trainer.initialize_from)
+    same_run: bool  # its run goes on; False: its model alone begins another run (trainer.initialize_from)
     root_digest: str | None
     migration: str
     state: dict[str, Any]  # train.json's state
@@ -46,7 +49,8 @@ class Origin:
 
     @property
     def step(self) -> int:
-        return self.state["step"]
+        """Where training begins: another run begins at 0, with an optimizer that has counted nothing."""
+        return self.state["step"] if self.same_run else 0
 
     @property
     def batch_schedule(self) -> BatchSchedule:
@@ -174,8 +178,11 @@ def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> No
             )
 
 
-def restore(origin: Origin, setup: Setup) -> tuple[Resumed, dict[str, Any]]:
-    """The state in ``origin`` on the devices, and its train.json. Raises EngineError where it is another than meant."""
+def restore(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, Any]]:
+    """The state that ``origin`` gives on the devices, and its train.json. Raises EngineError where it is another than
+    meant."""
+    if not origin.same_run:
+        return _begin_with_model(origin, setup)
     restored = restore_checkpoint(origin.directory, setup.template, setup.shardings)
     if origin.root_digest is not None and restored.root_digest != origin.root_digest:
         raise EngineError(
@@ -188,6 +195,27 @@ def restore(origin: Origin, setup: Setup) -> tuple[Resumed, dict[str, Any]]:
         raise EngineError(f"{origin.directory}: the optimizer has counted {count} updates, train.json says otherwise")
     log.info("restored %s in %.2f s: root digest %s", origin.name, restored.seconds, restored.root_digest)
     return Resumed(state, origin.step, restored.root_digest), restored.train
+
+
+def _begin_with_model(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, Any]]:
+    """The state of step 0, but for the model, which is ``origin``'s. Nothing else of it is read."""
+    fresh = setup.fresh_state()
+    optimizer, key = fresh.optimizer, fresh.key
+    del fresh  # and with it its model, before the other is read: devices hold no more than at a fresh start
+    restored = restore_checkpoint(
+        origin.directory, {"model": setup.template.model}, {"model": setup.shardings.model}, only="model/"
+    )
+    model, average = restored.tree["model"], None
+    averaging = setup.config.trainer.model_averaging
+    if averaging is not None:
+        with setup.layout.active():
+            start = functools.partial(start_average, averaging)
+            average = jax.jit(start, out_shardings=setup.shardings.average)(model)
+    log.info(
+        "begins with the model of %s, read in %.2f s; root digest %s",
+        origin.directory, restored.seconds, restored.root_digest,
+    )  # fmt: skip
+    return Resumed(TrainState(model, optimizer, key, average), origin.step, restored.root_digest), restored.train
 
 
 def prove(
