@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from engine_runs import CONFIGS
 from midstream_engine.checkpoint.tree import flatten
 from midstream_engine.config import ConfigError, Gpt2Config, LlamaConfig, LmConfig, NeoxConfig, load_config
 from midstream_engine.models.attention import choose_backend
+from midstream_engine.models.layers import dropout
 from midstream_engine.models.lm import init_model, summed_loss, token_losses
 from midstream_engine.models.splash import block_size
 from midstream_engine.trainer import flops
@@ -114,6 +116,60 @@ def test_no_array_of_all_logits_exists(fused: bool) -> None:
 
     assert largest(POSITIONS) >= logits
     assert largest(16) < logits
+
+
+INVERSE = dataclasses.replace(
+    GPT2, seq_len=16, num_layers=3, initializer_range=0.2, embed_pdrop=0.1, attn_pdrop=0.1, resid_pdrop=0.1,
+    scale_attn_by_inverse_layer_idx=True,
+)  # fmt: skip
+
+
+def hidden(model: Any, rows: int, seed: int | None) -> np.ndarray:
+    """What ``model`` makes of ``rows`` times the same tokens, a dropout key a row. float32 [row, position, embed]."""
+    row = np.random.default_rng(SEED).integers(0, VOCAB, INVERSE.seq_len)
+    tokens = hax.named(jnp.asarray(np.tile(row, (rows, 1)), jnp.int32), ("batch", "position"))
+    keys = None
+    if seed is not None:
+        keys = hax.named(jax.random.key_data(jax.random.split(jax.random.key(seed), rows)), ("batch", "key"))
+    run = jax.jit(lambda model: model.hidden(tokens, None, keys).array, compiler_options=QUICK)
+    return np.asarray(run(model))
+
+
+@pytest.mark.parametrize("seed", [None, 3], ids=["dropout off", "dropout on"])
+def test_scaling_by_inverse_layer_index_divides_a_layers_queries(seed: int | None) -> None:
+    """Layer i (from 0): attention's products over i + 1, as by a plain model whose query weights are divided so."""
+    model: Any = init_model(INVERSE, VOCAB, jax.random.key(SEED))
+    plain: Any = init_model(
+        dataclasses.replace(INVERSE, scale_attn_by_inverse_layer_idx=False), VOCAB, jax.random.key(SEED)
+    )
+    assert np.abs(hidden(model, 2, seed) - hidden(plain, 2, seed)).max() > 1e-3
+    for part in ("weight", "bias"):
+        array = getattr(plain.blocks.stacked.attn.qkv, part)
+        divide = np.ones((INVERSE.num_layers, 3), np.float32)
+        divide[:, 0] = 1 / np.arange(1, INVERSE.num_layers + 1)  # queries alone
+        by = hax.named(jnp.asarray(divide), (array.axes[0].name, "qkv"))
+        plain = eqx.tree_at(
+            lambda model, part=part: getattr(model.blocks.stacked.attn.qkv, part), plain,
+            (array * by.broadcast_to(array.axes)).rearrange(array.axes),
+        )  # fmt: skip
+    np.testing.assert_allclose(hidden(model, 2, seed), hidden(plain, 2, seed), atol=2e-5)
+
+
+def test_dropout_follows_its_key_and_keeps_the_mean() -> None:
+    """Rare dropout: the model is no linear function of what is dropped, so its mean moves with the rate, and a single
+    row by the rate's square root."""
+    rare = dataclasses.replace(INVERSE, embed_pdrop=0.01, attn_pdrop=0.01, resid_pdrop=0.01)
+    model = init_model(rare, VOCAB, jax.random.key(SEED))
+    off, on = hidden(model, 1, None)[0], hidden(model, 256, 3)
+    assert np.array_equal(on, hidden(model, 256, 3))
+    assert np.abs(on[0] - on[1]).max() > 0.1  # the same tokens under two keys
+    assert np.abs(on - hidden(model, 256, 4)).max(axis=(1, 2)).min() > 0.1
+    apart = np.linalg.norm(on - off, axis=(1, 2)).mean() / np.linalg.norm(off)
+    assert np.linalg.norm(on.mean(0) - off) / np.linalg.norm(off) < apart / 3
+    ones = hax.ones(hax.make_axes(batch=64, embed=1024))
+    keys = hax.named(jax.random.key_data(jax.random.split(jax.random.key(SEED), 64)), ("batch", "key"))
+    dropped = np.asarray(dropout(ones, 0.1, ones.resolve_axis("batch"), keys, 0).array)
+    assert dropped.mean() == pytest.approx(1.0, abs=5 * (0.1 / 0.9 / dropped.size) ** 0.5)
 
 
 @pytest.mark.parametrize("config", [LLAMA, NEOX], ids=["llama", "neox"])
