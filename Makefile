@@ -16,7 +16,7 @@ demo: $(STAMP)  ## a real run on two local targets, ready to migrate; HEADLESS=1
 	@$(BIN)/midstream --demo $(if $(HEADLESS),--headless --json)
 
 test: $(STAMP)  ## the test suite without the long campaigns
-	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(ARGS)
 
 test-slow: $(STAMP)  ## the long fault campaigns
 	@$(BIN)/python -m pytest -m slow $(ARGS)

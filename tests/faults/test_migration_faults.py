@@ -249,7 +249,7 @@ def test_a_source_that_cannot_save_says_so_and_trains_on_and_of_two_operators_on
     for target in ("two", "three"):
         monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / target))
         operators[target] = start_midstream(
-            "--fleet", fleet, "--migrate", "r", "--to", target, "--healthy-steps", "3", "--json"
+            "--fleet", fleet, "--migrate", "r", "--to", target, "--mode", "stop", "--healthy-steps", "3", "--json"
         )
     said = {target: operator.communicate(timeout=200) for target, operator in operators.items()}
     codes = {target: operator.returncode for target, operator in operators.items()}
@@ -278,7 +278,7 @@ def test_whatever_was_begun_is_taken_back_and_the_source_runs(lab: Lab, runs):
     source.wait(lambda run: len(run.checkpoints()) >= 1, "a checkpoint")
     step = str(step_of(source.checkpoints()[0]))
 
-    move = ("--fleet", fleet, "--migrate", "r", "--to", "two", "--yes", "--json")
+    move = ("--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", "stop", "--yes", "--json")
     follower = start_midstream(*move, "--checkpoint", step)
     directory = wait_command("order: save, stop")
     kill_operator(directory)
@@ -370,6 +370,7 @@ def test_a_run_that_died_and_one_that_has_finished_are_moved_from_what_they_left
     assert source.fence.epoch == 3
 
 
+@pytest.mark.slow  # two minutes
 def test_a_source_that_falls_silent_once_it_was_told_to_seal_is_waited_for(lab: Lab, runs):
     """A partition: the seal was written, and nobody can say so. The target is not started on a guess."""
     one, two = lab.host("one", devices=2), lab.local("two", devices=2)

@@ -52,6 +52,7 @@ def wait_for(what: str, words: str, timeout: float = 120.0) -> MigrationDirector
     raise AssertionError(f"{what} {words!r}: not within {timeout} s")
 
 
+@pytest.mark.slow  # two minutes
 def test_a_target_that_waits_takes_over_on_eight_devices(lab: Lab, runs):
     """2 -> 8 by handover over SSH, in bf16; and what the run does on its target when it is started there again."""
     small, large = lab.host("small", devices=2), lab.host("large", devices=8)
@@ -136,6 +137,7 @@ def test_a_machine_that_is_lost_is_left_behind_when_a_person_says_so(lab: Lab, r
     assert_one_lineage(last)
 
 
+@pytest.mark.slow  # each kill has to hit its moment, and is tried again where it came late
 def test_whoever_waits_may_die_at_any_time(lab: Lab, runs):
     """Before the seal another one is started; after it the run is started in the ordinary way, and says so."""
     one, two = lab.local("one", devices=2), lab.local("two", devices=4)

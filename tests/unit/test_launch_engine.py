@@ -28,7 +28,8 @@ def test_a_config_becomes_a_run_whose_checkpoint_data_and_history_can_be_moved(t
     finally:
         if records.is_alive(attempt.process):
             os.kill(attempt.process.pid, signal.SIGKILL)
-    assert (status.step, len(status.devices), status.identity) == (3, 2, attempt.process)
+    assert (status.step, len(status.devices), status.boot_id) == (3, 2, attempt.process.boot_id)
+    assert status.pid != attempt.process.pid, "the engine is a child of what supervises it"
 
     here, there = records.RunPaths(small.root, "tiny"), records.RunPaths(large.root, "tiny")
     name = records.checkpoint_name(3, attempt.number)

@@ -12,6 +12,7 @@ import ast
 import contextlib
 import functools
 import json
+import threading
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -80,10 +81,15 @@ def _modules(module: str) -> tuple[tuple[str, str | None], ...]:
     return tuple(found.items())
 
 
+_PARSING = threading.Lock()  # CPython 3.11's parser counts its depth once for all threads, and trips over itself
+
+
 def _siblings(text: str) -> list[str]:
     """Modules of ``midstream.remote`` that a source imports."""
+    with _PARSING:
+        nodes = list(ast.walk(ast.parse(text)))
     names = []
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "midstream.remote":
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("midstream.remote."):
