@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from midstream_engine import records
 
 SOURCES = [str(Path(__file__).parents[1] / name) for name in ("app", "engine")]
@@ -72,6 +74,37 @@ def write_checkpoint(directory: Path, rng: random.Random, arrays: int = 3, cells
 def files(directory: Path) -> dict[str, bytes]:
     """Every file below ``directory`` with its bytes."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def assert_same_tree(found: Path | dict[str, bytes], expected: Path | dict[str, bytes], why: str = "") -> None:
+    """The same files with the same bytes. What is missing, extra or different is named, and no content is shown."""
+    there, wanted = (files(each) if isinstance(each, Path) else each for each in (found, expected))
+    flaws = [f"missing: {name!r} ({len(wanted[name]):,} bytes)" for name in sorted(wanted.keys() - there.keys())]
+    flaws += [f"extra: {name!r} ({len(there[name]):,} bytes)" for name in sorted(there.keys() - wanted.keys())]
+    flaws += [
+        f"different: {name!r} ({len(there[name]):,} bytes for {len(wanted[name]):,}, from byte {at:,} on)"
+        for name in sorted(there.keys() & wanted.keys())
+        if (at := _first_difference(there[name], wanted[name])) is not None
+    ]
+    if flaws:
+        more = f"\n  and {len(flaws) - 20} more" if len(flaws) > 20 else ""
+        pytest.fail("not the same tree" + (f": {why}" if why else "") + "\n  " + "\n  ".join(flaws[:20]) + more)
+
+
+def assert_unfinished(found: dict[str, bytes], expected: dict[str, bytes]) -> None:
+    """Some files of a tree, not all of them, and each with its bytes."""
+    assert_same_tree(found, {name: expected[name] for name in found.keys() & expected.keys()})
+    assert len(found) < len(expected)
+
+
+def _first_difference(one: bytes, other: bytes) -> int | None:
+    if one == other:
+        return None
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # the first byte that differs lies in one[low:high], or is that at ``high``
+        middle = (low + high) // 2 + 1
+        low, high = (low, middle - 1) if one[low:middle] != other[low:middle] else (middle, high)
+    return low
 
 
 def far_program(function: str, arguments: dict[str, Any], stdin: Any = subprocess.PIPE) -> subprocess.Popen[bytes]:

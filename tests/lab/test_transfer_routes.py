@@ -24,7 +24,7 @@ from midstream.transfer.copy import copy_contents, read_contents
 from midstream.transfer.places import Place
 from midstream.transfer.route import Link as Way
 from midstream.transfer.route import make_ends
-from trees import files, random_contents, write_tree
+from trees import assert_same_tree, random_contents, write_tree
 
 MIB = 1 << 20
 DIRECT = CopySettings(route="direct", streams=2)
@@ -70,7 +70,7 @@ def test_bytes_go_directly_whoever_is_called_and_no_key_is_seen(
                 continue
 
     report = copy_objects(pair[0], str(source), pair[1], str(target), settings=DIRECT, progress=look)
-    assert files(target) == files(source)
+    assert_same_tree(target, source)
     called = {"target": "one calls two", "source": "two calls one"}[listener]
     assert called in report.routes[0]
     assert any(b"python" in line for line in command_lines)
@@ -108,7 +108,7 @@ def test_where_no_port_is_open_the_bytes_are_relayed_and_the_plan_says_why(pair:
         with pytest.raises(HostError, match="no direct way between one and two"):
             probe(*pair, CopySettings(route="direct", ports=(port, port)))
     assert "relayed" in report.routes[0]
-    assert files(tmp_path / "target") == files(tmp_path / "source")
+    assert_same_tree(tmp_path / "target", tmp_path / "source")
 
 
 def test_without_the_ssh_program_further_connections_of_paramiko_carry_the_bytes(
@@ -120,7 +120,7 @@ def test_without_the_ssh_program_further_connections_of_paramiko_carry_the_bytes
     assert probe(here, pair[0]).carried_by == "paramiko"
     for source, target, place in ((here, pair[0], "there"), (pair[0], here, "back")):
         copy_objects(source, str(tmp_path / "source"), target, str(tmp_path / place), streams=2)
-        assert files(tmp_path / place) == files(tmp_path / "source")
+        assert_same_tree(tmp_path / place, tmp_path / "source")
 
 
 def test_chunks_that_arrived_before_a_cut_are_not_sent_again(lab: Lab, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_chunks_that_arrived_before_a_cut_are_not_sent_again(lab: Lab, tmp_path:
     before = link.bytes_there
     report = copy_objects(here, str(source), far, str(target), streams=2)
     went = link.bytes_there - before
-    assert files(target) == files(source)
+    assert_same_tree(target, source)
     assert report.bytes_sent <= size - staging.CHUNK, "two streams had begun at most two chunks of the three"
     assert went < report.bytes_sent * 1.02 + MIB, "what went over the link is what was counted"
     link.close()
@@ -159,7 +159,7 @@ def test_what_another_tree_of_the_target_holds_is_linked_and_not_sent(pair: Pair
     report = copy_objects(pair[0], str(source), pair[1], str(target))
     assert report.held == (name,)
     assert report.bytes_sent == sum(len(contents[other]) for other in others), "what is damaged there is sent"
-    assert files(target) == files(source)
+    assert_same_tree(target, source)
     assert (target / name).stat().st_ino == (checkpoints / "step-1-a001" / "under/another name").stat().st_ino
 
 
@@ -182,6 +182,6 @@ def test_an_operator_that_is_killed_leaves_no_program_behind_on_a_direct_way(pai
     for host in pair:
         host.connect()
     report = copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(tmp_path / "target"))
-    assert files(tmp_path / "target") == files(tmp_path / "source")
+    assert_same_tree(tmp_path / "target", tmp_path / "source")
     assert report.objects_sent == 1
     assert not (tmp_path / "target" / tree.INCOMING).exists()

@@ -8,6 +8,8 @@ import json
 import os
 import random
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,16 @@ import midstream.remote
 from midstream.remote import objects, staging, tree
 from midstream.transfer.streams import ranges
 from midstream_engine import records
-from trees import far_output, far_program, files, random_contents, sha256, write_checkpoint, write_tree
+from trees import (
+    assert_same_tree,
+    far_output,
+    far_program,
+    files,
+    random_contents,
+    sha256,
+    write_checkpoint,
+    write_tree,
+)
 
 GENERATION = "f00d"
 
@@ -78,7 +89,7 @@ def test_what_is_received_is_what_was_sent(tmp_path: Path, seed: int) -> None:
 
     reports = send_and_receive(tmp_path / "source", tmp_path / "target", whole(entries))
 
-    assert files(tmp_path / "target") == contents
+    assert_same_tree(tmp_path / "target", contents)
     assert reports[-1] == {"event": "done"}
     assert sorted(landed(reports, "objects")) == sorted(contents)
     assert sum(report["bytes"] for report in reports[:-1]) == sum(sizes)
@@ -101,7 +112,7 @@ def test_only_the_end_of_a_file_travels_where_that_is_asked(tmp_path: Path) -> N
     write_tree(tmp_path / "source", {"log": b"abcdefgh"})
     entry = {"path": "log", "offset": 5, "size": 3, "sha256": sha256(b"fgh")}
     assert send_and_receive(tmp_path / "source", tmp_path / "target", whole([entry]))[-1]["event"] == "done"
-    assert files(tmp_path / "target") == {"log": b"fgh"}
+    assert_same_tree(tmp_path / "target", {"log": b"fgh"})
 
 
 def test_a_range_is_written_to_its_place_in_a_part_that_has_no_name_yet(tmp_path: Path) -> None:
@@ -122,7 +133,7 @@ def test_a_changed_byte_is_named_and_never_gets_the_objects_name(tmp_path: Path)
     reports = send_and_receive(tmp_path / "source", tmp_path / "target", whole(entries))
     assert reports[-1]["event"] == "problem"
     assert (reports[-1]["kind"], reports[-1]["path"]) == ("hash", "bad")
-    assert files(tmp_path / "target") == {"good": b"g" * 5000, "bad": b"what was there before"}
+    assert_same_tree(tmp_path / "target", {"good": b"g" * 5000, "bad": b"what was there before"})
 
 
 @pytest.mark.parametrize("size", [100, 3 << 20])
@@ -204,6 +215,41 @@ def test_a_part_of_a_dead_copy_is_taken_over_and_nothing_of_a_living_one(tmp_pat
     assert os.listdir(tmp_path / tree.INCOMING) == ["mine"]
 
 
+def test_threads_that_enter_at_once_leave_nothing_behind(tmp_path: Path) -> None:
+    """Each descriptor on the lock that is opened beside the first would keep the last one from tidying up."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(30):
+            stage = staging.Stage(str(tmp_path / f"{number}"), "one")
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(lambda name, stage=stage: stage.part({"path": name, "sha256": "0"}), "abcdefgh"))
+            stage.leave()
+            assert not (tmp_path / f"{number}" / tree.INCOMING).exists()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_who_has_left_does_not_come_back(tmp_path: Path) -> None:
+    stage = staging.Stage(str(tmp_path), "one")
+    stage.enter()
+    stage.leave()
+    with pytest.raises(OSError, match="this copy has ended"):
+        stage.part({"path": "a", "sha256": "0"})
+    assert not (tmp_path / tree.INCOMING).exists()
+
+
+def test_the_first_byte_that_differs_is_named_and_none_is_shown() -> None:
+    one = {"same": b"x", "extra": b"ab", "other": b"0123456789"}
+    with pytest.raises(pytest.fail.Exception) as caught:
+        assert_same_tree(one, {"same": b"x", "missing": b"abc", "other": b"0123x56789"})
+    assert str(caught.value).splitlines()[1:] == [
+        "  missing: 'missing' (3 bytes)",
+        "  extra: 'extra' (2 bytes)",
+        "  different: 'other' (10 bytes for 10, from byte 4 on)",
+    ]
+
+
 def test_whoever_leaves_last_takes_the_directory_away(tmp_path: Path) -> None:
     stages = [staging.Stage(str(tmp_path), "one") for _ in range(2)]
     for stage in stages:
@@ -248,7 +294,7 @@ def test_the_manifest_is_refused_while_an_object_is_missing(tmp_path: Path) -> N
     (tmp_path / "target").mkdir()
     with pytest.raises(FileNotFoundError):
         staging.commit(str(tmp_path / "target"), records.MANIFEST, "{}", entries)
-    assert files(tmp_path / "target") == {}
+    assert_same_tree(tmp_path / "target", {})
 
 
 def verified(directory: Path) -> list[dict[str, Any]]:

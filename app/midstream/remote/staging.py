@@ -45,26 +45,41 @@ class Stage:
         self.incoming = posixpath.join(directory, INCOMING)
         self.here = posixpath.join(self.incoming, generation)
         self._lock = -1
+        self._left = False
+        self._entering = threading.Lock()  # one descriptor: a second would hold the lock against `leave`
         self._parents: Set[str] = set()
 
     def enter(self) -> None:
-        if self._lock < 0:
-            os.makedirs(self.here, exist_ok=True)
-            self._lock = os.open(posixpath.join(self.here, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
+        """Idempotent; several threads may. OSError once it was left."""
+        with self._entering:
+            if self._left:
+                raise OSError(errno.ECANCELED, "this copy has ended")
+            if self._lock < 0:
+                self._lock = self._opened()
+                fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def _opened(self) -> int:
+        while True:
+            os.makedirs(self.directory, exist_ok=True)
+            # Another generation that leaves takes the directory that both share away with it, where it is empty.
+            with contextlib.suppress(FileNotFoundError):
+                os.makedirs(self.here, exist_ok=True)
+                return os.open(posixpath.join(self.here, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def leave(self) -> None:
-        """Whoever goes last takes the directory away, unless parts of objects are left in it."""
-        if self._lock < 0:
-            return
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.listdir(self.here) == [LOCK]:
-                os.unlink(posixpath.join(self.here, LOCK))
-                os.rmdir(self.here)
-                os.rmdir(self.incoming)
-        os.close(self._lock)
-        self._lock = -1
+        """Whoever goes last takes the directory away, unless parts of objects are left in it. There is no way back."""
+        with self._entering:
+            self._left = True
+            if self._lock < 0:
+                return
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.listdir(self.here) == [LOCK]:
+                    os.unlink(posixpath.join(self.here, LOCK))
+                    os.rmdir(self.here)
+                    os.rmdir(self.incoming)
+            os.close(self._lock)
+            self._lock = -1
 
     def part(self, entry: Dict[str, Any]) -> str:
         """Where an object is put together. The same for every copy of the same bytes to the same name."""
@@ -428,6 +443,8 @@ def _held(stage: Stage, root: str, absent: Sequence[Dict[str, Any]]) -> Set[str]
                     if not fits or _copied(candidate, part) != entry["sha256"]:
                         continue
                 stage.name(part, place)
+                with contextlib.suppress(FileNotFoundError):  # what an earlier copy left of it
+                    os.unlink(stage.part(entry))
                 return entry["path"]
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)

@@ -39,6 +39,7 @@ class Stream:
         self._target_error: Exception | None = None
         self._bytes = self._items = 0  # fed, and not landed yet
         self.ending = self.done = False
+        self._pipes = _own(sender.stdout, receiver.stdin) if relayed else (None, None)
         self._threads = [
             threading.Thread(target=work, name=f"copy-{work.__name__.strip('_')}", daemon=True)
             for work in ((self._pump, self._listen) if relayed else (self._listen,))
@@ -76,16 +77,15 @@ class Stream:
     # ------------------------------------------------------------------------------------------------- bytes
 
     def _pump(self) -> None:
-        source, target = self._sender.stdout, self._receiver.stdin
         try:
-            out, into = _descriptor(source), _descriptor(target)
+            out, into = self._pipes
             if out is not None and into is not None:
                 self._join(out, into)
             else:
                 self._carry()
         finally:
             with contextlib.suppress(OSError, ValueError, LostContact):  # it may be gone already
-                target.close()
+                self._receiver.stdin.close()
 
     def _join(self, source: int, target: int) -> None:
         """The kernel moves pages from pipe to pipe."""
@@ -97,6 +97,9 @@ class Stream:
                 pass
         except OSError as error:  # the receiver ended: its report says why
             self._target_error = error
+        finally:
+            os.close(source)
+            os.close(target)
 
     def _carry(self) -> None:
         source, target = self._sender.stdout, self._receiver.stdin
@@ -151,9 +154,11 @@ class Stream:
             thread.join(ENDING)
 
 
-def _descriptor(stream: Any) -> int | None:
-    """Of a real pipe; None for what a library makes look like one."""
+def _own(*streams: Any) -> tuple[int | None, ...]:
+    """Descriptors of real pipes that nobody else closes: a number that is in use elsewhere by then would get our bytes.
+    None for what a library makes look like a pipe, and then for all of them."""
     try:
-        return stream.fileno()
+        numbers = [stream.fileno() for stream in streams]
     except (OSError, AttributeError, ValueError):
-        return None
+        return (None,) * len(streams)
+    return tuple(os.dup(number) for number in numbers)

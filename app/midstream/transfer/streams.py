@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty
 from threading import Event
@@ -103,9 +104,16 @@ class Sending:
         finally:
             with self._lock:
                 self._closed = True
-            for load in self._loads:
-                for stream in load.streams:
-                    stream.close()
+            for stream in [*(stream for load in self._loads for stream in load.streams), *self._unseen()]:
+                stream.close()
+
+    def _unseen(self) -> Iterator[Stream]:
+        """Streams that were opened, and whose event nobody took."""
+        with contextlib.suppress(Empty):
+            while True:
+                _, report = self._events.get_nowait()
+                if report["event"] == "opened":
+                    yield report["stream"]
 
     def _open(self, load: Load) -> None:
         small = sum(item["length"] for item in load.items) < SMALL
