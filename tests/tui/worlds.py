@@ -219,7 +219,7 @@ PLAN = model.Plan(
     ),
     route="relayed through this machine",
     checkpoint_bytes=14_200_000,
-    data_digest=DIGEST,
+    data_digests=(DIGEST,),
     data_bytes=0,
     steps_lost=0,
     predicted_seconds={

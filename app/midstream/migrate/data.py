@@ -1,12 +1,20 @@
-"""The token cache of a run, on its way."""
+"""The token caches of a run, on their way."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from midstream.errors import MidstreamError
 from midstream.migrate import plan as planning
 from midstream.migrate.move import Move
 from midstream.transfer import copy_objects
 from midstream_engine import records
+
+
+def copy_all(move: Move, digests: Iterable[str]) -> None:
+    """Bring these token caches to the target: those that are not there."""
+    for digest in digests:
+        copy_data(move, digest)
 
 
 def copy_data(move: Move, digest: str) -> None:

@@ -96,7 +96,7 @@ class Plan:
     changes: tuple[Change, ...]
     route: str
     checkpoint_bytes: int
-    data_digest: str
+    data_digests: tuple[str, ...]  # token caches that the run reads from its host; empty where they lie in a bucket
     data_bytes: int  # to be copied; 0 where the target has the data
     steps_lost: int
     predicted_seconds: Mapping[str, float]  # by ledger entry
@@ -108,6 +108,7 @@ class Plan:
     fleet_file: str = ""
     created: float = 0.0
     consent: tuple[str, ...] = ()  # what a person has to agree to before it begins
+    data_place: str = ""  # the bucket or server with the token caches, where the hosts have none of their own
 
     @property
     def stands_by(self) -> bool:
@@ -140,7 +141,7 @@ class Plan:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         fixed = dict(value)
         fixed["changes"] = tuple(Change(**change) for change in value["changes"])
-        for name in ("overrides", "warnings", "cost_per_hour", "consent"):
+        for name in ("overrides", "warnings", "cost_per_hour", "consent", "data_digests"):
             fixed[name] = tuple(value.get(name, ()))
         return cls(**fixed)
 

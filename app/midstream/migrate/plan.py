@@ -52,9 +52,8 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     config = training_config(source, run.run_id)
     trainer = config.get("trainer") or {}
     checkpoint = _choose_checkpoint(run, request)
-    newest = _newest_complete(run)
-    manifest = read_manifest(source, run.run_id, newest) if newest else None
-    data = data_digest(source, run.run_id, newest) if newest else run.status.data_digest
+    newest, manifest = _newest_state(source, run)
+    data = data_digests(source, run.run_id, newest) if newest else tuple(run.status.data_digests)
 
     source_devices = max(1, len(run.status.devices))
     devices = _devices(snapshot.host(target_host), target_host)
@@ -76,7 +75,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     for size in later:  # a schedule that will not divide some day is refused today
         shape.batch_shape(size, target_devices, limit, model_axis)
 
-    data_bytes = _missing_data(source, destination, data) if data else 0
+    data_bytes = sum(_missing_data(source, destination, digest) for digest in data)
     size = manifest.size if manifest else 0
     sealed = checkpoint.step if checkpoint else None
     lost = max(0, run.status.step - sealed) if sealed is not None else 0
@@ -103,7 +102,8 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         changes=_changes(run, before, after, source_devices, target_devices, trainer, precision),
         route="relayed through this machine",
         checkpoint_bytes=size,
-        data_digest=data,
+        data_digests=data,
+        data_place="" if data else str((config.get("data") or {}).get("cache_dir") or ""),
         data_bytes=data_bytes,
         steps_lost=lost,
         predicted_seconds=ledger.predict(run.curve, size, request.mode),
@@ -118,6 +118,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     )
 
 
+LOOKS = 5  # at a run that replaces its checkpoints as they are looked at
 LONG_REPLAY = 1000  # steps after which small differences may have grown
 
 
@@ -229,9 +230,21 @@ def _choose_checkpoint(run: RunView, request: Request):
     return max(chosen, key=lambda point: point.attempt)
 
 
-def _newest_complete(run: RunView) -> str:
-    usable = [point for point in run.checkpoints if point.complete and point.accepted]
-    return max(usable, key=lambda point: (point.step, point.attempt)).name if usable else ""
+def _newest_state(source: Host, run: RunView) -> tuple[str, records.Manifest | None]:
+    """The newest complete checkpoint's name and manifest; ``("", None)`` where there is none. The run trains on, and
+    may have replaced one that was seen a moment ago by a newer one."""
+    seen = [(point.step, point.attempt, point.name) for point in run.checkpoints if point.complete and point.accepted]
+    for again in range(LOOKS):
+        if not seen:
+            return "", None
+        try:
+            return max(seen)[2], read_manifest(source, run.run_id, max(seen)[2])
+        except RemoteError as error:
+            if error.kind != "FileNotFoundError" or again == LOOKS - 1:
+                raise
+        found = source.call("runs.describe", root=source.root, run_id=run.run_id)["checkpoints"]
+        seen = [(p["step"], p["attempt"], p["name"]) for p in found if p["complete"] and p["accepted"]]
+    raise AssertionError("unreachable")
 
 
 def training_config(source: Host, run_id: str) -> dict[str, Any]:
@@ -258,10 +271,11 @@ def read_manifest(host: Host, run_id: str, name: str) -> records.Manifest:
     return records.Manifest.from_json(_json_at(host, path), f"{host.name}:{path}")
 
 
-def data_digest(host: Host, run_id: str, checkpoint: str) -> str:
-    """The token cache that a checkpoint's run trains on."""
+def data_digests(host: Host, run_id: str, checkpoint: str) -> tuple[str, ...]:
+    """The token caches that a checkpoint's run reads from its host: the one that it trains on, then its validation
+    sets. Empty where they lie in a bucket."""
     train = _json_at(host, f"{records.RunPaths(host.root, run_id).checkpoint(checkpoint)}/{records.TRAIN}")
-    return str(train["state"]["data_digest"])
+    return tuple(records.data_digests(train))
 
 
 def data_directory(host: Host, digest: str) -> str:
@@ -279,7 +293,7 @@ def has_manifest(host: Host, directory: str) -> bool:
 
 
 def _missing_data(source: Host, target: Host, digest: str) -> int:
-    """Bytes of the token cache that the target lacks."""
+    """Bytes of a token cache that the target lacks."""
     if has_manifest(target, data_directory(target, digest)):
         return 0
     try:

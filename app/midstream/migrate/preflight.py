@@ -32,7 +32,7 @@ def run_checks(fleet: Fleet, hosts: Hosts, plan: Plan) -> Iterator[Check]:
     yield from _source(source, plan)
     yield from _target(target, plan, fleet)
     yield _route(source, target)
-    yield from _fit(source, plan)
+    yield from _fit(source, target, plan)
 
 
 def _reach(hosts: Hosts, name: str, role: str):
@@ -180,12 +180,32 @@ def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
     )
 
 
-def _fit(source: Host, plan: Plan) -> Iterator[Check]:
-    if plan.data_digest:
-        here = planning.has_manifest(source, planning.data_directory(source, plan.data_digest))
-        state = PASS if here or not plan.data_bytes else FAIL
-        detail = f"{plan.data_bytes / 1e6:.1f} MB to copy" if plan.data_bytes else "the target has it"
-        yield Check("data", state if plan.data_bytes else PASS, f"token cache {plan.data_digest[:12]}: {detail}")
+def _data(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
+    """Whether every token cache is on the target, or can be brought there."""
+    if plan.data_place:
+        waits = plan.stands_by
+        yield Check(
+            "data",
+            PASS if waits else WARN,
+            f"read from {plan.data_place}; "
+            + (
+                "the rehearsal shows whether the target can" if waits else "whether the target can shows when it starts"
+            ),
+            "" if waits else "--mode handover finds out while the source trains on",
+        )
+    for digest in plan.data_digests:
+        name = f"token cache {digest[:12]}"
+        if planning.has_manifest(target, planning.data_directory(target, digest)):
+            yield Check("data", PASS, f"{name}: the target has it")
+        elif planning.has_manifest(source, planning.data_directory(source, digest)):
+            yield Check("data", PASS, f"{name}: to copy, {plan.data_bytes / 1e6:.1f} MB in all")
+        else:
+            where = planning.data_directory(source, digest)
+            yield Check("data", FAIL, f"{name} is on neither host", f"it belongs in {where}: copy or build it there")
+
+
+def _fit(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
+    yield from _data(source, target, plan)
     described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
     complete = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
     if not complete:

@@ -14,7 +14,7 @@ from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.launch.errors import LaunchError
 from midstream.launch.start import kill_attempt, start_attempt, stop_attempt
 from midstream.migrate import plan as planning
-from midstream.migrate.data import copy_data
+from midstream.migrate.data import copy_all
 from midstream.migrate.move import Move, pin, replayed
 from midstream.transfer import copy_objects
 from midstream.watch.model import RunView
@@ -36,7 +36,7 @@ def ensure(move: Move) -> int:
         if move.journal.known("standby_attempt") is not None:
             move.note("the attempt that stood by on the target is gone; starting another one")
         point = bring_rehearsal(move)
-        copy_data(move, planning.data_digest(move.source, move.plan.run_id, point["name"]))
+        copy_all(move, planning.data_digests(move.target, move.plan.run_id, point["name"]))
         number = _start(move, point)
         move.journal.fact(standby_attempt=number)
     return _wait_ready(move, number)
@@ -69,7 +69,7 @@ def bring_rehearsal(move: Move) -> dict[str, Any]:
     """The checkpoint to rehearse on, on the target: the one that is to be moved where that exists already, else the
     newest one. Where the run has not saved yet, it is asked to."""
     known: dict[str, Any] | None = move.journal.known("rehearsal")
-    point = known or _choose(move)
+    point = known or _choose_pinned(move)
     name = point["name"]
     pin(move, name)
     here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
@@ -78,6 +78,19 @@ def bring_rehearsal(move: Move) -> dict[str, Any]:
     if known is None:
         move.journal.fact(rehearsal=point)
     return point
+
+
+def _choose_pinned(move: Move) -> dict[str, Any]:
+    """The checkpoint, once retention keeps away from it: the source may have replaced it by a newer one until then."""
+    for _ in range(planning.LOOKS):
+        point = _choose(move)
+        pin(move, point["name"])
+        if planning.has_manifest(move.source, move.source_paths.checkpoint(point["name"])):
+            return point
+    raise MidstreamError(
+        f"{move.source.name} replaces its checkpoints faster than one can be kept",
+        "a longer trainer.checkpointer.save_interval leaves them there",
+    )
 
 
 def _choose(move: Move) -> dict[str, Any]:

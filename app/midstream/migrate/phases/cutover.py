@@ -7,7 +7,7 @@ import time
 from midstream.errors import MidstreamError
 from midstream.migrate import overtake, standby
 from midstream.migrate import plan as planning
-from midstream.migrate.data import copy_data
+from midstream.migrate.data import copy_all
 from midstream.migrate.model import CUTOVER
 from midstream.migrate.move import Move, pin, replayed
 from midstream.migrate.seal import seal
@@ -43,9 +43,8 @@ class Cutover:
         bring_history(move)
         bring_state(move, name, streamed)
         self._verify(move, name, sealed["root_digest"])
-        digest = planning.data_digest(move.source, move.plan.run_id, name)
-        if digest != move.plan.data_digest:  # the plan did not know it: the run had not saved yet
-            copy_data(move, digest)
+        needed = planning.data_digests(move.target, move.plan.run_id, name)
+        copy_all(move, [digest for digest in needed if digest not in move.plan.data_digests])
 
     def _verify(self, move: Move, name: str, expected: str) -> None:
         """Read every object back from the target's disk. The root digest is computed there, from those bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from midstream.launch.bundle import install_engine
 from midstream.launch.environment import prepare_environment
 from midstream.migrate import standby
-from midstream.migrate.data import copy_data
+from midstream.migrate.data import copy_all
 from midstream.migrate.model import PREPARE
 from midstream.migrate.move import Move, pin
 from midstream.transfer import copy_objects
@@ -23,8 +23,7 @@ class Prepare:
         move.command(target, f"install engine {install.digest[:12]} in {install.directory}")
         environment = prepare_environment(target, move.fleet.hosts[plan.target_host])
         move.command(target, f"{environment.python} ({environment.how})")
-        if plan.data_digest:
-            copy_data(move, plan.data_digest)
+        copy_all(move, plan.data_digests)
         if plan.stands_by:
             standby.ensure(move)
         elif plan.checkpoint != "now":
