@@ -115,7 +115,8 @@ def test_an_unknown_target_names_its_neighbours():
         fleet.target("zzz")
 
 
-def test_targets_of_later_kinds_are_read_and_refused_by_name():
-    fleet = parse_fleet("targets: {pod: {type: tpu, zone: z}}", "fleet.yaml")
-    with pytest.raises(UsageError, match="target pod is of type tpu"):
+def test_a_slice_that_nobody_has_looked_for_has_no_hosts_yet():
+    fleet = parse_fleet("targets: {pod: {type: tpu, project: p, zone: z}}", "fleet.yaml")
+    assert fleet.target_names == ("pod",)
+    with pytest.raises(UsageError, match="the workers of pod are not known"):
         fleet.target("pod")

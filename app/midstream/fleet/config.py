@@ -13,10 +13,11 @@ from typing import Any
 import draccus
 
 from midstream.errors import UsageError
-from midstream.fleet.quantities import parse_ports, parse_rate
+from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
 
 DEFAULT_ROOT = "~/.midstream"
 COPY_ROUTES = ("auto", "direct", "relay")  # of bytes between two SSH hosts
+REACHES = ("external", "internal", "iap")  # of the workers of a TPU slice
 FLAVOURS = ("cpu", "cuda12", "cuda13", "tpu", "tpu-v3")  # of the engine's packages: locks/engine-<flavour>.txt
 
 
@@ -92,14 +93,55 @@ class SlurmTarget(TargetConfig):
     ports: list[int] = field(default_factory=list)
 
 
+@TargetConfig.register_subclass("tpu")
+@dataclass(frozen=True)
+class TpuTarget(TargetConfig):
+    """A slice of Google's TPUs: node ``name`` in a project and zone, each of whose workers is a host. ``create`` allows
+    midstream to have it made: spot, reserved or on demand; ``queued`` asks for it in a queue, for ``valid_until`` at
+    most. docs/gcp.md tells every field."""
+
+    project: str = ""
+    zone: str = ""
+    name: str = ""  # of the node; empty: as the target
+    accelerator_type: str = ""
+    topology: str | None = None  # with accelerator_type as a bare generation: v5p and 2x2x4
+    runtime_version: str = ""
+    create: bool = False
+    spot: bool = False
+    reserved: bool = False
+    reservation: str | None = None  # full name of the reservation that it comes from
+    queued: bool = False
+    valid_until: str = "1h"  # how long a creation is waited for: 30m, 6h, 2d
+    network: str | None = None
+    subnetwork: str | None = None
+    service_account: str | None = None  # the workers' own identity: what reads and writes gs://
+    reach: str = "external"  # of REACHES: which addresses SSH takes
+    user: str | None = None  # on the workers; None: the name of whoever starts midstream
+    os_login: str | None = None  # the account whose OS Login profile is used
+    identity_file: str = "~/.ssh/google_compute_engine"
+    port: int = 22
+    price_per_hour: float | None = None  # of the whole slice
+    worker: dict[str, Any] = field(default_factory=dict)  # what each worker has beside: root, python, setup, env, ...
+    hosts: list[str] = field(default_factory=list)  # its workers; filled in by midstream once it is found
+
+    @property
+    def price_class(self) -> str:
+        return "spot" if self.spot else "reserved" if self.reserved or self.reservation else "on demand"
+
+
+@dataclass(frozen=True)
+class GoogleConfig:
+    """Where else slices are looked for than where targets say."""
+
+    projects: list[str] = field(default_factory=list)
+    zones: list[str] = field(default_factory=list)  # none: all
+
+
 @dataclass(frozen=True)
 class _FleetFile:
     hosts: dict[str, HostConfig] = field(default_factory=dict)
     targets: dict[str, TargetConfig] = field(default_factory=dict)
-
-
-# Kinds that the fleet file may name and that this version does not drive yet.
-LATER_TARGETS = ("tpu",)
+    google: GoogleConfig = field(default_factory=GoogleConfig)
 
 
 @dataclass(frozen=True)
@@ -111,6 +153,7 @@ class Target:
     shared_root: str | None = None
     ports: tuple[int, ...] = ()
     slurm: SlurmTarget | None = None
+    tpu: TpuTarget | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +162,8 @@ class Fleet:
 
     hosts: Mapping[str, HostConfig] = field(default_factory=dict)
     targets: Mapping[str, TargetConfig] = field(default_factory=dict)
-    later: Mapping[str, str] = field(default_factory=dict)  # targets of kinds that are not driven yet
+    google: GoogleConfig = field(default_factory=GoogleConfig)
+    absent: Mapping[str, UsageError] = field(default_factory=dict)  # why targets that come and go have no hosts now
     path: str = ""
     text: str = ""
     on_event: str | None = None  # a command line that gets each event worth a person's while, as JSON on its stdin
@@ -131,12 +175,16 @@ class Fleet:
 
     def target(self, name: str) -> Target:
         """UsageError with the nearest names where there is none."""
-        if name in self.later:
-            raise UsageError(f"target {name} is of type {self.later[name]}", "this version drives hosts: local and ssh")
+        if name in self.absent:
+            raise self.absent[name]
         if name in self.targets:
             config = self.targets[name]
             if isinstance(config, SlurmTarget):
                 return Target(name, (config.host,), ports=tuple(config.ports), slurm=config)
+            if isinstance(config, TpuTarget):
+                if not config.hosts:
+                    raise UsageError(f"the workers of {name} are not known", "midstream --status looks for them")
+                return Target(name, tuple(config.hosts), tpu=config)
             assert isinstance(config, HostsTarget)
             return Target(name, tuple(config.hosts), config.shared_root, tuple(config.ports))
         if name in self.hosts:
@@ -174,18 +222,19 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
     value = _yaml(text, path)
     if not isinstance(value, dict):
         raise UsageError(f"{path}: expected hosts:, targets: and stores:, found {type(value).__name__}")
-    _known_keys(path, "", value, ("hosts", "targets", "stores", "on_event"))
+    _known_keys(path, "", value, ("hosts", "targets", "stores", "google", "on_event"))
     on_event = value.get("on_event")
     if on_event is not None and not isinstance(on_event, str):
         raise UsageError(f"{path}: on_event is {type(on_event).__name__}", "one command line: on_event: notify-me")
     hosts = _section(path, value, "hosts")
     targets = _section(path, value, "targets")
-    later = {name: entry["type"] for name, entry in targets.items() if entry.get("type") in LATER_TARGETS}
-    targets = {name: entry for name, entry in targets.items() if name not in later}
+    google = value.get("google") or {}
+    if isinstance(google, dict):
+        _known_keys(path, "google.", google, ("projects", "zones"))
     _check_entries(path, "hosts", hosts, HostConfig)
     _check_entries(path, "targets", targets, TargetConfig)
     try:
-        decoded = draccus.decode(_FleetFile, {"hosts": hosts, "targets": targets})
+        decoded = draccus.decode(_FleetFile, {"hosts": hosts, "targets": targets, "google": google})
     except draccus.utils.DraccusException as error:
         raise UsageError(f"{path}: {_one_line(error)}") from error
     for name, target in decoded.targets.items():
@@ -213,11 +262,18 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
             raise UsageError(
                 f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null"
             )
-    return Fleet(_shared_roots(path, decoded), decoded.targets, later, path, text, on_event)
+    return Fleet(
+        _shared_roots(path, decoded), decoded.targets, google=decoded.google, path=path, text=text, on_event=on_event
+    )
 
 
 def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str, HostConfig]) -> None:
-    if isinstance(target, SlurmTarget):
+    if isinstance(target, TpuTarget):
+        _check_tpu(path, name, target)
+        hosts, ports = target.hosts, []
+        if not hosts:
+            return
+    elif isinstance(target, SlurmTarget):
         hosts, ports = [target.host] if target.host else [], target.ports
     else:
         assert isinstance(target, HostsTarget)
@@ -234,6 +290,25 @@ def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str
         raise UsageError(f"{path}: targets.{name} names host {twice} twice", "one process runs on each host")
     if ports and not (len(ports) == 2 and 0 < ports[0] <= ports[1] < 65536):
         raise UsageError(f"{path}: targets.{name}.ports is {ports}", "the first and the last port: [29400, 29499]")
+
+
+def _check_tpu(path: str, name: str, target: TpuTarget) -> None:
+    """What can be known without the provider; its workers' fields are those of hosts."""
+    for field_name in ("project", "zone"):
+        if not getattr(target, field_name):
+            raise UsageError(f"{path}: targets.{name} has no {field_name}", f"{field_name}: where the slice is")
+    if target.create and not (target.accelerator_type and target.runtime_version):
+        fix = "accelerator_type: v3-32 and runtime_version: tpu-ubuntu2204-base; docs/gcp.md lists them"
+        raise UsageError(f"{path}: targets.{name} may be created, and does not say as what", fix)
+    if target.spot and (target.reserved or target.reservation):
+        raise UsageError(f"{path}: targets.{name} is spot and reserved", "one of them")
+    if target.reach not in REACHES:
+        raise UsageError(f"{path}: targets.{name}.reach is {target.reach!r}", nearest(target.reach, REACHES))
+    try:
+        parse_duration(target.valid_until)
+    except UsageError as error:
+        raise UsageError(f"{path}: targets.{name}.valid_until: {error.message}", error.fix) from error
+    _known_keys(path, f"targets.{name}.worker.", target.worker, [each.name for each in dataclasses.fields(HostConfig)])
 
 
 def _shared_roots(path: str, file: _FleetFile) -> dict[str, HostConfig]:

@@ -1,4 +1,4 @@
-"""Rates and ranges of ports, as people write them."""
+"""Rates, durations and ranges of ports, as people write them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from midstream.errors import UsageError
 
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(i?)([Bb]?)(?:/s)?")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])")
 _PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
@@ -17,6 +18,14 @@ def parse_rate(text: str) -> float:
         raise UsageError(f"rate {text!r} cannot be read", "100MB/s, 1Gb/s, 500MiB/s")
     power = " kMGT".index(match[2] or " ")
     return float(match[1]) * (1024 if match[3] else 1000) ** power / (8 if match[4] == "b" else 1)
+
+
+def parse_duration(text: str) -> float:
+    """``"90m"`` -> seconds; s, m, h, d. UsageError else."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match or not float(match[1]):
+        raise UsageError(f"duration {text!r} cannot be read", "30m, 6h, 2d")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def parse_ports(text: str) -> tuple[int, int]:

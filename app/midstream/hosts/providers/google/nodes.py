@@ -1,0 +1,164 @@
+"""Nodes and queued resources as slices, and what their states come to.
+
+API: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from midstream.errors import UsageError
+from midstream.hosts.providers import base
+from midstream.hosts.providers.base import Inventory, ProviderError, Slice, Worker
+from midstream.hosts.providers.google.client import CALL, patient
+from midstream.hosts.providers.google.errors import explained
+
+if TYPE_CHECKING:
+    from google.cloud.tpu_v2 import TpuClient
+    from google.cloud.tpu_v2.types import Node, QueuedResource
+
+ALL_ZONES = "-"
+_NODE = {
+    "READY": base.READY,
+    "CREATING": base.COMING, "STARTING": base.COMING, "RESTARTING": base.COMING, "REIMAGING": base.COMING,
+    "UNHIDING": base.COMING,
+    "REPAIRING": base.GOING, "STOPPING": base.GOING, "DELETING": base.GOING, "HIDING": base.GOING,
+    "PREEMPTED": base.GONE, "TERMINATED": base.GONE, "STOPPED": base.GONE, "HIDDEN": base.GONE,
+}  # fmt: skip
+_QUEUED = {
+    "CREATING": base.COMING, "ACCEPTED": base.COMING, "WAITING_FOR_RESOURCES": base.COMING,
+    "PROVISIONING": base.COMING, "ACTIVE": base.COMING,  # of a request whose node is not seen yet
+    "FAILED": base.FAILED, "SUSPENDING": base.GOING, "SUSPENDED": base.GONE, "DELETING": base.GOING,
+}  # fmt: skip
+
+
+def inventory(client: TpuClient, places: Sequence[tuple[str, str]]) -> Inventory:
+    """All slices of these places; ``-`` is every zone of a project."""
+    found: dict[str, Slice] = {}
+    problems = []
+    for project, zone in dict.fromkeys(places):
+        try:
+            with explained(f"the TPUs of {project}/{zone} cannot be listed", project, zone):
+                for each in _listed(client, f"projects/{project}/locations/{zone}", problems):
+                    found.setdefault(each.place, each)
+        except ProviderError as error:
+            problems.append(str(error))
+    return Inventory(tuple(found.values()), tuple(dict.fromkeys(problems)))
+
+
+def _listed(client: TpuClient, parent: str, problems: list[str]) -> Iterator[Slice]:
+    words = {"retry": patient(), "timeout": CALL}
+    queued = {each.name: each for each in client.list_queued_resources(parent=parent, **words)}
+    nodes = client.list_nodes(parent=parent, **words)
+    seen = set()
+    for page in nodes.pages:
+        problems += [f"{where} cannot be seen now" for where in page.unreachable]
+        for node in page.nodes:
+            seen.add(node.queued_resource)
+            yield from_node(node, queued.get(node.queued_resource))
+    for name, request in queued.items():
+        if name not in seen:
+            yield from_request(request)
+
+
+def find(client: TpuClient, project: str, zone: str, name: str) -> Slice | None:
+    """The slice of that name; None where neither a node nor a request has it."""
+    parent = f"projects/{project}/locations/{zone}"
+    node = _get(client.get_node, f"{parent}/nodes/{name}", project, zone)
+    request = None
+    if node is None or node.queued_resource:
+        queue = node.queued_resource if node is not None else f"{parent}/queuedResources/{name}"
+        request = _get(client.get_queued_resource, queue, project, zone)
+    if node is not None:
+        return from_node(node, request)
+    return from_request(request) if request is not None else None
+
+
+def _get(call: Any, name: str, project: str, zone: str) -> Any:
+    from google.api_core.exceptions import NotFound
+
+    with explained(f"{name.rpartition('/')[2]} cannot be looked at", project, zone):
+        try:
+            return call(name=name, retry=patient(), timeout=CALL)
+        except NotFound:
+            return None
+
+
+def from_node(node: Node, request: QueuedResource | None) -> Slice:
+    """A request that was suspended knows of a preemption before its node says so, and sometimes it alone does."""
+    project, zone, name = split(node.name)
+    queued = request.state.state.name if request is not None else ""
+    state, health = node.state.name, node.health.name
+    standing = _NODE.get(state, base.UNCLEAR)
+    if queued in ("SUSPENDING", "SUSPENDED", "DELETING") and standing in (base.READY, base.COMING):
+        standing = _QUEUED[queued]
+    if standing == base.READY and health == "UNHEALTHY_MAINTENANCE":
+        standing = base.GOING
+    spot = (
+        node.scheduling_config.spot or node.scheduling_config.preemptible or (request is not None and "spot" in request)
+    )
+    reserved = node.scheduling_config.reserved or (request is not None and bool(request.reservation_name))
+    symptoms = [f"{each.symptom_type.name.lower()} on worker {each.worker_id}" for each in node.symptoms]
+    return Slice(
+        project,
+        zone,
+        name,
+        standing,
+        state,
+        "" if health == "HEALTH_UNSPECIFIED" else health,
+        node.accelerator_type or node.accelerator_config.type_.name.lower(),
+        node.accelerator_config.topology,
+        node.runtime_version,
+        "spot" if spot else "reserved" if reserved else "on demand",
+        queued,
+        node.queued_resource,
+        tuple(Worker(each.ip_address, each.access_config.external_ip) for each in node.network_endpoints),
+        dict(node.labels),
+        dict(node.metadata),
+        identity=str(node.id),
+        created=_created(node),
+        why="; ".join(filter(None, (node.health_description, *symptoms[-2:]))),
+    )
+
+
+def from_request(request: QueuedResource) -> Slice:
+    """What was asked for, where nothing is there yet, or any more."""
+    project, zone, name = split(request.name)
+    spec = request.tpu.node_spec[0] if request.tpu.node_spec else None
+    state = request.state.state.name
+    return Slice(
+        project,
+        zone,
+        spec.node_id if spec is not None and spec.node_id else name,
+        _QUEUED.get(state, base.UNCLEAR),
+        state,
+        accelerator_type=spec.node.accelerator_type if spec is not None else "",
+        runtime_version=spec.node.runtime_version if spec is not None else "",
+        price_class="spot" if "spot" in request else "reserved" if request.reservation_name else "on demand",
+        queued=state,
+        request=request.name,
+        labels=dict(spec.node.labels) if spec is not None else {},
+        node=False,
+        created=_created(request),
+        why=" ".join(request.state.failed_data.error.message.split()),
+    )
+
+
+def _created(message: Any) -> float | None:
+    """UTC seconds."""
+    return message.create_time.timestamp() if "create_time" in message else None
+
+
+def split(resource: str) -> tuple[str, str, str]:
+    """``projects/P/locations/Z/nodes/N`` -> P, Z, N."""
+    words = resource.split("/")
+    return words[1], words[3], words[-1]
+
+
+def place_of(text: str) -> tuple[str, str, str]:
+    """``PROJECT/ZONE/NAME`` -> its parts. UsageError."""
+    words = text.split("/")
+    if len(words) != 3 or not all(words):
+        raise UsageError(f"{text!r} names no slice", "PROJECT/ZONE/NAME, or a target of the fleet file")
+    return words[0], words[1], words[2]

@@ -1,0 +1,123 @@
+"""Targets that come and go, and the fleet: found, asked for, and put into the fleet file's own words.
+
+A target of type ``tpu`` says where a slice is, not which machines it has. ``found`` asks its provider and gives a fleet
+in which each worker is a host like any other, in the text of the fleet file too: a migration, which runs in a process
+of its own and keeps the file that it was planned with, needs no provider to find its hosts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from midstream.errors import MidstreamError, UsageError
+from midstream.fleet.config import Fleet, TpuTarget, parse_fleet
+from midstream.hosts.providers import base
+from midstream.hosts.providers.base import Inventory, Provider, Say, Slice
+
+AT_ONCE = 8
+ALL_ZONES = "-"
+
+
+def provider(target: object) -> Provider:
+    """Whose machines a target's are."""
+    assert isinstance(target, TpuTarget)
+    return _google()
+
+
+@cache
+def _google() -> Provider:
+    from midstream.hosts.providers.google.provider import GoogleTpus
+
+    return GoogleTpus()
+
+
+def of(fleet: Fleet) -> dict[str, TpuTarget]:
+    """The targets that come and go."""
+    return {name: target for name, target in fleet.targets.items() if isinstance(target, TpuTarget)}
+
+
+def found(fleet: Fleet, say: Say, only: Collection[str] | None = None, *, touch: bool = True) -> Fleet:
+    """The fleet with the workers of its slices as hosts. A target whose slice is not ready is among ``absent``, with
+    the reason and what mends it. ``touch=False`` changes nothing on any slice; ``only`` asks for these alone."""
+    asked = {name: target for name, target in of(fleet).items() if only is None or name in only}
+    if not asked:
+        return fleet
+
+    def ask(name: str) -> dict[str, dict[str, Any]] | UsageError:
+        target = asked[name]
+        try:
+            there = provider(target).find(name, target)
+            if there is None or there.standing not in (base.READY, base.GOING) or not there.workers:
+                return absent(name, target, there)
+            return provider(target).reach(name, target, there, say, touch=touch)
+        except MidstreamError as error:
+            return UsageError(error.message, error.fix)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = dict(zip(asked, pool.map(ask, asked), strict=True))
+    hosts = {name: entries for name, entries in answers.items() if not isinstance(entries, UsageError)}
+    missing = {name: error for name, error in answers.items() if isinstance(error, UsageError)}
+    wider = with_workers(fleet, hosts) if hosts else fleet
+    return dataclasses.replace(wider, absent={**fleet.absent, **missing})
+
+
+def absent(name: str, target: TpuTarget, there: Slice | None) -> UsageError:
+    """Why a target has no hosts now, and what mends it."""
+    place = f"{target.project}/{target.zone}/{target.name or name}"
+    asks = f"--launch and --migrate --to {name} ask for it, with --yes"
+    if there is None or there.standing in (base.GONE, base.FAILED):
+        what = "is not there" if there is None else f"is {there.state}"
+        fix = asks if target.create else f"create: true for {name} in the fleet file lets midstream ask for it"
+        return UsageError(f"{name}: {place} {what}", fix)
+    return UsageError(f"{name}: {place} is {there.text()}", "midstream --status shows when it is ready")
+
+
+def with_workers(fleet: Fleet, hosts: Mapping[str, Mapping[str, dict[str, Any]]]) -> Fleet:
+    """The fleet, read anew from its text with these hosts in it, by target."""
+    import yaml
+
+    value = yaml.safe_load(fleet.text) or {}
+    known = value.setdefault("hosts", {}) or {}
+    value["hosts"] = known
+    for target, entries in hosts.items():
+        for name, entry in entries.items():
+            if name in known and name not in value["targets"][target].get("hosts", ()):
+                raise UsageError(
+                    f"{fleet.path}: hosts.{name} has the name of a worker of {target}", "give one of them another name"
+                )
+            known[name] = entry
+        value["targets"][target]["hosts"] = list(entries)
+    return parse_fleet(yaml.safe_dump(value, sort_keys=False), fleet.path)
+
+
+def inventory(fleet: Fleet) -> Inventory:
+    """Every slice of the projects and zones that the fleet file names."""
+    places = [(target.project, target.zone) for target in of(fleet).values()]
+    zones = fleet.google.zones or [ALL_ZONES]
+    places += [(project, zone) for project in fleet.google.projects for zone in zones]
+    if not places:
+        return Inventory()
+    return _google().inventory(places)
+
+
+def price(target: TpuTarget) -> str:
+    """What a creation would cost, as far as the fleet file says."""
+    words = {
+        "spot": "spot: cheaper, and taken back whenever the provider needs it",
+        "reserved": "reserved: paid for by its reservation, used or not",
+        "on demand": "on demand: the full price until it is deleted",
+    }[target.price_class]
+    each = (
+        "its price is not in the fleet file" if target.price_per_hour is None else f"{target.price_per_hour:g} an hour"
+    )
+    bound = f"; waits in the queue for {target.valid_until} at most" if target.queued else ""
+    return f"{target.accelerator_type}, {words}; {each}{bound}"
+
+
+def target_of_host(fleet: Fleet, host: str) -> tuple[str, TpuTarget] | None:
+    """The slice that a host is a worker of."""
+    return next(((name, target) for name, target in of(fleet).items() if host in target.hosts), None)
