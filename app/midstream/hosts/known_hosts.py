@@ -1,7 +1,7 @@
 """known_hosts, as OpenSSH reads it: patterns, hashed names, revoked keys. Nothing is trusted that does not stand there.
 
-Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ``@cert-authority`` lines vouch for host certificates, which paramiko
-cannot check: they are read past, and the host's plain key has to stand there too.
+Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ``@cert-authority`` lines name who vouches for hosts by certificates
+(``host_certificate``); they say nothing of a plain key.
 """
 
 from __future__ import annotations
@@ -72,6 +72,14 @@ class KnownHosts:
             if any(entry.marker != REVOKES for entry in found):
                 return found
         return [entry for entry in self.entries if entry.marker == REVOKES and any(map(entry.speaks_of, names))]
+
+    def authorities(self, names: Sequence[str]) -> set[bytes]:
+        """Public keys whose certificates are believed for the host."""
+        marked = [entry for entry in self.entries if entry.marker == AUTHORITY]
+        return {entry.blob for entry in marked if any(map(entry.speaks_of, names))} - self._revoked(names)
+
+    def _revoked(self, names: Sequence[str]) -> set[bytes]:
+        return {entry.blob for entry in self.entries if entry.marker == REVOKES and any(map(entry.speaks_of, names))}
 
     def kinds(self, names: Sequence[str]) -> tuple[str, ...]:
         """The kinds of key that are known of a host."""

@@ -17,6 +17,7 @@ from paramiko.message import Message
 from midstream.errors import HostError
 from midstream.hosts import known_hosts
 from midstream.hosts.ask import DESK, FirstContact
+from midstream.hosts.host_certificate import SUFFIX, certificate_of
 from midstream.hosts.known_hosts import KnownHosts
 from midstream.hosts.ssh_keys import Tried, offers, open_agent
 from midstream.hosts.ssh_proxy import Proxy, jump_command
@@ -51,8 +52,15 @@ class Transport(paramiko.Transport):
         handlers = cast(Any, self)._handler_table
         for kind in (MSG_REQUEST_SUCCESS, MSG_REQUEST_FAILURE):
             handlers[kind] = self._answered(handlers[kind])
+        self.wants_certificate = False  # an authority is known that may vouch for the host
         security = self.get_security_options()
         security.ciphers = (*CIPHERS, *(each for each in security.ciphers if each not in CIPHERS))
+
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        """Kinds of host key, the ones we would rather see first."""
+        kinds = super().preferred_keys
+        return tuple(sorted(kinds, key=lambda kind: kind.endswith(SUFFIX) != self.wants_certificate))
 
     def _answered(self, handle: Any) -> Any:
         def answered(message: Message) -> None:
@@ -198,6 +206,7 @@ def _log_in(name: str, settings: SshSettings, sock: Any, carriers: tuple[Proxy |
     try:
         known = KnownHosts(settings.known_hosts)
         _prefer(transport, known.kinds(settings.names))
+        transport.wants_certificate = bool(known.authorities(settings.names))
         transport.start_client(timeout=CONNECT_TIMEOUT)
         _check_host_key(name, settings, known, transport.get_remote_server_key(), direct=not carriers)
         _authenticate(name, settings, transport)
@@ -232,6 +241,8 @@ def _prefer(transport: Transport, kinds: tuple[str, ...]) -> None:
 def _check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: paramiko.PKey, *, direct: bool) -> None:
     shown = f"{key.get_name()} {key.fingerprint}"
     verdict = known.verdict(settings.names, key)
+    if verdict != known_hosts.REVOKED and _vouched_for(name, settings, known, key):
+        return
     if verdict == known_hosts.KNOWN:
         return
     file = settings.known_hosts[0] if settings.known_hosts else ""
@@ -257,6 +268,25 @@ def _check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: pa
     raise HostError(
         f"{refusal}{'' if answer is None else ', and was not accepted'}", f"compare the fingerprint, then: {accept}"
     )
+
+
+def _vouched_for(name: str, settings: SshSettings, known: KnownHosts, key: paramiko.PKey) -> bool:
+    """Whether the host shows a certificate of an authority that known_hosts believes. One of such an authority that is
+    not good is refused: HostError. Any other counts as the plain key that is in it."""
+    try:
+        certificate = certificate_of(key)
+    except ValueError as error:
+        raise HostError(f"{name}: its host certificate cannot be read: {error}", "mend HostCertificate there") from None
+    if certificate is None or certificate.authority not in known.authorities(settings.names):
+        return False
+    plain = [each.removeprefix("[").partition("]")[0] for each in settings.names]
+    flaw = certificate.flaw(list(dict.fromkeys(plain)))
+    if flaw:
+        raise HostError(
+            f"{name}: the certificate of host {settings.known_as} ({certificate.key_id}) is not good: {flaw}",
+            "whoever runs its authority signs a new one: ssh-keygen -s CA -h -n NAME host_key.pub",
+        )
+    return True
 
 
 def _accepting_line(settings: SshSettings, key: paramiko.PKey, file: str, *, direct: bool) -> str:
