@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 import midstream.remote
-from midstream.remote import objects, staging, tree
+from midstream.hosts.far import job_line
+from midstream.remote import arrivals, frames, sending, staging, tree
+from midstream.remote.assembly import Assembly
 from midstream.transfer.streams import ranges
 from midstream_engine import records
 from trees import (
@@ -53,9 +55,9 @@ def said_by(receiver: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
 
 
 def send_and_receive(source: Path, target: Path, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    sender = far_program("objects.send", {"directory": str(source)})
+    sender = far_program("sending.send", {"directory": str(source)})
     arguments = {"directory": str(target), "generation": GENERATION}
-    receiver = far_program("objects.receive", arguments, stdin=sender.stdout)
+    receiver = far_program("receiving.receive", arguments, stdin=sender.stdout)
     assert sender.stdout is not None
     sender.stdout.close()
     feed(sender, {"items": items[:3]}, {"items": items[3:], "end": True})
@@ -66,7 +68,7 @@ def send_and_receive(source: Path, target: Path, items: list[dict[str, Any]]) ->
 
 def stream_of(source: Path, items: list[dict[str, Any]]) -> bytes:
     """What a sender writes."""
-    with far_program("objects.send", {"directory": str(source)}) as sender:
+    with far_program("sending.send", {"directory": str(source)}) as sender:
         feed(sender, {"items": items, "end": True})
         assert sender.stdout is not None
         return sender.stdout.read()
@@ -80,8 +82,8 @@ def landed(reports: list[dict[str, Any]], what: str) -> list[Any]:
 def test_what_is_received_is_what_was_sent(tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
-    large, small = objects.PAYLOAD, objects.SMALL
-    special = [0, 1, 17, small, small + 1, large, large - objects.HEADER.size, large + 1, 3 * large - 5]
+    large, small = frames.PAYLOAD, sending.SMALL
+    special = [0, 1, 17, small, small + 1, large, large - frames.HEADER.size, large + 1, 3 * large - 5]
     sizes = special + [rng.randrange(3000) for _ in range(200)] + [rng.randrange(2 * large) for _ in range(3)]
     rng.shuffle(sizes)
     contents = random_contents(rng, sizes)
@@ -99,11 +101,11 @@ def test_what_is_received_is_what_was_sent(tmp_path: Path, seed: int) -> None:
 def test_small_files_share_writes_to_the_stream(tmp_path: Path) -> None:
     """1000 files of 100 bytes are one write, not a thousand: the operator's machine sees few, large packets."""
     entries = write_tree(tmp_path, {f"{index}": b"x" * 100 for index in range(1000)})
-    with far_program("objects.send", {"directory": str(tmp_path)}) as sender:
+    with far_program("sending.send", {"directory": str(tmp_path)}) as sender:
         assert sender.stdout is not None
-        fcntl.fcntl(sender.stdout, fcntl.F_SETPIPE_SZ, objects.PIPE)
+        fcntl.fcntl(sender.stdout, fcntl.F_SETPIPE_SZ, frames.PIPE)
         feed(sender, {"items": whole(entries), "end": True})
-        first = os.read(sender.stdout.fileno(), objects.PIPE)
+        first = os.read(sender.stdout.fileno(), frames.PIPE)
         assert len(first) + len(sender.stdout.read()) < 1000 * 400
         assert len(first) > 200_000
 
@@ -158,7 +160,7 @@ def test_a_stream_that_is_cut_anywhere_names_nothing_that_is_not_whole(tmp_path:
     stream = stream_of(tmp_path / "source", whole(write_tree(tmp_path / "source", contents)))
     for cut in [0, 5, len(stream) - 1, *(rng.randrange(len(stream)) for _ in range(4))]:
         target = tmp_path / f"target-{cut}"
-        receiver = far_program("objects.receive", {"directory": str(target), "generation": GENERATION})
+        receiver = far_program("receiving.receive", {"directory": str(target), "generation": GENERATION})
         said, _ = receiver.communicate(stream[:cut], timeout=60)
         assert json.loads(said.splitlines()[-1]) == {"event": "problem", "kind": "truncated"}
         named = {name: content for name, content in files(target).items() if not name.startswith(tree.INCOMING)}
@@ -166,7 +168,7 @@ def test_a_stream_that_is_cut_anywhere_names_nothing_that_is_not_whole(tmp_path:
 
 
 def test_a_sender_ends_when_its_operator_goes(tmp_path: Path) -> None:
-    with far_program("objects.send", {"directory": str(tmp_path)}) as sender:
+    with far_program("sending.send", {"directory": str(tmp_path)}) as sender:
         assert sender.stdin is not None
         sender.stdin.close()
         assert sender.wait(20) == 1
@@ -174,17 +176,17 @@ def test_a_sender_ends_when_its_operator_goes(tmp_path: Path) -> None:
 
 def test_a_rate_is_kept(tmp_path: Path) -> None:
     """By a sender's own clock, which this test turns: no time passes."""
-    pace = objects._Pace()
+    pace = sending.Pace()
     slept: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
         now = [100.0]
-        patch.setattr(objects.time, "monotonic", lambda: now[0])
+        patch.setattr(sending.time, "monotonic", lambda: now[0])
 
         def sleep(seconds: float) -> None:
             slept.append(seconds)
             now[0] += seconds
 
-        patch.setattr(objects.time, "sleep", sleep)
+        patch.setattr(sending.time, "sleep", sleep)
         pace.rate = 1000.0
         pace._due = now[0]
         for _ in range(50):
@@ -281,7 +283,7 @@ def test_ranges_that_arrive_in_any_order_are_hashed_as_they_join_up() -> None:
         size = rng.randrange(1, 60)
         pieces = [(start, min(7, size - start)) for start in range(0, size, 7)]
         rng.shuffle(pieces)
-        assembly = staging._Assembly({"path": "x", "size": size, "sha256": ""})
+        assembly = Assembly({"path": "x", "size": size, "sha256": ""})
         seen: set[int] = set()
         for offset, length in pieces:
             assembly.landed(offset, length)
@@ -293,7 +295,7 @@ def test_the_manifest_is_refused_while_an_object_is_missing(tmp_path: Path) -> N
     entries = write_tree(tmp_path / "source", {"one": b"1"})
     (tmp_path / "target").mkdir()
     with pytest.raises(FileNotFoundError):
-        staging.commit(str(tmp_path / "target"), records.MANIFEST, "{}", entries)
+        arrivals.commit(str(tmp_path / "target"), records.MANIFEST, "{}", entries)
     assert_same_tree(tmp_path / "target", {})
 
 
@@ -336,7 +338,22 @@ def test_a_manifest_whose_arrays_were_edited_has_another_root_digest(tmp_path: P
     assert what.startswith("root digest is")
 
 
-@pytest.mark.parametrize("name", ["objects", "staging", "peer", "lines", "tree", "history", "engine", "environments"])
+COPYING = ("files", "frames", "sending", "receiving", "staging", "assembly", "arrivals", "neighbours", "peer", "lines")
+
+
+@pytest.mark.parametrize("name", [*COPYING, "tree", "history", "engine", "environments"])
 def test_far_modules_are_spelled_in_python_3_8(name: str) -> None:
     source = Path(midstream.remote.__file__).parent / f"{name}.py"
     ast.parse(source.read_text(), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("function", ["sending.send", "receiving.receive"])
+def test_a_stream_begins_without_what_is_dear_to_import(function: str) -> None:
+    """Both ends of every stream are interpreters that begin with it."""
+    job = json.loads(job_line(function, {}, program=True))
+    names = [name for name, _ in job["modules"]]
+    assert not [name for name in names if "records" in name]
+    text = "\n".join(text for _, text in job["modules"] if text)
+    top = ast.parse(text.replace("from __future__ import annotations", "")).body
+    imported = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+    assert not imported & {"ssl", "shutil", "tempfile", "dataclasses", "logging", "concurrent.futures", "subprocess"}

@@ -63,7 +63,6 @@ def _modules(module: str) -> tuple[tuple[str, str | None], ...]:
     remote = resources.files("midstream.remote")
     found: dict[str, str | None] = {
         "midstream_engine": None,
-        RECORDS: resources.files("midstream_engine").joinpath("records.py").read_text(),
         "midstream": None,
         "midstream.remote": None,
     }
@@ -74,7 +73,10 @@ def _modules(module: str) -> tuple[tuple[str, str | None], ...]:
             return
         text = remote.joinpath(f"{name}.py").read_text()
         for needed in _siblings(text):
-            add(needed)
+            if needed == RECORDS:  # dear to read: not everything needs it
+                found[RECORDS] = resources.files("midstream_engine").joinpath("records.py").read_text()
+            else:
+                add(needed)
         found[full] = text
 
     add(module)
@@ -85,7 +87,7 @@ _PARSING = threading.Lock()  # CPython 3.11's parser counts its depth once for a
 
 
 def _siblings(text: str) -> list[str]:
-    """Modules of ``midstream.remote`` that a source imports."""
+    """Modules of ``midstream.remote`` that a source imports, and the records."""
     with _PARSING:
         nodes = list(ast.walk(ast.parse(text)))
     names = []
@@ -94,6 +96,8 @@ def _siblings(text: str) -> list[str]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("midstream.remote."):
             names.append((node.module or "").split(".")[2])
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "midstream_engine":
+            names.append(RECORDS)
     return names
 
 

@@ -11,12 +11,11 @@ import contextlib
 import os
 import select
 import socket
-import tempfile
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+from midstream.remote.files import emit
 from midstream.remote.lines import SILENCE, Lines
-from midstream.remote.tree import emit
 
 if TYPE_CHECKING:  # its import costs more than all others together: only who needs it pays
     import ssl
@@ -39,6 +38,8 @@ def _in_memory(text: str) -> Iterator[str]:
         finally:
             os.close(descriptor)
     else:  # not Linux: a file that only we can read, gone at once
+        import tempfile
+
         with tempfile.NamedTemporaryFile("w") as file:
             file.write(text)
             file.flush()

@@ -6,65 +6,24 @@ programs (``survey``, ``verify``) write one JSON object a line.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import posixpath
-import sys
-import threading
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
+from midstream.remote import files
+from midstream.remote.files import BLOCK, HASHERS, INCOMING, emit, end_with_operator, file_sha256
 from midstream_engine import records
 
-INCOMING = ".incoming"  # what is on its way; see objects.py
-BLOCK = 1 << 20  # bytes read at once
-HASHERS = 4
-
-
-def emit(event: str, **fields: Any) -> None:
-    """One line to the operator. Several threads report."""
-    line = json.dumps(dict(fields, event=event)).encode() + b"\n"
-    with _emitting:
-        sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
-
-
-_emitting = threading.Lock()
-
-
-def end_with_operator() -> None:
-    """End this program when its stdin closes: the operator has gone, or has lost interest. For programs that read
-    nothing more. The descriptor is read, because a thread in ``sys.stdin`` would hold up the interpreter's end."""
-
-    def wait_for_end() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=wait_for_end, daemon=True).start()
-
-
-def file_sha256(path: str, offset: int = 0, size: Optional[int] = None) -> str:
-    """SHA-256 of the file from ``offset``, of ``size`` bytes or to its end. hashlib releases the GIL: threads help."""
-    digest = hashlib.sha256()
-    view = memoryview(bytearray(BLOCK))
-    with open(path, "rb", buffering=0) as file:
-        file.seek(offset)
-        left = size
-        while left is None or left > 0:
-            count = file.readinto(view if left is None else view[: min(left, BLOCK)])
-            if not count:
-                break
-            digest.update(view[:count])
-            left = None if left is None else left - count
-    return digest.hexdigest()
+__all__ = ["BLOCK", "HASHERS", "INCOMING", "emit", "end_with_operator", "file_sha256"]
 
 
 def inside(directory: str, path: str) -> str:
-    if not records.safe_relative(path) or path.split("/")[0] == INCOMING:
-        raise records.RecordError("object path {!r} leaves the directory".format(path))
-    return posixpath.join(directory, path)
+    try:
+        return files.inside(directory, path)
+    except ValueError as error:
+        raise records.RecordError(str(error)) from None
 
 
 def check(directory: str, entry: Dict[str, Any]) -> Optional[str]:
@@ -140,6 +99,33 @@ def describe(directory: str, manifest: str) -> Dict[str, Any]:
         if size != entry["size"]:
             problems.append([entry["path"], "{} bytes, the manifest says {}".format(size, entry["size"])])
     return {"manifest": text, "objects": objects, "problems": problems}
+
+
+def missing(directory: str, objects: Sequence[Dict[str, Any]]) -> List[List[str]]:
+    """``[path, what]`` of the objects that are not there, or not with their sizes. Nothing is hashed."""
+    found = []
+    for entry in objects:
+        try:
+            size = os.stat(inside(directory, entry["path"])).st_size
+        except FileNotFoundError:
+            found.append([entry["path"], "missing"])
+            continue
+        if size != entry["size"]:
+            found.append([entry["path"], "{} bytes, the manifest says {}".format(size, entry["size"])])
+    return found
+
+
+def digests(directory: str, ranges: Sequence[Sequence[Any]]) -> List[Optional[str]]:
+    """SHA-256 of each ``[path, offset, length]`` of the tree; None where it cannot be read."""
+
+    def one(item: Sequence[Any]) -> Optional[str]:
+        try:
+            return file_sha256(inside(directory, item[0]), item[1], item[2])
+        except OSError:
+            return None
+
+    with ThreadPoolExecutor(HASHERS) as pool:
+        return list(pool.map(one, ranges))
 
 
 def survey(directory: str, objects: Sequence[Dict[str, Any]]) -> int:

@@ -98,7 +98,7 @@ class Contents:
         for name, lot in lots.items():
             if name:
                 place = self.holders[name]
-                found = place.host.call("staging.missing", directory=place.directory, objects=lot, timeout=CALL)
+                found = place.host.call("tree.missing", directory=place.directory, objects=lot, timeout=CALL)
                 missing += [(place, path, what) for path, what in found]
         if missing:
             place, path, what = missing[0]
@@ -274,7 +274,7 @@ class _Copy:
         asked = [[entry["path"], offset, length] for entry in parts for offset, length, _ in chunks[entry["path"]]]
         if not asked:
             return
-        digests = iter(place.host.call("staging.digests", directory=place.directory, ranges=asked, timeout=CALL))
+        digests = iter(place.host.call("tree.digests", directory=place.directory, ranges=asked, timeout=CALL))
         for entry in parts:
             kept = [
                 (offset, length)

@@ -222,14 +222,14 @@ class Route:
             return self._open_direct(self._ends, send, receive, events)
         begin = start if small else start_stream
         with ThreadPoolExecutor(2) as pool:  # two handshakes at once
-            sending = pool.submit(begin, self.source.host, "objects.send", send)
-            receiving = pool.submit(begin, self.target.host, "objects.receive", receive)
+            sending = pool.submit(begin, self.source.host, "sending.send", send)
+            receiving = pool.submit(begin, self.target.host, "receiving.receive", receive)
         return self._stream(sending, receiving, events, relayed=True)
 
     def _open_direct(self, ends: Ends, send: dict[str, Any], receive: dict[str, Any], events: Events) -> Stream:
         sides = {
-            SOURCE: (self.source.host, "objects.send", send),
-            TARGET: (self.target.host, "objects.receive", receive),
+            SOURCE: (self.source.host, "sending.send", send),
+            TARGET: (self.target.host, "receiving.receive", receive),
         }
         called = self.link.listener
         host, function, arguments = sides[called]

@@ -1,4 +1,4 @@
-"""The operator's end of the program that receives a copy's objects at the target (`midstream.remote.staging`)."""
+"""The operator's end of the program that receives a copy's objects at the target (`midstream.remote.arrivals`)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Session:
         self._closed = threading.Event()
         self._process = start(
             target.host,
-            "staging.serve",
+            "arrivals.serve",
             {
                 "directory": target.directory,
                 "generation": self.generation,

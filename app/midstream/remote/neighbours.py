@@ -1,0 +1,89 @@
+"""Objects that another tree of the same host holds: linked, or copied, and not sent."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import hashlib
+import json
+import os
+import posixpath
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+from midstream.remote.files import BLOCK, HASHERS, file_sha256, inside
+from midstream.remote.staging import SLACK, Stage, free_bytes
+from midstream_engine import records
+
+MANIFESTS = 256  # other trees that are looked through for objects, the newest ones
+
+
+def _elsewhere(root: str, directory: str, wanted: Set[Tuple[str, int]]) -> Dict[Tuple[str, int], List[str]]:
+    """Files of other trees below ``root`` that their manifests give one of these (sha256, size)."""
+    manifests = []
+    for pattern in ("runs/*/checkpoints/*", "data/*"):
+        for path in glob.glob(posixpath.join(glob.escape(root), pattern, records.MANIFEST)):
+            with contextlib.suppress(OSError):
+                manifests.append((os.stat(path).st_mtime, path))
+    found: Dict[Tuple[str, int], List[str]] = {}
+    for _, path in sorted(manifests, reverse=True)[:MANIFESTS]:
+        parent = posixpath.dirname(path)
+        if posixpath.realpath(parent) == posixpath.realpath(directory):
+            continue
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a torn neighbour is not our matter
+            with open(path, encoding="utf-8") as file:
+                entries = json.load(file)["objects"]
+            for entry in entries:
+                key = (entry["sha256"], entry["size"])
+                if key in wanted and records.safe_relative(entry["path"]):
+                    found.setdefault(key, []).append(posixpath.join(parent, entry["path"]))
+    return found
+
+
+def _copied(source: str, target: str) -> str:
+    """Copy a file; SHA-256 of the bytes that were written."""
+    digest = hashlib.sha256()
+    view = memoryview(bytearray(BLOCK))
+    with open(source, "rb", buffering=0) as reading, open(target, "wb") as writing:
+        while True:
+            count = reading.readinto(view)
+            if not count:
+                return digest.hexdigest()
+            digest.update(view[:count])
+            writing.write(view[:count])
+
+
+def held(stage: Stage, root: str, absent: Sequence[Dict[str, Any]]) -> Iterator[str]:
+    """Paths of the objects that another tree of this host holds: each is read, and where its hash is right linked, or
+    copied where no link can be made."""
+    found = _elsewhere(root, stage.directory, {(entry["sha256"], entry["size"]) for entry in absent})
+    if not found:
+        return
+    os.makedirs(stage.directory, exist_ok=True)
+
+    def one(entry: Dict[str, Any]) -> Optional[str]:
+        place = inside(stage.directory, entry["path"])
+        part = stage.part(entry) + ".held"
+        for candidate in found.get((entry["sha256"], entry["size"]), ())[:3]:
+            with contextlib.suppress(OSError):
+                try:
+                    if file_sha256(candidate) != entry["sha256"]:
+                        continue
+                    os.link(candidate, part)
+                except OSError as error:
+                    if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+                        continue
+                    fits = free_bytes(stage.directory) > entry["size"] + SLACK
+                    if not fits or _copied(candidate, part) != entry["sha256"]:
+                        continue
+                stage.name(part, place)
+                with contextlib.suppress(FileNotFoundError):  # what an earlier copy left of it
+                    os.unlink(stage.part(entry))
+                return entry["path"]
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+        return None
+
+    with ThreadPoolExecutor(HASHERS) as pool:
+        yield from (path for path in pool.map(one, absent) if path is not None)
