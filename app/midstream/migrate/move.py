@@ -191,5 +191,10 @@ def pin(move: Move, checkpoint: str) -> None:
         run_id=move.plan.run_id,
         migration=move.plan.migration,
         checkpoint=checkpoint,
-        expires=time.time() + move.skew(move.plan.source) + PIN_SECONDS,
+        expires=pin_expires(move),
     )
+
+
+def pin_expires(move: Move) -> float:
+    """When a pin that is made or renewed now ends: UTC seconds by the source's clock."""
+    return time.time() + move.skew(move.plan.source) + PIN_SECONDS

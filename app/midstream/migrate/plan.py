@@ -52,8 +52,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     config = training_config(source, run.run_id)
     trainer = config.get("trainer") or {}
     checkpoint = _choose_checkpoint(run, request)
-    newest, manifest = _newest_state(source, run)
-    data = data_digests(source, run.run_id, newest) if newest else tuple(run.status.data_digests)
+    newest, manifest, data = _newest_state(source, run)
 
     source_devices = max(1, len(run.status.devices))
     devices = _devices(snapshot.host(target_host), target_host)
@@ -108,7 +107,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         steps_lost=lost,
         predicted_seconds=ledger.predict(run.curve, size, request.mode),
         cost_per_hour=(fleet.hosts[run.host].price_per_hour, fleet.hosts[target_host].price_per_hour),
-        warnings=_warnings(run, snapshot, lost, newest is None) + _of_the_mode(request, run, newest),
+        warnings=_warnings(run, snapshot, lost, not newest) + _of_the_mode(request, run, newest),
         consent=_consent(request, run, newest, trainer),
         source_lost=request.source_lost,
         certify_steps=request.certify_steps,
@@ -118,7 +117,6 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     )
 
 
-LOOKS = 5  # at a run that replaces its checkpoints as they are looked at
 LONG_REPLAY = 1000  # steps after which small differences may have grown
 
 
@@ -230,21 +228,13 @@ def _choose_checkpoint(run: RunView, request: Request):
     return max(chosen, key=lambda point: point.attempt)
 
 
-def _newest_state(source: Host, run: RunView) -> tuple[str, records.Manifest | None]:
-    """The newest complete checkpoint's name and manifest; ``("", None)`` where there is none. The run trains on, and
-    may have replaced one that was seen a moment ago by a newer one."""
-    seen = [(point.step, point.attempt, point.name) for point in run.checkpoints if point.complete and point.accepted]
-    for again in range(LOOKS):
-        if not seen:
-            return "", None
-        try:
-            return max(seen)[2], read_manifest(source, run.run_id, max(seen)[2])
-        except RemoteError as error:
-            if error.kind != "FileNotFoundError" or again == LOOKS - 1:
-                raise
-        found = source.call("runs.describe", root=source.root, run_id=run.run_id)["checkpoints"]
-        seen = [(p["step"], p["attempt"], p["name"]) for p in found if p["complete"] and p["accepted"]]
-    raise AssertionError("unreachable")
+def _newest_state(source: Host, run: RunView) -> tuple[str, records.Manifest | None, tuple[str, ...]]:
+    """The newest complete checkpoint: its name (empty where there is none), its manifest and its token caches."""
+    found = source.call("standby.newest_state", root=source.root, run_id=run.run_id)
+    if found is None:
+        return "", None, tuple(run.status.data_digests) if run.status else ()
+    manifest = records.Manifest.from_json(found["manifest"], f"{source.name}: manifest of {found['name']}")
+    return found["name"], manifest, tuple(records.data_digests(found["train"]))
 
 
 def training_config(source: Host, run_id: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from midstream.launch.errors import LaunchError
 from midstream.launch.start import kill_attempt, start_attempt, stop_attempt
 from midstream.migrate import plan as planning
 from midstream.migrate.data import copy_all
-from midstream.migrate.move import Move, pin, replayed
+from midstream.migrate.move import Move, pin, pin_expires, replayed
 from midstream.transfer import copy_objects
 from midstream.watch.model import RunView
 from midstream_engine import records
@@ -69,7 +69,7 @@ def bring_rehearsal(move: Move) -> dict[str, Any]:
     """The checkpoint to rehearse on, on the target: the one that is to be moved where that exists already, else the
     newest one. Where the run has not saved yet, it is asked to."""
     known: dict[str, Any] | None = move.journal.known("rehearsal")
-    point = known or _choose_pinned(move)
+    point = known or _choose(move)
     name = point["name"]
     pin(move, name)
     here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
@@ -80,33 +80,26 @@ def bring_rehearsal(move: Move) -> dict[str, Any]:
     return point
 
 
-def _choose_pinned(move: Move) -> dict[str, Any]:
-    """The checkpoint, once retention keeps away from it: the source may have replaced it by a newer one until then."""
-    for _ in range(planning.LOOKS):
-        point = _choose(move)
-        pin(move, point["name"])
-        if planning.has_manifest(move.source, move.source_paths.checkpoint(point["name"])):
-            return point
-    raise MidstreamError(
-        f"{move.source.name} replaces its checkpoints faster than one can be kept",
-        "a longer trainer.checkpointer.save_interval leaves them there",
-    )
-
-
 def _choose(move: Move) -> dict[str, Any]:
+    """The checkpoint to rehearse on. Retention keeps away from it from now on: a run that trains on replaces one by the
+    next."""
     plan, source = move.plan, move.source
 
-    def usable_point() -> dict[str, Any] | None:
-        described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
-        usable = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
-        if plan.checkpoint != "now":
-            usable = [point for point in usable if point["name"] == plan.checkpoint]
-        return max(usable, key=lambda point: (point["step"], point["attempt"])) if usable else None
+    def pinned() -> dict[str, Any] | None:
+        point: dict[str, Any] | None = source.call(
+            "standby.pin_newest",
+            root=source.root,
+            run_id=plan.run_id,
+            migration=plan.migration,
+            expires=pin_expires(move),
+            name="" if plan.checkpoint == "now" else plan.checkpoint,
+        )
+        return point
 
-    point = usable_point()
+    point = pinned()
     if point is None:
         _ask_to_save(move)
-        point = usable_point()
+        point = pinned()
     if point is None:
         raise MidstreamError(
             f"{source.name} has no complete checkpoint to rehearse on",

@@ -25,6 +25,42 @@ def put_config(root: str, run_id: str, text: str) -> None:
         records.write_bytes(paths.config, text.encode())
 
 
+def newest_state(root: str, run_id: str) -> Optional[Dict[str, Any]]:
+    """The newest complete, accepted checkpoint: ``{"name", "manifest", "train"}``; None where there is none. Looked at
+    in one go: a run that trains on replaces one by the next."""
+    paths = records.RunPaths(root, run_id)
+    while True:
+        point = _newest(paths, "")
+        if point is None:
+            return None
+        directory = paths.checkpoint(point["name"])
+        with contextlib.suppress(FileNotFoundError):
+            return {
+                "name": point["name"],
+                "manifest": records.read_json(posixpath.join(directory, records.MANIFEST)),
+                "train": records.read_json(posixpath.join(directory, records.TRAIN)),
+            }
+
+
+def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str = "") -> Optional[Dict[str, Any]]:
+    """Keep retention away from the newest complete, accepted checkpoint, or from the one that is named, until
+    ``expires``; as ``runs.describe`` tells of it. None where there is none."""
+    paths = records.RunPaths(root, run_id)
+    while True:
+        point = _newest(paths, name)
+        if point is None:
+            return None
+        runs.pin(root, run_id, migration, point["name"], expires)
+        if os.path.exists(posixpath.join(paths.checkpoint(point["name"]), records.MANIFEST)):
+            return point
+
+
+def _newest(paths: records.RunPaths, name: str) -> Optional[Dict[str, Any]]:
+    usable = [point for point in runs.checkpoints(paths) if point["complete"] and point["accepted"]]
+    usable = [point for point in usable if name in ("", point["name"])]
+    return max(usable, key=lambda point: (point["step"], point["attempt"])) if usable else None
+
+
 def clock() -> float:
     """This host's time: UTC seconds."""
     return time.time()
