@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,15 +61,11 @@ def pins(tarball: Path) -> dict[str, Any]:
     return {"version": "9.9.9", "mirror": tarball.parents[1].as_uri(), "builds": {machine: build}}
 
 
-@pytest.fixture
-def bare(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SshServer, Host]]:
-    """A host whose PATH holds a shell and a few tools: no Python at all, no uv."""
-    monkeypatch.setenv("MIDSTREAM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("UV_PYTHON_INSTALL_MIRROR", raising=False)
-    server = lab.host("bare", python=None)
+def with_tools(server: SshServer, names: Sequence[str]) -> SshServer:
+    """The server, whose PATH holds these programs alone."""
     tools = server.directory / "bin"
     tools.mkdir()
-    for name in NEEDED:
+    for name in names:
         found = shutil.which(name)
         if found:
             (tools / name).symlink_to(found)
@@ -77,6 +73,15 @@ def bare(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     with (server.directory / "sshd_config").open("a") as file:
         file.write(f"SetEnv PATH={tools} HOME={server.directory} BASH_ENV=\n")
     server.start()
+    return server
+
+
+@pytest.fixture
+def bare(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SshServer, Host]]:
+    """A host whose PATH holds a shell and a few tools: no Python at all, no uv."""
+    monkeypatch.setenv("MIDSTREAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("UV_PYTHON_INSTALL_MIRROR", raising=False)
+    server = with_tools(lab.host("bare", python=None), NEEDED)
     host = open_host("bare", server.config)
     host.connect()
     if host.far_python:
@@ -159,6 +164,36 @@ def test_a_python_that_cannot_be_had_is_one_line(
         bring_python(bare[1], {}, pins=pins)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("cache/pythons/*")), "nothing half-fetched is left"
+
+
+def test_a_host_with_pip_alone_gets_wheels_that_were_collected_with_pip(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No uv on either side. The operator's pip reaches an index (a directory here), the host reaches nothing."""
+    index, house = tmp_path / "index", tmp_path / "house"
+    lock = write_wheel(index)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    server = with_tools(lab.host("plain", python=None), NEEDED)
+    (server.directory / "bin" / "python3").symlink_to(os.path.realpath(sys.executable))
+    config = replace(server.config, wheelhouse=str(house), env={"PIP_INDEX_URL": "http://127.0.0.1:9/nothing"})
+    host = open_host("plain", config)
+    try:
+        host.connect()
+        found = host.call("environments.find", minimum=list(environments.MINIMUM))
+        if found["uv"] or not found["python"]:
+            pytest.skip(f"the login shell finds uv {found['uv']} and Python {found['newest']} whatever its PATH is")
+        said: list[str] = []
+        made = prepare_environment(host, config, said.append, lock=lock, modules=[PACKAGE])
+        assert made.how == "built from the lock with venv and pip"
+        assert [path.name for path in house.glob("*.whl")] == [path.name for path in index.glob("*.whl")]
+        assert any("1 wheels go over" in line for line in said)
+        assert host.run([made.python, "-c", f"import {PACKAGE} as p; print(p.VALUE)"]).stdout == b"42\n"
+        said.clear()
+        assert prepare_environment(host, config, said.append, lock=lock, modules=[PACKAGE]) == made
+        assert said == [], "nothing is collected, sent or built again"
+    finally:
+        host.close()
 
 
 @pytest.mark.skipif(not uv_works(), reason="uv: pip install uv")
