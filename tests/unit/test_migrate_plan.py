@@ -12,7 +12,7 @@ from midstream.errors import MidstreamError
 from midstream.fleet.config import Fleet, LocalHost
 from midstream.hosts.open import Hosts
 from midstream.migrate.model import Plan, Request
-from midstream.migrate.plan import make_plan
+from midstream.migrate.plan import describe, make_plan
 from midstream.watch.model import Accelerator
 from midstream.watch.watcher import look_once
 from midstream_engine import records
@@ -79,3 +79,17 @@ def test_a_run_in_bfloat16_is_not_moved_to_devices_without_it_unless_asked(tmp_p
     plan = plan_for(tmp_path / "2", "Tesla V100-SXM2-32GB", 8, 32, "--trainer.mp=f32")
     change = next(change for change in plan.changes if change.name == "precision")
     assert (change.before, change.after) == ("p=f32,c=bfloat16", "f32")
+
+
+def test_another_batch_and_more_steps_are_asked_about_and_explained(tmp_path: Path):
+    flags = ("--trainer.train_batch_size=512", "--trainer.num_train_steps", "2000")
+    plan = plan_for(tmp_path, "NVIDIA A100-SXM4-80GB", 8, 80, *flags)
+    assert plan.train_batch_size == plan.target_devices * plan.per_device_parallelism * plan.accumulation == 512
+    changes = {change.name: (change.before, change.after) for change in plan.changes}
+    assert changes["batch"] == ("256", "512")
+    assert changes["steps"] == ("1000", "2000")
+    assert changes["samples"] == (str(256 * 1000), str(256 * 30 + 512 * 1970))
+    assert "not the one that was begun" in plan.consent[0]
+    assert plan.command().endswith("--yes -- --trainer.train_batch_size=512 --trainer.num_train_steps 2000")
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert "samples    256000 -> 1016320" in "\n".join(describe(plan))

@@ -1,8 +1,8 @@
 """Watch over a run, and move it by itself when there is positive evidence that its machine is gone or going.
 
 What counts: a machine that answers and on which the engine's process is gone while its status says that it runs
-(killed, or another boot), and a notice that the machine will be taken away. What does not: silence. A machine that
-does not answer may be training; the guard tells a person, and touches nothing.
+(killed, or another boot); a notice that the machine will be taken away; its provider's word that it was. What does not:
+silence. A machine that does not answer may be training; the guard tells a person, and touches nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit, HostError, MidstreamError
+from midstream.hosts.providers import base, slices
 from midstream.migrate import model, notify, preflight, process
 from midstream.migrate import plan as planning
 from midstream.migrate.directory import list_migrations
@@ -42,8 +43,11 @@ class Verdict:
     reason: str = ""
 
 
-def judge(snapshot: Snapshot, run_id: str, notice: str = "") -> tuple[RunView | None, Verdict]:
-    """The run's present copy, and what it comes to. ``notice``: what its machine says of its own end, if anything."""
+def judge(
+    snapshot: Snapshot, run_id: str, notice: str = "", provided: tuple[str, str] = (base.UNCLEAR, "")
+) -> tuple[RunView | None, Verdict]:
+    """The run's present copy, and what it comes to. ``notice``: what its machine says of its own end, if anything;
+    ``provided``: what the machine's provider says of it, a standing and a line."""
     copies = snapshot.copies(run_id)
     if not copies:
         return None, Verdict(SILENT, f"no host that answers has run {run_id}")
@@ -51,7 +55,10 @@ def judge(snapshot: Snapshot, run_id: str, notice: str = "") -> tuple[RunView | 
     host = snapshot.host(run.host)
     if host is None or host.link != LIVE:
         why = host.error if host is not None and host.error else "no answer"
-        return run, Verdict(SILENT, f"{run.host} does not answer ({why}): it may be training")
+        if provided[0] == base.GONE:
+            return run, Verdict(GONE, f"{run.host} does not answer, and {provided[1]}")
+        more = f"; {provided[1]}" if provided[1] else ""
+        return run, Verdict(SILENT, f"{run.host} does not answer ({why}): it may be training{more}")
     if run.state == records.FINISHED:
         return run, Verdict(ENDED, f"finished at step {run.step}")
     if run.state == records.FAILED:
@@ -61,6 +68,8 @@ def judge(snapshot: Snapshot, run_id: str, notice: str = "") -> tuple[RunView | 
         return run, Verdict(GONE, f"the engine's process on {run.host} is gone at step {run.step}")
     if notice:
         return run, Verdict(GOING, f"{run.host}: {notice}")
+    if provided[0] in (base.GOING, base.GONE) and run.state != records.STOPPED:
+        return run, Verdict(GOING, f"{run.host} still answers, and {provided[1]}")
     if run.state == records.STOPPED:
         return run, Verdict(ENDED, f"stopped at step {run.step} on {run.host}")
     return run, Verdict(WELL)
@@ -82,13 +91,13 @@ class Guard:
     def run(self) -> Exit:
         """Until the run ends, a person is needed, or the tries are spent."""
         since: dict[str, float] = {}
-        notice, asked = "", 0.0
+        notice, provided, asked = "", (base.UNCLEAR, ""), 0.0
         while True:
             snapshot = self.watch.snapshot()
             now = time.monotonic()
             if now - asked > NOTICES_EVERY:
-                notice, asked = self._notice(snapshot), now
-            run, verdict = judge(snapshot, self.run_id, notice)
+                notice, provided, asked = self._notice(snapshot), self._provided(snapshot), now
+            run, verdict = judge(snapshot, self.run_id, notice, provided)
             since = {verdict.kind: since.get(verdict.kind, now)}
             lasted = now - since[verdict.kind]
             if verdict.kind == ENDED and lasted >= PERSISTS:
@@ -103,7 +112,7 @@ class Guard:
                 if not self._under_way():
                     self._say(notify.LOST, verdict.reason)
                     self._move(run, verdict)
-                    since, notice, asked = {}, "", 0.0
+                    since, notice, provided, asked = {}, "", (base.UNCLEAR, ""), 0.0
             elif verdict.kind == WELL:
                 self._symptoms(run)
             time.sleep(LOOK)
@@ -118,6 +127,10 @@ class Guard:
         except (HostError, MidstreamError):
             return ""
         return str(found["message"]) if found else ""
+
+    def _provided(self, snapshot: Snapshot) -> tuple[str, str]:
+        copies = snapshot.copies(self.run_id)
+        return slices.standing(self.fleet, copies[0].host) if copies else (base.UNCLEAR, "")
 
     def _under_way(self) -> bool:
         """A migration of this run is open: its own process, or a person, has the run in its hands."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream.migrate.model import HANDOVER, LEDGER_ENTRIES, OVERTAKE, STOP, Ledger
+from midstream.migrate.rates import Rates
 
 # Used only until the run or an earlier migration has shown better: bytes a second of a verified copy, of a save with
 # hashing, and seconds to start an interpreter with jax.
@@ -17,18 +18,23 @@ ENGINE_START = 6.0
 HANDSHAKE = 1.0
 
 
-def predict(curve: Sequence[Mapping[str, Any]], checkpoint_bytes: int, mode: str = STOP) -> dict[str, float]:
-    """Seconds for each entry, from the run's own steps and the bytes that have to travel.
+def predict(
+    curve: Sequence[Mapping[str, Any]], checkpoint_bytes: int, mode: str = STOP, rates: Rates | None = None
+) -> dict[str, float]:
+    """Seconds for each entry, from the run's own steps, the bytes that have to travel, and ``rates``: what was measured
+    between the two hosts, which is believed before anything else.
 
     In a handover the target has compiled before, and objects travel while others are still being saved: the copy takes
     what it takes beyond the save, and is verified as it flows and once more by the restore. An overtake stands still
     for nothing."""
+    rates = rates or Rates()
     step, first = step_seconds(curve)
-    saving, copying = checkpoint_bytes / DISK_RATE, checkpoint_bytes / COPY_RATE
+    there = step if rates.step is None else rates.step
+    saving, copying = checkpoint_bytes / DISK_RATE, checkpoint_bytes / (rates.copy or COPY_RATE)
     if mode == OVERTAKE:
         return dict.fromkeys(LEDGER_ENTRIES, 0.0)
     if mode == HANDOVER:
-        return {
+        assumed = {
             "quiesce": 0.3 + step,
             "save": 0.2 + saving,
             "copy": 0.5 + max(0.0, copying - saving),
@@ -37,19 +43,29 @@ def predict(curve: Sequence[Mapping[str, Any]], checkpoint_bytes: int, mode: str
             "install": 0.0,
             "compile": 0.0,
             "restore": 0.5 + checkpoint_bytes / DISK_RATE,
-            "first_step": step,
+            "first_step": there,
         }
-    return {
+        return {**assumed, **rates.entries}
+    assumed = {
         "quiesce": HANDSHAKE + step,
-        "save": 0.5 + checkpoint_bytes / DISK_RATE,
-        "copy": 1.0 + checkpoint_bytes / COPY_RATE,
+        "save": 0.5 + saving,
+        "copy": 1.0 + copying,
         "verify": 0.3 + checkpoint_bytes / DISK_RATE,
         "provision": ENGINE_START,
         "install": 0.0,
         "compile": max(0.0, first - step),
         "restore": 1.0 + checkpoint_bytes / DISK_RATE,
-        "first_step": step,
+        "first_step": there,
     }
+    return {**assumed, **rates.entries}
+
+
+def preparing(data_bytes: int, checkpoint_bytes: int, mode: str, rates: Rates, compile_seconds: float) -> float:
+    """Seconds in which the target is made ready while the source trains on: what is copied, and where it stands by, an
+    interpreter, a compilation and a restore. An environment that has to be built, and a replay, come on top."""
+    copied = data_bytes + (0 if mode == STOP else checkpoint_bytes)
+    ready = 0.0 if mode == STOP else ENGINE_START + compile_seconds + checkpoint_bytes / DISK_RATE
+    return copied / (rates.copy or COPY_RATE) + ready
 
 
 def overtaken(predicted: Mapping[str, float], last_step_ended: float, next_step_ended: float) -> Ledger:

@@ -71,6 +71,22 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a move costs, in the currency of the fleet file's prices."""
+
+    source_per_hour: float
+    target_per_hour: float
+    move: float  # the target while it is made ready, and both while neither trains
+    step_before: float
+    step_after: float | None  # None: nobody has measured the target's pace yet
+    tokens: int  # of a step; 0 where that is not known
+    steps_left: int
+    pays_after_steps: float | None  # None: never, or not known
+    pays_after_hours: float | None  # of training on the target
+    pays_below_seconds: float | None  # a step on the target that takes less is cheaper than one on the source
+
+
+@dataclass(frozen=True)
 class Plan:
     """A migration as a value: printing it is the dry run, executing it is the migration."""
 
@@ -108,6 +124,7 @@ class Plan:
     fleet_file: str = ""
     created: float = 0.0
     consent: tuple[str, ...] = ()  # what a person has to agree to before it begins
+    cost: Cost | None = None  # None where a price is not known
     data_place: str = ""  # the bucket or server with the token caches, where the hosts have none of their own
 
     @property
@@ -132,6 +149,10 @@ class Plan:
         if self.source_lost:
             words.append("--source-lost")
         words += ["--certify-steps", str(self.certify_steps), "--healthy-steps", str(self.healthy_steps)]
+        if self.consent:
+            words.append("--yes")
+        if self.overrides:
+            words += ["--", *self.overrides]
         return shlex.join(words)
 
     def to_json(self) -> dict[str, Any]:
@@ -141,6 +162,7 @@ class Plan:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         fixed = dict(value)
         fixed["changes"] = tuple(Change(**change) for change in value["changes"])
+        fixed["cost"] = Cost(**value["cost"]) if value.get("cost") else None
         for name in ("overrides", "warnings", "cost_per_hour", "consent", "data_digests"):
             fixed[name] = tuple(value.get(name, ()))
         return cls(**fixed)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import HostError, MidstreamError, RemoteError, UsageError
 from midstream.fleet.config import default_fleet_path
-from midstream.migrate import directory, fit, ledger, shape
+from midstream.migrate import cost, directory, fit, ledger, rates, schedule, shape
 from midstream.migrate.model import MODES, OVERTAKE, Change, Plan, Request
 from midstream_engine import records
 
@@ -57,11 +58,18 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     source_devices = max(1, len(run.status.devices))
     devices = _devices(snapshot.host(target_host), target_host)
     target_devices, kind, memory = len(devices) or 1, devices[0].kind if devices else "", _memory(devices)
-    batch, *later = shape.batch_sizes(trainer.get("train_batch_size"), run.status.step)
+    rhythm, wanted = schedule.rhythm(config), schedule.rhythm(config, _engine_flags(request.overrides))
+    other = schedule.explain(rhythm, wanted, run.status.step)
+    points = [{"start": start, "value": size} for start, size in wanted.points]
+    batch, *later = shape.batch_sizes(points, run.status.step)
     model_axis = int(trainer.get("model_axis_size") or 1)
     limit = int(trainer.get("per_device_parallelism") or -1)
-    before = shape.batch_shape(batch, source_devices, limit, model_axis)
-    precision = _override(request, "trainer.mp") or trainer.get("mp")
+    before = shape.batch_shape(rhythm.size(run.status.step), source_devices, limit, model_axis)
+    given = _engine_flags(request.overrides)
+    precision = given.get("trainer.mp") or trainer.get("mp")
+    if "trainer.per_device_parallelism" in given:
+        limit = _whole("trainer.per_device_parallelism", given["trainer.per_device_parallelism"])
+        config = {**config, "trainer": {**trainer, "per_device_parallelism": limit}}
     if problem := fit.check_precision(precision, kind):
         raise MidstreamError(
             problem,
@@ -78,6 +86,12 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     size = manifest.size if manifest else 0
     sealed = checkpoint.step if checkpoint else None
     lost = max(0, run.status.step - sealed) if sealed is not None else 0
+    known = rates.measured(rates.look_back(), run.run_id, run.host, target_host, request.mode, size)
+    there = rates.pace_on(run.curve, run.lineage, target.name)
+    known = known if there is None else replace(known, step=there)
+    predicted = ledger.predict(run.curve, size, request.mode, known)
+    step, first = ledger.step_seconds(run.curve)
+    prices = (fleet.hosts[run.host].price_per_hour, fleet.hosts[target_host].price_per_hour)
     return Plan(
         migration=directory.new_id(run.run_id),
         run_id=run.run_id,
@@ -98,17 +112,29 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         per_device_parallelism=after.per_device,
         accumulation=after.accumulation,
         overrides=request.overrides,
-        changes=_changes(run, before, after, source_devices, target_devices, trainer, precision),
+        changes=(
+            *_changes(run, before, after, source_devices, target_devices, trainer, precision, wanted.steps),
+            *other,
+        ),
         route="relayed through this machine",
         checkpoint_bytes=size,
         data_digests=data,
         data_place="" if data else str((config.get("data") or {}).get("cache_dir") or ""),
         data_bytes=data_bytes,
         steps_lost=lost,
-        predicted_seconds=ledger.predict(run.curve, size, request.mode),
-        cost_per_hour=(fleet.hosts[run.host].price_per_hour, fleet.hosts[target_host].price_per_hour),
+        predicted_seconds=predicted,
+        cost_per_hour=prices,
+        cost=cost.estimate(
+            prices,
+            prepare_seconds=ledger.preparing(data_bytes, size, request.mode, known, max(0.0, first - step)),
+            downtime=sum(predicted.values()),
+            step_before=step,
+            step_after=known.step,
+            tokens=batch * rhythm.seq_len,
+            steps_left=max(0, wanted.steps - run.status.step),
+        ),
         warnings=_warnings(run, snapshot, lost, not newest) + _of_the_mode(request, run, newest),
-        consent=_consent(request, run, newest, trainer),
+        consent=(*_consent(request, run, newest, trainer), *_another_schedule(other, run.status.step)),
         source_lost=request.source_lost,
         certify_steps=request.certify_steps,
         healthy_steps=request.healthy_steps,
@@ -154,6 +180,14 @@ def _consent(request: Request, run: RunView, newest: str, trainer: Mapping[str, 
     if gap > LONG_REPLAY:
         asked.append(f"{gap} steps are replayed: over so many, small differences may grow")
     return tuple(asked)
+
+
+def _another_schedule(changes: tuple[Change, ...], step: int) -> tuple[str, ...]:
+    """A run that is asked to be another one from here on: its batch or its steps change."""
+    if not changes:
+        return ()
+    told = "; ".join(f"{change.name} {change.before} -> {change.after}" for change in changes if change.changed)
+    return (f"from step {step} on the run is not the one that was begun: {told}",)
 
 
 def _find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
@@ -309,15 +343,23 @@ def _memory(devices: Sequence[Accelerator]) -> int | None:
     return min(known) if known and len(known) == len(each) else None
 
 
-def _override(request: Request, name: str) -> str | None:
-    """The value of an engine flag that was given after ``--``: ``--name VALUE`` or ``--name=VALUE``."""
-    words, found = request.overrides, None
+def _engine_flags(words: Sequence[str]) -> dict[str, str]:
+    """The engine flags that were given after ``--``, by name: ``--name VALUE`` or ``--name=VALUE``."""
+    found: dict[str, str] = {}
     for place, word in enumerate(words):
-        if word == f"--{name}" and place + 1 < len(words):
-            found = words[place + 1]
-        elif word.startswith(f"--{name}="):
-            found = word.partition("=")[2]
+        if not word.startswith("--"):
+            continue
+        name, equals, value = word[2:].partition("=")
+        if equals or (place + 1 < len(words) and not words[place + 1].startswith("--")):
+            found[name] = value if equals else words[place + 1]
     return found
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"--{name} {text!r} is not a whole number", f"-- --{name} 8") from None
 
 
 def _changes(
@@ -328,6 +370,7 @@ def _changes(
     target_devices: int,
     trainer: Mapping[str, Any],
     precision: str | None,
+    steps: int,
 ) -> tuple[Change, ...]:
     kind = run.status.devices[0].get("kind", "") if run.status and run.status.devices else ""
     return (
@@ -336,9 +379,9 @@ def _changes(
             "batch",
             str(before.train_batch_size),
             str(after.train_batch_size),
-            "kept: the schedule and the data order stand",
+            "asked for: see what becomes of the schedule",
         ),
-        Change("steps", str(trainer.get("num_train_steps", "")), str(trainer.get("num_train_steps", "")), "kept"),
+        Change("steps", str(trainer.get("num_train_steps", steps)), str(steps), "asked for: the schedule moves"),
         Change(
             "per device",
             str(before.per_device),
@@ -393,6 +436,8 @@ def describe(plan: Plan) -> list[str]:
         lines.append(f"{change.name:<10} {arrow}{note}")
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in plan.predicted_seconds.items() if value)
     lines.append(f"downtime   about {plan.predicted_downtime:.0f} s ({seconds})")
+    if plan.cost is not None:
+        lines += [f"cost       {line}" for line in cost.describe(plan.cost)]
     lines += [f"warning    {warning}" for warning in plan.warnings]
     lines += [f"agree to   {asked} (--yes)" for asked in plan.consent]
     lines.append(f"same as    {plan.command()}")

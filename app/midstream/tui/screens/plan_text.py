@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from midstream.migrate import cost
 from midstream.migrate.model import Plan
 from midstream.tui import format, palette
 from midstream.tui.glyphs import Glyphs
@@ -13,9 +14,9 @@ def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "") -> Text:
     """The lines that the wizard shows."""
     text = Text()
 
-    def line(name: str, value: str, note: str = "", colour: str = palette.TEXT) -> None:
+    def line(name: str, value: str, note: str = "", colour: str = "") -> None:
         text.append(f"  {name:<13}", palette.DIM)
-        text.append(value, colour)
+        text.append(value, colour or palette.TEXT)
         text.append(f"  {note}\n" if note else "\n", palette.DIM)
 
     devices = source_hardware or f"{plan.source_devices} devices"
@@ -40,7 +41,9 @@ def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "") -> Text:
     line("downtime", f"about {format.seconds(plan.predicted_downtime)}", f"most of it {most}" if most else "")
     before, after = plan.cost_per_hour
     if before is not None or after is not None:
-        line("per hour", f"{_price(before)} {glyphs.arrow} {_price(after)}")
+        line("per hour", f"{_price(before)} {glyphs.arrow} {_price(after)}", "" if plan.cost else _idle(plan))
+    for told in cost.describe(plan.cost)[1:] if plan.cost is not None else ():
+        line("cost", told)
     for warning in plan.warnings:
         text.append(f"  {glyphs.stale} {warning}\n", palette.WAIT)
     text.rstrip()
@@ -49,3 +52,9 @@ def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "") -> Text:
 
 def _price(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.2f}"
+
+
+def _idle(plan: Plan) -> str:
+    """What the predicted downtime costs: both machines are paid for, and neither trains."""
+    prices = [price for price in plan.cost_per_hour if price is not None]
+    return f"standing still for the downtime costs about {sum(prices) * plan.predicted_downtime / 3600:.2f}"

@@ -1,0 +1,69 @@
+"""What a move costs, when it pays, and how long it will take by what was measured before."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.migrate import cost, ledger
+from midstream.migrate.model import HANDOVER, LEDGER_ENTRIES, STOP
+from midstream.migrate.rates import Earlier, Rates, measured
+
+
+def estimate(**other):
+    given = {
+        "prepare_seconds": 600.0, "downtime": 60.0, "step_before": 2.0, "step_after": 0.5,
+        "tokens": 4000, "steps_left": 100_000, **other,
+    }  # fmt: skip
+    return cost.estimate(given.pop("prices", (10.0, 20.0)), **given)
+
+
+def test_a_move_pays_when_cheaper_steps_have_made_up_for_it():
+    found = estimate()
+    assert found is not None
+    assert found.move == pytest.approx((20 * 600 + 30 * 60) / 3600)
+    assert found.pays_after_steps is not None
+    steps = found.pays_after_steps
+    assert found.step_after is not None
+    assert steps * found.step_before == pytest.approx(found.move + steps * found.step_after)
+    assert found.pays_after_hours == pytest.approx(steps * 0.5 / 3600)
+    told = "\n".join(cost.describe(found))
+    assert "10.00 an hour -> 20.00" in told
+    assert "1000 tokens 0.001389" in told
+    assert "pays for itself after" in told
+
+
+def test_what_never_pays_or_was_not_measured_is_said():
+    assert "never pays" in "\n".join(cost.describe(estimate(step_after=1.5)))  # type: ignore[arg-type]
+    assert "100 are left" in "\n".join(cost.describe(estimate(steps_left=100)))  # type: ignore[arg-type]
+    unknown = estimate(step_after=None)
+    assert unknown is not None
+    assert (unknown.pays_after_steps, unknown.pays_below_seconds) == (None, 1.0)
+    assert "less than 1 s" in "\n".join(cost.describe(unknown))
+    assert estimate(prices=(10.0, None)) is None
+
+
+BIG = 100_000_000
+EARLIER = [
+    Earlier("r", "a", "b", HANDOVER, BIG, {"copy": 4.0, "quiesce": 0.5}, ((BIG, 10.0), (1000, 9.0)), 0.25),
+    Earlier("r", "a", "b", STOP, BIG, {"compile": 30.0}, (), 0.0),
+    Earlier("x", "a", "b", HANDOVER, BIG, {"copy": 2.0}, ((2 * BIG, 10.0),), 0.1),
+    Earlier("r", "b", "a", HANDOVER, BIG, {"copy": 99.0}, ((BIG, 0.1),), 9.0),
+]
+
+
+def test_earlier_moves_between_the_same_hosts_are_believed():
+    rates = measured(EARLIER, "r", "a", "b", HANDOVER, 2 * BIG)
+    assert rates.copy == pytest.approx(15e6), "what is too small to tell of the link is left out"
+    assert rates.step == 0.25
+    assert rates.entries["copy"] == pytest.approx(6.0), "twice the state takes twice as long"
+    assert rates.entries["quiesce"] == 0.25
+    predicted = ledger.predict([], 2 * BIG, HANDOVER, rates)
+    assert predicted == {**dict.fromkeys(LEDGER_ENTRIES, 0.0), **rates.entries}
+    assert ledger.predict([], 2 * BIG, STOP, measured(EARLIER, "r", "a", "b", STOP, BIG))["compile"] == 30.0
+
+
+def test_where_nobody_has_measured_assumptions_stand():
+    assert measured(EARLIER, "r", "a", "c", HANDOVER, BIG) == Rates()
+    slow = ledger.predict([], BIG, STOP, Rates(copy=1e6, step=3.0))
+    assert slow["copy"] == pytest.approx(101.0)
+    assert slow["first_step"] == 3.0
