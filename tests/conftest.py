@@ -5,7 +5,11 @@ from __future__ import annotations
 import collections
 import os
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
+hypothesis.settings.load_profile("untimed")
 
 # Work under test reads these; a test that wants one sets it.
 for name in ("MIDSTREAM_FLEET", "MIDSTREAM_STATE", "MIDSTREAM_ROOT", "RUN_ID", "XLA_FLAGS"):
