@@ -15,6 +15,9 @@ setup: $(STAMP)  ## make .venv from the lock file
 demo: $(STAMP)  ## a real run on two local targets, ready to migrate; HEADLESS=1 moves it without a terminal
 	@$(BIN)/midstream --demo $(if $(HEADLESS),--headless --json)
 
+lab: $(STAMP)  ## a shell with a Cloud TPU service, a bucket and hosts on loopback; ARGS="COMMAND" runs one in it
+	@$(BIN)/python tests/lab/play.py $(ARGS)
+
 test: $(STAMP)  ## the test suite without the long campaigns
 	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(ARGS)
 
@@ -40,4 +43,4 @@ lock: $(STAMP)  ## resolve the lock files anew (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup demo test test-slow lint bench format lock clean
+.PHONY: help setup demo lab test test-slow lint bench format lock clean

@@ -19,7 +19,9 @@ USAGE = """midstream [--fleet FILE]                                     the term
                  [--dry-run] [--yes]
        midstream --continue MIGRATION | --rollback MIGRATION | --stop RUN
        midstream --guard RUN --to TARGET[,TARGET...] [--tries N]    move it when its machine is certainly gone or going
+       midstream --delete TARGET|PROJECT/ZONE/NAME [--yes]          delete a TPU slice
        midstream --checkpoints [RUN] | --checkpoints RUN|CHECKPOINT --tree [--deep]
+       midstream --metrics RUN | --log RUN [--json]
        midstream --verify CHECKPOINT|MIGRATION [--deep] | --diff A B | --clean [RUN] [--yes]"""
 
 
@@ -50,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     modes.add_argument("--rollback", metavar="MIGRATION", help="take a migration back, until its source is retired")
     modes.add_argument("--stop", metavar="RUN", help="save and stop a run")
     modes.add_argument("--guard", metavar="RUN", help="move a run when its machine is certainly gone or going")
+    modes.add_argument("--delete", metavar="TARGET", help="delete a TPU slice: a target, or PROJECT/ZONE/NAME")
     modes.add_argument(
         "--checkpoints",
         metavar="RUN",
@@ -57,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
         const="",
         help="checkpoints of a run, or of all; of a CHECKPOINT arrays",
     )
+    modes.add_argument("--metrics", metavar="RUN", help="the run's curve: one line a step, of accepted attempts")
+    modes.add_argument("--log", metavar="RUN", help="the log of the run's newest attempt")
     modes.add_argument("--diff", metavar=("A", "B"), nargs=2, help="what differs between two checkpoints, by manifest")
     modes.add_argument("--clean", metavar="RUN", nargs="?", const="", help="name what killed saves left; --yes removes")
     modes.add_argument(
@@ -77,6 +82,8 @@ def parser() -> argparse.ArgumentParser:
     screen = result.add_argument_group("terminal UI")
     screen.add_argument("--readonly", action="store_true", help="look, and touch nothing")
     screen.add_argument("--ascii", action="store_true", help="no signs beyond ASCII")
+    screen.add_argument("--record", metavar="FILE", help="write the session to a file, to be shown again")
+    screen.add_argument("--replay", metavar="FILE", help="show a recorded session")
     screen.add_argument("--headless", action="store_true", help="with --demo: without a terminal")
 
     check = result.add_argument_group("check")
@@ -107,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
     )
     migrate.add_argument("--tries", type=int, default=3, metavar="N", help="moves a --guard may begin (default 3)")
     migrate.add_argument("--dry-run", action="store_true", help="plan and preflight; touch nothing")
-    migrate.add_argument("--yes", action="store_true", help="agree to give up the steps that were named")
+    migrate.add_argument("--yes", action="store_true", help="agree to the loss, the price, the deletion that is named")
     return result
 
 
@@ -142,11 +149,14 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
         flags.error("--tree goes with --checkpoints RUN or --checkpoints CHECKPOINT")
     if options.deep and not (options.verify or options.checkpoints):
         flags.error("--deep goes with --verify and --checkpoints")
-    if options.yes and not (options.migrate or options.rollback or options.clean is not None):
-        flags.error("--yes goes with --migrate, --rollback and --clean")
+    agreeing = (options.launch, options.migrate, options.rollback, options.delete, options.clean is not None)
+    if options.yes and not any(agreeing):
+        flags.error("--yes goes with --launch, --migrate, --rollback, --delete and --clean")
     for name in ("certify_steps", "healthy_steps"):
         if getattr(options, name) < 0:
             flags.error(f"--{name.replace('_', '-')} is a number of steps, not below 0")
+    if options.record and options.replay:
+        flags.error("--record and --replay exclude each other")
     if options.headless and not options.demo:
         flags.error("--headless goes with --demo; every other mode has no screen anyway")
     return options, tuple(engine)

@@ -28,6 +28,7 @@ class SshServer:
     port: int
     config: SshHost
     process: subprocess.Popen[bytes] = field(repr=False)
+    address: str = "127.0.0.1"
 
     @property
     def root(self) -> Path:
@@ -69,16 +70,16 @@ class SshServer:
 
     def start(self) -> None:
         """Listen again on the same port, with the same keys."""
-        self.process = _start(self.directory, self.port)
+        self.process = _start(self.directory, self.port, self.address)
 
 
-def _start(directory: Path, port: int) -> subprocess.Popen[bytes]:
+def _start(directory: Path, port: int, address: str) -> subprocess.Popen[bytes]:
     with (directory / "sshd.log").open("ab") as log:
         process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(directory / "sshd_config")], stdout=log, stderr=log)
     deadline = time.monotonic() + 20
     while True:
         try:
-            with socket.create_connection(("127.0.0.1", port), 1):
+            with socket.create_connection((address, port), 1):
                 return process
         except OSError:
             if process.poll() is not None or time.monotonic() > deadline:
@@ -107,25 +108,31 @@ class Lab:
         self.servers: dict[str, SshServer] = {}
 
     def host(
-        self, name: str, devices: int | None = None, python: str | None = sys.executable, sshd: str = ""
+        self,
+        name: str,
+        devices: int | None = None,
+        python: str | None = sys.executable,
+        sshd: str = "",
+        address: str = "127.0.0.1",
+        port: int = 0,
     ) -> SshServer:
         """A new server that accepts a key of its own, and a fleet entry that trusts it. ``sshd``: further lines of its
-        configuration, which stand above the others."""
+        configuration, which stand above the others. Without a ``port`` it takes one that is free."""
         directory = self.directory / name
         directory.mkdir(parents=True)
         if os.geteuid() == 0:
             os.makedirs("/run/sshd", exist_ok=True)
-        port = free_port()
+        port = port or free_port()
         host_key, user_key = make_key(directory / "host_key"), make_key(directory / "user_key")
         (directory / "authorized_keys").write_text(user_key.with_suffix(".pub").read_text())
         kind, key = host_key.with_suffix(".pub").read_text().split()[:2]
-        (directory / "known_hosts").write_text(f"[127.0.0.1]:{port} {kind} {key}\n")
+        (directory / "known_hosts").write_text(f"[{address}]:{port} {kind} {key}\n")
         (directory / "ssh_config").write_text(
-            f"Host {name}\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {user_key}\n"
+            f"Host {name}\n  HostName {address}\n  Port {port}\n  IdentityFile {user_key}\n"
             f"  IdentitiesOnly yes\n  UserKnownHostsFile {directory / 'known_hosts'}\n"
         )
         (directory / "sshd_config").write_text(
-            f"{sshd}Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\n"
+            f"{sshd}Port {port}\nListenAddress {address}\nHostKey {host_key}\n"
             f"AuthorizedKeysFile {directory / 'authorized_keys'}\nPidFile {directory / 'sshd.pid'}\n"
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
             "MaxSessions 100\nMaxStartups 100\nSubsystem sftp internal-sftp\nPrintMotd no\nPrintLastLog no\n"
@@ -137,7 +144,7 @@ class Lab:
             python=python,
             devices=devices,
         )
-        server = SshServer(name, directory, port, config, _start(directory, port))
+        server = SshServer(name, directory, port, config, _start(directory, port, address), address)
         self.servers[name] = server
         return server
 

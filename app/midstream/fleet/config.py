@@ -173,6 +173,11 @@ class Fleet:
         """Hosts are targets of their own name."""
         return (*self.hosts, *(name for name in self.targets if name not in self.hosts))
 
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether it has targets whose hosts only their provider knows."""
+        return any(isinstance(target, TpuTarget) for target in self.targets.values())
+
     def target(self, name: str) -> Target:
         """UsageError with the nearest names where there is none."""
         if name in self.absent:

@@ -22,7 +22,7 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     hosts = Hosts(fleet)
     try:
         for name in fleet.hosts:
-            host = hosts.get(name)
+            host = hosts.peek(name)
             try:
                 host.connect()
                 run_ids = host.call("runs.list_runs", root=host.root)
@@ -55,6 +55,10 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             f"known: {', '.join(sorted(known)) or 'none'}"
             + (f"; not answering: {', '.join(silent)}" if silent else ""),
         )
+    if not options.clean and (fleet.comes_and_goes or fleet.google.projects):
+        from midstream.headless.slices import leftovers
+
+        removable += leftovers(fleet, options.yes, output)
     output.value(
         {"event": "result", "ok": True, "leftovers": len(rows) - 1, "removable": removable},
         table(rows) if len(rows) > 1 else ["nothing is left over"],

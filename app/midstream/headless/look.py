@@ -57,6 +57,7 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             output.value(run_json(run))
         for migration in list_migrations():
             output.value(_migration_json(migration))
+        _slices(fleet, output)
         return Exit.DONE
     rows = [("HOST", "LINK", "ACCELERATORS", "MEMORY", "DISK FREE", "")]
     for host in snapshot.hosts:
@@ -104,7 +105,15 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         rows += [(m.migration, m.plan.run_id, m.plan.source, m.plan.target, m.state, m.phase) for m in migrations]
         lines += ["", *table(rows)]
     output.value({}, lines)
+    _slices(fleet, output)
     return Exit.DONE
+
+
+def _slices(fleet: Fleet, output: Output) -> None:
+    if fleet.comes_and_goes or fleet.google.projects:
+        from midstream.headless.slices import show
+
+        show(fleet, output)
 
 
 def _state(members: tuple[RunView, ...]) -> str:

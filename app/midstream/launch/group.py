@@ -102,7 +102,9 @@ def start(
         for member in homes[1:]:
             bring(first, member, records.RunPaths(first.root, run_id).checkpoint(order.checkpoint))
     number = _claim(homes, run_id, at_least)
-    coordinator = meet(first, members[1:], config.internal_address, target.ports)
+    # The workers of a slice know each other: jax asks their metadata server.
+    known = target.tpu is not None and config.devices is None
+    coordinator = "" if known else meet(first, members[1:], config.internal_address, target.ports)
 
     def start_one(process: int) -> Attempt:
         member = members[process]
@@ -144,5 +146,7 @@ def _claim(homes: Sequence[Host], run_id: str, at_least: int) -> int:
 
 def _quiet_proxies(config: Any, coordinator: str) -> Any:
     """gRPC would look for the coordinator through a host's HTTP proxy."""
+    if not coordinator:
+        return config
     address = coordinator.rpartition(":")[0].strip("[]")
     return replace(config, env={"no_grpc_proxy": address, **config.env})

@@ -48,7 +48,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Place:
-    """A process's place among those of an attempt; ``coordinator`` is HOST:PORT of process 0."""
+    """A process's place among those of an attempt; ``coordinator`` is HOST:PORT of process 0, empty where the machines
+    know each other without being told."""
 
     process: int
     hosts: tuple[str, ...]
@@ -57,6 +58,8 @@ class Place:
     @property
     def flags(self) -> tuple[str, ...]:
         """What tells the engine so. Dense numbers, a fresh port for every attempt."""
+        if not self.coordinator:
+            return ("--trainer.distributed.initialize_jax_distributed", "true")
         names = {
             "coordinator_address": self.coordinator,
             "num_processes": str(len(self.hosts)),

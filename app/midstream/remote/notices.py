@@ -1,24 +1,29 @@
 """Notices that this machine is about to be taken away. Runs on the host; standard library only.
 
 A notice is positive evidence, written down by the system itself: systemd's scheduled shutdown, or the metadata server
-of Google's machines (asked only where the machine's own firmware says that it is one).
+of Google's machines (asked only where the machine's own firmware says that it is one, or where ``GCE_METADATA_HOST``,
+which Google's own programs know too, names one).
 """
 
 from __future__ import annotations
 
+import os
 import time
 import urllib.request
 from typing import Dict, Optional
 
 SCHEDULED = "/run/systemd/shutdown/scheduled"
 PRODUCT = "/sys/class/dmi/id/product_name"
-METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/"
+SERVER = "GCE_METADATA_HOST"
+METADATA = "http://{}/computeMetadata/v1/instance/"
 PATIENCE = 2.0  # seconds
 
 
-def read(scheduled: str = SCHEDULED, product: str = PRODUCT, metadata: str = METADATA) -> Optional[Dict[str, object]]:
+def read(scheduled: str = SCHEDULED, product: str = PRODUCT, metadata: str = "") -> Optional[Dict[str, object]]:
     """``{kind, message, when}`` of the newest notice (``when``: UTC seconds, None for now), or None without one."""
-    return _shutdown(scheduled) or (_google(metadata) if _is_google(product) else None)
+    named = os.environ.get(SERVER, "")
+    server = metadata or METADATA.format(named or "metadata.google.internal")
+    return _shutdown(scheduled) or (_google(server) if named or _is_google(product) else None)
 
 
 def _shutdown(path: str) -> Optional[Dict[str, object]]:

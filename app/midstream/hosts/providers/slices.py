@@ -8,28 +8,31 @@ of its own and keeps the file that it was planned with, needs no provider to fin
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-from midstream.errors import MidstreamError, UsageError
+from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.config import Fleet, TpuTarget, parse_fleet
+from midstream.hosts.open import Hosts
 from midstream.hosts.providers import base
-from midstream.hosts.providers.base import Inventory, Provider, Say, Slice
+from midstream.hosts.providers.base import Inventory, Pauses, Provider, Say, Slice
 
-AT_ONCE = 8
+AT_ONCE = 32
+LOGIN = 120.0  # seconds for a worker that is ready to let us in
 ALL_ZONES = "-"
 
 
 def provider(target: object) -> Provider:
     """Whose machines a target's are."""
     assert isinstance(target, TpuTarget)
-    return _google()
+    return google()
 
 
 @cache
-def _google() -> Provider:
+def google() -> Provider:
     from midstream.hosts.providers.google.provider import GoogleTpus
 
     return GoogleTpus()
@@ -65,15 +68,46 @@ def found(fleet: Fleet, say: Say, only: Collection[str] | None = None, *, touch:
     return dataclasses.replace(wider, absent={**fleet.absent, **missing})
 
 
+def place(name: str, target: TpuTarget) -> str:
+    """``PROJECT/ZONE/NAME`` of a target's slice."""
+    return f"{target.project}/{target.zone}/{target.name or name}"
+
+
+def wait_for_login(fleet: Fleet, name: str, say: Say) -> None:
+    """Until every worker lets us in: one that has just been made needs a moment for its SSH server and our key.
+    HostError of the worker that does not."""
+    hosts = Hosts(fleet)
+
+    def enter(worker: str) -> None:
+        deadline, pauses, told = time.monotonic() + LOGIN, Pauses(), ""
+        while True:
+            try:
+                hosts.get(worker)
+                return
+            except HostError as error:
+                if time.monotonic() > deadline:
+                    raise
+                if error.message != told:
+                    say(f"{worker} does not let us in yet: {error.message}")
+                    told = error.message
+                pauses.next()
+
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(enter, fleet.target(name).hosts))
+    finally:
+        hosts.close()
+
+
 def absent(name: str, target: TpuTarget, there: Slice | None) -> UsageError:
     """Why a target has no hosts now, and what mends it."""
-    place = f"{target.project}/{target.zone}/{target.name or name}"
+    where = place(name, target)
     asks = f"--launch and --migrate --to {name} ask for it, with --yes"
     if there is None or there.standing in (base.GONE, base.FAILED):
         what = "is not there" if there is None else f"is {there.state}"
         fix = asks if target.create else f"create: true for {name} in the fleet file lets midstream ask for it"
-        return UsageError(f"{name}: {place} {what}", fix)
-    return UsageError(f"{name}: {place} is {there.text()}", "midstream --status shows when it is ready")
+        return UsageError(f"{name}: {where} {what}", fix)
+    return UsageError(f"{name}: {where} is {there.text()}", "midstream --status shows when it is ready")
 
 
 def with_workers(fleet: Fleet, hosts: Mapping[str, Mapping[str, dict[str, Any]]]) -> Fleet:
@@ -101,7 +135,7 @@ def inventory(fleet: Fleet) -> Inventory:
     places += [(project, zone) for project in fleet.google.projects for zone in zones]
     if not places:
         return Inventory()
-    return _google().inventory(places)
+    return google().inventory(places)
 
 
 def price(target: TpuTarget) -> str:
@@ -116,6 +150,22 @@ def price(target: TpuTarget) -> str:
     )
     bound = f"; waits in the queue for {target.valid_until} at most" if target.queued else ""
     return f"{target.accelerator_type}, {words}; {each}{bound}"
+
+
+def standing(fleet: Fleet, host: str) -> tuple[str, str]:
+    """What the provider of a host says of its slice: a standing, and a line. Of a host that no provider gave, and where
+    the provider cannot be asked, UNCLEAR: that says nothing of the host."""
+    mine = target_of_host(fleet, host)
+    if mine is None:
+        return base.UNCLEAR, ""
+    name, target = mine
+    try:
+        there = provider(target).find(name, target)
+    except MidstreamError as error:
+        return base.UNCLEAR, f"its provider cannot be asked: {error.message}"
+    if there is None:
+        return base.GONE, f"{place(name, target)} is not there any more, says its provider"
+    return there.standing, f"{there.place} is {there.text()}, says its provider"
 
 
 def target_of_host(fleet: Fleet, host: str) -> tuple[str, TpuTarget] | None:

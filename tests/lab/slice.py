@@ -1,0 +1,93 @@
+"""A TPU slice of the lab: sshd servers behind a node of the lab's Cloud TPU service.
+
+Each worker listens at an address of its own and at the same port, and has a home of its own, as machines have; a key
+that is written to the node's metadata is let in by all of them, as guest agents do.
+"""
+
+from __future__ import annotations
+
+import getpass
+import itertools
+import os
+import random
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from lab.sshd import Lab, SshServer
+from lab.tpu_nodes import Worker
+
+_networks = itertools.count(1)
+
+
+class Slice:
+    """``count`` workers of a node called ``name``. ``environment`` is what they find beside their home."""
+
+    def __init__(self, lab: Lab, name: str, count: int, environment: str = ""):
+        self.name = name
+        network = f"127.{os.getpid() % 200 + 20}.{next(_networks)}"
+        addresses = [f"{network}.{index + 1}" for index in range(count)]
+        self.port = _free_port(addresses)
+        self.servers: list[SshServer] = [
+            lab.host(
+                f"{name}-{index}",
+                sshd=f"SetEnv HOME={lab.directory / f'{name}-{index}'} {environment}\n",
+                address=address,
+                port=self.port,
+            )
+            for index, address in enumerate(addresses)
+        ]
+        for server in self.servers:
+            (server.directory / "authorized_keys").write_text("")  # nobody is let in yet
+        self.workers = [
+            Worker(address, address, _host_key(server), f"t1v-n-lab-w-{index}", self._let_in(server))
+            for index, (address, server) in enumerate(zip(addresses, self.servers, strict=True))
+        ]
+        self.roots = [server.directory / ".midstream" for server in self.servers]
+
+    def _let_in(self, server: SshServer) -> Callable[[Mapping[str, str]], None]:
+        def told(metadata: Mapping[str, str]) -> None:
+            lines = (line.partition(":") for line in metadata.get("ssh-keys", "").splitlines())
+            keys = [key for user, _, key in lines if user == getpass.getuser()]
+            (server.directory / "authorized_keys").write_text("".join(f"{key}\n" for key in keys))
+
+        return told
+
+    def go_away(self) -> None:
+        """As machines that are taken back: their servers end, and what holds connections with them."""
+        for server in self.servers:
+            server.stop()
+
+
+def _host_key(server: SshServer) -> dict[str, str]:
+    kind, key = (server.directory / "host_key.pub").read_text().split()[:2]
+    return {kind: key}
+
+
+def _free_port(addresses: list[str]) -> int:
+    """One that is free at all of them."""
+    for _ in range(50):
+        port = random.randrange(20000, 60000)
+        sockets = []
+        try:
+            for address in addresses:
+                sockets.append(socket.socket())
+                sockets[-1].bind((address, port))
+            return port
+        except OSError:
+            continue
+        finally:
+            for each in sockets:
+                each.close()
+    pytest.fail("no port is free at all addresses")
+
+
+def target_text(name: str, node: Slice, key: Path, **more: str) -> str:
+    """The fleet file's entry of such a slice."""
+    words = {
+        "type": "tpu", "project": "lab", "zone": "here-a", "name": node.name, "port": str(node.port),
+        "accelerator_type": "v3-32", "runtime_version": "tpu-ubuntu2204-base", "identity_file": str(key), **more,
+    }  # fmt: skip
+    return f"  {name}: {{{', '.join(f'{key}: {value}' for key, value in words.items())}}}\n"

@@ -1,0 +1,126 @@
+"""The end of a slice, told from a lost connection: by its metadata server, its provider, and what SSH sees."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import grpc
+import pytest
+from google.cloud import tpu_v2
+
+from lab.metadata import MetadataServer
+from lab.slice import Slice, target_text
+from lab.sshd import Lab
+from lab.tpu_api import Fault, TpuServer, tpu_server
+from lab.tpu_nodes import QueuedState, State
+from midstream.fleet.config import Fleet, parse_fleet
+from midstream.hosts.open import Hosts
+from midstream.hosts.providers import base, slices
+from midstream.migrate.guard import GOING, GONE, SILENT, WELL, judge
+from midstream.remote import notices
+from midstream.watch.model import DOWN, LIVE, HostView, RunView, Snapshot
+from midstream_engine import records
+
+__all__ = ["tpu_server"]
+NODE = "projects/lab/locations/here-a/nodes/n"
+
+
+@pytest.fixture
+def metadata() -> Iterator[MetadataServer]:
+    with MetadataServer() as server:
+        yield server
+
+
+def test_notices_of_the_metadata_server(metadata: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> dict | None:
+        return notices.read(scheduled="/no/such/file", product="/no/such/file")
+
+    monkeypatch.delenv(notices.SERVER, raising=False)
+    assert read() is None
+    assert metadata.asked == [], "a machine that is not Google's asks nobody"
+    monkeypatch.setenv(notices.SERVER, metadata.address)
+    assert read() is None
+    metadata.values["maintenance-event"] = "MIGRATE_ON_HOST_MAINTENANCE"
+    assert read() is None, "a machine that is moved while it runs goes on"
+    metadata.values["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+    assert (read() or {})["kind"] == "maintenance"
+    metadata.values["preempted"] = "TRUE"
+    assert (read() or {})["kind"] == "preempted"
+    monkeypatch.setenv(notices.SERVER, "127.0.0.1:9")
+    assert read() is None, "a server that does not answer says nothing"
+
+
+@pytest.mark.system
+def test_a_worker_is_asked_over_ssh(lab: Lab, tpu_server: TpuServer, metadata: MetadataServer) -> None:
+    node = Slice(lab, "n", 1, f"{notices.SERVER}={metadata.address}")
+    tpu_server.workers["n"] = node.workers
+    fleet = fleet_of(lab, node)
+    slices.provider(fleet.targets["pod"]).create("pod", fleet.targets["pod"], print)
+    hosts = Hosts(slices.found(fleet, print))
+    try:
+        assert hosts.get("pod-0").call("notices.read") is None
+        metadata.values["preempted"] = "TRUE"
+        assert hosts.get("pod-0").call("notices.read")["kind"] == "preempted"
+    finally:
+        hosts.close()
+
+
+def fleet_of(lab: Lab, node: Slice) -> Fleet:
+    worker = f"{{devices: 1, python: {sys.executable}}}"
+    words = target_text("pod", node, lab.directory / "key", create="true", queued="true", worker=worker)
+    return parse_fleet("targets:\n" + words, "fleet.yaml")
+
+
+def seen(link: str, state: str = records.TRAINING) -> Snapshot:
+    """A run on worker 0, as the watch sees it."""
+    status = records.Status(state, 7, 0, "boot", os.getpid(), 1, 0.0, attempt=1)
+    run = RunView("r", "pod-0", records.Fence(1, "pod"), None, 1, status, alive=True)
+    return Snapshot(1, 0.0, (HostView("pod-0", "ssh", link, error="timed out"),), (run,))
+
+
+def test_silence_is_told_from_an_end_by_the_provider(tpu_server: TpuServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "FIRST", 0.005)
+    text = "hosts: {pod-0: {type: local}}\n"
+    text += "targets: {pod: {type: tpu, project: lab, zone: here-a, name: n, hosts: [pod-0]}}\n"
+    fleet = parse_fleet(text)
+    tpu_server.create("projects/lab/locations/here-a", "n", tpu_v2.Node(accelerator_type="v3-8"))
+    node = tpu_server._ready(NODE)
+
+    def verdict(link: str, state: str = records.TRAINING) -> tuple[str, str]:
+        _, found = judge(seen(link, state), "r", "", slices.standing(fleet, "pod-0"))
+        return found.kind, found.reason
+
+    assert verdict(LIVE)[0] == WELL
+    kind, why = verdict(DOWN)
+    assert (kind, "is READY" in why) == (SILENT, True), "the connection is lost, the machine is not"
+    node.health = tpu_v2.Node.Health.UNHEALTHY_MAINTENANCE
+    assert verdict(LIVE)[0] == GOING
+    assert verdict(DOWN)[0] == SILENT
+    node.health, node.state = tpu_v2.Node.Health.HEALTHY, State.REPAIRING
+    assert verdict(LIVE)[0] == GOING
+    assert verdict(LIVE, records.STOPPED)[0] != GOING, "there is nothing to be saved"
+    node.state = State.PREEMPTED
+    assert verdict(LIVE)[0] == GOING, "it still answers: what it has can be saved"
+    kind, why = verdict(DOWN)
+    assert (kind, "lab/here-a/n is PREEMPTED" in why) == (GONE, True)
+    # A state that says nothing, a service that does not answer: no evidence.
+    node.state = State.UNKNOWN
+    assert verdict(DOWN)[0] == SILENT
+    tpu_server.faults.append(Fault("GetNode", grpc.StatusCode.PERMISSION_DENIED, "denied", times=1))
+    kind, why = verdict(DOWN)
+    assert (kind, "cannot be asked" in why) == (SILENT, True)
+    # The node says READY, its request knows better.
+    queue = "projects/lab/locations/here-a/queuedResources/n"
+    spec = {"parent": "projects/lab/locations/here-a", "node_id": "n", "node": {}}
+    tpu_server.queued[queue] = tpu_v2.QueuedResource(
+        name=queue, state={"state": QueuedState.SUSPENDED}, tpu={"node_spec": [spec]}
+    )
+    node.state, node.queued_resource = State.READY, queue
+    assert verdict(DOWN)[0] == GONE
+    del tpu_server.nodes[NODE], tpu_server.queued[queue]
+    kind, why = verdict(DOWN)
+    assert (kind, "is not there any more" in why) == (GONE, True)
+    assert slices.standing(replace(fleet, targets={}), "pod-0") == (base.UNCLEAR, "")
