@@ -65,7 +65,8 @@ def found(fleet: Fleet, say: Say, only: Collection[str] | None = None, *, touch:
     hosts = {name: entries for name, entries in answers.items() if not isinstance(entries, UsageError)}
     missing = {name: error for name, error in answers.items() if isinstance(error, UsageError)}
     wider = with_workers(fleet, hosts) if hosts else fleet
-    return dataclasses.replace(wider, absent={**fleet.absent, **missing})
+    before = {name: error for name, error in fleet.absent.items() if name not in hosts}
+    return dataclasses.replace(wider, absent={**before, **missing})
 
 
 def place(name: str, target: TpuTarget) -> str:
