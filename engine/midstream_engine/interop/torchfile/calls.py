@@ -1,0 +1,179 @@
+"""What a checkpoint's pickle may name, and what naming or calling it means here: a table, no lookup in any module."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from midstream_engine.interop.errors import ConversionError
+
+# torch's storage classes, as their element types. Quantized and complex ones are no part of a training state.
+STORAGES = {
+    "FloatStorage": np.dtype("<f4"), "DoubleStorage": np.dtype("<f8"), "HalfStorage": np.dtype("<f2"),
+    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16), "LongStorage": np.dtype("<i8"), "IntStorage": np.dtype("<i4"),
+    "ShortStorage": np.dtype("<i2"), "CharStorage": np.dtype("i1"), "ByteStorage": np.dtype("u1"),
+    "BoolStorage": np.dtype("?"),
+}  # fmt: skip
+_MOST_DIMENSIONS = 16
+
+
+class Global(NamedTuple):
+    """A name, and nothing else."""
+
+    module: str
+    name: str
+
+
+@dataclass
+class Record:
+    """An object of a class that is known by its name alone: what it was made with, and the state it was given."""
+
+    kind: Global
+    arguments: tuple[Any, ...]
+    state: Any = None
+
+
+class Storage:
+    """A row of numbers in a file. ``read()`` maps it, and checks its CRC the first time."""
+
+    dtype: np.dtype
+    size: int  # elements
+
+    def read(self) -> np.ndarray:
+        """The whole row, read-only. [size]."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A view of a storage, in elements, as torch describes it."""
+
+    storage: Storage = field(repr=False)
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.storage.dtype
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    def read(self) -> np.ndarray:
+        """A read-only view of the mapped storage."""
+        row = self.storage.read()
+        if not self.size:
+            return np.empty(self.shape, row.dtype)
+        strides = [step * row.itemsize for step in self.stride]
+        return np.lib.stride_tricks.as_strided(row[self.offset :], self.shape, strides, writeable=False)
+
+
+def _dict(*arguments: Any) -> dict[Any, Any]:
+    from midstream_engine.interop.torchfile.machine import scalar
+
+    (pairs,) = arguments or ([],)
+    if type(pairs) is not list or any(type(pair) not in (tuple, list) or len(pair) != 2 for pair in pairs):
+        raise ConversionError("broken pickle: a dict of what are no pairs")
+    return {scalar(key): value for key, value in pairs}
+
+
+def _set(*arguments: Any) -> set[Any]:
+    from midstream_engine.interop.torchfile.machine import scalar
+
+    (items,) = arguments or ([],)
+    if type(items) not in (list, tuple):
+        raise ConversionError("broken pickle: a set of what is no list")
+    return {scalar(item) for item in items}
+
+
+def _encoded(text: Any, encoding: Any = "latin1") -> bytes:
+    if type(text) is not str or encoding not in ("latin1", "latin-1"):
+        raise ConversionError(f"broken pickle: bytes in the encoding {encoding!r}"[:200])
+    return codecs.encode(text, "latin1")
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
+    """``_rebuild_tensor_v2``: the rest is requires_grad, hooks (never run) and metadata."""
+    if not isinstance(storage, Storage):
+        raise ConversionError("broken pickle: a tensor without a storage")
+    shape, stride = _whole(shape), _whole(stride)
+    if type(offset) is not int or offset < 0 or len(shape) != len(stride) or len(shape) > _MOST_DIMENSIONS:
+        raise ConversionError("broken pickle: a tensor that makes no sense")
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    if math.prod(shape) and last >= storage.size:
+        raise ConversionError("broken pickle: a tensor reaches beyond the end of its storage")
+    return Tensor(storage, offset, shape, stride)
+
+
+def _parameter(tensor: Any, *_: Any) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise ConversionError("broken pickle: a parameter that is no tensor")
+    return tensor
+
+
+def _whole(values: Sequence[Any]) -> tuple[int, ...]:
+    if type(values) not in (tuple, list) or any(type(one) is not int or one < 0 for one in values):
+        raise ConversionError("broken pickle: a shape of what are no sizes")
+    return tuple(values)
+
+
+def _numpy_scalar(kind: Any, data: Any = b"") -> Any:
+    """A number; its dtype is a record whose first argument is its code."""
+    codes = {"f8": "<f8", "f4": "<f4", "i8": "<i8", "i4": "<i4", "b1": "?"}
+    code = kind.arguments[0] if isinstance(kind, Record) and kind.arguments else None
+    if code not in codes or type(data) is not bytes or len(data) != np.dtype(codes[code]).itemsize:
+        raise ConversionError("broken pickle: a numpy number of a kind that is not known")
+    return np.frombuffer(data, codes[code])[0].item()
+
+
+CALLS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("collections", "OrderedDict"): _dict,
+    ("__builtin__", "set"): _set,
+    ("builtins", "set"): _set,
+    ("_codecs", "encode"): _encoded,
+    ("torch", "Size"): lambda sizes: _whole(sizes),
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("numpy.core.multiarray", "scalar"): _numpy_scalar,
+    ("numpy._core.multiarray", "scalar"): _numpy_scalar,
+}
+# Named, perhaps made, never run: they become records.
+_INERT = {
+    ("argparse", "Namespace"),
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("torch", "device"),
+    ("deepspeed.utils.tensor_fragment", "fragment_address"),
+    ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
+    ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
+    ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+    *(("torch", name) for name in ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool")),
+}
+_STORAGES = {("torch", name) for name in STORAGES}
+
+
+def known(module: str, name: str) -> bool:
+    """Whether a checkpoint may name it."""
+    pair = (module, name)
+    return pair in CALLS or pair in _INERT or pair in _STORAGES
+
+
+def call(function: Global, arguments: tuple[Any, ...]) -> Any:
+    """What calling the named thing gives: a plain value, a tensor or a record."""
+    pair = (function.module, function.name)
+    if pair in CALLS:
+        return CALLS[pair](*arguments)
+    if pair in _INERT:
+        return Record(function, arguments)
+    raise ConversionError(f"the global {function.module}.{function.name} is not called in a checkpoint")

@@ -1,0 +1,244 @@
+"""Torch's files without torch: what is sound is read to the bit, what is hostile or broken is refused, nothing runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import resource
+import struct
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torch_files
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.torchfile.archive import TorchFile
+from midstream_engine.interop.torchfile.calls import Record, Tensor
+
+FLAG = "MIDSTREAM_TEST_EXECUTED"
+
+
+def refused(path: Path, *words: str) -> None:
+    """Reading ends with an error of one line that has these words, soon, without a great deal of memory."""
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ConversionError) as caught:
+        TorchFile(str(path))
+    assert time.process_time() - began < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_values_and_tensors_are_read_to_the_bit(tmp_path: Path) -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    half = np.array([1.5, -2, 65504], np.float16)
+    value = {"a": array, "deep": [{"b": half}, (1, 2.5, None, True, "text", b"bytes")], 7: "number"}
+    torch_files.save(tmp_path / "x.pt", value)
+    found = TorchFile(str(tmp_path / "x.pt")).value
+    np.testing.assert_array_equal(found["a"].read(), array)
+    np.testing.assert_array_equal(found["deep"][0]["b"].read(), half)
+    assert found["deep"][1] == (1, 2.5, None, True, "text", b"bytes")
+    assert found[7] == "number"
+    with pytest.raises(ValueError, match="read-only"):
+        found["a"].read()[0, 0] = 1
+
+
+def test_offsets_sizes_and_strides_are_honoured(tmp_path: Path) -> None:
+    data = torch_files.storage_pickle(count=6).replace(
+        b"tQK\x00J\x06\x00\x00\x00\x85K\x01\x85", b"tQK\x01K\x02K\x02\x86K\x01K\x02\x86"
+    )  # offset 1, shape [2, 2], strides [1, 2]
+    torch_files.write(tmp_path / "x.pt", data, {"0": np.arange(6, dtype="<f4").tobytes()})
+    found = TorchFile(str(tmp_path / "x.pt")).value
+    assert isinstance(found, Tensor)
+    np.testing.assert_array_equal(found.read(), [[1, 3], [2, 4]])
+
+
+class Runs:
+    """Pickles as a call of ``function``."""
+
+    def __init__(self, function: Any, *arguments: Any):
+        self.called = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.called
+
+
+def executing(protocol: int) -> list[bytes]:
+    """Pickles that run something where they are loaded in earnest."""
+    command = f"touch {FLAG}"
+    return [
+        pickle.dumps(Runs(os.system, command), protocol),
+        pickle.dumps(Runs(eval, f"open({FLAG!r}, 'w')"), protocol),
+        pickle.dumps(Runs(exec, f"open({FLAG!r}, 'w')"), protocol),
+        pickle.dumps(Runs(getattr, os, "system") if protocol < 0 else Runs(getattr, "x", "upper"), protocol),
+        pickle.dumps({"fine": [1, 2], "bad": Runs(os.mkdir, FLAG)}, protocol),
+    ]
+
+
+RAW = {
+    "a global of a part of an allowed one": b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.__init__\x93.",
+    "a name put together on the stack": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
+    "a dotted way through an allowed module": b"\x80\x04\x8c\x05torch\x8c\x0eserialization.os\x93.",
+    "builtins": b"cbuiltins\neval\n(V1+1\ntR.",
+    "the old name of builtins": b"c__builtin__\ngetattr\n(cos\nsystem\nVx\ntR.",
+    "INST": b"(Vtrue\nios\nsystem\n.",
+    "OBJ": b"(cos\nsystem\nVtrue\no.",
+    "NEWOBJ_EX": b"\x80\x04ccollections\nOrderedDict\n)}\x92.",
+    "extension registry": b"\x80\x02\x82\x01.",
+    "a persistent id as text": b"Pstorage\n.",
+    "a persistent id that is a call": b"\x80\x02ccollections\nOrderedDict\n)RQ.",
+    "a persistent id of another kind": b"\x80\x02(X\x04\x00\x00\x00fileX\x0b\x00\x00\x00/etc/passwdK\x01K\x01K\x01tQ.",
+    "calling a value": b"\x80\x02X\x02\x00\x00\x00os)R.",
+    "calling what a call gave": b"\x80\x02ccollections\nOrderedDict\n)R)R.",
+    "state for a number": b"\x80\x02K\x01}b.",
+    "state for a global": b"\x80\x02ctorch\nFloatStorage\n}b.",
+    "calling a storage class": b"\x80\x02ctorch\nFloatStorage\n)R.",
+    "a far slot of the memo": b"\x80\x02K\x01r\xff\xff\xff\x7fj\xff\xff\xff\x7e.",
+    "an unknown slot of the memo": b"\x80\x02h\x05.",
+    "a frame without an end": b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
+    "bytes without an end": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7fxx.",
+    "a key that is a list": b"\x80\x02}]K\x01s.",
+    "two values": b"\x80\x02K\x01K\x02.",
+    "no value": b"\x80\x02.",
+    "more after its end": b"\x80\x02K\x01.cos\nsystem\n(Vtrue\ntR.",
+    "an encoding with a codec's name": b"c_codecs\nencode\n(Vabc\nVrot13\ntR.",
+    "buffers from outside": b"\x80\x05\x97.",
+    "a bare mark": b"\x80\x02(.",
+    "a tuple without a mark": b"\x80\x02t.",
+    "pop": b"\x80\x02K\x01K\x020.",
+    "dup": b"\x80\x02K\x012.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", sorted(RAW))
+def test_tricks_of_pickles_are_refused(what: str, tmp_path: Path) -> None:
+    torch_files.write(tmp_path / "x.pt", RAW[what])
+    refused(tmp_path / "x.pt", str(tmp_path / "x.pt"))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_nothing_is_executed(protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for data in executing(protocol):
+        torch_files.write(tmp_path / "x.pt", data)
+        refused(tmp_path / "x.pt", "not allowed")
+    assert os.listdir(tmp_path) == ["x.pt"]
+
+
+def test_numpys_reconstruct_stays_a_record(tmp_path: Path) -> None:
+    torch_files.write(tmp_path / "x.pt", pickle.dumps(np.arange(3), 2))
+    found = TorchFile(str(tmp_path / "x.pt")).value
+    assert isinstance(found, Record)
+
+
+def test_values_that_grow_by_reference_take_neither_time_nor_memory(tmp_path: Path) -> None:
+    """A tuple of two of the one before, 60 times: harmless as long as nobody walks it; as a key it would be hashed."""
+    bomb = b"\x80\x02)q\x00" + b"".join(
+        b"h" + bytes([number]) + b"h" + bytes([number]) + b"\x86q" + bytes([number + 1]) for number in range(60)
+    )
+    torch_files.write(tmp_path / "value.pt", bomb + b".")
+    refused(tmp_path / "value.pt")  # 61 values are left on its stack
+    torch_files.write(tmp_path / "key.pt", bomb[:2] + b"}q\xff" + bomb[2:] + b"K\x01s.")
+    refused(tmp_path / "key.pt", "key")
+
+
+def test_storages_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    sixteen = bytes(16)
+    cases: list[tuple[bytes, dict[str, bytes], str]] = [
+        (torch_files.storage_pickle(), {}, "missing"),
+        (torch_files.storage_pickle(), {"0": sixteen[:8]}, "8 bytes"),
+        (torch_files.storage_pickle(count=2**30), {"0": sixteen}, "16 bytes"),
+        (torch_files.storage_pickle(b"ComplexFloatStorage"), {"0": sixteen}, "ComplexFloatStorage"),
+        (torch_files.storage_pickle(name="../../data.pkl"), {"0": sixteen}, "missing"),
+        (torch_files.storage_pickle(name="/etc/passwd"), {"0": sixteen}, "missing"),
+        (torch_files.storage_pickle().replace(b"tQK\x00", b"tQK\x01"), {"0": sixteen}, "beyond"),
+        (torch_files.storage_pickle().replace(b"K\x01\x85\x89", b"J\xff\xff\xff\xff\x85\x89"), {"0": sixteen}, "sizes"),
+    ]
+    for number, (data, storages, words) in enumerate(cases):
+        torch_files.write(tmp_path / f"{number}.pt", data, storages)
+        refused(tmp_path / f"{number}.pt", words)
+
+
+def test_zip_tricks_are_refused(tmp_path: Path) -> None:
+    plain = pickle.dumps({"a": 1}, 2)
+    path = tmp_path / "x.pt"
+    torch_files.write(path, plain, compression=zipfile.ZIP_DEFLATED)
+    refused(path, "compressed")
+    for name in ("/archive/data/0", "archive/../data/0", "archive//0", "archive/./0", "other/data/0"):
+        torch_files.write(path, plain)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(name, b"x")
+        refused(path)
+    torch_files.write(path, plain)
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("archive/data.pkl", b"x")
+    refused(path, "twice")
+    torch_files.write(path, plain, byteorder="big")
+    refused(path, "endian")
+    path.write_bytes(b"")
+    refused(path, "empty")
+    path.write_bytes(pickle.dumps({"a": 1}))
+    refused(path, "zip")
+
+
+def test_members_that_overlap_or_have_two_names_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch_files.write(path, pickle.dumps(1, 2), {"0": bytes(64), "1": bytes(64)})
+    sound = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        first, second = (archive.getinfo(f"archive/data/{name}") for name in "01")
+    entry = sound.rindex(b"PK\x01\x02")  # the directory's entry of the last member, pointed at the one before
+    path.write_bytes(sound[: entry + 42] + struct.pack("<I", first.header_offset) + sound[entry + 46 :])
+    refused(path, "header")
+    name = second.header_offset + 30
+    path.write_bytes(sound[:name] + b"b" + sound[name + 1 :])
+    refused(path, "called")
+
+
+def test_any_flipped_or_missing_byte_is_found(tmp_path: Path) -> None:
+    """Wherever the file is damaged: it is refused, or the damage touches nothing that is read."""
+    array = np.arange(64, dtype=np.float32)
+    path = tmp_path / "x.pt"
+    torch_files.save(path, {"a": array, "n": 5})
+    sound = path.read_bytes()
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(150):
+        place = chance.randrange(len(sound))
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged if chance.random() < 0.8 else sound[:place])
+        try:
+            found = TorchFile(str(path)).value
+            assert found["n"] == 5, place
+            np.testing.assert_array_equal(found["a"].read(), array)
+        except ConversionError as error:
+            assert str(path) in str(error)  # noqa: PT017 (either is right)
+
+
+def test_a_damaged_storage_is_found_when_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch_files.save(path, {"a": np.arange(64, dtype=np.float32)})
+    data = bytearray(path.read_bytes())
+    place = bytes(data).index(np.arange(64, dtype=np.float32).tobytes())
+    data[place + 100] ^= 1
+    path.write_bytes(data)
+    found = TorchFile(str(path)).value["a"]
+    with pytest.raises(ConversionError, match="CRC-32"):
+        found.read()
+
+
+def test_what_was_read_can_be_forgotten_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch_files.save(path, {"a": np.arange(1 << 20, dtype=np.float32)})
+    file = TorchFile(str(path))
+    first = file.value["a"].read().copy()
+    file.forget()
+    np.testing.assert_array_equal(file.value["a"].read(), first)
