@@ -28,6 +28,7 @@ from lab.bucket_objects import Blob, Buckets, Refused
 
 Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 
+COMPOSED = 32  # objects that are joined by one request
 CHUNK = 256 << 10  # resumable uploads come in multiples of this many bytes
 
 
@@ -44,6 +45,7 @@ class Fault:
     path: str  # regular expression, searched for
     kind: int | str
     times: int = 1
+    message: str = "planted"  # with a status code
 
 
 @dataclasses.dataclass
@@ -65,6 +67,7 @@ class BucketServer(Buckets):
         super().__init__()
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []  # (method, path with query), in the order of arrival
+        self.requester_pays: set[str] = set()  # buckets
         self.sent = 0  # bytes of objects' contents that were answered
         self.uploads: dict[str, _Upload] = {}
         self._ids = itertools.count(1)
@@ -114,14 +117,14 @@ class BucketServer(Buckets):
             content_type=given.get("contentType") or upload.content_type,
         )  # fmt: skip
 
-    def fault(self, method: str, path: str) -> int | str | None:
+    def fault(self, method: str, path: str) -> str | Refused | None:
         """What is planted for this request; it is used up."""
         with self.lock:
             self.requests.append((method, path))
             for fault in self.faults:
                 if fault.times and fault.method == method and re.search(fault.path, path):
                     fault.times -= 1
-                    return fault.kind
+                    return Refused(fault.kind, fault.message) if isinstance(fault.kind, int) else fault.kind
         return None
 
 
@@ -160,12 +163,13 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "drop":
             self.close_connection = True
             return
-        if isinstance(fault, int):
-            self._error(Refused(fault, "planted"))
+        if isinstance(fault, Refused):
+            self._error(fault)
             return
         parts = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
         try:
+            self._pays(parts.path, query)
             status, headers, data = self._route(method, parts.path, query, body)
         except Refused as refusal:
             self._error(refusal)
@@ -214,8 +218,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._copy(bucket, name, how, to_bucket, to_name, query)
         if match := _COMPOSE.fullmatch(path):
             bucket, request = unquote(match[1]), json.loads(body)
-            sources = [server.get(bucket, entry["name"], {}).data for entry in request["sourceObjects"]]
-            return _json(server.put(bucket, unquote(match[2]), b"".join(sources), query).resource())
+            data = _joined(server, bucket, request["sourceObjects"])
+            given = request.get("destination", {})
+            more = {"metadata": given.get("metadata"), "content_type": given.get("contentType", "")}
+            return _json(server.put(bucket, unquote(match[2]), data, query, **more).resource())
         if match := _OBJECT.fullmatch(path):
             bucket, name = unquote(match[1]), unquote(match[2])
             if method == "DELETE":
@@ -234,6 +240,11 @@ class _Handler(BaseHTTPRequestHandler):
                 raise Refused(404, "The specified bucket does not exist")
             return _json({"kind": "storage#bucket", "id": unquote(match[1]), "name": unquote(match[1])})
         raise Refused(501, f"{method} {path} is not served in the lab")
+
+    def _pays(self, path: str, query: dict[str, str]) -> None:
+        match = re.search(r"/b/([^/]+)", path)
+        if match and unquote(match[1]) in self.server_of.requester_pays and "userProject" not in query:
+            raise Refused(400, "Bucket is a requester pays bucket but no user project provided.")
 
     def _media(self, blob: Blob) -> Answer:
         headers = {
@@ -312,6 +323,16 @@ class _Handler(BaseHTTPRequestHandler):
             upload.done = server.finish_upload(upload)
             return _json(upload.done.resource())
         return 308, ({"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {}), b""
+
+
+def _joined(server: BucketServer, bucket: str, sources: list[dict[str, Any]]) -> bytes:
+    """What a composition consists of. Refused where there are too many, or one is of another generation."""
+    if not 1 <= len(sources) <= COMPOSED:
+        raise Refused(400, f"{len(sources)} source objects; from 1 to {COMPOSED} can be composed")
+    conditions = [{key: str(value) for key, value in each.get("objectPreconditions", {}).items()} for each in sources]
+    return b"".join(
+        server.get(bucket, each["name"], condition).data for each, condition in zip(sources, conditions, strict=True)
+    )
 
 
 def _json(value: Any) -> Answer:

@@ -269,6 +269,12 @@ def test_the_results_that_are_committed_are_of_every_kind_and_keep_the_promise()
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     assert len({(row["seed"], row["run"]) for row in rows}) == len(rows)
     assert {row["kind"] for row in rows} == set(KINDS)
+    assert len(rows) >= 200
+    text = (RESULTS.parent / "README.md").read_text()
+    broke = sum(bool(row["error"]) for row in rows)
+    midway = sum(row["parts"] > 0 for row in rows)
+    assert f"| {len(rows)}; {broke} of them broke the copy |" in text
+    assert f"({midway} of them in the middle of an object)" in text
     for row in rows:
         assert row["sent_again"] <= row["bytes"] - row["named"] - row["parts"]
 

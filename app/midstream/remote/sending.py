@@ -40,7 +40,7 @@ class Pace:
             time.sleep(self._due - now)
 
 
-class _Pipe:
+class Pipe:
     """stdout as the way out. Bytes of files go from the page cache into the pipe without a copy."""
 
     def __init__(self, descriptor: int):
@@ -69,7 +69,7 @@ class _Pipe:
         return sent + _read_and_write(self.write, file, offset + sent, count - sent)
 
 
-class _Socket:
+class SocketOut:
     """A TLS connection as the way out."""
 
     def __init__(self, sock: socket.socket):
@@ -91,7 +91,7 @@ def _read_and_write(write: Callable[[memoryview], None], file: int, offset: int,
     return sent
 
 
-class _Sender:
+class Sender:
     def __init__(self, directory: str, out: Any):
         self.directory = directory
         self.out = out
@@ -170,7 +170,7 @@ def send(directory: str, peer: Optional[Dict[str, Any]] = None) -> int:
     lines = Lines()
     # With TLS the certificate's key is in memory only; the listening side says its port on stdout.
     sock = tls.meet(peer) if peer is not None else None
-    sender = _Sender(directory, _Pipe(sys.stdout.buffer.fileno()) if sock is None else _Socket(sock))
+    sender = Sender(directory, Pipe(sys.stdout.buffer.fileno()) if sock is None else SocketOut(sock))
     try:
         while True:
             line = lines.get(0.0)

@@ -61,24 +61,32 @@ def checked(directory: str, objects: Iterable[Dict[str, Any]]) -> Iterator[Tuple
 
 def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[Dict[str, Any]]]:
     """Text, value and objects of a tree's manifest. RecordError where it is absent or of another shape."""
+    try:
+        with open(posixpath.join(directory, name), encoding="utf-8", newline="") as file:
+            text = file.read()
+    except FileNotFoundError:
+        raise records.RecordError("{}: there is no {}: not a complete tree".format(directory, name)) from None
+    except ValueError as error:
+        raise records.RecordError("{}/{}: not a manifest ({!r})".format(directory, name, error)) from error
+    return (text, *parse_manifest(text, directory, name))
+
+
+def parse_manifest(text: str, directory: str, name: str) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+    """Value and objects of a manifest. RecordError where it is of another shape."""
     where = posixpath.join(directory, name)
     try:
-        with open(where, encoding="utf-8", newline="") as file:
-            text = file.read()
         value = json.loads(text)
         objects = [
             {"path": str(entry["path"]), "size": int(entry["size"]), "sha256": str(entry["sha256"])}
             for entry in value["objects"]
         ]
-    except FileNotFoundError:
-        raise records.RecordError("{}: there is no {}: not a complete tree".format(directory, name)) from None
     except (ValueError, KeyError, TypeError) as error:
         raise records.RecordError("{}: not a manifest ({!r})".format(where, error)) from error
     for entry in objects:
         inside(directory, entry["path"])
     if len({entry["path"] for entry in objects}) != len(objects):
         raise records.RecordError("{}: names an object twice".format(where))
-    return text, value, objects
+    return value, objects
 
 
 def manifest_value(directory: str, manifest: str) -> Dict[str, Any]:

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, cast
 
 from midstream.errors import MidstreamError
+from midstream.remote import gcs
+from midstream.stores.access import Access
 from midstream_engine import records
 
 SCHEME = "gs://"
@@ -20,10 +22,12 @@ BLOCK = 1 << 20
 class Bucket:
     """The objects below ``gs://bucket/prefix``."""
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, access: Access | None = None):
         self.url = url.rstrip("/")
-        self._bucket, _, self._prefix = self.url.removeprefix(SCHEME).partition("/")
-        self._client = _client()
+        self._name, _, self._prefix = self.url.removeprefix(SCHEME).partition("/")
+        access = access or Access()
+        self._client = _open(access)
+        self._bucket = self._client.bucket(self._name, user_project=access.billed_to or None)
 
     def names(self, below: str = "") -> dict[str, Any]:
         """Objects by path relative to the prefix, with size, crc32c and time."""
@@ -34,19 +38,15 @@ class Bucket:
 
     def get(self, path: str) -> bytes | None:
         """An object, None where there is none."""
-        from google.api_core.exceptions import NotFound
-
-        with _errors(f"{self.url}/{path}"):
-            try:
+        try:
+            with _errors(f"{self.url}/{path}"):
                 return self._blob(path).download_as_bytes()
-            except NotFound:
-                return None
+        except FileNotFoundError:
+            return None
 
     def delete(self, path: str) -> None:
         """One that is gone is no error."""
-        from google.api_core.exceptions import NotFound
-
-        with _errors(f"{self.url}/{path}"), contextlib.suppress(NotFound):
+        with contextlib.suppress(FileNotFoundError), _errors(f"{self.url}/{path}"):
             self._blob(path).delete()
 
     def manifest(self) -> records.Manifest:
@@ -101,31 +101,21 @@ class Bucket:
         return ""
 
     def _blob(self, path: str) -> Any:
-        return self._client.bucket(self._bucket).blob("/".join(part for part in (self._prefix, path) if part))
-
-
-def _client() -> Any:
-    from google.auth.exceptions import DefaultCredentialsError
-    from google.cloud import storage
-
-    try:
-        return storage.Client()
-    except DefaultCredentialsError as error:
-        raise MidstreamError(
-            f"no credentials for gs://: {' '.join(str(error).split())}", "gcloud auth application-default login"
-        ) from None
+        return self._bucket.blob("/".join(part for part in (self._prefix, path) if part))
 
 
 @contextlib.contextmanager
 def _errors(what: str) -> Iterator[None]:
-    """The client's errors as one line."""
-    from google.api_core.exceptions import GoogleAPIError, NotFound
-    from google.auth.exceptions import GoogleAuthError
-    from requests.exceptions import RequestException
-
+    """The client's errors as one line. FileNotFoundError for an object that is not there."""
     try:
-        yield
-    except NotFound as error:
-        raise MidstreamError(f"{what}: {error.message}") from None
-    except (GoogleAPIError, GoogleAuthError, RequestException) as error:
-        raise MidstreamError(f"{what}: {' '.join(str(error).split())[:300]}") from None
+        with gcs.errors(what):
+            yield
+    except gcs.GcsError as error:
+        raise MidstreamError(error.message, error.fix) from None
+
+
+def _open(access: Access) -> Any:
+    try:
+        return gcs.open_client(access.to_json())
+    except gcs.GcsError as error:
+        raise MidstreamError(error.message, error.fix) from None

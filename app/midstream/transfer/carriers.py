@@ -25,6 +25,7 @@ from midstream.hosts.far import start_program
 from midstream.hosts.local import LocalProcess
 from midstream.hosts.ssh import SshMachine
 from midstream.hosts.ssh_settings import SshSettings, parse_address, resolve
+from midstream.stores.host import BucketHost
 
 LOST = 255  # what ssh ends with where the connection does
 OPTIONS = (
@@ -40,6 +41,8 @@ _refusing = threading.Lock()
 
 def start(host: Host, function: str, arguments: Mapping[str, Any]) -> Process:
     """`start_program`; a connection that breaks meanwhile is LostContact, whatever a library calls it."""
+    if isinstance(host, BucketHost):
+        function, arguments = host.translated(function, arguments)
     try:
         return start_program(host, function, arguments)
     except (OSError, EOFError) as error:

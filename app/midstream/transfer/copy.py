@@ -31,7 +31,7 @@ from midstream.transfer.route import Link, Route, probe
 from midstream.transfer.session import Session
 from midstream.transfer.settings import AUTO, RELAY, CopySettings, of_hosts
 from midstream.transfer.stream import Events, Item
-from midstream.transfer.streams import CHUNK, POLL, WORTHWHILE, Load, Sending, disk_full, ranges, split
+from midstream.transfer.streams import CHUNK, POLL, WORTHWHILE, Load, Sending, disk_full, ranges, split, told
 from midstream_engine import records
 
 CALL = 600.0  # seconds for a call that reads one manifest, or hashes one object
@@ -58,11 +58,28 @@ def copy_objects(
     settings = settings or of_hosts(source, target)
     if streams:
         settings = replace(settings, streams=streams)
-    contents = read_contents(Place(source, source_dir), manifest_name)
-    target_place = Place(target, target_dir)
-    return copy_contents(
-        contents, target_place, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings
+    return copy_tree(
+        Place(source, source_dir),
+        Place(target, target_dir),
+        manifest_name=manifest_name,
+        progress=progress,
+        cancel=cancel,
+        settings=settings,
     )
+
+
+def copy_tree(
+    source: Place,
+    target: Place,
+    *,
+    manifest_name: str = records.MANIFEST,
+    progress: Callable[[Progress], None] | None = None,
+    cancel: Event | None = None,
+    settings: CopySettings | None = None,
+) -> CopyReport:
+    """`copy_objects` between places, of which one may be a bucket (`bucket_place`)."""
+    contents = read_contents(source, manifest_name)
+    return copy_contents(contents, target, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings)
 
 
 @dataclass(frozen=True)
@@ -240,7 +257,7 @@ class _Copy:
         if report["kind"] == "full":
             needed = report.get("needed", meter.bytes_total - meter.bytes_present - meter.bytes_sent)
             return disk_full(self.target, needed, report["free"])
-        return TransferError(f"{self.target}: {report['message']}", path=report.get("path", ""))
+        return TransferError(told(self.target, report), report.get("fix", ""), report.get("path", ""))
 
     # --------------------------------------------------------------------------------------- what has to be sent
 
@@ -262,7 +279,9 @@ class _Copy:
                 session.landed([[entry["path"], offset, length] for offset, length in kept])
                 meter.landed_before(sum(length for _, length in kept))
                 items += ranges(entry, _gaps(entry["size"], kept))
-            items += split([entry for entry in absent if entry["path"] not in begun], route.streams)
+            # A bucket joins what one stream brings of an object; what several bring it has to be asked for again.
+            ways = 1 if self.target.in_bucket else route.streams
+            items += split([entry for entry in absent if entry["path"] not in begun], ways)
             routes.append(link.text(place.host.name, self.target.host.name))
             loads.append(Load(route, deque(items)))
         return routes, loads

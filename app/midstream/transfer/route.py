@@ -3,6 +3,7 @@
 - *pipe*: both ends are this machine.
 - *ssh*: one end is this machine; the SSH connections carry the bytes.
 - *direct*: between two SSH hosts over TLS, where one can call the other. The bytes do not touch this machine.
+- *bucket*: one end is a bucket, whose client runs on this machine.
 - *relay*: between two SSH hosts through this machine, as a stream that is never stored.
 """
 
@@ -20,6 +21,7 @@ from midstream.hosts.base import Host, Process
 from midstream.hosts.programs import reports
 from midstream.hosts.ssh import SshMachine
 from midstream.hosts.ssh_settings import resolve
+from midstream.stores.host import BucketHost
 from midstream.transfer.carriers import carrier, start, start_stream
 from midstream.transfer.certificates import Certificate, make_certificate
 from midstream.transfer.places import Place
@@ -39,7 +41,7 @@ class Link:
     """The way that bytes take. ``seconds`` is its round trip. ``listener`` (source or target) is called by the other
     end at ``address``, on a direct way. ``why_not``: what speaks against a direct one."""
 
-    kind: str  # pipe, ssh, direct, relay
+    kind: str  # pipe, ssh, direct, relay, bucket
     seconds: float = 0.0
     listener: str = ""
     address: str = ""
@@ -55,6 +57,12 @@ class Link:
         if self.kind == "relay":
             note = f"; not direct: {self.why_not}" if self.why_not else ""
             return f"relayed, {source} -> this machine -> {target} over SSH ({milliseconds}{note})"
+        if self.kind == "bucket":
+            if self.listener:  # the client runs on the host at the other end
+                return f"{source} -> {target}, directly from the one to the other over HTTPS"
+            note = f"; not directly: {self.why_not}" if self.why_not else ""
+            how = f" ({milliseconds} to the host{note})" if self.seconds else note
+            return f"{source} -> this machine -> {target} over HTTPS{how}"
         if self.kind == "ssh":
             return f"{source} -> {target} over SSH ({milliseconds})"
         return f"{source} -> {target} on this machine"
@@ -71,6 +79,9 @@ class Link:
 def probe(source: Host, target: Host, settings: CopySettings | None = None) -> Link:
     """Look which way is open. Leaves nothing behind. HostError where only a direct way is wanted, and none is open."""
     settings = settings or of_hosts(source, target)
+    for one, other in ((source, target), (target, source)):
+        if isinstance(one, BucketHost):
+            return _probe_bucket(one, other)
     far = [host for host in (source, target) if isinstance(host, SshMachine)]
     with ThreadPoolExecutor(3) as pool:
         times = [pool.submit(_round_trip, host) for host in far]
@@ -90,6 +101,14 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
             "open a port between them and name it (copy_ports: FIRST-LAST), or do without copy_route: direct",
         )
     return Link("relay", seconds, carried_by=carrier(target), why_not=found.why_not)
+
+
+def _probe_bucket(bucket: BucketHost, other: Host) -> Link:
+    """On the host at the other end its programs meet over its loopback, as two hosts do over a network."""
+    if bucket.via is not None and bucket.via is other:
+        return Link("bucket", 0.0, TARGET, "127.0.0.1")
+    seconds = _round_trip(other) if isinstance(other, SshMachine) else 0.0
+    return Link("bucket", seconds, carried_by=carrier(other))
 
 
 def _round_trip(host: SshMachine) -> float:
@@ -201,7 +220,7 @@ class Route:
     def __init__(self, source: Place, target: Place, link: Link, settings: CopySettings):
         self.source, self.target, self.link, self._settings = source, target, link, settings
         self._ends: Ends | None = None
-        if link.kind == "direct":
+        if link.kind == "direct" or (link.kind == "bucket" and link.listener):
             called, caller = (target, source) if link.listener == TARGET else (source, target)
             self._ends = make_ends(called.host, caller.host)
 

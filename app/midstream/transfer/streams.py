@@ -204,7 +204,7 @@ class Sending:
             return disk_full(target, report.get("needed", left), report["free"])
         if kind == "truncated":
             return origin.why()
-        return TransferError(f"{target}: {message}")
+        return TransferError(told(target, report), report.get("fix", ""))
 
 
 def _lot(items: deque[Item]) -> list[Item]:
@@ -215,6 +215,12 @@ def _lot(items: deque[Item]) -> list[Item]:
         lot.append(items.popleft())
         size += lot[-1]["length"]
     return lot
+
+
+def told(target: Place, report: dict[str, Any]) -> str:
+    """A problem in one line; a bucket's words name it themselves."""
+    message = report.get("message", "")
+    return message if target.in_bucket else f"{target}: {message}"
 
 
 def disk_full(target: Place, needed: int, free: int) -> TransferError:
