@@ -45,8 +45,6 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
         from midstream import headless
 
         return headless.doctor(options, output)
-    from midstream.fleet.config import load_fleet
-
     if options.continue_ or options.rollback:
         from midstream import headless
 
@@ -69,12 +67,14 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
         from midstream import headless
 
         return headless.show_tree(None, options, output)
-    fleet = load_fleet(options.fleet)
+    if options.replay:
+        return _replay(options)
+    fleet = _load_fleet(options)
     if fleet.comes_and_goes:
         from midstream.headless.slices import with_slices
 
         fleet = with_slices(fleet, options, output)
-    modes = ("status", "check", "launch", "migrate", "guard", "stop", "verify", "diff", "delete")
+    modes = ("status", "metrics", "log", "check", "launch", "migrate", "guard", "stop", "verify", "diff", "delete")
     chosen = next((mode for mode in modes if getattr(options, mode)), None)
     if options.checkpoints is not None:
         chosen = "show_tree" if options.tree or options.deep or ":" in options.checkpoints else "checkpoints"
@@ -98,7 +98,20 @@ def headless_path(text: str) -> bool:
     return "/" in text and ":" not in text.split("/")[0] and os.path.isdir(text)
 
 
-def _screen(fleet, options: argparse.Namespace) -> int:
+def _load_fleet(options: argparse.Namespace):
+    """The fleet file. Where there is none yet, and a person sits at a screen, an empty fleet: the screen offers to
+    write one."""
+    from midstream.fleet.config import Fleet, default_fleet_path, load_fleet
+    from midstream.output import has_screen
+
+    modes = ("status", "metrics", "log", "check", "launch", "migrate", "guard", "stop", "verify", "diff", "delete")
+    screen = not any(getattr(options, mode) for mode in modes) and options.checkpoints is options.clean is None
+    if screen and not options.fleet and has_screen() and not default_fleet_path().exists():
+        return Fleet()
+    return load_fleet(options.fleet)
+
+
+def _needs_a_terminal() -> None:
     from midstream.output import has_screen
 
     if not has_screen():
@@ -107,14 +120,31 @@ def _screen(fleet, options: argparse.Namespace) -> int:
             "midstream --status prints the same once; --help lists the flags",
             Exit.USAGE,
         )
+
+
+def _replay(options: argparse.Namespace) -> int:
+    _needs_a_terminal()
+    from midstream.tui.app import replay_tui
+
+    return replay_tui(options.replay, ascii_only=options.ascii)
+
+
+def _screen(fleet, options: argparse.Namespace) -> int:
+    _needs_a_terminal()
+    from midstream.fleet.config import load_fleet
     from midstream.hosts.open import Hosts
     from midstream.tui.app import run_tui
+    from midstream.tui.screens.setup import RELOAD
 
-    hosts = Hosts(fleet)
-    try:
-        return run_tui(fleet, hosts, readonly=options.readonly, ascii_only=options.ascii)
-    finally:
-        hosts.close()
+    while True:
+        hosts = Hosts(fleet)
+        try:
+            code = run_tui(fleet, hosts, readonly=options.readonly, ascii_only=options.ascii, record=options.record)
+        finally:
+            hosts.close()
+        if code != RELOAD:
+            return code
+        fleet = load_fleet(options.fleet)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ USAGE = """midstream [--fleet FILE]                                     the term
        midstream --guard RUN --to TARGET[,TARGET...] [--tries N]    move it when its machine is certainly gone or going
        midstream --delete TARGET|PROJECT/ZONE/NAME [--yes]          delete a TPU slice
        midstream --checkpoints [RUN] | --checkpoints RUN|CHECKPOINT --tree [--deep]
+       midstream --metrics RUN | --log RUN [--json]
        midstream --verify CHECKPOINT|MIGRATION [--deep] | --diff A B | --clean [RUN] [--yes]"""
 
 
@@ -59,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
         const="",
         help="checkpoints of a run, or of all; of a CHECKPOINT arrays",
     )
+    modes.add_argument("--metrics", metavar="RUN", help="the run's curve: one line a step, of accepted attempts")
+    modes.add_argument("--log", metavar="RUN", help="the log of the run's newest attempt")
     modes.add_argument("--diff", metavar=("A", "B"), nargs=2, help="what differs between two checkpoints, by manifest")
     modes.add_argument("--clean", metavar="RUN", nargs="?", const="", help="name what killed saves left; --yes removes")
     modes.add_argument(
@@ -79,6 +82,8 @@ def parser() -> argparse.ArgumentParser:
     screen = result.add_argument_group("terminal UI")
     screen.add_argument("--readonly", action="store_true", help="look, and touch nothing")
     screen.add_argument("--ascii", action="store_true", help="no signs beyond ASCII")
+    screen.add_argument("--record", metavar="FILE", help="write the session to a file, to be shown again")
+    screen.add_argument("--replay", metavar="FILE", help="show a recorded session")
     screen.add_argument("--headless", action="store_true", help="with --demo: without a terminal")
 
     check = result.add_argument_group("check")
@@ -150,6 +155,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
     for name in ("certify_steps", "healthy_steps"):
         if getattr(options, name) < 0:
             flags.error(f"--{name.replace('_', '-')} is a number of steps, not below 0")
+    if options.record and options.replay:
+        flags.error("--record and --replay exclude each other")
     if options.headless and not options.demo:
         flags.error("--headless goes with --demo; every other mode has no screen anyway")
     return options, tuple(engine)

@@ -14,6 +14,7 @@ from midstream.tui.screens.fleet import FleetScreen
 from midstream.tui.screens.migration import MigrationScreen
 from midstream.tui.screens.run import RunScreen
 from midstream.tui.screens.wizard import WizardScreen
+from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
 from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.table import Table
@@ -26,9 +27,10 @@ OWNERS: dict[str, tuple[type, ...]] = {
     commands.LIST: (Table,),
     commands.PANE: (Pane, LogView),
     commands.LOG: (LogView,),
+    commands.CURVE: (CurveView,),
     commands.EVERYWHERE: (MidstreamScreen,),
 }
-TAKEN_BY_TERMINALS = {"ctrl+a", "ctrl+b", "ctrl+s", "ctrl+q", "ctrl+z"}
+TAKEN_BY_TERMINALS = {"ctrl+a", "ctrl+b", "ctrl+s", "ctrl+q"}  # ctrl+z suspends here, too
 
 
 @pytest.mark.parametrize("command", commands.COMMANDS, ids=lambda command: f"{command.scopes[0]}-{command.action}")

@@ -7,11 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from textual import events
 from textual.app import App, ComposeResult
 
+from midstream.tui.book import Book
 from midstream.tui.glyphs import ASCII, UNICODE, Glyphs
 from midstream.tui.widgets import axes
-from midstream.tui.widgets.curve import CurveView
+from midstream.tui.widgets.curve import CurveView, Look
+from midstream.tui.widgets.plot import Drawn
+from midstream.tui.widgets.series import Series
+from midstream.tui.widgets.viewport import Viewport
 from tui.worlds import rows
 
 
@@ -70,12 +75,12 @@ async def test_steps_that_another_attempt_replaced_are_drawn_anew(board: Board) 
 async def test_steps_that_are_being_replaced_are_drawn_anew_one_by_one(board: Board) -> None:
     """Attempt 2 began at step 200 again; it has come to 203, and attempt 1 had come to 400."""
     before = rows(400)
-    board.curve.show(before, attempt=1)
+    board.curve.show(before)
     replaced = [*before[:200], *(dict(row, attempt=2, **{"train/loss": 9.0}) for row in before[200:203]), *before[203:]]
-    board.curve.show(replaced, attempt=2)
+    board.curve.show(replaced)
     fresh = Board()
     async with fresh.run_test(size=(80, 24)):
-        fresh.curve.show(replaced, attempt=2)
+        fresh.curve.show(replaced)
         assert fresh.lines() == board.lines()
 
 
@@ -140,7 +145,7 @@ async def test_a_change_of_attempt_is_marked_where_it_happened(board: Board) -> 
 
 async def test_zoom_shows_the_tail(board: Board) -> None:
     board.curve.show(rows(1000))
-    board.curve.zoom(0.1)
+    board.curve.see(Viewport(0.1))
     labels = board.lines()[-1]
     assert "960" in labels
     assert "500" not in labels
@@ -149,6 +154,145 @@ async def test_zoom_shows_the_tail(board: Board) -> None:
 async def test_other_metrics_are_drawn_by_their_name(board: Board) -> None:
     board.curve.show(rows(50), metric="optim/learning_rate")
     assert "optim/learning_rate" in board.lines()[0]
+
+
+def sloped(count: int, offset: float = 0.0) -> Series:
+    series = Series()
+    for step in range(count):
+        series.append(step, 10 + offset - step / 100)
+    return series
+
+
+async def test_keys_zoom_pan_and_show_all_again(board: Board) -> None:
+    board.curve.show(rows(1000))
+    view = board.curve
+    view.action_zoom_in()
+    low, high = view.span or (0, 0)
+    assert high == 999, "closer to the newest point, which stays in sight"
+    assert low == pytest.approx(999 - 999 / 1.6)
+    view.action_pan(-1)
+    moved = view.span or (0, 0)
+    assert moved[1] - moved[0] == pytest.approx(high - low)
+    assert moved[0] < low
+    view.action_pan(1)
+    assert view.viewport.fixed is None, "at the end it follows again"
+    view.action_whole()
+    assert view.span == (0, 999)
+    view.action_zoom_out()
+    assert view.span == (0, 999), "not beyond the ends"
+
+
+async def test_a_zoomed_tail_follows_the_newest_step(board: Board) -> None:
+    board.curve.show(rows(1000))
+    board.curve.see(Viewport(0.1))
+    board.curve.show(rows(2000))
+    assert board.curve.span == (pytest.approx(1999 * 0.9), 1999)
+
+
+async def test_the_crosshair_shows_the_values_at_its_step(board: Board) -> None:
+    series = sloped(1000)
+    board.curve.draw((Drawn(series, "one", "#ff0000"), Drawn(sloped(1000, 5), "two", "#00ff00")), metric="train/loss")
+    board.curve.see(board.curve.viewport)
+    board.lines()
+    board.curve.action_cross(-1)
+    board.lines()
+    for _ in range(10):
+        board.curve.action_cross(-1)
+    title = board.lines()[0]
+    step = round(board.curve.cursor or 0)
+    assert f"step {step:,}" in title or f"step {step - 1:,}" in title
+    assert f"one {10 - step / 100:.2f}"[:8] in title
+    assert "two 6.4" in title
+    assert board.curve.forget_cursor()
+    assert "step" not in board.lines()[0]
+
+
+async def test_wheel_and_drag_zoom_and_pan() -> None:
+    app = Board()
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.curve.show(rows(1000))
+        await pilot.pause()
+        await pilot._post_mouse_events([events.MouseScrollUp], app.curve, (40, 10), button=0)
+        low, high = app.curve.span or (0, 0)
+        assert 0 < low < 500 < high < 999, "around the pointer"
+        await pilot.mouse_down(app.curve, offset=(40, 10))
+        await pilot.hover(app.curve, offset=(60, 10))
+        await pilot.mouse_up(app.curve, offset=(60, 10))
+        assert (app.curve.span or (0, 0))[0] < low, "what one drags to the right comes from the left"
+        await pilot.click(app.curve, offset=(40, 10), times=2)
+        assert app.curve.span == (0, 999)
+
+
+async def test_several_runs_are_named_and_keep_their_colours(board: Board) -> None:
+    board.curve.draw(
+        (Drawn(sloped(500), "one", "#ff0000"), Drawn(sloped(900, 5), "two", "#00ff00")), metric="train/loss"
+    )
+    title = board.lines()[0]
+    assert "one" in title
+    assert "two" in title
+    colours = {
+        segment.style.color.name
+        for y in range(1, 20)
+        for segment in board.curve.render_line(y)
+        if segment.style and segment.style.color and any(0x2800 < ord(sign) < 0x2900 for sign in segment.text)
+    }
+    assert {"#ff0000", "#00ff00"} <= colours
+
+
+async def test_a_logarithmic_axis_makes_powers_equally_far(board: Board) -> None:
+    series = Series()
+    for step in range(400):
+        series.append(step, 10 ** (3 - step / 100))
+    board.curve.draw((Drawn(series, smooth=False),), metric="m")
+    board.curve.restyle(Look(log=True))
+    plot = board.plot()
+    places = [next(x for x, sign in enumerate(line) if sign != " ") for line in plot if line.strip()]
+    assert places == sorted(places)
+    assert abs(places[len(places) // 2] - places[-1] / 2) <= 5, "a straight line"
+    labels = [line.split("┤")[0].strip() for line in board.lines() if "┤" in line]
+    assert {"100", "10", "1"} <= set(labels)
+
+
+async def test_values_that_no_logarithm_has_draw_nothing_odd(board: Board) -> None:
+    board.curve.show(points([0.0, -1.0, math.nan, 0.0]))
+    board.curve.restyle(Look(log=True))
+    assert len(board.lines()) == 24
+
+
+async def test_outliers_get_their_height_when_asked_for(board: Board) -> None:
+    values = [2.0] * 2000
+    values[1000] = 1000.0
+    board.curve.show(points(values))
+    board.curve.restyle(Look(robust=False))
+    assert any("1000" in line or "800" in line for line in board.lines())
+
+
+async def test_checkpoints_are_marked_on_the_axis(board: Board) -> None:
+    board.curve.draw((Drawn(sloped(1000)),), metric="train/loss", points=(250, 500, 5000))
+    assert board.lines()[-2].count("◆") == 2
+
+
+@pytest.mark.parametrize("axis", ["tokens", "time"])
+async def test_other_axes(axis: str) -> None:
+    measured = [
+        {"global_step": step, "train/loss": 1.0, "throughput/total_tokens": 1000 * step, "time": 5000.0 + 60 * step}
+        for step in range(301)
+    ]
+    series, _ = Book().series("run", measured, "train/loss", axis)
+    app = Board()
+    async with app.run_test(size=(80, 24)):
+        app.curve.draw((Drawn(series),), metric="train/loss")
+        app.curve.restyle(Look(axis=axis))
+        labels = app.lines()[-1].split()
+        assert {"tokens": "100k", "time": "2h"}[axis] in labels
+
+
+def test_a_clock_that_is_set_back_does_not_fold_the_curve() -> None:
+    measured = [
+        {"global_step": step, "train/loss": 1.0, "time": at} for step, at in enumerate((100.0, 200.0, 150.0, 300.0))
+    ]
+    series, _ = Book().series("run", measured, "train/loss", "time")
+    assert list(series.x) == [0.0, 100.0, 100.0, 200.0]
 
 
 @pytest.mark.parametrize("size", [(10, 3), (24, 4), (30, 5), (200, 60)])

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from midstream.tui import palette
+from midstream.tui.filter import parse
+from midstream.tui.layout import Layout
 from midstream.tui.screens.confirm import ConfirmScreen
-from midstream.tui.screens.fleet import FleetScreen, matches
+from midstream.tui.screens.fleet import FleetScreen
 from midstream.tui.screens.migration import MigrationScreen
 from midstream.tui.screens.run import RunScreen
 from midstream.tui.screens.wizard import WizardScreen
-from midstream.tui.widgets.table import Row
+from midstream.tui.widgets.table import Rows, Table
 from midstream.watch.model import CONNECTING, DOWN
 from tui import worlds
 from tui.looking import app_over, screen_text, settle
@@ -104,12 +107,140 @@ async def test_a_filter_keeps_lines_with_the_word_and_esc_clears_it() -> None:
         assert "overnight" in screen_text(app)
 
 
+FIELDS = {"run": "nano", "state": "training", "loss": 2.5, "step": 1204}
+
+
 @pytest.mark.parametrize(
     ("filter", "kept"),
-    [("", True), ("nano", True), ("NANO live", True), ("!nano", False), ("!x nano", True), ("!", True)],
+    [
+        ("", True),
+        ("nano", True),
+        ("NANO train", True),
+        ("!nano", False),
+        ("!x nano", True),
+        ("!", True),
+        ("state:train", True),
+        ("st:train", True),
+        ("state:failed", False),
+        ("!state:failed", True),
+        ("run:train", False),
+        ("run=nan", False),
+        ("loss<3 step>1k", True),
+        ("loss>3", False),
+        ("loss<x", False),
+        ("http://nano", False),
+    ],
 )
 def test_filter_words(filter: str, kept: bool) -> None:
-    assert matches(Row("k", ("nano", ("● live", "#fff"))), filter) is kept
+    assert all(word.holds(FIELDS, FIELDS.get) for word in parse(filter, FIELDS)) is kept
+
+
+async def test_o_sorts_by_the_columns_and_a_click_on_a_heading_too() -> None:
+    app = app_over(worlds.big_fleet())
+    async with app.run_test(size=(120, 30)) as pilot:
+        await settle(pilot)
+
+        def names() -> list[str]:
+            return [str(row.key) for row in app.screen.query_one("#runs", Table).rows]
+
+        assert names()[0] == "gpt2-medium", "what runs comes first"
+        await pilot.press("o")
+        await settle(pilot)
+        assert names() == sorted(names())
+        assert "RUN↑" in screen_text(app)
+        await pilot.press("O")
+        await settle(pilot)
+        assert names() == sorted(names(), reverse=True)
+        heading = next(line for line in screen_text(app).splitlines() if "STEP" in line)
+        for arrow in ("↑", "↓"):
+            await pilot.click("#runs", offset=(heading.index("STEP"), 0))
+            await settle(pilot)
+            assert f"STEP{arrow}" in screen_text(app)
+        assert names()[-1] == "ablate-lr-3e-3"
+
+
+async def test_marked_runs_are_laid_over_the_one_that_is_opened() -> None:
+    app = app_over(worlds.big_fleet())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("j", "space", "j")
+        await settle(pilot)
+        assert "■  nano" in screen_text(app)
+        await pilot.press("enter")
+        await settle(pilot)
+        title = screen_text(app).splitlines()[2]
+        assert "── baseline" in title
+        assert "── nano" in title
+
+
+async def test_five_hundred_hosts_and_five_thousand_runs_are_walked_and_filtered() -> None:
+    hosts = [worlds.host(f"host{number:03}") for number in range(500)]
+    curve = worlds.rows(20)
+    runs = [worlds.run(f"run{number:04}", f"host{number % 500:03}", step=20, curve=curve) for number in range(5000)]
+    app = app_over(worlds.snapshot(hosts, runs))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        table = app.screen.query_one("#runs", Table)
+        assert isinstance(table.rows, Rows)
+        assert len(table.rows._made) < 200, "lines are made when they come in sight"
+        await pilot.press("G")
+        await settle(pilot, lambda: "run4999" in screen_text(app))
+        await pilot.press("slash", *"host:host123", "enter")
+        await settle(pilot, lambda: "10 of 5000" in screen_text(app))
+
+
+async def test_news_are_told_wherever_one_is() -> None:
+    app = app_over(worlds.small_fleet(worlds.run(), worlds.run("other")))
+    assert isinstance(app.source, Values)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        await pilot.press("enter")
+        await settle(pilot)
+        failed = worlds.run("other", state="failed", alive=False)
+        quiet = worlds.host("large", "stale")
+        app.source.set(worlds.snapshot([worlds.host("small"), quiet], [worlds.run(), failed]))
+        await settle(pilot, lambda: "other failed on small" in screen_text(app))
+        assert "large fell silent" in screen_text(app)
+
+
+async def test_hosts_are_added_from_the_ssh_configuration() -> None:
+    answers = Answers()
+    app = app_over(worlds.snapshot(), answers)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("a")
+        await settle(pilot)
+        assert "gpu1" in screen_text(app)
+        await pilot.press("space", "j", "space", "enter")
+        await pilot.pause()
+    assert answers.asked == [("add", ("  gpu1: {type: ssh, address: gpu1}", "  login: {type: ssh, address: login}"))]
+    assert app.return_code == 75, "the command begins anew with the fleet that was written"
+
+
+async def test_another_theme_is_used_at_once_and_kept(tmp_path) -> None:
+    kept = Layout.load(tmp_path / "screen.json")
+    app = app_over(worlds.big_fleet())
+    app.kept = kept
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("T", "j", "enter")
+        await settle(pilot)
+        assert app.theme == "paper"
+        await pilot.press("1", "q")
+    assert Layout.load(tmp_path / "screen.json").theme == "paper"
+    assert Layout.load(tmp_path / "screen.json").view == "hosts"
+    (tmp_path / "screen.json").write_text("not json")
+    assert Layout.load(tmp_path / "screen.json").theme == "midstream"
+    palette.use(palette.DEFAULT)
+
+
+async def test_a_picture_is_a_file(tmp_path) -> None:
+    app = app_over(worlds.big_fleet())
+    app.kept = Layout.load(tmp_path / "screen.json")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("P")
+        await settle(pilot)
+    [picture] = tmp_path.glob("*.svg")
+    assert "gpt2-medium" in picture.read_text()
 
 
 async def test_keys_typed_into_the_filter_are_no_commands() -> None:

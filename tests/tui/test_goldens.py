@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+
 import pytest
 
 from tui import worlds
@@ -17,6 +20,12 @@ SCREENS = {
     "run-curves": (worlds.small_fleet(worlds.moved_run()), (), ("enter",)),
     "run-checkpoints": (worlds.small_fleet(worlds.moved_run()), (), ("enter", "3")),
     "run-info": (worlds.small_fleet(worlds.moved_run()), (), ("enter", "4")),
+    "run-logs": (worlds.small_fleet(worlds.moved_run()), (), ("enter", "2")),
+    "run-compared": (worlds.big_fleet(), (), ("j", "space", "j", "space", "enter", "left", "left")),
+    "fleet-sorted": (worlds.big_fleet(), (), ("o", "o", "o", "o", "O")),
+    "set-up": (worlds.snapshot(), (), ("a", "space")),
+    "wizard-modes": (worlds.small_fleet(), (), ("m", "o")),
+    "migration-progress": (worlds.moved_fleet(), (worlds.migration(),), ("3", "enter")),
     "wizard-plan": (worlds.small_fleet(), (), ("m",)),
     "wizard-preflight": (worlds.small_fleet(), (), ("m", "enter")),
     "wizard-confirm": (worlds.small_fleet(), (), ("m", "enter", "enter")),
@@ -24,6 +33,16 @@ SCREENS = {
     "migration-downtime": (worlds.moved_fleet(), (worlds.certified(),), ("3", "enter", "3")),
     "help": (worlds.small_fleet(), (), ("question_mark",)),
 }
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Journals are shown in local time."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from midstream.tui.screens.run import RunScreen, metrics_of
+from midstream.tui.actions import resolved
+from midstream.tui.screens.choose import ChooseScreen
+from midstream.tui.screens.run import RunScreen
+from midstream.tui.screens.run_text import config_changes, metrics_of
 from midstream.tui.screens.wizard import WizardScreen
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
 from midstream_engine import records
 from tui import worlds
 from tui.looking import app_over, screen_text, settle
-from tui.worlds import Values
+from tui.worlds import Answers, Values
 
 
 async def test_the_loss_comes_first_at_80_by_24() -> None:
@@ -20,7 +23,7 @@ async def test_the_loss_comes_first_at_80_by_24() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         text = screen_text(app)
-        assert app.screen.query_one(CurveView).size.height >= 18
+        assert app.screen.query_one("#main-curve", CurveView).size.height >= 18
         for word in (
             "train/loss 2.0798",
             "step 1,204/2,000",
@@ -173,6 +176,129 @@ async def test_brackets_go_through_the_metrics_and_z_through_the_tails() -> None
         await pilot.press("z")
         await settle(pilot)
         assert "last 50%" in screen_text(app)
+
+
+async def test_small_multiples_stand_beside_the_curve_and_a_click_enlarges_one() -> None:
+    app = app_over(worlds.small_fleet(worlds.moved_run()), start_run="nano")
+    async with app.run_test(size=(160, 45)) as pilot:
+        await settle(pilot)
+        tiles = [tile for tile in app.screen.query(CurveView) if tile.compact and tile.display]
+        assert [tile.metric for tile in tiles][:2] == ["grad/norm/total", "optim/learning_rate"]
+        await pilot.click(tiles[0])
+        await settle(pilot)
+        assert app.screen.query_one("#main-curve", CurveView).metric == "grad/norm/total"
+        assert "train/loss" in [tile.metric for tile in tiles]
+        await pilot.press("t")
+        await settle(pilot)
+        assert app.screen.query_one("#main-curve", CurveView).size.width == 160
+
+
+async def test_another_run_is_laid_over_and_taken_away() -> None:
+    other = worlds.run("other", curve=worlds.rows(900, seed=3))
+    app = app_over(worlds.small_fleet(worlds.run(), other), start_run="nano")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        for times in (1, 0):
+            await pilot.press("c")
+            await settle(pilot)
+            assert isinstance(app.screen, ChooseScreen)
+            await pilot.press("enter")
+            await settle(pilot)
+            assert screen_text(app).splitlines()[2].count("── other") == times
+
+
+async def test_the_way_of_drawing_is_kept_for_the_next_run() -> None:
+    app = app_over(worlds.small_fleet(), start_run="nano")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("v", "s", "x")
+        await settle(pilot)
+        title = screen_text(app).splitlines()[2]
+        assert "log smoother" in title
+        await pilot.press("escape", "enter")
+        await settle(pilot)
+        assert "log smoother" in screen_text(app).splitlines()[2]
+        assert app.kept.axis == "tokens"
+
+
+async def test_esc_takes_the_crosshair_away_before_it_leaves() -> None:
+    app = app_over(worlds.small_fleet(), start_run="nano")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("left", "left")
+        await settle(pilot)
+        assert "step 1,1" in screen_text(app).splitlines()[2]
+        await pilot.press("escape")
+        await settle(pilot)
+        assert isinstance(app.screen, RunScreen)
+        assert "step 1,1" not in screen_text(app).splitlines()[2]
+
+
+async def test_a_metric_is_picked_from_the_list() -> None:
+    app = app_over(worlds.small_fleet(), start_run="nano")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("p", "G", "enter")
+        await settle(pilot)
+        assert "throughput/duration" in screen_text(app).splitlines()[2]
+
+
+async def test_a_checkpoint_is_verified_and_the_damage_named() -> None:
+    answers = Answers()
+    app = app_over(worlds.small_fleet(), answers, start_run="nano")
+    async with app.run_test(size=(120, 30)) as pilot:
+        await pilot.press("3", "V")
+        await settle(pilot, lambda: "✓ whole" in screen_text(app))
+        answers.problems = ("params/wte/c/0: sha256 differs",)
+        await pilot.press("j", "V")
+        await settle(pilot, lambda: "✗ damaged" in screen_text(app))
+        assert "params/wte/c/0: sha256 differs" in screen_text(app)
+        assert answers.asked == [("verify", "step-1200-a001"), ("verify", "step-1000-a001")]
+
+
+async def test_two_checkpoints_are_compared() -> None:
+    answers = Answers()
+    app = app_over(worlds.small_fleet(), answers, start_run="nano")
+    async with app.run_test(size=(120, 30)) as pilot:
+        await pilot.press("3", "d")
+        await settle(pilot)
+        await pilot.press("enter")
+        await settle(pilot, lambda: "3 of 64 cells differ" in screen_text(app))
+        assert answers.asked == [("compare", ("step-1000-a001", "step-1200-a001"))]
+        await pilot.press("escape")
+        await settle(pilot)
+        assert "3 of 64" not in screen_text(app)
+
+
+async def test_the_configurations_of_two_attempts_are_compared() -> None:
+    app = app_over(worlds.moved_fleet(), start_run="nano")
+    async with app.run_test(size=(100, 45)) as pilot:
+        await pilot.press("4", "d")
+        await settle(pilot, lambda: "~ trainer.per_device_parallelism 16 → 8" in screen_text(app))
+        assert "seed" not in screen_text(app)
+
+
+def test_changes_of_a_configuration_are_named_by_their_fields() -> None:
+    before = {"a": {"b": 1, "c": 2}, "gone": True}
+    assert config_changes(before, {"a": {"b": 1, "c": 3}, "new": []}, "->") == [
+        "~ a.c 2 -> 3",
+        "- gone True",
+        "+ new []",
+    ]
+
+
+def test_the_configuration_of_an_attempt_stands_in_its_log() -> None:
+    log = "2026-11-21T10:00:00Z I resolved configuration:\nseed: 1\ntrainer:\n  id: x\n2026-11-21T10:00:01Z I begins\n"
+    assert resolved(log) == "seed: 1\ntrainer:\n  id: x"
+    assert resolved("2026-11-21T10:00:00Z I begins") == ""
+
+
+async def test_gauges_of_the_devices_that_it_runs_on() -> None:
+    run = worlds.run(host="gpu2", devices=8)
+    app = app_over(worlds.snapshot([worlds.host("gpu2", accelerators=8, kind="NVIDIA A100-SXM4-80GB")], [run]))
+    async with app.run_test(size=(120, 60)) as pilot:
+        await pilot.press("enter", "4")
+        await settle(pilot)
+        assert screen_text(app).count("93%  61.0 GB of 80.0 GB") == 8
 
 
 def test_metrics_begin_with_the_loss() -> None:

@@ -63,9 +63,11 @@ async def test_another_target_or_checkpoint_is_another_plan() -> None:
         await settle(pilot)
         await pilot.press("j")
         await settle(pilot)
-        await pilot.press("c")
+        await pilot.press("c", "j", "enter")
         await settle(pilot)
-        await pilot.press("o")
+        await pilot.press("o", "j", "enter")
+        await settle(pilot)
+        await pilot.press("c", "G", "enter")
         await settle(pilot)
         requests = asked(answers, "plan")
         assert [(request.target, request.checkpoint, request.mode) for request in requests] == [
@@ -73,6 +75,7 @@ async def test_another_target_or_checkpoint_is_another_plan() -> None:
             ("gpu2", "now", "handover"),
             ("gpu2", "latest", "handover"),
             ("gpu2", "latest", "stop"),
+            ("gpu2", "1000", "stop"),
         ]
         assert all(request.source == "small" for request in requests)
         assert "--to gpu2" in screen_text(app)
@@ -144,6 +147,40 @@ async def test_checks_are_listed_with_their_fixes_and_a_warning_does_not_block()
         assert "✓ source answers" in text
         assert "! disk" in text
         assert "mend it: free some space on large" in text
+
+
+async def test_the_verdict_is_in_sight_however_many_checks_there_are() -> None:
+    answers = Answers()
+    answers.checks = tuple(model.Check(f"check {number}", model.PASS, "fine") for number in range(40))
+    app = app_over(worlds.small_fleet(), answers)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("m")
+        await settle(pilot)
+        assert "can go wrong" in screen_text(app)
+        await pilot.press("enter")
+        await settle(pilot, lambda: "Ready." in screen_text(app))
+        assert "safe          everything" in screen_text(app)
+
+
+async def test_what_failed_comes_first_once_all_is_checked() -> None:
+    answers = Answers()
+    answers.checks = (*worlds.CHECKS * 5, worlds.REFUSAL)
+    app = app_over(worlds.small_fleet(), answers)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("m")
+        await settle(pilot)
+        await pilot.press("enter")
+        await settle(pilot, lambda: "kill 811" in screen_text(app))
+
+
+async def test_the_price_of_standing_still_is_said() -> None:
+    answers = Answers()
+    answers.plan = replace(worlds.PLAN, cost_per_hour=(12.0, 24.0))
+    app = app_over(worlds.small_fleet(), answers)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("m")
+        await settle(pilot, lambda: "12.00 → 24.00" in screen_text(app))
+        assert "costs about 0.14" in screen_text(app)
 
 
 async def test_checks_appear_while_later_ones_still_run() -> None:

@@ -373,6 +373,7 @@ class Answers:
         self.views = migrations
         self.checks: tuple[model.Check, ...] = CHECKS
         self.plan: model.Plan | MidstreamError = PLAN
+        self.problems: tuple[str, ...] = ()
         self.asked: list[tuple[Any, ...]] = []
 
     def targets(self) -> tuple[Target, ...]:
@@ -401,6 +402,28 @@ class Answers:
 
     def stop_run(self, run: RunView) -> None:
         self.asked.append(("stop", run.key))
+
+    def verify(self, run: RunView, checkpoint: str) -> list[str]:
+        self.asked.append(("verify", checkpoint))
+        return list(self.problems)
+
+    def compare(self, run: RunView, first: str, second: str) -> list[str]:
+        self.asked.append(("compare", (first, second)))
+        return ["~ params/wte: 3 of 64 cells differ"]
+
+    def config(self, run: RunView, attempt: int) -> str:
+        self.asked.append(("config", attempt))
+        return f"trainer: {{id: nano, per_device_parallelism: {16 // attempt}}}\nseed: 1\n"
+
+    def read_log(self, run: RunView) -> list[str]:
+        return [f"line {number} of the whole log" for number in range(20_000)]
+
+    def ssh_hosts(self) -> tuple[dict[str, str], list[str], str]:
+        line = "  {0}: {{type: ssh, address: {0}}}"
+        return {name: line.format(name) for name in ("gpu1", "gpu2", "login")}, ["lab-tpus"], "~/fleet.yaml"
+
+    def add_hosts(self, lines: list[str]) -> None:
+        self.asked.append(("add", tuple(lines)))
 
     def shell(self, host: str) -> int:
         self.asked.append(("shell", host))

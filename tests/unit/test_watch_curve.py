@@ -94,3 +94,53 @@ def test_appending_to_a_long_curve_costs_no_more_than_to_a_short_one():
 
     # A splice of 300,000 rows takes about 0.2 s: 200 of them 40 s.
     assert seconds(200) < 2.0
+
+
+@settings(max_examples=100, deadline=None, print_blob=True)
+@given(st.lists(st.tuples(st.integers(1, 3), st.lists(rows, max_size=6)), max_size=8))
+def test_a_column_is_what_the_rows_hold(happened: list[tuple[int, list[Any]]]):
+    curve = Curve()
+    for attempt, more in happened:
+        curve.extend(attempt, more)
+    view = curve.rows()
+    for name in ("train/loss", "eval/loss", "nonesuch"):
+        values, there = view.numbers(name, 0, len(view))
+        assert [bool(known) for known in there] == [name in row for row in view]
+        assert [value for value, known in zip(values, there, strict=True) if known] == [
+            row[name] for row in view if name in row
+        ]
+    assert list(view.steps(0, len(view))) == [row["global_step"] for row in view]
+    assert [(row["attempt"]) for row in view] == [
+        attempt for attempt, begin, end in view.stretches(0, len(view)) for _ in range(begin, end)
+    ]
+
+
+def test_values_of_every_kind_read_back_as_they_were():
+    digest = "0f" * 32
+    first = {
+        "global_step": 0,
+        "train/loss": 0.1,
+        "n": 3,
+        "big": 2**60,
+        "none": None,
+        "yes": True,
+        "batch_digest": digest,
+    }
+    second = {"global_step": 1, "train/loss": float("inf"), "word": "x", "list": [1], "batch_digest": "F" * 64}
+    curve = Curve()
+    curve.extend(1, [first, second])
+    one, other = curve.rows()
+    assert one == {**first, "attempt": 1}
+    assert other == {**second, "attempt": 1}
+    assert [type(one[name]) for name in ("n", "yes", "train/loss")] == [int, bool, float]
+
+
+def test_a_view_knows_what_it_continues():
+    curve = Curve()
+    curve.extend(1, [{"global_step": step, "train/loss": 0.0} for step in range(5)])
+    before = curve.rows()
+    curve.extend(1, [{"global_step": 5, "train/loss": 0.0}])
+    grown = curve.rows()
+    assert grown.continues(before)
+    curve.extend(2, [{"global_step": 3, "train/loss": 1.0}])
+    assert not curve.rows().continues(grown)

@@ -226,6 +226,16 @@ def read_text(path: str, offset: int = 0, limit: Optional[int] = None) -> str:
         return file.read(-1 if limit is None else limit).decode(errors="replace")
 
 
+def read_lines(path: str, offset: int, limit: int) -> Dict[str, Any]:
+    """``{text, offset}``: whole lines from a byte offset on, about ``limit`` bytes of them, and where the next begin.
+    The last line of a file may have no end. No text: there is nothing more."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read(limit)
+    end = data.rfind(b"\n") + 1 or len(data)
+    return {"text": data[:end].decode(errors="replace"), "offset": offset + end}
+
+
 # -------------------------------------------------------------------------------------------------------- acting
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from midstream.errors import MidstreamError
 from midstream.migrate import model
+from midstream_engine import records
 
 if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
     from midstream.hosts.open import Hosts
     from midstream.watch.model import RunView, Snapshot
 
+_STAMPED = re.compile(r"\d{4}-\d\d-\d\dT")
+LOG_PART = 1 << 22  # bytes of a log in one answer
+CONFIG_WITHIN = 1 << 18  # bytes of a log's beginning in which its configuration stands
+_CONFIG = "resolved configuration:"
 STOP_TIMEOUT = 600.0  # seconds: the run saves before it stops
 
 
@@ -23,6 +30,16 @@ class Target:
 
     name: str
     hosts: tuple[str, ...]
+
+
+def resolved(log: str) -> str:
+    """The configuration that a log's beginning tells: the lines up to the next one with a time."""
+    _, found, rest = log.partition(_CONFIG)
+    if not found:
+        return ""
+    lines = rest.splitlines()[1:]
+    end = next((number for number, line in enumerate(lines) if _STAMPED.match(line)), len(lines))
+    return "\n".join(lines[:end])
 
 
 class Actions(Protocol):
@@ -48,6 +65,30 @@ class Actions(Protocol):
 
     def stop_run(self, run: RunView) -> None:
         """Save and stop. Returns when the run has stopped."""
+        ...
+
+    def verify(self, run: RunView, checkpoint: str) -> list[str]:
+        """Hash every object of a checkpoint where it lies. What is wrong with it, one line each; none: it is whole."""
+        ...
+
+    def compare(self, run: RunView, first: str, second: str) -> list[str]:
+        """What differs between two checkpoints of a run, by their manifests, one line each."""
+        ...
+
+    def config(self, run: RunView, attempt: int) -> str:
+        """The resolved configuration of an attempt, as YAML; empty where its log does not tell."""
+        ...
+
+    def read_log(self, run: RunView) -> list[str]:
+        """All lines of the newest attempt's log."""
+        ...
+
+    def ssh_hosts(self) -> tuple[dict[str, str], list[str], str]:
+        """(name -> line of a fleet file, gcloud's projects, the fleet file) for what could be added to the fleet."""
+        ...
+
+    def add_hosts(self, lines: list[str]) -> None:
+        """Write these lines into the fleet file."""
         ...
 
     def shell(self, host: str) -> int:
@@ -101,6 +142,58 @@ class FleetActions:
         if not run.attempt:
             raise MidstreamError(f"run {run.run_id} on {run.host} has no attempt to stop")
         stop_attempt(self._hosts.get(run.host), run.run_id, run.attempt, STOP_TIMEOUT)
+
+    def verify(self, run: RunView, checkpoint: str) -> list[str]:
+        from midstream.transfer import verify_objects
+
+        report = verify_objects(self._hosts.get(run.host), self._checkpoint(run, checkpoint))
+        return [f"{path}: {what}" for path, what in report.problems]
+
+    def compare(self, run: RunView, first: str, second: str) -> list[str]:
+        from midstream.transfer.compare import compare, line
+
+        host = self._hosts.get(run.host)
+        sides = [
+            records.Manifest.from_json(
+                host.call("tree.manifest_value", directory=self._checkpoint(run, name), manifest=records.MANIFEST), name
+            )
+            for name in (first, second)
+        ]
+        return [line(entry) for entry in compare(*sides)]
+
+    def config(self, run: RunView, attempt: int) -> str:
+        path = self._log(run, attempt)
+        return resolved(self._hosts.get(run.host).call("runs.read_text", path=path, limit=CONFIG_WITHIN))
+
+    def read_log(self, run: RunView) -> list[str]:
+        host, path = self._hosts.get(run.host), self._log(run, run.attempt)
+        parts, offset = [], 0
+        while (part := host.call("runs.read_lines", path=path, offset=offset, limit=LOG_PART))["text"]:
+            parts.append(part["text"])
+            offset = part["offset"]
+        return "".join(parts).splitlines()
+
+    def _checkpoint(self, run: RunView, name: str) -> str:
+        return records.RunPaths(self._hosts.get(run.host).root, run.run_id).checkpoint(name)
+
+    def _log(self, run: RunView, attempt: int) -> str:
+        return records.RunPaths(self._hosts.get(run.host).root, run.run_id).attempt(attempt).log(0)
+
+    def ssh_hosts(self) -> tuple[dict[str, str], list[str], str]:
+        from midstream.fleet.additions import candidates, gcloud_projects
+
+        return candidates(self._fleet.hosts), gcloud_projects(), str(self._file)
+
+    def add_hosts(self, lines: list[str]) -> None:
+        from midstream.fleet.additions import add_hosts
+
+        add_hosts(self._file, lines)
+
+    @property
+    def _file(self) -> Path:
+        from midstream.fleet.config import default_fleet_path
+
+        return Path(self._fleet.path).expanduser() if self._fleet.path else default_fleet_path()
 
     def shell(self, host: str) -> int:
         from midstream.hosts.ask import DESK

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App
@@ -15,14 +17,20 @@ from textual.screen import Screen
 
 from midstream.errors import MidstreamError
 from midstream.migrate.model import MigrationView
-from midstream.tui import commands, palette
+from midstream.tui import commands, news, palette
 from midstream.tui.actions import Actions, FleetActions
 from midstream.tui.background import Background
+from midstream.tui.book import Book
 from midstream.tui.glyphs import ASCII, UNICODE
+from midstream.tui.layout import Layout
 from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.choose import ChooseScreen
 from midstream.tui.screens.fleet import FleetScreen
+from midstream.tui.screens.rows import utilisation
 from midstream.tui.screens.run import RunScreen
 from midstream.tui.screens.wizard import WizardScreen
+from midstream.tui.widgets.curve import CurveView
+from midstream.tui.widgets.table import Column, Row
 from midstream.tui.world import Source, World
 
 if TYPE_CHECKING:
@@ -31,6 +39,8 @@ if TYPE_CHECKING:
 
 REPAINT = 0.25  # seconds between repaints, at least, however often hosts report
 TICK = 1.0  # seconds after which ages are painted anew without any change
+HISTORY = 120  # looks at a host that are remembered
+TOLD = 3  # toasts at once
 MIGRATIONS = 0.5  # seconds between looks at the migrations' journals
 
 
@@ -80,8 +90,12 @@ class MidstreamApp(App[int], inherit_bindings=False):
         ascii_only: bool = False,
         start_run: str | None = None,
         clock: Callable[[], float] = time.time,
+        layout: Layout | None = None,
     ) -> None:
         super().__init__()
+        self.kept = layout or Layout()
+        self.book = Book()
+        self.history: dict[str, deque[float]] = {}  # host -> what its accelerators were busy, 0..1, over time
         self.source = source
         self.actions = actions
         self.background = Background(self)
@@ -95,8 +109,9 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self._reading = False
         self._told = ""
         self._unsubscribe: Callable[[], object] | None = None
-        self.register_theme(palette.THEME)
-        self.theme = palette.THEME.name
+        for theme in palette.themes():
+            self.register_theme(theme)
+        self.use_theme(self.kept.theme)
         if ascii_only:
             self.add_class("-ascii")
 
@@ -115,6 +130,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
+        self.kept.save()
 
     # ------------------------------------------------------------------------------------------ the world
 
@@ -132,9 +148,25 @@ class MidstreamApp(App[int], inherit_bindings=False):
             return
         self._changed = False
         self._painted = time.monotonic()
-        self.world = World(self.source.snapshot(), self.world.migrations, self._clock())
+        before = self.world
+        self.world = World(self.source.snapshot(), before.migrations, self._clock())
+        self._remember(before)
+        self._tell(before)
         if (front := self.front) is not None:
             front.refresh_world()
+
+    def _remember(self, before: World) -> None:
+        for host in self.world.snapshot.hosts:
+            if host is not before.snapshot.host(host.name) and (busy := utilisation(host)) is not None:
+                self.history.setdefault(host.name, deque(maxlen=HISTORY)).append(busy)
+
+    def _tell(self, before: World) -> None:
+        """Toasts, a few at a time: who looks at five hundred hosts must not be buried."""
+        items = news.between(before, self.world)
+        for item in items[:TOLD]:
+            self.notify(item.text, severity=item.severity, markup=False)  # type: ignore[arg-type]  # one of three
+        if len(items) > TOLD:
+            self.notify(f"and {len(items) - TOLD} more")
 
     @property
     def front(self) -> MidstreamScreen | None:
@@ -161,7 +193,9 @@ class MidstreamApp(App[int], inherit_bindings=False):
 
     def on_midstream_app_migrations_read(self, event: MigrationsRead) -> None:
         if event.migrations != self.world.migrations:
-            self.world = World(self.world.snapshot, event.migrations, self.world.now)
+            before = self.world
+            self.world = World(before.snapshot, event.migrations, before.now)
+            self._tell(before)
             self.publish()
 
     # ------------------------------------------------------------------------------------------ going places
@@ -195,6 +229,42 @@ class MidstreamApp(App[int], inherit_bindings=False):
         for widget in self.screen.query("#--input, CommandList"):
             widget.styles.border = ("none", "transparent")
 
+    def use_theme(self, name: str) -> None:
+        """Draw in other colours, at once."""
+        palette.use(name)
+        self.kept.theme = name if name in palette.PALETTES else palette.DEFAULT
+        self.theme = self.kept.theme
+        if self.is_running:
+            for screen in self.screen_stack:
+                for widget in screen.walk_children():
+                    if isinstance(widget, CurveView):
+                        widget.see(widget.viewport)
+                    widget.refresh(layout=False)
+            self.publish()
+
+    def action_theme(self) -> None:
+        lines = [
+            Row(name, (name, (self.glyphs.full * 2, colours.GOOD), (self.glyphs.full * 2, colours.BAD)))
+            for name, colours in palette.PALETTES.items()
+        ]
+
+        def chosen(name: Hashable) -> None:
+            if name is not None:
+                self.use_theme(str(name))
+
+        columns = (Column("THEME"), Column("GOOD"), Column("BAD"))
+        self.push_screen(ChooseScreen("Theme", columns, lines, selected=self.kept.theme), chosen)
+
+    def action_picture(self) -> None:
+        folder = self.kept.file.parent if self.kept.file else Path.cwd()
+        path = folder / f"screen-{time.strftime('%Y%m%d-%H%M%S')}.svg"
+        try:
+            path.write_text(self.export_screenshot(title="midstream"))
+        except OSError as error:
+            self.notify(f"{path} cannot be written: {error.strerror}", severity="error", markup=False)
+            return
+        self.notify(f"saved: {path}", markup=False)
+
     async def action_quit(self) -> None:
         self.exit(0)
 
@@ -206,15 +276,28 @@ def run_tui(
     readonly: bool = False,
     ascii_only: bool = False,
     start_run: str | None = None,
+    record: str | None = None,
 ) -> int:
-    """Watch the fleet on a screen until a person quits. The exit code. ``start_run`` is opened first; whoever names it
-    has the last word too."""
+    """Watch the fleet on a screen until a person quits. The exit code; RELOAD where the fleet file is another now.
+    ``start_run`` is opened first; whoever names it has the last word too. ``record``: a file that the session is
+    written to."""
     from midstream.hosts.ask import DESK
+    from midstream.migrate.directory import state_directory
     from midstream.tui.person import ScreenPerson
+    from midstream.tui.recording import Recorder
     from midstream.watch.watcher import Watch
 
-    watch = Watch(fleet, hosts, interval=1.0)
-    app = MidstreamApp(watch, FleetActions(fleet, hosts), readonly=readonly, ascii_only=ascii_only, start_run=start_run)
+    recorder = Recorder(record) if record else None
+    watch = Watch(fleet, hosts, interval=1.0, heard=recorder.heard if recorder else None)
+    actions = FleetActions(fleet, hosts)
+    app = MidstreamApp(
+        watch,
+        recorder.over(actions) if recorder else actions,
+        readonly=readonly,
+        ascii_only=ascii_only,
+        start_run=start_run,
+        layout=Layout.load(state_directory() / "screen.json"),
+    )
     person = ScreenPerson(app)
     with DESK.of(person):  # from the first host that is reached to the last: nobody asks beside the screen
         watch.start()
@@ -223,6 +306,22 @@ def run_tui(
         finally:
             person.leave()
             watch.stop()
+            if recorder:
+                recorder.close()
     if app.return_code == 0 and start_run is None:
         print("midstream: runs and migrations go on; midstream --status shows them", file=sys.stderr)
+    return app.return_code or 0
+
+
+def replay_tui(file: str, *, ascii_only: bool = False, speed: float = 1.0) -> int:
+    """Show a recorded session as it was. Nothing can be done from there but looking."""
+    from midstream.tui.recording import Replay
+
+    replay = Replay.load(file, speed)
+    app = MidstreamApp(replay, replay, readonly=True, ascii_only=ascii_only, clock=replay.clock)
+    replay.play()
+    try:
+        app.run()
+    finally:
+        replay.stop()
     return app.return_code or 0

@@ -34,9 +34,14 @@ class Glyphs:
     corner: str = "└"
     below: str = "┬"
     mark: str = "▲"
+    point: str = "◆"
+    chosen: str = "■"
+    up: str = "↑"
+    down: str = "↓"
     seam: str = "┊"
     dot: str = "·"
     ellipsis: str = "…"
+    columns: str = "▁▂▃▄▅▆▇█"
     braille: bool = True
 
 
@@ -60,9 +65,14 @@ ASCII = Glyphs(
     corner="+",
     below="+",
     mark="^",
+    point="$",
+    chosen="#",
+    up="^",
+    down="v",
     seam=":",
     dot="-",
     ellipsis="~",
+    columns="_.-:=+*#",
     braille=False,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from midstream.migrate.model import MigrationView
@@ -34,6 +35,18 @@ class World:
 
     def migration(self, migration: str) -> MigrationView | None:
         return next((view for view in self.migrations if view.migration == migration), None)
+
+    @cached_property
+    def _training(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for run in self.snapshot.runs:
+            if run.alive:
+                found.setdefault(run.host, []).append(run.run_id)
+        return found
+
+    def training_on(self, host: str) -> list[str]:
+        """The runs whose processes are alive on a host."""
+        return self._training.get(host, [])
 
     def is_stale(self, host: str) -> bool:
         """Whether what is known of the host is not what is true of it now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from midstream_engine import records
@@ -166,8 +167,24 @@ class Snapshot:
     hosts: tuple[HostView, ...] = ()
     runs: tuple[RunView, ...] = ()
 
+    @cached_property
+    def _by_host(self) -> dict[str, HostView]:
+        return {host.name: host for host in self.hosts}
+
+    @cached_property
+    def _by_run(self) -> dict[str, list[RunView]]:
+        found: dict[str, list[RunView]] = {}
+        for run in self.runs:
+            found.setdefault(run.run_id, []).append(run)
+        return found
+
+    @property
+    def run_count(self) -> int:
+        """Runs, however many copies there are of each."""
+        return len(self._by_run)
+
     def host(self, name: str) -> HostView | None:
-        return next((host for host in self.hosts if host.name == name), None)
+        return self._by_host.get(name)
 
     def copies(self, run_id: str) -> tuple[RunView, ...]:
         """Every copy of the run, the one with the highest fence epoch first. A sealed source knows the new epoch too,
@@ -177,7 +194,7 @@ class Snapshot:
             process = run.status.process if run.status else 0
             return run.epoch, run.status.epoch if run.status else 0, run.attempt, -process
 
-        return tuple(sorted((run for run in self.runs if run.run_id == run_id), key=newest, reverse=True))
+        return tuple(sorted(self._by_run.get(run_id, ()), key=newest, reverse=True))
 
     def members(self, run: RunView) -> tuple[RunView, ...]:
         """The views of one attempt on all hosts that carry it out, process 0 first; itself where it has one."""
@@ -197,4 +214,4 @@ class Snapshot:
 
     def current(self) -> tuple[RunView, ...]:
         """One view a run: the copy with the highest fence epoch."""
-        return tuple(self.copies(run_id)[0] for run_id in sorted({run.run_id for run in self.runs}))
+        return tuple(self.copies(run_id)[0] for run_id in sorted(self._by_run))

@@ -32,14 +32,23 @@ from midstream.watch.model import (
 )
 from midstream_engine import records
 
+Heard = Callable[..., None]
 LOG_LINES = 5000  # of a log's end that are kept
+
+
+def _nobody(*_: Any) -> None:
+    pass
 
 
 class Store:
     """Takes the lines of all hosts in, and gives snapshots out. Any thread may use it."""
 
-    def __init__(self, hosts: Mapping[str, str]):
-        """``hosts``: name -> kind, in the order that they are shown in."""
+    def __init__(self, hosts: Mapping[str, str], *, heard: Heard | None = None, clock: Callable[[], float] = time.time):
+        """``hosts``: name -> kind, in the order that they are shown in. ``heard`` is told all that comes in: which
+        method was called, with what. ``clock``: UTC seconds."""
+        self._heard = heard or _nobody
+        self._clock = clock
+        self._heard("hosts", dict(hosts))
         self.changed = threading.Condition()
         self._hosts = {name: HostView(name, kind, CONNECTING) for name, kind in hosts.items()}
         self._runs: dict[tuple[str, str], _Run] = {}
@@ -59,7 +68,7 @@ class Store:
         with self.changed:
             if self._snapshot is None:
                 runs = tuple(sorted((run for shown in self._shown.values() for run in shown), key=lambda run: run.key))
-                self._snapshot = Snapshot(self._version, time.time(), tuple(self._hosts.values()), runs)
+                self._snapshot = Snapshot(self._version, self._clock(), tuple(self._hosts.values()), runs)
             return self._snapshot
 
     def wait_newer(self, version: int, timeout: float) -> Snapshot | None:
@@ -82,6 +91,7 @@ class Store:
         """One line of a host's probe. RecordError where it is of another shape."""
         event = line["event"]
         with self.changed:
+            self._heard("take", host, line)
             if event == "hello":
                 self._hello[host] = dict(line)
                 self._told[host] = set()
@@ -100,6 +110,7 @@ class Store:
     def skew(self, host: str, seconds: float) -> None:
         """How far the host's clock is ahead of this machine's."""
         with self.changed:
+            self._heard("skew", host, seconds)
             self._skew[host] = seconds
 
     def link(self, host: str, link: str, error: str = "") -> None:
@@ -108,6 +119,7 @@ class Store:
             view = self._hosts[host]
             if (view.link, view.error) == (link, error):
                 return
+            self._heard("link", host, link, error)
             self._hosts[host] = replace(view, link=link, error=error)
             self._note()
 
@@ -139,7 +151,7 @@ class Store:
             for key in [key for key in self._runs if key[0] == host and key[1] not in self._told[host]]:
                 del self._runs[key]
         self._shown[host] = tuple(run.view() for (name, _), run in self._runs.items() if name == host)
-        now = time.time()
+        now = self._clock()
         # Before a ping was answered: short of what the way here took.
         skew = self._skew[host] if host in self._skew else line["time"] - now
         hello = self._hello.get(host, {})

@@ -13,7 +13,7 @@ from midstream.hosts.open import Hosts
 from midstream.watch.feed import ENDING, Feed
 from midstream.watch.model import CONNECTING, Snapshot
 from midstream.watch.pace import Pace
-from midstream.watch.store import Store
+from midstream.watch.store import Heard, Store
 
 TOGETHER = 0.25  # seconds: changes within them are told as one
 
@@ -24,9 +24,19 @@ class Watch:
     """The fleet, observed. ``interval`` is the time between two looks on each host, in seconds, where few are watched;
     ``only`` names the hosts that matter (all by default)."""
 
-    def __init__(self, fleet: Fleet, hosts: Hosts, *, interval: float = 1.0, only: Collection[str] | None = None):
+    def __init__(
+        self,
+        fleet: Fleet,
+        hosts: Hosts,
+        *,
+        interval: float = 1.0,
+        only: Collection[str] | None = None,
+        heard: Heard | None = None,
+    ):
+        """``heard`` is told all that the store is, in its order: a recording of it makes the same snapshots again."""
         names = [name for name in fleet.hosts if only is None or name in only]
-        self._store = Store({name: fleet.hosts[name].get_choice_name(type(fleet.hosts[name])) for name in names})
+        kinds = {name: fleet.hosts[name].get_choice_name(type(fleet.hosts[name])) for name in names}
+        self._store = Store(kinds, heard=heard)
         self._pace = Pace(interval, len(names))
         self._feeds = [Feed(name, hosts, self._store, self._pace.seconds) for name in names]
         self._tick = min(interval, 0.5)

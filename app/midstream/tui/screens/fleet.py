@@ -8,21 +8,12 @@ from textual.containers import Vertical
 from textual.widgets import Input, Static
 
 from midstream.tui import commands
-from midstream.tui.screens import run_stop, shell
+from midstream.tui.screens import rows, run_stop, shell
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.rows import (
-    HOST_COLUMNS,
-    MIGRATION_COLUMNS,
-    RUN_COLUMNS,
-    describe_host,
-    host_rows,
-    migration_rows,
-    run_rows,
-)
 from midstream.tui.widgets.bars import downtime
 from midstream.tui.widgets.chrome import Hints, Rule, Views
 from midstream.tui.widgets.curve import CurveView
-from midstream.tui.widgets.table import Row, Table
+from midstream.tui.widgets.table import Table
 from midstream.tui.world import World, attempt_names
 from midstream.watch import model as watch
 from midstream.watch.model import RunView
@@ -30,13 +21,7 @@ from midstream.watch.model import RunView
 HOSTS, RUNS, MIGRATIONS = "hosts", "runs", "migrations"
 
 
-def matches(row: Row, filter: str) -> bool:
-    """Whether a line stays: all words must be in it, and none of those that begin with ``!``."""
-    text = row.words.lower()
-    return all(
-        (word[1:] not in text if len(word) > 1 else True) if word.startswith("!") else word in text
-        for word in filter.lower().split()
-    )
+LISTS = {HOSTS: rows.HOSTS, RUNS: rows.RUNS, MIGRATIONS: rows.MIGRATIONS}
 
 
 class FleetScreen(MidstreamScreen):
@@ -49,14 +34,14 @@ class FleetScreen(MidstreamScreen):
         super().__init__()
         self._view = RUNS
         self._filter = ""
+        self._marked: dict[str, None] = {}  # runs, in the order in which they were marked
 
     def body(self) -> ComposeResult:
         glyphs = self.glyphs
         yield Views(self.SCOPE)
-        yield Table(HOST_COLUMNS, glyphs, id=HOSTS)
-        yield Table(RUN_COLUMNS, glyphs, id=RUNS)
-        yield Table(MIGRATION_COLUMNS, glyphs, id=MIGRATIONS)
-        yield Input(id="filter", placeholder="word !word", compact=True)
+        for name, listing in LISTS.items():
+            yield Table(listing.columns, glyphs, id=name)
+        yield Input(id="filter", placeholder="word  !word  state:failed  loss<2.5", compact=True)
         with Vertical(id="preview"):
             yield Rule("", glyphs)
             yield CurveView(glyphs, id="preview-curve")
@@ -64,7 +49,7 @@ class FleetScreen(MidstreamScreen):
 
     def on_mount(self) -> None:
         self.query_one("#filter").display = False
-        self.action_view(RUNS)
+        self.action_view(self.midstream.kept.view)
 
     def crumbs(self) -> tuple[str, ...]:
         return ({HOSTS: "Hosts", RUNS: "Runs", MIGRATIONS: "Migrations"}[self._view],)
@@ -75,30 +60,49 @@ class FleetScreen(MidstreamScreen):
     # ------------------------------------------------------------------------------------------ showing
 
     def show(self, world: World) -> None:
-        glyphs = self.glyphs
-        everything = {
-            HOSTS: host_rows(world, glyphs),
-            RUNS: run_rows(world, glyphs),
-            MIGRATIONS: migration_rows(world, glyphs),
+        items = {
+            HOSTS: world.snapshot.hosts,
+            RUNS: rows.runs_in_order(world) if self._view == RUNS else (),
+            MIGRATIONS: world.migrations,
         }
-        for view, rows in everything.items():
-            kept = [row for row in rows if matches(row, self._filter)]
-            empty = (
-                self._nothing(view, world)
-                if not rows
-                else (f"nothing matches {self._filter!r}", "esc clears the filter")
-            )
-            self.table(view).show(kept, empty=empty)
-        self.query_one(Hints).hide(*(() if self._filter else ("back",)))
-        self.query_one(Views).show(self._view, {view: str(len(rows)) for view, rows in everything.items()})
+        listing, sort = LISTS[self._view], self._sort
+        found = rows.listed(listing, items[self._view], world, self._filter, sort)
+        self.table().show(
+            rows.rows_of(listing, found, world, self.glyphs),
+            empty=(
+                (f"nothing matches {self._filter!r}", "esc clears the filter")
+                if items[self._view]
+                else self._nothing(self._view, world)
+            ),
+            sort=sort,
+            marked=self._marked if self._view == RUNS else (),
+        )
+        self._hint()
+        counts = {HOSTS: len(items[HOSTS]), RUNS: world.snapshot.run_count, MIGRATIONS: len(items[MIGRATIONS])}
+        notes = {view: str(count) for view, count in counts.items()}
+        if self._filter:
+            notes[self._view] = f"{len(found)} of {counts[self._view]}"
+        self.query_one(Views).show(self._view, notes)
         self._preview(world)
+
+    @property
+    def _sort(self) -> tuple[int, bool] | None:
+        kept = self.midstream.kept.sorts.get(self._view)
+        return (kept[0], bool(kept[1])) if kept and kept[0] < len(LISTS[self._view].columns) else None
+
+    def _hint(self) -> None:
+        """What has no meaning at the moment is no hint."""
+        hidden = [] if self._filter else ["back"]
+        if self._view != RUNS:
+            hidden += ["mark", "stop", "migrate"]
+        self.query_one(Hints).hide(*hidden)
 
     def _nothing(self, view: str, world: World) -> tuple[str, ...]:
         """What to do next where a list is empty."""
         if not world.snapshot.hosts:
             return (
                 "no hosts: the fleet file names none.",
-                "This writes one from ~/.ssh/config:",
+                "Press a to choose some from ~/.ssh/config. The same on the command line:",
                 "  midstream --init",
                 "This is a fleet on this machine alone, with a run:",
                 "  midstream --demo",
@@ -130,11 +134,12 @@ class FleetScreen(MidstreamScreen):
             if run is not None:
                 rule.show(run.run_id, "enter opens it")
                 names = attempt_names(run, self.glyphs.times)
-                curve.show(run.curve, names=names, attempt=run.attempt, empty=f"no steps yet ({run.state})")
+                curve.show(run.curve, names=names, empty=f"no steps yet ({run.state})")
         elif self._view == HOSTS:
             host = world.snapshot.host(str(key))
             rule.show(str(key))
-            text.update(describe_host(host, world, self.glyphs, self.size.width) if host else Text())
+            history = self.midstream.history.get(str(key), ())
+            text.update(rows.describe_host(host, world, self.glyphs, self.size.width, history) if host else Text())
         else:
             view = world.migration(str(key))
             rule.show(str(key), "enter opens it")
@@ -150,13 +155,17 @@ class FleetScreen(MidstreamScreen):
         if event.table is self.table():
             self._preview(self.world)
 
+    def on_table_headed(self, event: Table.Headed) -> None:
+        sort = self._sort
+        self._order(event.column, sort is not None and sort[0] == event.column and not sort[1])
+
     async def on_table_chosen(self, event: Table.Chosen) -> None:
         self.action_open()
 
     # ------------------------------------------------------------------------------------------ commands
 
     def action_view(self, view: str) -> None:
-        self._view = view
+        self._view = self.midstream.kept.view = view
         for name in (HOSTS, RUNS, MIGRATIONS):
             self.table(name).display = name == view
         self.table().focus()
@@ -168,12 +177,12 @@ class FleetScreen(MidstreamScreen):
 
         key = self.table().selected
         if self._view == RUNS and key is not None:
-            self.app.push_screen(RunScreen(str(key)))
+            self.app.push_screen(RunScreen(str(key), [run for run in self._marked if run != key]))
         elif self._view == MIGRATIONS and key is not None:
             self.app.push_screen(MigrationScreen(str(key)))
         elif self._view == HOSTS and key is not None:
-            self._filter = str(key)
-            self.query_one("#filter", Input).value = str(key)
+            self._filter = f"host={key}"
+            self.query_one("#filter", Input).value = self._filter
             self.query_one("#filter").display = True
             self.action_view(RUNS)
 
@@ -199,6 +208,46 @@ class FleetScreen(MidstreamScreen):
             self.notify("press 1 and select the host to open a shell on")
         elif not self.refused():
             shell.open_on(self, host)
+
+    def action_mark(self) -> None:
+        key = self.table().selected
+        if self._view != RUNS or key is None:
+            self.notify("press 2: runs are what can be marked")
+            return
+        if str(key) in self._marked:
+            del self._marked[str(key)]
+        else:
+            self._marked[str(key)] = None
+        self.table().action_cursor(1)
+        self.refresh_world()
+
+    def action_unmark(self) -> None:
+        self._marked.clear()
+        self.refresh_world()
+
+    def action_sort(self) -> None:
+        """By each column in turn, then in the usual order again."""
+        columns = LISTS[self._view].columns
+        column = self._sort[0] + 1 if self._sort else 0
+        self._order(column if column < len(columns) else None, False)
+
+    def action_reverse(self) -> None:
+        column, downwards = self._sort or (0, False)
+        self._order(column, not downwards)
+
+    def _order(self, column: int | None, downwards: bool) -> None:
+        sorts = self.midstream.kept.sorts
+        if column is None:
+            sorts.pop(self._view, None)
+        else:
+            sorts[self._view] = [column, int(downwards)]
+        self.refresh_world()
+
+    def action_set_up(self) -> None:
+        from midstream.tui.screens.setup import offer
+
+        if not self.refused():
+            offer(self)
 
     # ------------------------------------------------------------------------------------------ the filter
 

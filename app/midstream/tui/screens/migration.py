@@ -17,9 +17,10 @@ from midstream.tui.screens.confirm import ConfirmScreen
 from midstream.tui.widgets import steps
 from midstream.tui.widgets.bars import downtime
 from midstream.tui.widgets.chrome import Hints, Rule, Views
-from midstream.tui.widgets.curve import CurveView, Drawn
-from midstream.tui.widgets.log_view import LogView
+from midstream.tui.widgets.curve import CurveView
+from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.pane import Pane
+from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.series import Series
 from midstream.tui.world import World
 
@@ -46,14 +47,15 @@ class MigrationScreen(MidstreamScreen):
         yield Views(self.SCOPE)
         with Vertical(id=PROGRESS):
             yield Static(id="progress-words")
+            yield Static(id="move-risk")
             yield Rule("command log", glyphs)
-            yield LogView(empty="nothing was run yet", id="command-log")
+            yield LogPane(empty="nothing was run yet", id="command-log")
         with Vertical(id=CERTIFICATE):
             yield Static(id="claims")
             yield CurveView(glyphs, empty="no losses around the seam are known here", id="seam")
         with Pane(id=DOWNTIME):
             yield Static(id="downtime-text")
-        yield LogView(empty="nothing was written yet", id=LOG)
+        yield LogPane(empty="nothing was written yet", id=LOG)
 
     def on_mount(self) -> None:
         view = self.migration_view
@@ -90,14 +92,15 @@ class MigrationScreen(MidstreamScreen):
         self.query_one(Views).show(self._view, notes)
         if self._view == PROGRESS:
             self.query_one("#progress-words", Static).update(words.progress(view, world, glyphs, width))
-            self.query_one("#command-log", LogView).show(words.command_log(view))
+            self.query_one("#move-risk", Static).update(words.risk(view))
+            self.query_one("#command-log", LogPane).show(words.command_log(view))
         elif self._view == CERTIFICATE:
             self.query_one("#claims", Static).update(words.claims(view, glyphs, width))
             self._show_seam(view, world)
         elif self._view == DOWNTIME:
             self.query_one("#downtime-text", Static).update(self._downtime(view, width))
         else:
-            self.query_one(f"#{LOG}", LogView).show(words.journal(view))
+            self.query_one(f"#{LOG}", LogPane).show(words.journal(view))
         hidden = [] if not view.finished and view.state != model.ROLLED_BACK else ["rollback"]
         if view.state not in (model.INTERRUPTED, model.ROLLBACK_INCOMPLETE):
             hidden.append("continue")
@@ -146,11 +149,15 @@ class MigrationScreen(MidstreamScreen):
         self._view = view
         for name in (PROGRESS, CERTIFICATE, DOWNTIME, LOG):
             self.query_one(f"#{name}").display = name == view
-        focus = {PROGRESS: "#command-log", LOG: f"#{LOG}", DOWNTIME: f"#{DOWNTIME}"}.get(view)
-        self.set_focus(self.query_one(focus) if focus else None)
+        focus = {PROGRESS: "#command-log", LOG: f"#{LOG}", DOWNTIME: f"#{DOWNTIME}", CERTIFICATE: "#seam"}[view]
+        self.query_one(focus).focus()
         self.refresh_world()
 
     def action_back(self) -> None:
+        if any(pane.display and pane.escaped() for pane in self.query(LogPane)):
+            return
+        if self._view == CERTIFICATE and self.query_one("#seam", CurveView).forget_cursor():
+            return
         view = self.migration_view
         if view is not None and view.state == model.RUNNING:
             self.app.notify("the migration goes on; press 3 on the fleet screen to see it again", title="detached")

@@ -17,17 +17,33 @@ from midstream.tui.widgets.bars import copy_progress
 from midstream.tui.world import World, hardware
 from midstream.watch.model import RunView
 
-# What is true, and safe, while a phase is under way.
-SAFETY = {
-    model.PLAN: "nothing has been changed",
-    model.PREFLIGHT: "nothing has been changed",
-    model.PREPARE: "the source trains on; nothing of the run has been changed",
-    model.CUTOVER: "the source is being sealed and copied; r starts it again",
-    model.RELAUNCH: "the source is sealed and kept; r starts it again",
-    model.CERTIFY: "the target trains; the source is sealed and kept, r goes back to it",
-    model.FINISH: "the target trains; r goes back until it has done its healthy steps",
-    model.ROLLBACK: "going back to the source; nothing is deleted",
+# phase -> (what can go wrong in it, what is safe): said while it is under way.
+RISKS = {
+    model.PLAN: ("nothing", "nothing has been changed"),
+    model.PREFLIGHT: ("a check fails", "nothing has been changed"),
+    model.PREPARE: (
+        "the target lacks room, packages or a link",
+        "the source trains on; nothing of the run has been changed",
+    ),
+    model.CUTOVER: ("the link breaks: c goes on from there", "the source is sealed and kept; r starts it again"),
+    model.RELAUNCH: (
+        "the target does not start: it is rolled back",
+        "the source is sealed and kept; r starts it again",
+    ),
+    model.CERTIFY: ("a claim is refuted: it is rolled back", "the source is sealed and kept; r goes back to it"),
+    model.FINISH: ("the target fails later", "r goes back until it has done its healthy steps"),
+    model.ROLLBACK: ("the source does not answer: c goes on", "going back to the source; nothing is deleted"),
 }
+SAFETY = {phase: safe for phase, (_, safe) in RISKS.items()}
+
+
+def risk(view: model.MigrationView) -> Text:
+    """Two lines while it is under way; none afterwards."""
+    if view.state != model.RUNNING or view.phase not in RISKS:
+        return Text()
+    wrong, safe = RISKS[view.phase]
+    text = Text("  can go wrong  ", palette.DIM, no_wrap=True).append(f"{wrong}\n", palette.WAIT)
+    return text.append("  safe          ", palette.DIM).append(safe, palette.GOOD)
 
 
 def headline(view: model.MigrationView, glyphs: Glyphs, now: float, target: RunView | None = None) -> Text:
@@ -87,6 +103,8 @@ def progress(view: model.MigrationView, world: World, glyphs: Glyphs, width: int
     text.append("\n")
     for detail in copies(view).values():
         text.append_text(copy_progress(glyphs, dict(detail), width)).append("\n")
+        if detail.get("object") and (detail.get("bytes_done") or 0) < (detail.get("bytes_total") or 0):
+            text.append(f"              {detail['object']}\n", palette.FAINT)
     for role, host in (("source", view.plan.source), ("target", view.plan.target_host)):
         run = world.run(host, view.plan.run_id)
         text.append(f"  {role} {host:<10} ", palette.DIM)

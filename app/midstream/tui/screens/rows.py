@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from rich.text import Text
 
+from midstream.migrate.model import LEDGER_ENTRIES, MigrationView
 from midstream.tui import format, palette
 from midstream.tui import glyphs as signs
+from midstream.tui.filter import parse
 from midstream.tui.glyphs import Glyphs
-from midstream.tui.widgets.bars import bar
-from midstream.tui.widgets.table import Column, Row
+from midstream.tui.widgets.bars import bar, spark
+from midstream.tui.widgets.table import Column, Row, Rows
 from midstream.tui.world import World, hardware, latest, short_kind
 from midstream.watch import model as watch
 from midstream.watch.model import HostView, Machine, RunView
@@ -22,7 +28,7 @@ HOST_COLUMNS = (
     Column("CPU", right=True, drop=4),
     Column("DISK FREE", right=True, drop=3),
     Column("AGE", right=True),
-    Column("", widest=200, rest=True),
+    Column("RUNS", widest=200, rest=True),
 )
 RUN_COLUMNS = (
     Column("RUN", widest=32),
@@ -41,6 +47,7 @@ MIGRATION_COLUMNS = (
     Column("STATE"),
     Column("PHASE", drop=2),
     Column("CERTIFICATE", drop=1),
+    Column("LEDGER", drop=6),
     Column("DOWN", right=True, drop=3),
     Column("AGE", right=True, drop=4),
     Column("ID", drop=5),
@@ -57,40 +64,104 @@ CHECKPOINT_COLUMNS = (
 )
 
 
-def host_rows(world: World, glyphs: Glyphs) -> list[Row]:
-    rows = []
-    for host in world.snapshot.hosts:
-        glyph, colour = signs.link_state(glyphs, host.link)
-        machine = host.machine
-        stale = host.link != watch.LIVE
-        accelerators = utilisation = memory = cpu = disk = format.NONE
-        if machine is not None:
-            count = len(machine.accelerators)
-            accelerators = f"{count}{glyphs.times}{short_kind(machine.accelerators[0].kind)}" if count else "none"
-            used = [item.utilization for item in machine.accelerators if item.utilization is not None]
-            utilisation = format.percent(sum(used) / len(used)) if used else format.NONE
-            memory = format.percent(machine.memory_used / machine.memory_total if machine.memory_total else None)
-            cpu, disk = format.percent(machine.cpu_used), format.size(machine.disk_free)
-        age = format.age(world.host_age(host)) + (f" {glyphs.stale}" if stale and host.last_seen is not None else "")
-        cells = (
-            host.name,
-            (f"{glyph} {host.link}", colour),
-            accelerators,
-            utilisation,
-            memory,
-            cpu,
-            disk,
-            (age, palette.WAIT) if stale else age,
-            (host.error, palette.BAD),
-        )
-        rows.append(Row(host.name, cells, dim=stale))
-    return rows
+@dataclass(frozen=True)
+class Listing:
+    """One of the fleet's lists: its columns, the field behind each of them, and how a line is made.
+
+    ``fields`` are in the columns' order: what one sorts and filters by, numbers as numbers."""
+
+    columns: tuple[Column, ...]
+    fields: Mapping[str, Callable[[Any, World], Any]]
+    key: Callable[[Any], Hashable]
+    row: Callable[[Any, World, Glyphs], Row]
 
 
-def run_rows(world: World, glyphs: Glyphs) -> list[Row]:
-    """One line a run: the copy with the highest fence epoch. Those that run come first."""
-    runs = sorted(world.snapshot.current(), key=lambda run: (not run.alive, run.run_id))
-    return [_run_row(run, world, glyphs) for run in runs]
+def listed(
+    listing: Listing, items: Sequence[Any], world: World, filter: str, sort: tuple[int, bool] | None
+) -> list[Any]:
+    """The items that a filter keeps, in order."""
+    names = tuple(listing.fields)
+    words = parse(filter, names)
+    if words:
+
+        def keeps(item: Any) -> bool:
+            return all(word.holds(names, lambda name: listing.fields[name](item, world)) for word in words)
+
+        items = [item for item in items if keeps(item)]
+    if sort is None:
+        return list(items)
+    field = listing.fields[names[sort[0]]]
+
+    valued = [(field(item, world), item) for item in items]
+    known = [pair for pair in valued if pair[0] not in (None, "") and pair[0] == pair[0]]
+    ordered = sorted(known, key=lambda pair: pair[0], reverse=sort[1])
+    sorted_ones = {id(item) for _, item in known}
+    return [item for _, item in ordered] + [item for item in items if id(item) not in sorted_ones]  # not known: last
+
+
+def rows_of(listing: Listing, items: Sequence[Any], world: World, glyphs: Glyphs) -> Rows:
+    """Lines of a table, each made when it comes in sight."""
+    return Rows([listing.key(item) for item in items], lambda index: listing.row(items[index], world, glyphs))
+
+
+def _host_row(host: HostView, world: World, glyphs: Glyphs) -> Row:
+    glyph, colour = signs.link_state(glyphs, host.link)
+    machine = host.machine
+    stale = host.link != watch.LIVE
+    accelerators = disk = format.NONE
+    if machine is not None:
+        count = len(machine.accelerators)
+        accelerators = f"{count}{glyphs.times}{short_kind(machine.accelerators[0].kind)}" if count else "none"
+        disk = format.size(machine.disk_free)
+    age = format.age(world.host_age(host)) + (f" {glyphs.stale}" if stale and host.last_seen is not None else "")
+    runs = ", ".join(world.training_on(host.name))
+    cells = (
+        host.name,
+        (f"{glyph} {host.link}", colour),
+        accelerators,
+        format.percent(utilisation(host)),
+        format.percent(_memory(host)),
+        format.percent(machine.cpu_used if machine else None),
+        disk,
+        (age, palette.WAIT) if stale else age,
+        (host.error, palette.BAD) if host.error else runs,
+    )
+    return Row(host.name, cells, dim=stale)
+
+
+def utilisation(host: HostView) -> float | None:
+    """Of its accelerators, 0..1; None where it does not say."""
+    used = [item.utilization for item in host.machine.accelerators] if host.machine else []
+    known = [value for value in used if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _memory(host: HostView) -> float | None:
+    machine = host.machine
+    return machine.memory_used / machine.memory_total if machine and machine.memory_total else None
+
+
+def _kinds(host: HostView) -> str:
+    found = host.machine.accelerators if host.machine else ()
+    return f"{len(found)}x{short_kind(found[0].kind)}" if found else ""
+
+
+HOSTS = Listing(
+    HOST_COLUMNS,
+    {
+        "host": lambda host, world: host.name,
+        "link": lambda host, world: host.link,
+        "accelerators": lambda host, world: _kinds(host),
+        "util": lambda host, world: utilisation(host),
+        "memory": lambda host, world: _memory(host),
+        "cpu": lambda host, world: host.machine.cpu_used if host.machine else None,
+        "disk": lambda host, world: host.machine.disk_free if host.machine else None,
+        "age": lambda host, world: world.host_age(host),
+        "run": lambda host, world: host.error or " ".join(world.training_on(host.name)),
+    },
+    lambda host: host.name,
+    _host_row,
+)
 
 
 def _run_row(run: RunView, world: World, glyphs: Glyphs) -> Row:
@@ -114,35 +185,80 @@ def _run_row(run: RunView, world: World, glyphs: Glyphs) -> Row:
     return Row(run.run_id, cells, dim=stale)
 
 
-def migration_rows(world: World, glyphs: Glyphs) -> list[Row]:
-    rows = []
-    for view in world.migrations:
-        glyph, colour = signs.migration_state(glyphs, view.state)
-        proof = view.certificate
-        verdict = (
-            (format.NONE, "")
-            if proof is None
-            else ("certified", palette.GOOD)
-            if proof.valid
-            else ("failed", palette.BAD)
-        )
-        down = view.ledger.downtime if view.ledger else None
-        cells = (
-            view.plan.run_id,
-            view.plan.source,
-            view.plan.target,
-            (f"{glyph} {view.state}", colour),
-            view.phase,
-            verdict,
-            format.seconds(down),
-            format.age(world.now - view.plan.created if view.plan.created else None),
-            view.migration,
-        )
-        rows.append(Row(view.migration, cells))
-    return rows
+RUNS = Listing(
+    RUN_COLUMNS,
+    {
+        "run": lambda run, world: run.run_id,
+        "host": lambda run, world: run.host,
+        "state": lambda run, world: run.state,
+        "step": lambda run, world: run.step,
+        "loss": lambda run, world: run.loss,
+        "tok/s": lambda run, world: latest(run, "throughput/tokens_per_second") if run.alive else None,
+        "age": lambda run, world: world.run_age(run),
+        "devices": lambda run, world: hardware(run, "x"),
+    },
+    lambda run: run.run_id,
+    _run_row,
+)
 
 
-def checkpoint_rows(run: RunView, world: World, glyphs: Glyphs) -> list[Row]:
+def runs_in_order(world: World) -> list[RunView]:
+    """One a run: the copy with the highest fence epoch. Those that run come first."""
+    return sorted(world.snapshot.current(), key=lambda run: (not run.alive, run.run_id))
+
+
+def _migration_row(view: MigrationView, world: World, glyphs: Glyphs) -> Row:
+    glyph, colour = signs.migration_state(glyphs, view.state)
+    verdict = _verdict(view)
+    cells = (
+        view.plan.run_id,
+        view.plan.source,
+        view.plan.target,
+        (f"{glyph} {view.state}", colour),
+        view.phase,
+        (verdict, {"certified": palette.GOOD, "failed": palette.BAD}.get(verdict, palette.DIM)),
+        (_ledger_bar(view, glyphs), palette.ACCENT),
+        format.seconds(view.ledger.downtime if view.ledger else None),
+        format.age(world.now - view.plan.created if view.plan.created else None),
+        view.migration,
+    )
+    return Row(view.migration, cells)
+
+
+def _verdict(view: MigrationView) -> str:
+    proof = view.certificate
+    return format.NONE if proof is None else "certified" if proof.valid else "failed"
+
+
+def _ledger_bar(view: MigrationView, glyphs: Glyphs) -> str:
+    """What the downtime went to: one column for each part of the ledger, by its share of the longest."""
+    if view.ledger is None:
+        return ""
+    parts = [view.ledger.measured.get(name, 0.0) for name in LEDGER_ENTRIES]
+    longest = max([*parts, 1e-9])
+    return spark(glyphs, [part / longest for part in parts], len(parts))
+
+
+MIGRATIONS = Listing(
+    MIGRATION_COLUMNS,
+    {
+        "run": lambda view, world: view.plan.run_id,
+        "from": lambda view, world: view.plan.source,
+        "to": lambda view, world: view.plan.target,
+        "state": lambda view, world: view.state,
+        "phase": lambda view, world: view.phase,
+        "certificate": lambda view, world: _verdict(view),
+        "ledger": lambda view, world: view.ledger.downtime if view.ledger else None,
+        "down": lambda view, world: view.ledger.downtime if view.ledger else None,
+        "age": lambda view, world: world.now - view.plan.created,
+        "id": lambda view, world: view.migration,
+    },
+    lambda view: view.migration,
+    _migration_row,
+)
+
+
+def checkpoint_rows(run: RunView, world: World, glyphs: Glyphs, verified: Mapping[str, str] = {}) -> list[Row]:
     """Newest first."""
     rows = []
     for point in sorted(run.checkpoints, key=lambda point: (-point.step, -point.attempt)):
@@ -151,7 +267,7 @@ def checkpoint_rows(run: RunView, world: World, glyphs: Glyphs) -> list[Row]:
         elif not point.accepted:
             state = (f"{glyphs.failed} fenced off", palette.BAD)
         else:
-            state = (f"{glyphs.passed} complete", palette.GOOD)
+            state = _verified(verified.get(point.name, ""), glyphs)
         cells = (
             point.name,
             format.grouped(point.step),
@@ -166,7 +282,16 @@ def checkpoint_rows(run: RunView, world: World, glyphs: Glyphs) -> list[Row]:
     return rows
 
 
-def describe_host(host: HostView, world: World, glyphs: Glyphs, width: int) -> Text:
+def _verified(state: str, glyphs: Glyphs) -> tuple[str, str]:
+    """What this session's look at every object said."""
+    if state == "whole":
+        return f"{glyphs.passed} whole", palette.GOOD
+    if state == "damaged":
+        return f"{glyphs.failed} damaged", palette.BAD
+    return (f"{glyphs.busy} {state}", palette.WAIT) if state else (f"{glyphs.passed} complete", palette.GOOD)
+
+
+def describe_host(host: HostView, world: World, glyphs: Glyphs, width: int, history: Sequence[float] = ()) -> Text:
     """A host in a few lines: what it is, its gauges, its accelerators, its error."""
     text = Text(no_wrap=True)
     if host.error:
@@ -193,6 +318,10 @@ def describe_host(host: HostView, world: World, glyphs: Glyphs, width: int) -> T
             f"{format.size(machine.disk_free)} free of {format.size(machine.disk_total)}",
         ),
     ]
+    if history:
+        text.append(f"  {'busy':<10}", palette.DIM)
+        text.append(spark(glyphs, history, room).rjust(room), palette.ACCENT)
+        text.append(f" {format.percent(history[-1])} of its accelerators, over time\n", palette.TEXT)
     for item in machine.accelerators:
         if item.memory_total or item.utilization is not None:
             share = (

@@ -2,83 +2,112 @@
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
+from textual.containers import Container, Vertical
+from textual.message import Message
 from textual.widgets import Static
 
-from midstream.tui import commands, format, palette
-from midstream.tui import glyphs as signs
-from midstream.tui.screens import run_stop
+from midstream.errors import MidstreamError
+from midstream.tui import book, commands, format, palette
+from midstream.tui.screens import run_stop, run_text
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.rows import CHECKPOINT_COLUMNS, checkpoint_rows
-from midstream.tui.widgets.bars import bar
-from midstream.tui.widgets.chrome import Views
-from midstream.tui.widgets.curve import CurveView
+from midstream.tui.screens.choose import ChooseScreen
+from midstream.tui.screens.rows import CHECKPOINT_COLUMNS, checkpoint_rows, runs_in_order
+from midstream.tui.screens.run_text import metrics_of
+from midstream.tui.widgets.chrome import Hints, Views
+from midstream.tui.widgets.curve import SMOOTHINGS, CurveView, Look
+from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.log_view import LogView
 from midstream.tui.widgets.pane import Pane
-from midstream.tui.widgets.table import Table
-from midstream.tui.world import World, attempt_names, hardware, latest
+from midstream.tui.widgets.plot import Drawn
+from midstream.tui.widgets.table import Column, Row, Table
+from midstream.tui.widgets.viewport import Viewport
+from midstream.tui.world import World, attempt_names
 from midstream.watch import model as watch
 from midstream.watch.model import RunView
-from midstream_engine import records
 
 CURVES, LOGS, CHECKPOINTS, INFO = "curves", "logs", "checkpoints", "info"
-ZOOMS = (1.0, 0.5, 0.25, 0.1)
-QUIET = 30.0  # seconds without a heartbeat from a run on a host that answers
-FIRST_METRICS = ("train/loss", "eval/loss", "grad/norm/total", "optim/learning_rate", "throughput/tokens_per_second")
-NOT_DRAWN = frozenset({"global_step", "attempt", "time", "train/loss"})
-
-
-def metrics_of(run: RunView) -> list[str]:
-    """The metrics that can be drawn, the well-known ones first; looked for in the last rows."""
-    found: set[str] = set()
-    for index in range(max(0, len(run.curve) - 64), len(run.curve)):
-        found.update(
-            name
-            for name, value in run.curve[index].items()
-            if name not in NOT_DRAWN and isinstance(value, int | float) and not isinstance(value, bool)
-        )
-    found.add("train/loss")
-    known = [name for name in FIRST_METRICS if name in found]
-    return known + sorted(found - set(known))
-
-
-def seconds_left(run: RunView) -> float | None:
-    """To the last step, at the pace of the last steps; None where that is not known."""
-    if run.status is None or not run.status.num_train_steps or run.state != records.TRAINING:
-        return None
-    tail = [run.curve[index] for index in range(max(0, len(run.curve) - 32), len(run.curve))]
-    durations = [row["throughput/duration"] for row in tail if "throughput/duration" in row]
-    return statistics.median(durations) * (run.status.num_train_steps - run.status.step) if durations else None
+ZOOMS = (1.0, 0.5, 0.25, 0.1, 0.01)
+TILES = 6  # small multiples at most
+TILE_HEIGHT = 7
+WIDE, TALL = 110, 34  # cells from which small multiples stand beside the curve, and lines from which below it
 
 
 class RunScreen(MidstreamScreen):
-    """One run, wherever it is at the moment: the copy with the highest fence epoch."""
+    """One run, wherever it is at the moment: the copy with the highest fence epoch. ``others`` are runs whose curves
+    are laid over its own."""
 
     SCOPE = commands.RUN
     BINDINGS = commands.bindings(commands.RUN, commands.EVERYWHERE)
 
-    def __init__(self, run_id: str) -> None:
+    class Verified(Message):
+        """A checkpoint was hashed."""
+
+        def __init__(self, checkpoint: str, problems: list[str]) -> None:
+            super().__init__()
+            self.checkpoint, self.problems = checkpoint, problems
+
+    class Compared(Message):
+        """Two checkpoints, or the configurations of two attempts, were compared."""
+
+        def __init__(self, what: str, heading: str, lines: list[str]) -> None:
+            super().__init__()
+            self.what, self.heading, self.lines = what, heading, lines
+
+    class LogRead(Message):
+        """All of the log has come."""
+
+        def __init__(self, lines: list[str]) -> None:
+            super().__init__()
+            self.lines = lines
+
+    def __init__(self, run_id: str, others: Sequence[str] = ()) -> None:
         super().__init__()
         self.run_id = run_id
+        self._others = list(others)
         self._view = CURVES
         self._metric = "train/loss"
         self._zoom = 0
+        self._tiles_wanted: bool | None = None  # as a person wants them here; None: where there is room
+        self._verified: dict[str, str] = {}
+        self._report = Text()
+        self._changes: list[str] | None = None
 
     def body(self) -> ComposeResult:
         glyphs = self.glyphs
         yield Views(self.SCOPE)
-        yield CurveView(glyphs, id=CURVES)
-        yield LogView(id=LOGS)
-        yield Table(CHECKPOINT_COLUMNS, glyphs, id=CHECKPOINTS)
+        with Container(id=CURVES):
+            yield CurveView(glyphs, id="main-curve")
+            with Container(id="tiles"):
+                for number in range(TILES):
+                    yield CurveView(glyphs, compact=True, id=f"tile-{number}")
+        yield LogPane(id=LOGS)
+        with Vertical(id=CHECKPOINTS):
+            yield Table(CHECKPOINT_COLUMNS, glyphs, id="checkpoint-table")
+            with Pane(id="checkpoint-report"):
+                yield Static(id="report-text")
         with Pane(id=INFO):
             yield Static(id="info-text")
         yield Static(id="facts")
 
     def on_mount(self) -> None:
+        kept = self.midstream.kept
+        smoothing = kept.smoothing % len(SMOOTHINGS)
+        axis = kept.axis if kept.axis in book.AXES else book.STEP
+        self._curve.restyle(Look(kept.log, kept.robust, smoothing, axis))
+        self.query_one(LogView).wrapping = kept.wrap
+        self.query_one("#checkpoint-report").display = False
+        self._arrange()
         self.action_view(CURVES)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._arrange()
 
     def crumbs(self) -> tuple[str, ...]:
         return ("Runs", self.run_id)
@@ -88,123 +117,79 @@ class RunScreen(MidstreamScreen):
         copies = self.world.snapshot.copies(self.run_id)
         return copies[0] if copies else None
 
+    @property
+    def _curve(self) -> CurveView:
+        return self.query_one("#main-curve", CurveView)
+
     # ------------------------------------------------------------------------------------------ showing
 
     def show(self, world: World) -> None:
         run = self.run_view
-        curve = self.query_one(CurveView)
         if run is None:
             asked = [host.name for host in world.snapshot.hosts if host.link == watch.CONNECTING]
             unknown = f"no host knows a run {self.run_id!r}; esc goes back to the list"
-            curve.show((), empty=f"asking {', '.join(asked)} ..." if asked else unknown)
+            self._curve.show((), empty=f"asking {', '.join(asked)} ..." if asked else unknown)
             self.query_one("#facts", Static).update("")
             return
-        names = attempt_names(run, self.glyphs.times)
-        empty = f"no steps yet ({run.state})"
-        curve.show(run.curve, metric=self._metric, names=names, attempt=run.attempt, empty=empty)
-        log = self.query_one(LogView)
-        log.show(run.log)
-        self.query_one(Table).show(
-            checkpoint_rows(run, world, self.glyphs),
-            empty=("no checkpoints yet.", "The run saves by itself; midstream --stop saves and stops it."),
-        )
-        if self._view == INFO:
-            self.query_one("#info-text", Static).update(self._info(run, world))
-        notes = {CHECKPOINTS: str(len(run.checkpoints)), LOGS: "" if log.following else "held"}
-        self.query_one(Views).show(self._view, notes)
-        self.query_one("#facts", Static).update(self._facts(run, world))
-
-    def _facts(self, run: RunView, world: World) -> Text:
-        """Two lines: where it stands, what it measures."""
-        glyphs = self.glyphs
-        glyph, colour = signs.run_state(glyphs, run.state)
-        stale = world.is_stale(run.host)
-        text = Text(f" {glyph} {run.state}", f"bold {palette.WAIT if stale else colour}", no_wrap=True)
-        text.append(f"  {run.host} {hardware(run, glyphs.times)}".rstrip(), palette.TEXT)
-        total = run.status.num_train_steps if run.status else 0
-        text.append(f"  step {format.grouped(run.step)}", palette.TEXT)
-        if total and run.step is not None:
-            text.append(f"/{format.grouped(total)} ", palette.DIM)
-        age = world.run_age(run)
-        if stale:  # how far it is by now is not known
-            text.append(f" {glyphs.stale} {run.host} silent, last word {format.age(age)} ago", palette.WAIT)
-        elif total and run.step is not None:
-            text.append_text(bar(glyphs, run.step / total, 10 if self.size.width < 100 else 24))
-            text.append(f" {format.percent(run.step / total)}", palette.DIM)
-            if (left := seconds_left(run)) is not None:
-                text.append(f"  {format.seconds(left)} left", palette.DIM)
-        if run.alive and not stale and age is not None and age > QUIET:
-            text.append(f"  {glyphs.stale} no word for {format.age(age)}", palette.WAIT)
-        text.append("\n ")
-        for name, value in (
-            ("loss", format.loss(run.loss)),
-            ("lr", format.small(latest(run, "optim/learning_rate"))),
-            ("tok/s", format.short(latest(run, "throughput/tokens_per_second"))),
-        ):
-            text.append(f"{name} ", palette.DIM)
-            text.append(f"{value}  ", palette.TEXT)
-        done = [point for point in run.checkpoints if point.complete and point.accepted]
-        text.append("checkpoint ", palette.DIM)
-        if done:
-            newest = max(done, key=lambda point: (point.step, point.attempt))
-            old = f" {format.age(world.now - newest.created)} ago" if newest.created else ""
-            text.append(f"{newest.name}{old}", palette.TEXT)
-        else:
-            text.append("none yet", palette.WAIT)
-        if run.trouble:
-            text.append(f"  {glyphs.stale} {run.trouble}", palette.WAIT)
-        elif run.status and run.status.message:
-            text.append(f"  {run.status.message}", palette.BAD if run.state == records.FAILED else palette.DIM)
-        elif run.state == "lost":
-            text.append("  its process is gone without a word", palette.BAD)
-        return text
-
-    def _info(self, run: RunView, world: World) -> Text:
-        glyphs = self.glyphs
-        text = Text()
-
-        def heading(name: str) -> None:
-            text.append(f"\n {name}\n" if text else f" {name}\n", f"bold {palette.TEXT}")
-
-        def fact(name: str, value: str, colour: str = palette.TEXT) -> None:
-            text.append(f"   {name:<11} ", palette.DIM)
-            text.append(f"{value}\n", colour)
-
-        heading("Lineage")
-        for number, entry in enumerate(run.lineage.entries if run.lineage else ()):
-            last = format.grouped(entry.last_step) if entry.last_step is not None else "now"
-            text.append(f"   {glyphs.running} attempt {entry.attempt}", palette.series(number))
-            origin = f"from {entry.checkpoint}" if entry.checkpoint else "fresh"
-            text.append(
-                f"  {entry.target} {entry.devices}{glyphs.times}{entry.device_kind}  "
-                f"steps {format.grouped(entry.first_step)} to {last}  {origin}\n",
-                palette.TEXT,
+        if self._view == CURVES:
+            self._show_curves(run, world)
+        elif self._view == LOGS:
+            self.query_one(LogPane).show(run.log)
+        elif self._view == CHECKPOINTS:
+            self.query_one("#checkpoint-table", Table).show(
+                checkpoint_rows(run, world, self.glyphs, self._verified),
+                empty=("no checkpoints yet.", "The run saves by itself; midstream --stop saves and stops it."),
             )
-        if run.lineage is None or not run.lineage.attempts:
-            text.append("   none written yet\n", palette.DIM)
-        heading("Fence")
-        if run.fence:
-            fact("epoch", f"{run.fence.epoch}, held by {run.fence.holder}")
-            if run.fence.sealed_step is not None:
-                fact("sealed", f"everything before counts up to step {format.grouped(run.fence.sealed_step)}")
         else:
-            text.append("   none yet\n", palette.DIM)
-        heading("Copies")
-        for copy in world.snapshot.copies(run.run_id):
-            age = format.age(world.run_age(copy))
-            silent = f"  {glyphs.stale} silent" if world.is_stale(copy.host) else ""
-            fact(copy.host, f"epoch {copy.epoch}  {copy.state}  step {format.grouped(copy.step)}  {age} ago{silent}")
-        status = run.status
-        if status is not None:
-            heading("Process")
-            fact("devices", hardware(run, glyphs.times) or "none reported")
-            fact("pid", f"{status.pid} ({status.processes} in all), attempt {run.attempt}, epoch {status.epoch}")
-            if status.root_digest:
-                fact("digest", status.root_digest)
-            heading("Versions")
-            for name, version in sorted(status.versions.items()):
-                fact(name, version)
-        return text
+            text = run_text.info(run, world, self.glyphs, self.size.width, self._changes)
+            self.query_one("#info-text", Static).update(text)
+        following = self.query_one(LogView).following
+        self.midstream.kept.wrap = self.query_one(LogView).wrapping
+        self.query_one(Views).show(
+            self._view, {CHECKPOINTS: str(len(run.checkpoints)), LOGS: "" if following else "held"}
+        )
+        facts = run_text.facts(run, world, self.glyphs, self.size.width)
+        self.query_one("#facts", Static).update(facts, layout=False)  # it has two lines, whatever they say
+
+    def _show_curves(self, run: RunView, world: World) -> None:
+        axis = self._curve.look.axis
+        runs = [run, *(copies[0] for name in self._others if (copies := world.snapshot.copies(name)))]
+        drawn = []
+        for number, each in enumerate(runs):
+            series, _ = self.midstream.book.series(each.key, each.curve, self._metric, axis)
+            alone = len(runs) == 1
+            drawn.append(Drawn(series, "" if alone else each.run_id, "" if alone else palette.series(number)))
+        places = (book.x_of_step(run.curve, point.step, axis) for point in run.checkpoints if point.complete)
+        names = attempt_names(run, self.glyphs.times)
+        self._curve.draw(
+            drawn,
+            metric=self._metric,
+            names=names,
+            points=[place for place in places if place is not None],
+            empty=f"no steps yet ({run.state})",
+        )
+        if not self.query_one("#tiles").display:
+            return
+        others = [name for name in metrics_of(run) if name != self._metric]
+        for number in range(TILES):
+            tile = self.query_one(f"#tile-{number}", CurveView)
+            tile.display = number < min(len(others), self._tile_count)
+            if tile.display:
+                series, _ = self.midstream.book.series(run.key, run.curve, others[number], axis)
+                tile.draw((Drawn(series),), metric=others[number], empty="no values")
+
+    @property
+    def _tile_count(self) -> int:
+        if self.size.width >= WIDE:
+            return min(TILES, max(1, (self.size.height - 5) // TILE_HEIGHT))
+        return max(1, min(TILES, self.size.width // 26))
+
+    def _arrange(self) -> None:
+        """Small multiples beside the curve, below it, or nowhere."""
+        room = self.size.width >= WIDE or self.size.height >= TALL
+        wanted = self._tiles_wanted if self._tiles_wanted is not None else (self.midstream.kept.tiles and room)
+        self.query_one("#tiles").display = wanted
+        self.set_class(self.size.width >= WIDE, "-beside")
 
     # ------------------------------------------------------------------------------------------ commands
 
@@ -212,25 +197,126 @@ class RunScreen(MidstreamScreen):
         self._view = view
         for name in (CURVES, LOGS, CHECKPOINTS, INFO):
             self.query_one(f"#{name}").display = name == view
-        if view == CURVES:
-            self.set_focus(None)
-        else:
-            self.query_one(f"#{view}").focus()
+        focus = {CURVES: "#main-curve", LOGS: f"#{LOGS}", CHECKPOINTS: "#checkpoint-table", INFO: f"#{INFO}"}[view]
+        self.query_one(focus).focus()
+        curves = ("metric(1)", "zoom")
+        self.query_one(Hints).hide(*(() if view == CURVES else curves), *(() if view == CHECKPOINTS else ("verify",)))
         self.refresh_world()
+
+    def action_back(self) -> None:
+        """Out of a search, off the crosshair, and then to the fleet."""
+        if self._view == LOGS and self.query_one(LogPane).escaped():
+            return
+        if self._view == CURVES and self._curve.forget_cursor():
+            return
+        if self._view == CHECKPOINTS and self.query_one("#checkpoint-report").display:
+            self.query_one("#checkpoint-report").display = False
+            self.query_one("#checkpoint-table").focus()
+            return
+        super().action_back()
 
     def action_metric(self, by: int) -> None:
         run = self.run_view
+        if run is not None:
+            names = metrics_of(run)
+            place = names.index(self._metric) if self._metric in names else 0
+            self._promote(names[(place + by) % len(names)])
+
+    def _promote(self, metric: str) -> None:
+        self._metric = metric
+        self.action_view(CURVES)
+
+    def on_curve_view_picked(self, event: CurveView.Picked) -> None:
+        self._promote(event.metric)
+
+    def action_metrics(self) -> None:
+        run = self.run_view
         if run is None:
             return
-        names = metrics_of(run)
-        place = names.index(self._metric) if self._metric in names else 0
-        self._metric = names[(place + by) % len(names)]
-        self.action_view(CURVES)
+        rows = []
+        for name in metrics_of(run):
+            series, _ = self.midstream.book.series(run.key, run.curve, name)
+            rows.append(Row(name, (name, format.loss(series.last), format.grouped(len(series)))))
+        columns = (Column("METRIC"), Column("LAST", right=True), Column("POINTS", right=True))
+
+        def chosen(name: Hashable) -> None:
+            if name is not None:
+                self._promote(str(name))
+
+        self.app.push_screen(ChooseScreen("Draw", columns, rows, selected=self._metric), chosen)
 
     def action_zoom(self) -> None:
         self._zoom = (self._zoom + 1) % len(ZOOMS)
-        self.query_one(CurveView).zoom(ZOOMS[self._zoom])
+        self._curve.see(Viewport(ZOOMS[self._zoom]))
         self.action_view(CURVES)
+
+    def _restyle(self, look: Look, words: str) -> None:
+        """Draw in another way, and keep that."""
+        kept = self.midstream.kept
+        kept.log, kept.robust, kept.smoothing, kept.axis = look.log, look.robust, look.smoothing, look.axis
+        self._curve.restyle(look)
+        self.notify(words, timeout=2)
+        self.action_view(CURVES)
+
+    def action_axis(self) -> None:
+        look = self._curve.look
+        axis = book.AXES[(book.AXES.index(look.axis) + 1) % len(book.AXES)]
+        self._restyle(replace(look, axis=axis), f"x axis: {axis}")
+
+    def action_log_y(self) -> None:
+        look = self._curve.look
+        self._restyle(replace(look, log=not look.log), "linear values" if look.log else "logarithmic values")
+
+    def action_smooth(self) -> None:
+        look = self._curve.look
+        number = (look.smoothing + 1) % len(SMOOTHINGS)
+        self._restyle(replace(look, smoothing=number), f"average: {SMOOTHINGS[number][0]}")
+
+    def action_outliers(self) -> None:
+        look = self._curve.look
+        words = "spikes have their height" if look.robust else "spikes are cut"
+        self._restyle(replace(look, robust=not look.robust), words)
+
+    def action_tiles(self) -> None:
+        self._tiles_wanted = self.midstream.kept.tiles = not self.query_one("#tiles").display
+        self._arrange()
+        self.action_view(CURVES)
+
+    def action_overlay(self) -> None:
+        """Lay another run over this one; one that lies there is taken away."""
+        rows = [
+            Row(
+                run.run_id,
+                (
+                    (self.glyphs.chosen if run.run_id in self._others else " ") + " " + run.run_id,
+                    run.host,
+                    format.grouped(run.step),
+                    format.loss(run.loss),
+                ),
+            )
+            for run in runs_in_order(self.world)
+            if run.run_id != self.run_id
+        ]
+        if not rows:
+            self.notify("there is no other run to compare with")
+            return
+
+        def chosen(name: Hashable) -> None:
+            if name in self._others:
+                self._others.remove(str(name))
+            elif name is not None:
+                self._others.append(str(name))
+            self.action_view(CURVES)
+
+        columns = (Column("RUN"), Column("HOST"), Column("STEP", right=True), Column("LOSS", right=True))
+        self.app.push_screen(ChooseScreen("Compare with (again: take it away)", columns, rows), chosen)
+
+    def action_copy(self) -> None:
+        """What this view shows, as a command line."""
+        flag = {CURVES: "--metrics", LOGS: "--log", CHECKPOINTS: "--checkpoints", INFO: "--log"}[self._view]
+        line = f"midstream {flag} {self.run_id}"
+        self.app.copy_to_clipboard(line)
+        self.notify(f"copied: {line}", markup=False)
 
     def action_migrate(self) -> None:
         if self.run_view is not None and not self.refused():
@@ -240,3 +326,120 @@ class RunScreen(MidstreamScreen):
         run = self.run_view
         if run is not None and not self.refused():
             run_stop.ask(self, run)
+
+    # ------------------------------------------------------------------------------------------ looking closer
+
+    def action_verify(self) -> None:
+        run = self.run_view
+        name = self.query_one("#checkpoint-table", Table).selected
+        if run is None or self._view != CHECKPOINTS or name is None:
+            self.notify("press 3 and select the checkpoint to verify")
+            return
+        self._verified[str(name)] = "hashing"
+        self.refresh_world()
+        self.in_background(partial(self._verify, run, str(name)))
+
+    def _verify(self, run: RunView, name: str) -> None:
+        try:
+            problems = self.midstream.actions.verify(run, name)
+        except MidstreamError as error:
+            problems = [error.message]
+        self.post_message(self.Verified(name, problems))
+
+    def on_run_screen_verified(self, event: Verified) -> None:
+        self._verified[event.checkpoint] = "damaged" if event.problems else "whole"
+        if event.problems:
+            self._tell(f"{event.checkpoint} is damaged", event.problems)
+        else:
+            self.notify(f"{event.checkpoint}: every object is what the manifest says", markup=False)
+        self.refresh_world()
+
+    def action_diff(self) -> None:
+        run = self.run_view
+        if run is None:
+            return
+        if self._view == CHECKPOINTS:
+            self._diff_checkpoints(run)
+        else:
+            self._diff_attempts(run)
+
+    def _diff_checkpoints(self, run: RunView) -> None:
+        name = self.query_one("#checkpoint-table", Table).selected
+        rows = [row for row in checkpoint_rows(run, self.world, self.glyphs) if row.key != name]
+        if name is None or not rows:
+            self.notify("there is nothing to compare it with: the run has one checkpoint")
+            return
+
+        def chosen(other: Hashable) -> None:
+            if other is not None:
+                heading = f"{other} {self.glyphs.arrow} {name}"
+                work = partial(self.midstream.actions.compare, run, str(other), str(name))
+                self.in_background(lambda: self.post_message(self.Compared(CHECKPOINTS, heading, work())))
+
+        self.app.push_screen(ChooseScreen(f"Compare {name} with", CHECKPOINT_COLUMNS, rows), chosen)
+
+    def _diff_attempts(self, run: RunView) -> None:
+        """The newest attempt with another; with the one before where there are two alone."""
+        attempts = [entry.attempt for entry in run.lineage.entries] if run.lineage else []
+        if len(attempts) < 2:
+            self.notify("the run has had one attempt: there is no other configuration")
+            return
+        newest = attempts[-1]
+
+        def chosen(other: Hashable) -> None:
+            if isinstance(other, int):
+                self.in_background(partial(self._compare_configs, run, other, newest))
+
+        if len(attempts) == 2:
+            chosen(attempts[0])
+            return
+        names = attempt_names(run, self.glyphs.times)
+        rows = [Row(number, (f"attempt {number}", names.get(number, ""))) for number in reversed(attempts[:-1])]
+        columns = (Column("ATTEMPT"), Column("ON"))
+        self.app.push_screen(ChooseScreen(f"Configuration of attempt {newest} against", columns, rows), chosen)
+
+    def _compare_configs(self, run: RunView, first: int, second: int) -> None:
+        import yaml
+
+        sides = [self.midstream.actions.config(run, attempt) for attempt in (first, second)]
+        heading = f"attempt {first} {self.glyphs.arrow} attempt {second}"
+        if not all(sides):
+            missing = first if not sides[0] else second
+            lines = [f"the log of attempt {missing} on {run.host} does not tell its configuration"]
+        else:
+            one, other = (yaml.safe_load(side) or {} for side in sides)
+            lines = run_text.config_changes(one, other, self.glyphs.arrow) or ["the same configuration"]
+        self.post_message(self.Compared(INFO, heading, lines))
+
+    def on_run_screen_compared(self, event: Compared) -> None:
+        if event.what == INFO:
+            self._changes = [event.heading, *event.lines]
+            self.action_view(INFO)
+        else:
+            self._tell(event.heading, event.lines or ["the same state: every array is equal"])
+
+    def _tell(self, heading: str, lines: Sequence[str]) -> None:
+        """A report under the table of checkpoints; esc closes it."""
+        text = Text(f" {heading}\n", f"bold {palette.TEXT}")
+        text.append("\n".join(f"   {line}" for line in lines), palette.DIM)
+        self.query_one("#report-text", Static).update(text)
+        pane = self.query_one("#checkpoint-report")
+        pane.display = True
+        pane.focus()
+
+    def action_whole_log(self) -> None:
+        """All of the log, from its host."""
+        run = self.run_view
+        if run is None:
+            return
+        self.notify(f"reading the log from {run.host}", timeout=3)
+        actions = self.midstream.actions
+        self.in_background(lambda: self.post_message(self.LogRead(actions.read_log(run))))
+
+    def on_run_screen_log_read(self, event: LogRead) -> None:
+        view = self.query_one(LogView)
+        view.following = False
+        view.replace(event.lines)
+        view.action_scroll_home()
+        self.notify(f"{len(event.lines):,} lines")
+        self.action_view(LOGS)

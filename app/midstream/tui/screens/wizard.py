@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 
 from rich.text import Text
@@ -16,6 +17,7 @@ from midstream.tui import glyphs as signs
 from midstream.tui.actions import Target
 from midstream.tui.screens import plan_text
 from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.choose import ChooseScreen
 from midstream.tui.screens.confirm import ConfirmScreen
 from midstream.tui.widgets import steps
 from midstream.tui.widgets.chrome import Hints, Rule
@@ -25,6 +27,17 @@ from midstream.tui.world import World, hardware, short_kind
 from midstream.watch.model import RunView, Snapshot
 
 PLAN, PREFLIGHT, STARTING = "plan", "preflight", "starting"
+MODE_WORDS = {
+    model.HANDOVER: "the target waits, compiled; the source seals, its state is copied",
+    model.STOP: "the source seals and stops; then the target starts",
+    model.OVERTAKE: "the source trains on while the target replays it, and takes over",
+}
+ORDER = {model.FAIL: -2, model.WARN: -1}  # of checks, once all are done
+RISKS = {
+    PLAN: ("a prediction is wrong; the preflight looks closer", "everything: nothing is touched, esc leaves"),
+    PREFLIGHT: ("a check fails: nothing is moved then", "everything: checks only look, b goes back"),
+    STARTING: ("a link breaks, the target fails: it is rolled back", "the run: the source is kept until the end"),
+}
 TARGET_COLUMNS = (Column("WHERE TO", widest=24), Column("DEVICES"), Column("LINK"), Column("", widest=200, rest=True))
 
 
@@ -83,6 +96,8 @@ class WizardScreen(MidstreamScreen):
         yield Rule("plan", glyphs)
         with Pane(id="wizard-text"):
             yield Static(id="wizard-words")
+        yield Static(id="verdict")
+        yield Static(id="risk")
         yield Rule("the same on the command line", glyphs, "y copies it")
         yield Static(id="command")
 
@@ -130,11 +145,13 @@ class WizardScreen(MidstreamScreen):
         rule = self.query(Rule).first()
         words = self.query_one("#wizard-words", Static)
         if self._stage == PLAN:
-            rule.show("plan: nothing is changed by it", f"mode {self._mode} (o), checkpoint {self._checkpoint} (c)")
+            rule.show("plan", f"mode {self._mode} (o), checkpoint {self._checkpoint} (c)")
             words.update(self._plan_words(width))
         else:
-            rule.show(f"preflight: {self._summary()}", "nothing is changed by it" if self._stage == PREFLIGHT else "")
+            rule.show(f"preflight: {self._summary()}")
             words.update(self._check_words(width - 1))
+        self.query_one("#verdict", Static).update(self._verdict(width))
+        self.query_one("#risk", Static).update(self._risk())
         command = self._plan.command() if self._plan else ""
         self.query_one("#command", Static).update(Text(command, palette.ACCENT))
         self.query_one(Hints).hide(*(("previous",) if self._stage == PLAN else ("checkpoint", "mode")))
@@ -159,22 +176,41 @@ class WizardScreen(MidstreamScreen):
 
     def _check_words(self, width: int) -> Text:
         text = Text()
-        for check in self._checks:
+        checks = (
+            sorted(self._checks, key=lambda check: ORDER.get(check.state, 0)) if self._all_checked else self._checks
+        )
+        for check in checks:
             glyph, colour = signs.check_state(self.glyphs, check.state)
             text.append(f"  {glyph} ", colour).append(f"{check.name:<16} ", palette.TEXT)
             detail = format.folded(check.detail, width, 21)
             text.append(f"{detail}\n", palette.DIM if check.state == model.PASS else colour)
             if check.fix:
                 text.append(f"      mend it: {format.folded(check.fix, width, 15)}\n", palette.ACCENT)
+        text.rstrip()
+        return text
+
+    def _verdict(self, width: int) -> Text:
+        """One line that is always in sight: whether one can go on, and how."""
         if self._stage == STARTING:
-            return text.append("\n  starting the migration ...", palette.DIM)
+            return Text("  starting the migration ...", palette.ACCENT)
+        if self._stage == PLAN:
+            if self._plan is None:
+                return Text()
+            return Text("  enter checks whether it can be done", palette.DIM)
         if not self._all_checked:
-            return text.append("  ...", palette.DIM)
+            return Text(f"  checking ...  {len(self._checks)} done", palette.ACCENT)
         if self._blocked:
             reason = next(check for check in self._checks if check.state == model.FAIL)
-            text.append(f"\n  It cannot be moved: {reason.name}: {reason.detail}.", palette.BAD)
-            return text.append("\n  Nothing was changed. Mend it, then r checks again; b goes back.", palette.DIM)
-        return text.append("\n  Ready. enter asks for the run's name, then it moves.", f"bold {palette.GOOD}")
+            words = f"It cannot be moved: {reason.name}: {reason.detail}."
+            mend = "Mend it, then r checks again; b goes back."
+            return Text(f"  {format.folded(words, width, 2)}\n", palette.BAD).append(f"  {mend}", palette.DIM)
+        return Text("  Ready. enter asks for the run's name, then it moves.", f"bold {palette.GOOD}")
+
+    def _risk(self) -> Text:
+        """What can go wrong at this step, and what is safe."""
+        wrong, safe = RISKS[self._stage]
+        text = Text("  can go wrong  ", palette.DIM, no_wrap=True).append(f"{wrong}\n", palette.WAIT)
+        return text.append("  safe          ", palette.DIM).append(safe, palette.GOOD)
 
     @property
     def _blocked(self) -> bool:
@@ -182,8 +218,11 @@ class WizardScreen(MidstreamScreen):
 
     # ------------------------------------------------------------------------------------------ planning
 
+    def on_table_chosen(self) -> None:
+        self.action_next()
+
     def on_table_moved(self, event: Table.Moved) -> None:
-        if self._stage == PLAN:
+        if self._stage == PLAN and event.table.id == "targets":
             self._replan()
 
     def _replan(self) -> None:
@@ -308,15 +347,44 @@ class WizardScreen(MidstreamScreen):
             self.query_one(Table).focus()
 
     def action_checkpoint(self) -> None:
-        if self._stage == PLAN:
-            self._checkpoint = "latest" if self._checkpoint == "now" else "now"
-            self._replan()
+        """Its state when it is sealed, its latest checkpoint, or an older one."""
+        run = self.run_view
+        if self._stage != PLAN or run is None:
+            return
+        step = run.step or 0
+        done = [point for point in run.checkpoints if point.complete and point.accepted]
+        newest = max((point.step for point in done), default=None)
+        rows = [Row("now", ("now", "its state when it is sealed: no step is lost", format.grouped(step), ""))]
+        if newest is not None:
+            lost = f"{max(0, step - newest)} steps are given up"
+            rows.append(Row("latest", ("latest", lost, format.grouped(newest), "")))
+        rows += [
+            Row(
+                str(point.step),
+                (
+                    point.name,
+                    f"{max(0, step - point.step)} steps are given up",
+                    format.grouped(point.step),
+                    format.age(self.world.now - point.created if point.created else None),
+                ),
+            )
+            for point in sorted(done, key=lambda point: -point.step)
+        ]
+        columns = (Column("CHECKPOINT"), Column("WHAT IT COSTS"), Column("STEP", right=True), Column("AGE", right=True))
+        self._choose("Move which state?", columns, rows, "_checkpoint")
 
     def action_mode(self) -> None:
         if self._stage == PLAN:
-            modes = model.MODES
-            self._mode = modes[(modes.index(self._mode) + 1) % len(modes)]
-            self._replan()
+            rows = [Row(mode, (mode, MODE_WORDS[mode])) for mode in model.MODES]
+            self._choose("How does it cross over?", (Column("MODE"), Column("WHAT HAPPENS", widest=64)), rows, "_mode")
+
+    def _choose(self, title: str, columns: tuple[Column, ...], rows: list[Row], what: str) -> None:
+        def chosen(key: Hashable) -> None:
+            if key is not None and self._stage == PLAN and key != getattr(self, what):
+                setattr(self, what, str(key))
+                self._replan()
+
+        self.app.push_screen(ChooseScreen(title, columns, rows, selected=getattr(self, what)), chosen)
 
     def action_again(self) -> None:
         if self._stage == PLAN:

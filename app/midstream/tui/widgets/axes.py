@@ -27,7 +27,7 @@ def label(value: float, step: float) -> str:
 
 def step_label(value: float) -> str:
     """A training step: ``900``, ``12k``, ``1.25M``."""
-    for unit, size in (("M", 1e6), ("k", 1e3)):
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.3f}".rstrip("0").rstrip(".") + unit
     return f"{value:.0f}"
@@ -37,3 +37,33 @@ def percentile(values: list[float], share: float) -> float:
     """The value below which ``share`` (0..1) of the values lie; ``values`` must not be empty."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
+
+
+def log_ticks(low: float, high: float, count: int) -> list[float]:
+    """Powers of ten between ``low`` and ``high`` (both above 0), with their double and quintuple where room is left;
+    round numbers where not even those are enough."""
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        found = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+        if len(found) >= max(2, count // 2):
+            stride = -(-len(found) // max(1, count))
+            return found[::stride]
+    return ticks(low, high, count)
+
+
+def duration_label(value: float) -> str:
+    """Seconds since a run began: ``45s``, ``12m``, ``1.5h``, ``3d``."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if abs(value) >= (2 * size if unit != "m" else size):
+            return f"{value / size:.2f}".rstrip("0").rstrip(".") + unit
+    return f"{value:.0f}s"
+
+
+def duration_ticks(low: float, high: float, count: int) -> list[float]:
+    """About ``count`` times that a clock shows, in seconds, with low <= tick <= high."""
+    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+    raw = (high - low) / max(1, count)
+    step = next((step for step in steps if step >= raw * 0.999), None)
+    if step is None:
+        return [day * 86400 for day in ticks(low / 86400, high / 86400, count)]
+    return [number * float(step) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
@@ -11,8 +11,9 @@ from midstream.tui import format, palette
 from midstream.tui.glyphs import Glyphs
 
 
-def bar(glyphs: Glyphs, share: float, width: int, colour: str = palette.ACCENT) -> Text:
+def bar(glyphs: Glyphs, share: float, width: int, colour: str = "") -> Text:
     """``share`` in 0..1 as a bar of ``width`` cells, in steps of half a cell."""
+    colour = colour or palette.ACCENT
     halves = round(min(1.0, max(0.0, share)) * width * 2)
     text = Text(glyphs.full * (halves // 2), colour)
     if halves % 2:
@@ -64,3 +65,10 @@ def downtime(glyphs: Glyphs, ledger: model.Ledger | None, predicted: Mapping[str
         text.append(f" {format.seconds(found)}\n", palette.TEXT)
     text.rstrip()
     return text
+
+
+def spark(glyphs: Glyphs, shares: Sequence[float], width: int) -> str:
+    """The last ``width`` values, each 0..1, as a line of small columns."""
+    signs = glyphs.columns
+    shown = list(shares)[-width:]
+    return "".join(signs[min(len(signs) - 1, max(0, round(share * (len(signs) - 1))))] for share in shown)

@@ -1,70 +1,233 @@
-"""LogView: the last lines of a log. It stays at the newest one until a person scrolls away from it."""
+"""LogView: the lines of a log, up to a million of them. It stays at the newest one until a person scrolls away."""
 
 from __future__ import annotations
 
+import calendar
 import re
+import time
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
-from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Size
+from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from midstream.tui import commands, palette
 
-_BAD = re.compile(r"\b(ERROR|CRITICAL|FATAL|Traceback|\w+Error)\b")
-_WARN = re.compile(r"\bWARN(ING)?\b|\w+Warning\b")
+MOST = 1_000_000  # lines kept; a tenth more, and the oldest go
+OVERLAP = 400  # lines that are compared to find out what is new
+ALL, WARNINGS, ERRORS = 0, 1, 2
+LEVELS = ("", "warnings and errors", "errors")
+WINDOWS = (0, 1, 5, 15, 60)  # minutes; 0: all
+STAMP = "%Y-%m-%dT%H:%M:%SZ"  # as the engine writes it, in UTC
+_BAD = re.compile(r"\b(ERROR|CRITICAL|FATAL|Traceback|\w+Error)\b|Z [EC] ")
+_WARN = re.compile(r"\bWARN(ING)?\b|\w+Warning\b|Z W ")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
+def clean(line: str) -> str:
+    """As a terminal would show it: control sequences taken out, what was written over is gone."""
+    if line.isprintable():
+        return line
+    return _CONTROL.sub("", line.expandtabs(4).rstrip("\r\n").rsplit("\r", 1)[-1])
+
+
+def level_of(line: str) -> int:
+    return ERRORS if _BAD.search(line) else WARNINGS if _WARN.search(line) else ALL
+
+
 class LogView(ScrollView, can_focus=True, inherit_bindings=False):
-    """Lines of text as they stand (control sequences taken out), not wrapped."""
+    """Lines of text, all of them or those that a search, a level and a time window leave."""
 
     BINDINGS = commands.bindings(commands.PANE, commands.LOG)
     DEFAULT_CSS = "LogView { height: 1fr; width: 1fr; }"
+
+    class Changed(Message):
+        """What is shown, and how, is another: see ``status``."""
+
+    class FindWanted(Message):
+        """A person wants to type what is searched for."""
 
     def __init__(self, *, empty: str = "nothing was written yet", id: str | None = None) -> None:
         super().__init__(id=id)
         self.empty = empty
         self.following = True
-        self._lines: tuple[str, ...] = ()
+        self.wrapping = False
+        self.query_words = ""
+        self.only_matches = False
+        self.level = ALL
+        self.minutes = 0
+        self._lines: list[str] = []
         self._source: Sequence[str] = ()
+        self._kept: list[int] | None = None  # indices of the lines that are shown; None: all
+        self._examined = 0  # lines that were looked at for it
+        self._carried = ALL  # the level of the last stamped line: what follows without a stamp belongs to it
+        self._inside = True  # whether that line lies in the time window
+        self._longest = 0
+        self._tops: list[int] = []  # where wrapped: the first row of each line that is shown, and the end
+        self._at = -1  # the shown line that a search stands at
 
-    def show(self, lines: Sequence[str]) -> None:
-        """Replace all lines."""
-        if lines is self._source and len(lines) == len(self._lines):
-            return
-        self._source = lines
-        self._lines = tuple(_CONTROL.sub("", line.expandtabs(4).rstrip("\r\n").rsplit("\r", 1)[-1]) for line in lines)
-        longest = max((cell_len(line) for line in self._lines), default=0)
-        self.virtual_size = Size(longest + 2, len(self._lines))
-        self._stay()
-        self.refresh()
-
-    def on_resize(self) -> None:
-        self._stay()
-
-    def _stay(self) -> None:
-        if self.following:
-            self.scroll_to(y=max(0, len(self._lines) - self.size.height), animate=False, immediate=True)
+    # ------------------------------------------------------------------------------------------ content
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return self._lines
+        """All lines that are known."""
+        return tuple(self._lines)
+
+    @property
+    def count(self) -> int:
+        """The lines that are shown."""
+        return len(self._lines) if self._kept is None else len(self._kept)
+
+    @property
+    def status(self) -> str:
+        """What is left out, and why."""
+        words = ["following" if self.following else "held"]
+        if self.query_words:
+            words.append(f"{'only' if self.only_matches else 'search'} {self.query_words!r}")
+        if self.level:
+            words.append(LEVELS[self.level])
+        if self.minutes:
+            words.append(f"last {self.minutes} min")
+        if self._kept is not None:
+            words.append(f"{self.count:,} of {len(self._lines):,} lines")
+        else:
+            words.append(f"{self.count:,} lines")
+        return ", ".join(words)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is searched for or left out."""
+        return not (self.query_words or self.level or self.minutes)
+
+    def show(self, lines: Sequence[str]) -> None:
+        """The newest lines of the log. What went before them, and was seen, stays."""
+        if lines is self._source:
+            return
+        fresh = _added(self._source, lines)
+        self._source = lines
+        if fresh is None:
+            self.replace(lines)
+        elif fresh:
+            self._extend(fresh)
+
+    def replace(self, lines: Sequence[str]) -> None:
+        """Another log, or more of its beginning."""
+        self._lines, self._longest = [], 0
+        self._forget()
+        self._extend(lines)
+
+    def _extend(self, lines: Sequence[str]) -> None:
+        cleaned = [clean(line) for line in lines]
+        self._lines += cleaned
+        self._longest = max(self._longest, max(map(len, cleaned), default=0))
+        if len(self._lines) > MOST * 1.1:
+            del self._lines[: len(self._lines) - MOST]
+            self._forget()
+        self._lay()
+
+    def _forget(self) -> None:
+        """Look at all lines anew."""
+        self._kept, self._examined, self._carried, self._inside, self._tops, self._at = None, 0, ALL, True, [], -1
+
+    def _refilter(self) -> None:
+        self._forget()
+        self._lay()
+        self.post_message(self.Changed())
+
+    def _lay(self) -> None:
+        """Bring what is shown up to date with what is known."""
+        if self.level or self.minutes or (self.only_matches and self.query_words):
+            self._filter()
+        shown, width = self.count, max(10, self.size.width - 2)
+        if self.wrapping:
+            done = max(0, len(self._tops) - 1)
+            rows = [-(-len(self._text(index)) // width) or 1 for index in range(done, shown)]
+            self._tops = [*self._tops[:-1], *accumulate(rows, initial=self._tops[-1] if self._tops else 0)]
+            self.virtual_size = Size(width, self._tops[-1])
+        else:
+            self.virtual_size = Size(self._longest + 2, shown)
+        self._stay()
+        self.refresh()
+        self.post_message(self.Changed())
+
+    def _filter(self) -> None:
+        kept = self._kept if self._kept is not None else []
+        since = self._since()
+        wanted = self._wanted() if self.only_matches else None
+        for index in range(self._examined, len(self._lines)):
+            line = self._lines[index]
+            stamped = line[19:20] == "Z" and _STAMP.match(line) is not None
+            if self.level:
+                own = level_of(line)
+                self._carried = own if stamped else max(own, self._carried)
+                if self._carried < self.level:
+                    continue
+            if since:
+                if stamped:
+                    self._inside = line[:20] >= since
+                if not self._inside:
+                    continue
+            if wanted is None or wanted(line):
+                kept.append(index)
+        self._kept, self._examined = kept, len(self._lines)
+
+    def _since(self) -> str:
+        """The stamp at which the time window begins: before the newest one of the log."""
+        if not self.minutes:
+            return ""
+        newest = next((line[:20] for line in reversed(self._lines) if _STAMP.match(line)), "")
+        if not newest:
+            return ""
+        seconds = calendar.timegm(time.strptime(newest, STAMP)) - 60 * self.minutes
+        return time.strftime(STAMP, time.gmtime(seconds))
+
+    def _wanted(self):
+        """Whether a line is one that is searched for. A search in small letters finds capitals too."""
+        words = self.query_words.split()
+        inverse = [word[1:] for word in words if word.startswith("!") and len(word) > 1]
+        plain = [word for word in words if not word.startswith("!")]
+        if self.query_words.islower():
+            return lambda line: (
+                all(word in line.lower() for word in plain) and not any(word in line.lower() for word in inverse)
+            )
+        return lambda line: all(word in line for word in plain) and not any(word in line for word in inverse)
+
+    def _text(self, shown: int) -> str:
+        return self._lines[shown if self._kept is None else self._kept[shown]]
+
+    # ------------------------------------------------------------------------------------------ moving
+
+    def on_resize(self) -> None:
+        self._tops = []
+        self._lay()
+
+    def _stay(self) -> None:
+        if self.following:
+            self.scroll_to(
+                y=max(0, self.virtual_size.height - self.size.height), animate=False, immediate=True, force=True
+            )
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
-        if new_value < old_value:
-            self.following = False
-        elif new_value >= self.max_scroll_y:
+        before = self.following
+        if new_value >= self.max_scroll_y:
             self.following = True
+        elif new_value < old_value:
+            self.following = False
+        if before is not self.following:
+            self.post_message(self.Changed())
 
     def action_follow(self) -> None:
         """Follow the newest line, or stay where one is."""
         self.following = not self.following
         self._stay()
+        self.post_message(self.Changed())
 
     def action_page(self, by: int) -> None:
         self.scroll_relative(y=by * max(1, self.size.height - 1), animate=False)
@@ -88,20 +251,106 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         self.following = True
         self._stay()
 
+    # ------------------------------------------------------------------------------------------ searching
+
+    def action_find(self) -> None:
+        self.post_message(self.FindWanted())
+
+    def find(self, words: str) -> None:
+        """Search for these words; none ends the search. The newest match comes in sight."""
+        self.query_words = words.strip()
+        if not self.query_words:
+            self.only_matches = False
+        self._refilter()
+        if self.query_words and not self.only_matches:
+            self._at = self.count
+            self.action_match(-1)
+
+    def action_match(self, by: int) -> None:
+        """To the next line that was searched for, or the one before."""
+        if not self.query_words:
+            return
+        wanted = self._wanted()
+        begin = self._at + by if self._at >= 0 else int(self.scroll_offset.y)
+        for index in range(begin, self.count if by > 0 else -1, by):
+            if 0 <= index < self.count and wanted(self._text(index)):
+                self._at = index
+                top = self._tops[index] if self.wrapping else index
+                self.following = False
+                self.scroll_to(y=max(0, top - self.size.height // 2), animate=False, immediate=True, force=True)
+                self.refresh()
+                self.post_message(self.Changed())
+                return
+        self.notify("no further match", severity="warning")
+
+    def action_only(self) -> None:
+        if not self.query_words:
+            self.action_find()
+            return
+        self.only_matches = not self.only_matches
+        self._refilter()
+
+    def action_level(self) -> None:
+        self.level = (self.level + 1) % len(LEVELS)
+        self._refilter()
+
+    def action_window(self) -> None:
+        self.minutes = WINDOWS[(WINDOWS.index(self.minutes) + 1) % len(WINDOWS)]
+        self._refilter()
+
+    def action_wrap(self) -> None:
+        self.wrapping = not self.wrapping
+        self._tops = []
+        self.scroll_to(x=0, animate=False)
+        self._lay()
+        self.post_message(self.Changed())
+
+    # ------------------------------------------------------------------------------------------ painting
+
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         base = self.rich_style
-        dim = base + Style(color=palette.DIM)
-        if not self._lines:
-            text = f"   {self.empty}" if y == 1 else ""
-            return Strip([Segment(text, dim)]).adjust_cell_length(width, base)
+        if not self.count:
+            why = f"no line is left: {self.status}" if self._lines else self.empty
+            text = f"   {why}" if y == 1 else ""
+            return Strip([Segment(text, base + Style(color=palette.DIM))]).adjust_cell_length(width, base)
         left, top = self.scroll_offset
-        if y + top >= len(self._lines):
+        row = y + top
+        if not self.wrapping:
+            if row >= self.count:
+                return Strip.blank(width, base)
+            return Strip(self._segments(row, self._text(row), base)).crop_extend(left, left + width, base)
+        if row >= self._tops[-1]:
             return Strip.blank(width, base)
-        text = self._lines[y + top]
-        style = base
-        if _BAD.search(text):
-            style += Style(color=palette.BAD)
-        elif _WARN.search(text):
-            style += Style(color=palette.WAIT)
-        return Strip([Segment(" " + text, style)]).crop_extend(left, left + width, base)
+        line = bisect_right(self._tops, row) - 1
+        room = max(10, width - 2)
+        begin = (row - self._tops[line]) * room
+        return Strip(self._segments(line, self._text(line)[begin : begin + room], base)).adjust_cell_length(width, base)
+
+    def _segments(self, index: int, text: str, base: Style) -> list[Segment]:
+        """The line with its colours; what is searched for stands out."""
+        level = level_of(self._text(index))
+        style = base + Style(color=palette.BAD if level == ERRORS else palette.WAIT if level else palette.TEXT)
+        lead = Segment(">" if index == self._at and self.query_words else " ", base + Style(color=palette.ACCENT))
+        plain = [word for word in self.query_words.split() if not word.startswith("!")]
+        if not plain:
+            stamp = _STAMP.match(text)
+            if stamp is None:
+                return [lead, Segment(text, style)]
+            return [lead, Segment(text[:20], base + Style(color=palette.FAINT)), Segment(text[20:], style)]
+        found = re.split(f"({'|'.join(map(re.escape, plain))})", text, flags=re.I if self.query_words.islower() else 0)
+        mark = style + Style(color=palette.BACKGROUND, bgcolor=palette.WAIT)
+        return [lead, *(Segment(part, mark if number % 2 else style) for number, part in enumerate(found) if part)]
+
+
+def _added(before: Sequence[str], now: Sequence[str]) -> Sequence[str] | None:
+    """The lines of ``now`` that come after all of ``before``; None where ``now`` does not go on with it."""
+    if not before:
+        return None
+    last = before[-1]
+    for place in range(len(now) - 1, -1, -1):
+        if now[place] == last:
+            length = min(place + 1, len(before), OVERLAP)
+            if list(now[place + 1 - length : place + 1]) == list(before[len(before) - length :]):
+                return now[place + 1 :]
+    return None

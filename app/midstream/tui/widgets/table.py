@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
@@ -18,6 +18,7 @@ from midstream.tui import commands, palette
 from midstream.tui.glyphs import UNICODE, Glyphs
 
 MARGIN = 2  # cells between columns
+LOOKED_AT = 200  # rows that widths are taken from, besides those in sight
 NARROW = 14  # cells that a column of words keeps
 REST = 20  # cells that a column of sentences keeps
 EMPTY_INDENT = 3
@@ -47,10 +48,24 @@ class Row:
         cell = self.cells[index]
         return cell if isinstance(cell, str) else cell[0]
 
-    @property
-    def words(self) -> str:
-        """All that can be read in the line: what the filter looks at."""
-        return " ".join(self.text(index) for index in range(len(self.cells)))
+
+class Rows(Sequence[Row]):
+    """Rows that are made when they are looked at: thousands cost what those in sight do."""
+
+    def __init__(self, keys: Sequence[Hashable], make: Callable[[int], Row]) -> None:
+        self.keys = keys
+        self._make = make
+        self._made: dict[int, Row] = {}
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index):  # type: ignore[override]  # of a Sequence: an int or a slice
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self.keys)))]
+        if index not in self._made:
+            self._made[index] = self._make(index)
+        return self._made[index]
 
 
 class Table(ScrollView, can_focus=True, inherit_bindings=False):
@@ -75,33 +90,61 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             self.table = table
             self.key = key
 
+    class Headed(Message):
+        """The heading of a column was clicked."""
+
+        def __init__(self, table: Table, column: int) -> None:
+            super().__init__()
+            self.table = table
+            self.column = column
+
     def __init__(self, columns: Sequence[Column], glyphs: Glyphs = UNICODE, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.glyphs = glyphs
         self._columns = tuple(columns)
-        self._rows: tuple[Row, ...] = ()
+        self._rows: Sequence[Row] = ()
+        self._keys: Sequence[Hashable] = ()
         self._index = 0
         self._empty: tuple[str, ...] = ()
+        self._sort: tuple[int, bool] | None = None
+        self._marked: Collection[Hashable] = ()
+        self._widest: dict[int, int] = {}  # column -> cells of the widest cell that was seen
+        self._measured: tuple[int, int] = (-1, -1)
+        self._places: dict[int, int] = {}  # column -> the cells that it has on the screen
 
     # ------------------------------------------------------------------------------------------ content
 
     @property
     def selected(self) -> Hashable | None:
         """The key of the selected row."""
-        return self._rows[self._index].key if self._rows else None
+        return self._keys[self._index] if len(self._keys) else None
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> Sequence[Row]:
         return self._rows
 
-    def show(self, rows: Sequence[Row], *, columns: Sequence[Column] | None = None, empty: Sequence[str] = ()) -> None:
-        """Replace all rows. ``empty``: the lines that are shown where there are none."""
+    def show(
+        self,
+        rows: Sequence[Row],
+        *,
+        columns: Sequence[Column] | None = None,
+        empty: Sequence[str] = (),
+        sort: tuple[int, bool] | None = None,
+        marked: Collection[Hashable] = (),
+    ) -> None:
+        """Replace all rows. ``empty``: the lines that are shown where there are none. ``sort``: (column, downwards),
+        for its heading. ``marked``: keys of the rows with a mark."""
         before = self.selected
         if columns is not None:
             self._columns = tuple(columns)
-        self._rows, self._empty = tuple(rows), tuple(empty)
-        keys = [row.key for row in self._rows]
-        self._index = keys.index(before) if before in keys else min(self._index, max(0, len(keys) - 1))
+        if len(rows) != len(self._rows):
+            self._widest = {}
+        self._rows, self._empty, self._sort, self._marked = rows, tuple(empty), sort, marked
+        self._keys = rows.keys if isinstance(rows, Rows) else [row.key for row in rows]
+        self._measured = (-1, -1)
+        if not (self._index < len(self._keys) and self._keys[self._index] == before):
+            known = before is not None and before in self._keys
+            self._index = self._keys.index(before) if known else min(self._index, max(0, len(self._keys) - 1))
         self.virtual_size = Size(self.size.width, len(self._rows) + 1)
         self.refresh()
         if self.selected != before:
@@ -109,12 +152,11 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
 
     def select(self, key: Hashable) -> None:
         """Select the row with this key, where there is one."""
-        keys = [row.key for row in self._rows]
-        if key in keys:
-            self._move_to(keys.index(key))
+        if key in self._keys:
+            self._move_to(self._keys.index(key))
 
     def _move_to(self, index: int) -> None:
-        index = min(max(0, index), max(0, len(self._rows) - 1))
+        index = min(max(0, index), max(0, len(self._keys) - 1))
         if index == self._index:
             return
         self._index = index
@@ -136,6 +178,11 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
 
     def on_click(self, event: events.Click) -> None:
         index = event.y - 1 + self.scroll_offset.y
+        if event.y == 0:
+            for column, place in reversed(self._places.items()):
+                if event.x >= place:
+                    self.post_message(self.Headed(self, column))
+                    return
         if event.y < 1 or not 0 <= index < len(self._rows):
             return
         self._move_to(index)
@@ -146,10 +193,11 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _widths(self, room: int) -> dict[int, int]:
         """Column index -> cells. Long columns give way first, then the least needed are left out."""
-        natural = {}
-        for index, column in enumerate(self._columns):
-            longest = max((cell_len(row.text(index)) for row in self._rows), default=0)
-            natural[index] = min(column.widest, max(longest, cell_len(column.title)))
+        self._measure()
+        natural = {
+            index: min(column.widest, max(self._widest.get(index, 0), cell_len(self._title(index))))
+            for index, column in enumerate(self._columns)
+        }
         least = {
             index: min(
                 width, REST if self._columns[index].rest else NARROW if not self._columns[index].right else width
@@ -169,14 +217,38 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             widths[index] += max(0, min(natural[index] - widths[index], room - total(widths)))
         return widths
 
+    def _measure(self) -> None:
+        """Look at the rows in sight, and at the first ones: what was seen stays, so that columns do not jump."""
+        top = self.scroll_offset.y
+        if self._measured == (top, self.size.height):
+            return
+        self._measured = (top, self.size.height)
+        total = len(self._rows)
+        places = range(min(LOOKED_AT, total)) if total <= LOOKED_AT else range(top, min(total, top + self.size.height))
+        for place in places:
+            row = self._rows[place]
+            for index in range(len(self._columns)):
+                self._widest[index] = max(self._widest.get(index, 0), cell_len(row.text(index)))
+
+    def _title(self, index: int) -> str:
+        title = self._columns[index].title
+        if self._sort is None or self._sort[0] != index:
+            return title
+        return f"{title}{self.glyphs.down if self._sort[1] else self.glyphs.up}"
+
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         base = self.rich_style
-        if not self._rows:
+        if not len(self._rows):
             return self._render_empty(y, width, base)
         widths = self._widths(width - 3)
         if y == 0:
-            segments = self._cells([column.title for column in self._columns], widths, base + Style(color=palette.DIM))
+            titles = [self._title(index) for index in range(len(self._columns))]
+            place = 3
+            for index, cells in widths.items():
+                self._places[index] = place
+                place += cells + MARGIN
+            segments = self._cells(titles, widths, base + Style(color=palette.DIM))
             return Strip([Segment("   ", base), *segments]).adjust_cell_length(width, base)
         index = y - 1 + self.scroll_offset.y
         if index >= len(self._rows):
@@ -186,7 +258,8 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         style = base + Style(color=palette.DIM) if row.dim else base
         if chosen:
             style += Style(bgcolor=palette.RAISED, bold=self.has_focus)
-        sign = f" {self.glyphs.select if chosen else ' '} "
+        mark = self.glyphs.chosen if row.key in self._marked else " "
+        sign = f"{mark}{self.glyphs.select if chosen else ' '} "
         lead = Segment(sign, style + Style(color=palette.ACCENT, bold=True))
         return Strip([lead, *self._cells(row.cells, widths, style)]).adjust_cell_length(width, style)
 

@@ -1,0 +1,337 @@
+"""The terminal UI beside an empty Textual app, in terminals of their own, in turns.
+
+    python benchmarks/tui.py [--rounds 7] [--keys 60] [--idle 20] [--points 1000000] [--hosts 500] [--only first,...]
+
+- first: from the start of the interpreter to the first text on the screen.
+- keys: from a key press to the text that answers it, while ``--hosts`` simulated hosts change every second and the
+  curve in sight holds ``--points`` points. The empty app answers a key with another word.
+- idle: processor time of a process that nobody touches, with a run that does not change; the kernel counts it.
+- memory: what ten metrics of ``--points`` steps take, in the store and on the screen with small multiples; the kernel's
+  own count of resident memory.
+- leet: the time until `wandb leet` shows the same loss, and its memory, where wandb is installed (``--only leet``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import pty
+import random
+import select
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from fcntl import ioctl
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SIZE = (45, 160)
+WORDS = ("empty-first", "empty-other")
+METRICS = 10
+PARTS = ("first", "keys", "idle", "memory", "leet")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="the terminal UI beside an empty Textual app")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--keys", type=int, default=60)
+    parser.add_argument("--idle", type=float, default=20.0, help="seconds")
+    parser.add_argument("--points", type=int, default=1_000_000)
+    parser.add_argument("--hosts", type=int, default=500)
+    parser.add_argument("--only", default="first,keys,idle,memory", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options)
+        return
+    found: dict[str, Any] = {"versions": versions()}
+    for part in options.only.split(","):
+        found[part] = globals()[f"measure_{part}"](options)
+        print(json.dumps({part: found[part]}), flush=True)
+    print(json.dumps(found, indent=2))
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {"python": sys.version.split()[0], "textual": version("textual"), "cores": str(os.cpu_count())}
+
+
+# ------------------------------------------------------------------------------------------- what is measured
+
+
+class Screen:
+    """A program in a terminal of its own, and all that it writes there."""
+
+    def __init__(self, argv: list[str], env: dict[str, str] | None = None) -> None:
+        self.began = time.perf_counter()
+        master, slave = pty.openpty()
+        ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *SIZE, 0, 0))
+        environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **(env or {})}
+        for name in ("COLUMNS", "LINES"):
+            environment.pop(name, None)
+        self.process = subprocess.Popen(
+            argv, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+        )
+        os.close(slave)
+        self._master = master
+        self._text = b""
+
+    def press(self, key: str) -> float:
+        """Forget what was written; the moment of the press."""
+        self._drain()
+        self._text = b""
+        now = time.perf_counter()
+        os.write(self._master, key.encode())
+        return now
+
+    def until(self, holds: Callable[[bytes], bool], timeout: float = 120.0) -> float:
+        """The moment at which what was written since holds."""
+        deadline = time.perf_counter() + timeout
+        while not holds(self._text):
+            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.perf_counter()))
+            if not ready:
+                raise TimeoutError(self._text[-2000:].decode(errors="replace"))
+            self._text += os.read(self._master, 1 << 16)
+        return time.perf_counter()
+
+    def _drain(self) -> None:
+        while select.select([self._master], [], [], 0)[0]:
+            os.read(self._master, 1 << 16)
+
+    def rest(self, seconds: float) -> None:
+        """Let it be, and read what it writes."""
+        deadline = time.perf_counter() + seconds
+        while (left := deadline - time.perf_counter()) > 0:
+            if select.select([self._master], [], [], left)[0]:
+                os.read(self._master, 1 << 16)
+
+    @property
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def megabytes(self) -> float:
+        """Resident, of the process and those that it started."""
+        total = 0
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if os.getsid(int(entry.name)) == self.process.pid:
+                        status = (entry / "status").read_text()
+                        total += int(status.split("VmRSS:")[1].split()[0]) if "VmRSS:" in status else 0
+                except (OSError, ProcessLookupError):
+                    continue  # it ended meanwhile
+        return total / 1000
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._master)
+
+
+def started(kind: str, options: argparse.Namespace) -> Screen:
+    argv = [sys.executable, __file__, "--child", kind, "--points", str(options.points), "--hosts", str(options.hosts)]
+    return Screen(argv)
+
+
+def measure_first(options: argparse.Namespace) -> dict[str, float]:
+    times: dict[str, list[float]] = {"empty": [], "small": []}
+    for _ in range(options.rounds + 1):
+        for kind, word in (("empty", WORDS[0]), ("small", "nano")):
+            screen = started(kind, options)
+            times[kind].append(screen.until(lambda text, word=word: word.encode() in text) - screen.began)
+            screen.close()
+    empty, ours = (statistics.median(times[kind][1:]) for kind in ("empty", "small"))  # the first one warms the disk
+    return {"empty_seconds": round(empty, 3), "seconds": round(ours, 3), "ratio": round(ours / empty, 2)}
+
+
+def measure_keys(options: argparse.Namespace) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for kind, keys, words in (
+        ("empty", "]]", WORDS[::-1]),
+        ("fleet", "][", ("grad/norm/total", "train/loss")),
+    ):
+        screen = started(kind, options)
+        screen.until(lambda text, word=words[1]: word.encode() in text, 300)
+        screen.rest(5)
+        times = found[kind] = []
+        chance = random.Random(1)
+        for number in range(options.keys + 4):
+            word = words[number % 2].encode()
+            pressed = screen.press(keys[number % 2])
+            times.append(screen.until(lambda text, word=word: word in text) - pressed)
+            screen.rest(0.05 + 0.4 * chance.random())  # at any moment of the second in which hosts change
+        screen.close()
+    empty, ours = (statistics.quantiles(found[kind][4:], n=20)[-1] for kind in ("empty", "fleet"))
+    return {
+        "empty_p95_ms": round(1000 * empty, 1),
+        "p95_ms": round(1000 * ours, 1),
+        "more_ms": round(1000 * (ours - empty), 1),
+        "median_ms": round(1000 * statistics.median(found["fleet"][4:]), 1),
+    }
+
+
+def measure_idle(options: argparse.Namespace) -> dict[str, float]:
+    found = {}
+    for kind, word in (("empty", WORDS[0]), ("small", "nano")):
+        screen = started(kind, options)
+        screen.until(lambda text, word=word: word.encode() in text)
+        screen.rest(3)
+        before = screen.cpu_seconds
+        screen.rest(options.idle)
+        found[kind] = (screen.cpu_seconds - before) / options.idle
+        screen.close()
+    return {"empty_percent": round(100 * found["empty"], 2), "percent": round(100 * found["small"], 2)}
+
+
+def measure_memory(options: argparse.Namespace) -> dict[str, float]:
+    found = {}
+    for kind, word in (("empty", WORDS[0]), ("small", "nano"), ("memory", "metric/9")):
+        screen = started(kind, options)
+        screen.until(lambda text, word=word: word.encode() in text, 500)
+        screen.rest(3)
+        found[kind] = screen.megabytes
+        screen.close()
+    points = METRICS * options.points / 1e6
+    return {
+        "empty_mb": round(found["empty"]),
+        "few_points_mb": round(found["small"]),
+        "millions_of_points": points,
+        "mb": round(found["memory"]),
+    }
+
+
+def measure_leet(options: argparse.Namespace) -> dict[str, float]:
+    """The file is written as the wandb client writes it offline."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="leet") as folder:
+        write_wandb(Path(folder), options.points)
+        [directory] = (Path(folder) / "wandb").glob("offline-run-*")
+        screen = Screen([sys.executable, "-m", "wandb", "beta", "leet", "run", str(directory)])
+        last = f"{options.points - 1}"
+        seconds = screen.until(lambda text: b"loss" in text, 300) - screen.began
+        screen.rest(60)
+        found = {"first_text_seconds": round(seconds, 1), "mb": round(screen.megabytes), "steps": float(last) + 1}
+        screen.close()
+    return found
+
+
+def write_wandb(folder: Path, points: int) -> None:
+    code = (
+        "import sys, wandb\n"
+        f"run = wandb.init(mode='offline', dir={str(folder)!r}, project='p', settings=wandb.Settings(silent=True))\n"
+        f"for step in range({points}): run.log({{'train/loss': 2.0 + 3.0 / (1 + step / 1000)}}, step=step)\n"
+        "run.finish()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=3000)
+
+
+# ------------------------------------------------------------------------------------------- the programs
+
+
+def child(options: argparse.Namespace) -> None:
+    if options.child == "empty":
+        empty_app()
+        return
+    sys.path[0] = str(ROOT / "tests")  # for this folder: this file has the name of a package there
+    if options.child == "small":
+        run_ours(small_world(), start_run="nano")
+    elif options.child == "fleet":
+        run_ours(fleet_world(options.hosts, long_curve(options.points, 2)), start_run="nano", changing=True)
+    else:
+        run_ours(fleet_world(2, long_curve(options.points, METRICS)), start_run="nano", tiles=True)
+
+
+def empty_app() -> None:
+    from textual.app import App, ComposeResult
+    from textual.widgets import Static
+
+    class Empty(App[None]):
+        number = 0
+
+        def compose(self) -> ComposeResult:
+            yield Static(WORDS[0])
+
+        def on_key(self) -> None:
+            self.number += 1
+            self.query_one(Static).update(WORDS[self.number % 2])
+
+    Empty().run()
+
+
+def run_ours(snapshot: Any, *, start_run: str, changing: bool = False, tiles: bool = False) -> None:
+    from midstream.tui.app import MidstreamApp
+    from midstream.tui.layout import Layout
+    from tui.worlds import NOW, Answers, Values
+
+    values = Values(snapshot)
+    app = MidstreamApp(values, Answers(), start_run=start_run, clock=lambda: NOW, layout=Layout(tiles=tiles))
+    if changing:
+        threading.Thread(target=change, args=(values,), daemon=True).start()
+    app.run()
+
+
+def change(values: Any) -> None:
+    """Every host's gauges change every second, each host at a moment of its own."""
+    chance = random.Random(2)
+    parts = 20
+    while True:
+        for part in range(parts):
+            time.sleep(1 / parts)
+            snapshot = values.snapshot()
+            hosts = [
+                replace(host, machine=replace(host.machine, cpu_used=chance.random()))
+                if place % parts == part
+                else host
+                for place, host in enumerate(snapshot.hosts)
+            ]
+            values.set(replace(snapshot, version=snapshot.version + 1, hosts=tuple(hosts)))
+
+
+def small_world() -> Any:
+    from tui import worlds
+
+    return worlds.small_fleet()
+
+
+def long_curve(points: int, metrics: int) -> Any:
+    from midstream.watch.curve import Curve
+
+    names = ["train/loss", "grad/norm/total", *(f"metric/{number}" for number in range(2, metrics))]
+    curve, chance = Curve(), random.Random(3)
+    for start in range(0, points, 10_000):
+        rows = []
+        for step in range(start, min(points, start + 10_000)):
+            value = 2.0 + 3.0 * math.exp(-step / (points / 5)) + 0.1 * chance.random()
+            rows.append({"global_step": step, "time": 1e9 + step, **dict.fromkeys(names, value)})
+        curve.extend(1, rows)
+    return curve.rows()
+
+
+def fleet_world(hosts: int, curve: Any) -> Any:
+    from tui import worlds
+
+    names = [f"host{number:03}" for number in range(hosts)]
+    runs = [worlds.run("nano", names[0], step=len(curve), curve=curve)]
+    few = worlds.rows(50)
+    runs += [worlds.run(f"run{number:03}", name, step=50, curve=few) for number, name in enumerate(names[1:])]
+    return worlds.snapshot([worlds.host(name, accelerators=8, kind="NVIDIA H100") for name in names], runs)
+
+
+if __name__ == "__main__":
+    main()

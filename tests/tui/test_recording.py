@@ -1,0 +1,120 @@
+"""A session is recorded and shown again: the same snapshots, the same migrations, the same screens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.errors import UsageError
+from midstream.migrate import model
+from midstream.tui.app import MidstreamApp
+from midstream.tui.recording import Recorder, Replay
+from midstream.watch.store import Store
+from midstream_engine import records
+from tui import worlds
+from tui.looking import screen_text, settle
+from tui.worlds import Answers
+
+
+def beat(at: float) -> dict[str, Any]:
+    numbers = {"cpu_used": 0.25, "memory_total": 8, "memory_used": 2, "disk_total": 9, "disk_free": 3}
+    return {"event": "beat", "time": at, "accelerators": [], **numbers}
+
+
+def told(store: Store, step: int) -> None:
+    """What a probe says of a run that has come to a step."""
+    status = records.Status("training", step, 0, "boot", 1, 1, 5.0, "nano", 1, 1, num_train_steps=100)
+    rows = "".join(json.dumps({"global_step": at, "train/loss": 3.0 - at / 100}) + "\n" for at in range(step))
+    store.take("here", {"event": "run", "run": "nano", "attempt": 1, "alive": True, "status": status.to_json()})
+    line = {"event": "metrics", "run": "nano", "attempt": 1, "offset": 0, "inode": 1, "end": len(rows), "text": rows}
+    store.take("here", line)
+    store.take("here", beat(100.0 + step))
+
+
+def record(file: Path) -> Store:
+    recorder = Recorder(str(file))
+    store = Store({"here": "local", "gone": "ssh"}, heard=recorder.heard)
+    store.take("here", {"event": "hello", "hostname": "h", "platform": "Linux", "python": "3.11", "cpus": 4})
+    told(store, 10)
+    recorder.migrations((worlds.migration(),))
+    told(store, 20)
+    store.link("gone", "down", "connection refused")
+    recorder.migrations((worlds.certified(),))
+    recorder.migrations((replace(worlds.certified(), state=model.COMPLETED, finished=True),))
+    recorder.close()
+    return store
+
+
+def test_the_end_of_a_replay_is_what_was_recorded(tmp_path: Path) -> None:
+    store = record(tmp_path / "session")
+    replay = Replay.load(str(tmp_path / "session"))
+    assert replay.snapshot().hosts == ()
+    replay.advance(float("inf"))
+    assert replay.ended
+    before, after = store.snapshot(), replay.snapshot()
+    assert after.runs == before.runs
+    assert [replace(host, last_seen=0, machine=None) for host in after.hosts] == [
+        replace(host, last_seen=0, machine=None) for host in before.hosts
+    ]
+    assert replay.migrations() == (replace(worlds.certified(), state=model.COMPLETED, finished=True),)
+
+
+def test_it_goes_on_as_it_went(tmp_path: Path) -> None:
+    record(tmp_path / "session")
+    entries = [json.loads(line) for line in (tmp_path / "session").read_text().splitlines()]
+    for number, entry in enumerate(entries):
+        entry["at"] = 1000.0 + number
+    replay = Replay(entries)
+    steps = []
+    for number in range(len(entries)):
+        replay.advance(1000.0 + number)
+        steps.append(replay.snapshot().runs[0].step if replay.snapshot().runs else None)
+    assert [step for before, step in zip([None, *steps], steps, strict=False) if step != before] == [10, 20]
+    assert replay.clock() == 1000.0 + len(entries) - 1
+
+
+async def test_a_recorded_session_on_the_screen(tmp_path: Path) -> None:
+    record(tmp_path / "session")
+    replay = Replay.load(str(tmp_path / "session"))
+    app = MidstreamApp(replay, replay, readonly=True, clock=replay.clock)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        replay.advance(float("inf"))
+        app.publish()
+        await settle(pilot, lambda: "20/100" in screen_text(app) and bool(app.world.migrations))
+        await pilot.press("3", "enter")
+        await settle(pilot, lambda: "✓ witness" in screen_text(app))
+        await pilot.press("r")
+        await settle(pilot)
+        assert "--readonly" in screen_text(app), "a recording can only be looked at"
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("{}\n")
+    for name in ("other", "missing"):
+        with pytest.raises(UsageError):
+            Replay.load(str(tmp_path / name))
+    with pytest.raises(UsageError):
+        Recorder(str(tmp_path / "missing" / "file"))
+
+
+def test_a_session_that_was_killed_is_shown_up_to_there(tmp_path: Path) -> None:
+    record(tmp_path / "session")
+    text = (tmp_path / "session").read_text()
+    (tmp_path / "session").write_text(text[: int(len(text) * 0.9)])
+    replay = Replay.load(str(tmp_path / "session"))
+    replay.advance(float("inf"))
+    assert replay.snapshot().runs[0].step == 20
+
+
+def test_what_is_asked_of_the_actions_is_still_answered(tmp_path: Path) -> None:
+    recorder = Recorder(str(tmp_path / "session"))
+    answers = Answers(worlds.migration())
+    over = recorder.over(answers)
+    assert over.targets() == answers.targets()
+    assert over.migrations() == answers.views
+    recorder.close()
+    assert '"do": "migration"' in (tmp_path / "session").read_text()
