@@ -5,7 +5,8 @@ What stays beside an engine on its host, whoever started it and whether or not a
 It starts the command, hands signals on to it, and writes ``exit-<p>.json`` when it has ended: how, and with which last
 words, also where a signal ended it. A process that lives and makes no step any more is ended, because no heartbeat
 notices one (it beats on). Where another process of the attempt has failed in the same directory, this one is ended too,
-after some time to end by itself. The engine dies with its supervisor. Standard library alone.
+after some time to end by itself. The engine dies with its supervisor. Once Google's metadata server says that this
+machine will be taken away, an engine that trains is told to save. Standard library alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from midstream_engine import records
+from midstream_engine.notices import Notices
 
 POLL = 0.5  # seconds between two looks
 STUCK_AFTER = 900.0  # seconds without a step
@@ -82,6 +84,7 @@ class Supervisor:
         self._peer_since = 0.0
         self._why = ""  # what this supervisor ended the engine for
         self._stuck = False
+        self._notices, self._notice = Notices(), ""
 
     def run(self) -> int:
         """The engine's exit code; 128 + the signal's number where one ended it."""
@@ -96,6 +99,7 @@ class Supervisor:
             os.unlink(self._files.exit(self._process))
         environment = {**os.environ, **self._secrets}
         engine = subprocess.Popen(self._command, env=environment, preexec_fn=_die_together(os.getpid()))
+        self._notices.start()
         while (code := engine.poll()) is None:
             arrived = signal.sigtimedwait([signal.SIGCHLD, *FORWARDED], POLL)
             if arrived is not None and arrived.si_signo in FORWARDED:
@@ -103,6 +107,8 @@ class Supervisor:
             elif arrived is None and (why := self._reason_to_end()):
                 self._why = why
                 self._end(engine)
+            elif arrived is None:
+                self._save_in_time(engine)
         self._report(code)
         return code if code >= 0 else 128 - code
 
@@ -118,6 +124,17 @@ class Supervisor:
         if self._failed_peer and time.monotonic() - self._peer_since > FOLLOW:
             return f"{self._failed_peer} failed"
         return ""
+
+    def _save_in_time(self, engine: subprocess.Popen[bytes]) -> None:
+        """Once a notice has come and the engine trains. All processes save at the same step, whichever was told."""
+        self._notice = self._notice or self._notices.take()
+        status = self._status() if self._notice else None
+        if status is not None and status.state == records.TRAINING:
+            print(
+                f"midstream: this machine is about to be taken away ({self._notice}): a save is asked for", flush=True
+            )
+            self._notice = ""
+            engine.send_signal(signal.SIGUSR1)
 
     def _look_for_peers(self) -> str:
         for name in os.listdir(self._files.dir):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import stat
@@ -15,11 +17,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from lab.command_line import TINY, midstream, refused
+from lab.command_line import TINY, Ended, refused
 from lab.slice import Slice, target_text
 from lab.sshd import Lab
 from lab.tpu_api import Fault, TpuServer, tpu_server
 from lab.tpu_nodes import Outcome
+from midstream.cli import main
 from midstream.errors import HostError
 from midstream.fleet.config import Fleet, TpuTarget, load_fleet
 from midstream.hosts.open import Hosts
@@ -43,6 +46,17 @@ while True:
         there.sendall(data) if each == 0 else os.write(1, data)
 """
 NODE = "projects/lab/locations/here-a/nodes/n"
+
+
+def midstream(*arguments: str | Path) -> Ended:
+    """The command, in this process: what it imports is imported once."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        code = main(list(map(str, arguments)))
+    lines = stdout.getvalue().splitlines()
+    return Ended(
+        code, [json.loads(line) for line in lines if line.startswith("{")], stdout.getvalue(), stderr.getvalue()
+    )
 
 
 @pytest.fixture

@@ -35,17 +35,24 @@ def create(client: TpuClient, name: str, target: TpuTarget, say: Say, cancel: th
     """The slice of ``target``, ready. One that is there already is waited for, or, where it was ours and is gone,
     replaced. ProviderError, with what is left and costs money, if anything could be."""
     node = target.name or name
-    there = nodes.find(client, target.project, target.zone, node)
-    what = f"{name} cannot be created"
+    what, nothing = f"{name} cannot be created", "nothing was created, nothing costs money"
+    try:
+        there = nodes.find(client, target.project, target.zone, node)
+    except ProviderError as error:
+        raise ProviderError(f"{what}: {error.message}; {nothing}", error.fix, error.kind) from error
     if there is not None and there.standing in (base.GONE, base.FAILED):
         if not there.ours:
             raise ProviderError(
-                f"{what}: {there.place} is {there.state}, and midstream did not make it",
+                f"{what}: {there.place} is {there.state}, and midstream did not make it; {nothing}",
                 f"midstream --delete {there.place}, if nobody needs it",
                 base.EXISTS,
             )
         say(f"{there.place} is {there.state}: it is deleted first")
-        delete(client, there, say)
+        try:
+            delete(client, there, say)
+        except ProviderError as error:
+            left = f"what is left of {there.place} may cost money: midstream --delete {there.place}"
+            raise ProviderError(f"{what}: {error.message}; {left}", error.fix, error.kind, left) from error
         there = None
     if there is not None:
         say(f"{there.place} is there already: {there.text()}")
@@ -103,9 +110,9 @@ class _Making:
 
         silent = (exceptions.ServiceUnavailable, exceptions.GatewayTimeout, exceptions.InternalServerError)
         how = f"{self.target.price_class}, queued" if self.target.queued else self.target.price_class
+        self._begun = before = NOTHING
         self.say(f"asking for {self.place}: {self.target.accelerator_type}, {how}")
         pauses = Pauses(cancel=self.cancel)
-        before = NOTHING
         for left in reversed(range(ASKED)):
             self._check_cancelled()
             try:

@@ -1,0 +1,208 @@
+"""Slices that are asked for while the service fails, lies about its state, takes them back, or is let go half way.
+
+    python tests/lab/test_tpu_campaign.py [--runs 1000] [--seed 1] [--results FILE]
+
+A run asks for a slice, as a node or in a queue, with faults drawn for any of the calls, an end drawn for the creation,
+a preemption or a cancellation after a random number of looks. Afterwards the slice is ready and the only one that costs
+money, or nothing of it is left and the error says so, or the error names what may be left. The service then recovers:
+what was named is deleted, and the same command succeeds. Slices of other people, one of the same name among them, are
+as they were.
+
+Results are appended one line a run, so that a campaign that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+import grpc
+import pytest
+from google.cloud import tpu_v2
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
+
+from lab.tpu_api import Fault, TpuServer
+from lab.tpu_nodes import QUOTA, STOCKOUT, Outcome, State
+from midstream.fleet.config import TpuTarget
+from midstream.hosts.providers import base
+from midstream.hosts.providers.base import ProviderError
+from midstream.hosts.providers.google import client
+from midstream.hosts.providers.google.provider import GoogleTpus
+
+RESULTS = Path(__file__).parents[2] / "docs/campaigns/tpu-faults.jsonl"
+SAMPLE = 6
+PARENT = "projects/p/locations/z"
+CALLS = ("CreateNode", "CreateQueuedResource", "GetNode", "GetQueuedResource", "GetOperation", "Delete")
+PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL)
+LASTING = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED)
+LEFT = (None, State.TERMINATED, State.PREEMPTED, State.CREATING, State.REPAIRING)
+
+
+def draw(random_: random.Random) -> dict[str, Any]:
+    """What happens in a run, as JSON."""
+    faults = []
+    for _ in range(random_.choice((0, 1, 1, 2, 3))):
+        passing = random_.random() < 0.75
+        faults.append(
+            {
+                "method": random_.choice(CALLS),
+                "code": random_.choice(PASSING if passing else LASTING).name,
+                "times": random_.choice((1, 1, 2, 3, 7)),
+                "late": passing and random_.random() < 0.5,  # it has its effect; a refusal has none
+            }
+        )
+    left = random_.choice(LEFT)
+    return {
+        "queued": random_.random() < 0.5,
+        "looks": random_.choice((1, 2, 4)),
+        "faults": faults,
+        "ends": random_.choice((None, None, None, STOCKOUT, QUOTA)),
+        "leaves": None if left is None else int(left),
+        "preempted": random_.choice((None, None, None, 1, 3, 6)),  # after so many calls
+        "says_so": random_.random() < 0.6,
+        "cancelled": random_.choice((None, None, None, 0, 2, 5)),  # after so many lines
+        "namesake": random_.random() < 0.1,
+    }
+
+
+def one_run(case: dict[str, Any]) -> str:
+    """How it came out. AssertionError where something is left that nobody was told of."""
+    with TpuServer() as server:
+        os.environ[client.ENDPOINT] = server.endpoint
+        server.looks = case["looks"]
+        others = {f"{PARENT}/nodes/other"} | ({f"{PARENT}/nodes/pod"} if case["namesake"] else set())
+        for name in sorted(others):
+            server.create(PARENT, name.rpartition("/")[2], tpu_v2.Node(accelerator_type="v3-8"))
+            server._ready(name)
+        server.created.clear()
+        if case["ends"]:
+            server.outcomes.append(Outcome(message=case["ends"], leaves=case["leaves"]))
+        server.faults = [
+            Fault(each["method"], getattr(grpc.StatusCode, each["code"]), "planted", each["times"], each["late"])
+            for each in case["faults"]
+        ]
+        target = TpuTarget(
+            project="p", zone="z", accelerator_type="v3-32", runtime_version="r", create=True, spot=True,
+            queued=case["queued"], valid_until="20s",
+        )  # fmt: skip
+        cancel, lines = threading.Event(), []
+
+        def say(line: str) -> None:
+            lines.append(line)
+            if case["cancelled"] is not None and len(lines) > case["cancelled"]:
+                cancel.set()
+
+        answer = server.answer
+
+        def preempting(method: str, request: Any) -> Any:
+            if case["preempted"] is not None and len(server.calls) == case["preempted"] and not case["namesake"]:
+                server.preempt("pod", says_so=case["says_so"])
+            return answer(method, request)
+
+        server.answer = preempting
+        google = GoogleTpus()
+        made = refused = None
+        try:
+            made = google.create("pod", target, say, cancel)
+        except ProviderError as error:
+            refused = error
+        mine = (set(server.nodes) - others) | set(server.queued)
+        if refused is None:
+            outcome = "used another's" if case["namesake"] else "made"
+            assert made is not None
+            assert made.standing == base.READY
+        elif refused.costs:
+            outcome = f"{refused.kind or 'refused'}, named"
+            blind = any(each["method"].startswith(("Get", "Delete")) for each in case["faults"])
+            assert mine or case["namesake"] or blind, f"nothing is there: {refused}"
+            assert "midstream --delete p/z/pod" in refused.message, refused.message
+        else:
+            outcome = refused.kind or "refused"
+            assert mine == set(), (str(refused), mine)
+            assert case["namesake"] or "nothing costs money" in refused.message, refused.message
+        assert others <= set(server.nodes), "what others made is as it was"
+        assert len(set(server.nodes) - others) <= 1
+        server.faults, server.outcomes, case["preempted"] = [], [], None
+        if refused is not None and refused.costs and mine:
+            google.delete("p/z/pod", lambda line: None)  # as the error says
+        again = google.create("pod", target, lambda line: None)
+        assert again.standing == base.READY
+        assert len(set(server.nodes) - others) == (0 if case["namesake"] else 1), "one, whatever went before"
+        if not case["namesake"]:
+            google.delete("p/z/pod", lambda line: None)
+            assert set(server.nodes) == others
+            assert not server.queued
+        return outcome
+
+
+def campaign(seed: int, numbers: range, tell: Any) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for number in numbers:
+        case = draw(random.Random(f"{seed}-{number}"))
+        try:
+            outcome = one_run(dict(case))
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, run {number}: {str(error)[:1500]}\n{json.dumps(case)}") from error
+        counts[outcome] += 1
+        tell({"seed": seed, "run": number, **case, "outcome": outcome})
+    return counts
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch.setattr)
+    monkeypatch.setenv(client.ENDPOINT, "")
+
+
+def hurry(setattr_: Any) -> None:
+    """Pauses as short as the service is quick."""
+    import google.api_core.retry
+
+    setattr_(base, "FIRST", 0.002)
+    setattr_(base, "LONGEST", 0.02)
+    real = google.api_core.retry.Retry
+    setattr_(google.api_core.retry, "Retry", lambda **words: real(**{**words, "initial": 0.002, "maximum": 0.02}))
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_sample_of_the_campaign() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    counts = campaign(seed, range(SAMPLE), lambda line: None)
+    assert sum(counts.values()) == SAMPLE
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=480.0, help="then it stops, to be gone on with")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    hurry(setattr)
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    done = sum(json.loads(line)["seed"] == options.seed for line in lines)
+    began = time.monotonic()
+    with options.results.open("a") as file:
+        for number in range(done, options.runs):
+            campaign(options.seed, range(number, number + 1), lambda line: file.write(json.dumps(line) + "\n"))
+            file.flush()
+            if time.monotonic() - began > options.seconds:
+                break
+    results = [json.loads(line) for line in options.results.read_text().splitlines()]
+    print(len(results), dict(Counter(line["outcome"] for line in results).most_common()))
+
+
+if __name__ == "__main__":
+    main()
