@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,12 @@ import pytest
 from lab.sshd import Lab, SshServer
 from midstream.errors import LostContact
 from midstream.fleet.config import LocalHost
-from midstream.hosts.base import Host, Process
+from midstream.hosts.base import Host
 from midstream.hosts.local import LocalMachine
 from midstream.hosts.open import open_host
 from midstream.remote import staging, tree
 from midstream.transfer import Progress, TransferError, copy_history, copy_objects, verify_objects
+from midstream.transfer.streams import Sending
 from midstream_engine import records
 from trees import SOURCES, assert_same_tree, assert_unfinished, files, random_contents, write_checkpoint, write_tree
 
@@ -197,23 +198,20 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_sent(small_disk:
     assert not (small_disk / "target").exists()
 
 
-class FilledUp(LocalMachine):
-    """Somebody else takes the disk between the look at it and the copy, all but two objects and a half."""
-
-    disk: Path
-
-    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
-        somebody_else = self.disk / "somebody else's"
-        if (self.disk / "target" / tree.INCOMING).exists() and not somebody_else.exists():
-            with open(somebody_else, "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, staging.free_bytes(str(self.disk)) - 5 * MIB // 2)
-        return super().open(argv, env=env, window=window)
-
-
 @pytest.mark.system
-def test_a_disk_that_fills_up_meanwhile_keeps_what_was_there(small_disk: Path, tmp_path: Path) -> None:
-    one, two = LocalMachine("one", LocalHost(root=str(tmp_path))), FilledUp("two", LocalHost(root=str(tmp_path)))
-    two.disk = small_disk
+def test_a_disk_that_fills_up_meanwhile_keeps_what_was_there(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (LocalMachine(name, LocalHost(root=str(tmp_path))) for name in ("one", "two"))
+    somebody_else, run = small_disk / "somebody else's", Sending.run
+
+    def filled_up(sending: Sending, waiting: set[str]) -> None:
+        """Between the look at it and the copy the disk is taken, all but two objects and a half."""
+        with open(somebody_else, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, staging.free_bytes(str(small_disk)) - 5 * MIB // 2)
+        run(sending, waiting)
+
+    monkeypatch.setattr(Sending, "run", filled_up)
     source, target = tmp_path / "source", small_disk / "target"
     contents = {f"object-{index}": random.Random(index).randbytes(MIB) for index in range(6)}
     write_tree(source, contents)
@@ -224,8 +222,7 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_was_there(small_disk: Path, t
     assert "\n" not in str(caught.value)
     verified = {name: contents[name] for name in ("object-0", "object-1")}
     assert_same_tree(named(target), {**verified, "object-5": b"older content"}, "no manifest")
-    (small_disk / "somebody else's").unlink()
-    two.disk = tmp_path  # nobody interferes any more
-    (tmp_path / "somebody else's").touch()
+    somebody_else.unlink()
+    monkeypatch.setattr(Sending, "run", run)
     assert set(copy_objects(one, str(source), two, str(target)).skipped) == set(verified)
     assert_same_tree(target, source)

@@ -20,7 +20,8 @@ from midstream.hosts.programs import reports
 from midstream.hosts.ssh import SshMachine
 from midstream.remote import staging, tree
 from midstream.transfer import CopySettings, Progress, carriers, copy_objects, probe
-from midstream.transfer.copy import copy_contents, read_contents
+from midstream.transfer.contents import read_contents
+from midstream.transfer.copy import copy_contents
 from midstream.transfer.places import Place
 from midstream.transfer.route import Link as Way
 from midstream.transfer.route import make_ends

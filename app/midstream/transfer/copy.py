@@ -8,7 +8,6 @@ same call goes on.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,22 +18,33 @@ from queue import Empty, Queue
 from threading import Event
 from typing import Any
 
-from midstream.errors import MidstreamError, RemoteError
+from midstream.errors import MidstreamError
 from midstream.hosts.base import Host
 from midstream.hosts.programs import Cancelled
 from midstream.hosts.ssh import SshMachine
+from midstream.transfer.contents import CALL, Contents, read_contents
 from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.model import CopyReport, Progress
 from midstream.transfer.places import Place
 from midstream.transfer.progress import Meter
 from midstream.transfer.route import Link, Route, probe
-from midstream.transfer.session import Session
+from midstream.transfer.session import Session, new_generation
 from midstream.transfer.settings import AUTO, RELAY, CopySettings, of_hosts
-from midstream.transfer.stream import Events, Item
-from midstream.transfer.streams import CHUNK, POLL, WORTHWHILE, Load, Sending, disk_full, ranges, split, told
+from midstream.transfer.stream import Events, Item, Stream
+from midstream.transfer.streams import (
+    CHUNK,
+    POLL,
+    SMALL,
+    WORTHWHILE,
+    Early,
+    Load,
+    Sending,
+    disk_full,
+    ranges,
+    split,
+    told,
+)
 from midstream_engine import records
-
-CALL = 600.0  # seconds for a call that reads one manifest, or hashes one object
 
 
 def copy_objects(
@@ -82,60 +92,6 @@ def copy_tree(
     return copy_contents(contents, target, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings)
 
 
-@dataclass(frozen=True)
-class Contents:
-    """A tree that is to be copied: its manifest's text as the target shall have it, and which objects come from where.
-    ``first`` is where the manifest was read; ``problems`` are (path, what is wrong) of the objects there, by their
-    sizes."""
-
-    first: Place
-    text: str
-    objects: tuple[dict[str, Any], ...]
-    problems: tuple[tuple[str, str], ...] = ()
-    holders: Mapping[str, Place] = field(default_factory=dict)  # other hosts, by the names that objects give them
-    held: Mapping[str, str] = field(default_factory=dict)  # path -> name of its host, where there are holders
-
-    def only(self, wanted: Callable[[str], bool]) -> Contents:
-        """Without the objects that are not wanted."""
-        return replace(self, objects=tuple(entry for entry in self.objects if wanted(entry["path"])))
-
-    def held_by(self, holders: Mapping[str, Place]) -> Contents:
-        """What other hosts hold comes from there: host, as the manifest's objects name it -> its place."""
-        held = {entry["path"]: entry.get("host", "") for entry in json.loads(self.text)["objects"]}
-        return replace(self, holders=holders, held=held)
-
-    def by_source(self) -> list[tuple[Place, list[dict[str, Any]]]]:
-        """The objects of each place. TransferError where one is missing there, or of another size."""
-        lots: dict[str, list[dict[str, Any]]] = {}
-        for entry in self.objects:
-            name = self.held.get(entry["path"], "")
-            lots.setdefault(name if name in self.holders else "", []).append(entry)
-        here = {entry["path"] for entry in lots.get("", ())}
-        missing = [(self.first, path, what) for path, what in self.problems if path in here]
-        for name, lot in lots.items():
-            if name:
-                place = self.holders[name]
-                found = place.host.call("tree.missing", directory=place.directory, objects=lot, timeout=CALL)
-                missing += [(place, path, what) for path, what in found]
-        if missing:
-            place, path, what = missing[0]
-            more = f", and {len(missing) - 1} more like it" if len(missing) > 1 else ""
-            raise TransferError(f"object {shown(path)} of {place}: {what}{more}", "copy another one", path)
-        return [(self.holders[name] if name else self.first, lot) for name, lot in lots.items()]
-
-
-def read_contents(source: Place, manifest: str) -> Contents:
-    """What the tree's manifest names. TransferError where it is no tree."""
-    try:
-        found = source.host.call("tree.describe", directory=source.directory, manifest=manifest, timeout=CALL)
-    except RemoteError as error:
-        if error.kind != "RecordError":
-            raise
-        raise TransferError(error.message) from error
-    problems = tuple((path, what) for path, what in found["problems"])
-    return Contents(source, found["manifest"], tuple(found["objects"]), problems)
-
-
 def copy_contents(
     contents: Contents,
     target: Place,
@@ -173,12 +129,18 @@ class _Copy:
         meter = Meter(sum(entry["size"] for entry in objects), len(objects), self.progress)
         meter.publish()
         events: Events = Queue()
+        generation = new_generation()
         with (
             _links(self.by_source, self.target, self.settings) as links,
-            _session(self.target, objects, events, manifest=self.manifest, text=self.contents.text) as session,
+            self._early(links, generation, events) as early,
+            _session(
+                self.target, objects, events, manifest=self.manifest, text=self.contents.text, generation=generation
+            ) as session,
         ):
             found = self._survey(session, events, meter, objects)
             routes, loads = self._plan(session, found, links, meter)
+            if len(loads) == 1:
+                loads[0].early = early
             sending = Sending(
                 session,
                 events,
@@ -201,6 +163,27 @@ class _Copy:
             held=tuple(sorted(found.held)),
             routes=tuple(routes),
         )
+
+    @contextmanager
+    def _early(self, links: Mapping[str, Future[Link]], generation: str, events: Events) -> Iterator[Early | None]:
+        """The first stream of a copy from one place, opened before it is known what has to be sent."""
+        if len(self.by_source) != 1:
+            yield None
+            return
+        [(place, lot)] = self.by_source
+        far = all(isinstance(each.host, SshMachine) for each in (place, self.target))
+        small = sum(entry["size"] for entry in lot) < SMALL
+
+        def begin() -> Stream:
+            # Only between two SSH hosts the way has to be known first.
+            link = links[str(place)].result() if far or self.target.in_bucket or place.in_bucket else Link("ssh")
+            return Route(place, self.target, link, self.settings).open(generation, events, small=small)
+
+        early = Early(begin)
+        try:
+            yield early
+        finally:
+            early.close()
 
     # ----------------------------------------------------------------------------------- what is there already
 

@@ -21,6 +21,11 @@ ENDING = 10.0
 Report = dict[str, Any]
 
 
+def new_generation() -> str:
+    """A name for what one copy brings."""
+    return secrets.token_hex(8)
+
+
 class Session:
     """Puts ``(self, report)`` on ``events`` for each line of the far program, and ``ended`` last."""
 
@@ -33,9 +38,10 @@ class Session:
         manifest: str | None,
         text: str = "",
         survey: bool = True,
+        generation: str = "",
     ):
         self.target = target
-        self.generation = secrets.token_hex(8)
+        self.generation = generation or new_generation()
         self._events = events
         self._error: Exception | None = None
         self._writing = threading.Lock()

@@ -14,7 +14,8 @@ from threading import Event
 
 from midstream.hosts.base import Host
 from midstream.hosts.programs import Cancelled
-from midstream.transfer.copy import Contents, copy_contents, read_contents
+from midstream.transfer.contents import Contents, read_contents
+from midstream.transfer.copy import copy_contents
 from midstream.transfer.errors import TransferError
 from midstream.transfer.model import CopyReport, Progress
 from midstream.transfer.places import Place

@@ -38,7 +38,7 @@ class Stream:
         self._source_error: Exception | None = None
         self._target_error: Exception | None = None
         self._bytes = self._items = 0  # fed, and not landed yet
-        self.ending = self.done = False
+        self.ending = self.done = self.ended = False
         self._pipes = _own(sender.stdout, receiver.stdin) if relayed else (None, None)
         self._threads = [
             threading.Thread(target=work, name=f"copy-{work.__name__.strip('_')}", daemon=True)
@@ -122,6 +122,7 @@ class Stream:
         except (OSError, ValueError, LostContact) as error:
             self._target_error = error
         finally:
+            self.ended = True
             self._events.put((self, {"event": "ended"}))
 
     # ------------------------------------------------------------------------------------------------- the end

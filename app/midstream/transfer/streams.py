@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty
 from threading import Event
@@ -63,6 +64,40 @@ class Load:
     items: deque[Item]
     streams: list[Stream] = field(default_factory=list)
     opening: int = 0
+    early: Early | None = None  # the first of them, on its way already
+
+
+class Early:
+    """A stream that is opened while it is still being found out what has to be sent: logins and interpreters take as
+    long as that does. Who does not need it closes it."""
+
+    def __init__(self, begin: Callable[[], Stream]):
+        self._begin = begin
+        self._opened: Future[Stream] = Future()
+        self._taken = False
+        threading.Thread(target=self._open, name="copy-early", daemon=True).start()
+
+    def _open(self) -> None:
+        try:
+            self._opened.set_result(self._begin())
+        except BaseException as error:  # noqa: BLE001  raised where it is taken
+            self._opened.set_exception(error)
+
+    def take(self) -> Stream:
+        """Its errors are those of `Route.open`."""
+        self._taken = True
+        return self._opened.result()
+
+    def close(self) -> None:
+        """It is ended as soon as it is open, unless it was taken."""
+        if self._taken:
+            return
+
+        def end(opened: Future[Stream]) -> None:
+            if opened.exception() is None:
+                opened.result().close()
+
+        self._opened.add_done_callback(end)
 
 
 class Sending:
@@ -120,9 +155,12 @@ class Sending:
         each = WORTHWHILE if load.route.crowded else WORTH_A_CORE
         load.opening = worthwhile(load.items, load.route.streams, each)
 
-        def work() -> None:
+        def work(early: Early | None) -> None:
             try:
-                stream = load.route.open(self._session.generation, self._events, small=small)
+                if early is not None:
+                    stream = early.take()
+                else:
+                    stream = load.route.open(self._session.generation, self._events, small=small)
             except Exception as error:  # noqa: BLE001  raised where the events are read
                 self._events.put((load, {"event": "refused", "error": error}))
                 return
@@ -132,14 +170,17 @@ class Sending:
                     return
             stream.close()
 
-        for _ in range(load.opening):
-            threading.Thread(target=work, name="copy-open", daemon=True).start()
+        for number in range(load.opening):
+            early = load.early if not number else None
+            threading.Thread(target=work, args=(early,), name="copy-open", daemon=True).start()
 
     def _handle(self, origin: Any, report: dict[str, Any], waiting: set[str]) -> None:
         event = report["event"]
         if event == "opened":
             origin.opening -= 1
             origin.streams.append(report["stream"])
+            if report["stream"].ended:  # before anybody listened
+                raise report["stream"].why()
             self._share(origin)
         elif event == "refused":
             # A server that lets in fewer connections than we ask for is no reason to fail.
