@@ -1,4 +1,4 @@
-"""On Google's machines: an engine saves when its machine is about to be taken away; a slice's workers know each other."""
+"""On Google's machines: an engine saves before they are taken away, and the workers of a slice know each other."""
 
 from __future__ import annotations
 
