@@ -32,8 +32,8 @@ class Held:
         order = records.Order(action, epoch=epoch, checkpoint=checkpoint, root_digest=digest, serial=serial, step=step)
         order.write(self.paths.attempt(2).order)
 
-    def start(self, *flags: str) -> Engine:
-        said = {"MIDSTREAM_ATTEMPT": "2", "MIDSTREAM_EPOCH": "2", "MIDSTREAM_TARGET": "two"}
+    def start(self, *flags: str, **environment: str) -> Engine:
+        said = {"MIDSTREAM_ATTEMPT": "2", "MIDSTREAM_EPOCH": "2", "MIDSTREAM_TARGET": "two", **environment}
         return Engine(self.root, *self.flags, *flags, devices=4, **said)
 
     def status(self) -> records.Status | None:

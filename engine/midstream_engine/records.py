@@ -175,6 +175,11 @@ class AttemptPaths:
         return posixpath.join(self.dir, "replay.jsonl")
 
     @property
+    def lease(self) -> str:
+        """Written anew while somebody still wants an attempt that stands by."""
+        return posixpath.join(self.dir, "lease")
+
+    @property
     def crossing(self) -> str:
         """The distance between the replayed state and the sealed one: see :class:`Crossing`."""
         return posixpath.join(self.dir, "crossing.json")

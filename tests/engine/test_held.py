@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from engine_held import Held
 from engine_process import train_all
 from engine_runs import CONFIGS
 from midstream_engine import records
+from midstream_engine.trainer import lease
 
 TINY = ("--config_path", str(CONFIGS / "gpt2_tiny.yaml"), "--trainer.id", "r")
 FLAGS = ("--trainer.num_train_steps", "12", "--trainer.checkpointer.keep", "[{every: 4}]")
@@ -127,3 +130,32 @@ def write_train(directory: Path, train: object) -> None:
         if entry["path"] == records.TRAIN:
             entry.update(size=len(data), sha256=hashlib.sha256(data).hexdigest(), crc32c="")
     (directory / records.MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_an_attempt_that_nobody_asks_for_any_more_ends_and_frees_its_devices(trained: Path, tmp_path: Path):
+    held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
+    held.order(records.HOLD, 1, "step-4-a001")
+    with held.start(MIDSTREAM_STANDBY_SECONDS="1") as engine:
+        code, log = engine.finish()
+    status = held.status()
+    assert status is not None
+    assert (code, status.state, status.epoch) == (0, "stopped", 0), log
+    assert "nobody renewed its lease" in status.message
+    assert not Path(held.paths.lineage).exists()
+
+
+def test_a_lease_runs_out_by_its_own_clock_and_not_while_it_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = 1000.0
+    monkeypatch.setattr(lease.time, "monotonic", lambda: now)
+    path = tmp_path / "lease"
+    attempt: Any = SimpleNamespace(files=SimpleNamespace(lease=str(path)))
+    found = lease.Lease(attempt)
+    assert found.seconds == 3600.0
+    for _ in range(5):
+        now += 3000.0
+        records.write_bytes(str(path), b"")
+        assert not found.over()
+    now += 3599.0
+    assert not found.over()
+    now += 2.0
+    assert found.over()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_runs import QUICK
 from midstream.fleet.config import Fleet, HostConfig, LocalHost, SshHost
 
 SSHD = next((path for path in ("/usr/sbin/sshd", shutil.which("sshd") or "") if path and os.path.exists(path)), "")
@@ -143,6 +144,7 @@ class Lab:
             root=str(directory / "root"),
             python=python,
             devices=devices,
+            env=_quick(devices),
         )
         server = SshServer(name, directory, port, config, _start(directory, port, address), address)
         self.servers[name] = server
@@ -150,7 +152,7 @@ class Lab:
 
     def local(self, name: str, devices: int | None = None) -> LocalHost:
         """This machine, with a root of its own."""
-        return LocalHost(root=str(self.directory / name / "root"), devices=devices)
+        return LocalHost(root=str(self.directory / name / "root"), devices=devices, env=_quick(devices))
 
     def fleet_file(self, **hosts: HostConfig) -> Path:
         """A fleet file with these hosts, as a person would have written it."""
@@ -171,6 +173,11 @@ class Lab:
     def close(self) -> None:
         for server in self.servers.values():
             server.stop()
+
+
+def _quick(devices: int | None) -> dict[str, str]:
+    """What engines on virtual devices find in their environment: half of their time would go into quick programs."""
+    return {"XLA_FLAGS": QUICK} if devices else {}
 
 
 def _yaml(value: object) -> str:

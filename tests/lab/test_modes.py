@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -93,12 +94,12 @@ def test_a_target_that_waits_takes_over_on_eight_devices(lab: Lab, runs):
 
 
 def test_a_run_goes_there_and_back_and_on_in_different_ways(lab: Lab, runs):
-    """2 -> 8 by handover, 8 -> 2 with accumulation by stop, then on to a third host by handover."""
+    """In bf16: 2 -> 8 by handover, 8 -> 2 with accumulation by stop, then on to a third host by handover."""
     one, two, three = lab.local("one", devices=2), lab.local("two", devices=8), lab.local("three", devices=2)
     fleet = lab.fleet_file(one=one, two=two, three=three)
     source, last = runs(one.root, "r"), runs(three.root, "r")
     runs(two.root, "r")
-    launched(fleet, source, "one", "--trainer.per_device_parallelism", "8")
+    launched(fleet, source, "one", "--trainer.per_device_parallelism", "8", "--trainer.mp", "p=f32,c=bf16")
     for target, mode in (("two", "handover"), ("one", "stop"), ("three", "handover")):
         moved = midstream("--fleet", fleet, "--migrate", "r", "--to", target, "--mode", mode, "--healthy-steps", "1",
                           "--json")  # fmt: skip
@@ -202,8 +203,8 @@ def test_a_laptop_that_sleeps_and_hosts_whose_clocks_are_wrong_change_nothing(la
     one = lab.local("one", devices=2)
     two = lab.local("two", devices=4)
     skewed = {"one": clock(tmp_path / "one", -7200.0), "two": clock(tmp_path / "two", 7200.0)}
-    one = type(one)(root=one.root, devices=2, env={"PYTHONPATH": str(skewed["one"])})
-    two = type(two)(root=two.root, devices=4, env={"PYTHONPATH": str(skewed["two"])})
+    one = dataclasses.replace(one, env={**one.env, "PYTHONPATH": str(skewed["one"])})
+    two = dataclasses.replace(two, env={**two.env, "PYTHONPATH": str(skewed["two"])})
     fleet = lab.fleet_file(one=one, two=two)
     source, target = runs(one.root, "r"), runs(two.root, "r")
     launched(fleet, source, "one")

@@ -174,5 +174,6 @@ def result_lines(event: Event) -> list[str]:
     ledger = detail.get("ledger")
     if ledger and ledger.get("downtime") is not None:
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in ledger["measured"].items() if seconds >= 0.05)
-        lines.append(f"downtime: {ledger['downtime']:.1f} s ({parts})")
+        predicted = sum(ledger["predicted"].values())
+        lines.append(f"downtime: {ledger['downtime']:.1f} s ({parts}); predicted were {predicted:.1f} s")
     return lines

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from midstream.migrate.model import PROVEN, REFUTED, UNWITNESSED, Certificate, Claim, Plan
+from midstream.migrate.model import LEDGER_ENTRIES, PROVEN, REFUTED, UNWITNESSED, Certificate, Claim, Ledger, Plan
 from midstream_engine import records
 
 WITNESS_TOLERANCE = 1e-4  # relative
@@ -157,8 +157,9 @@ def precision(plan: Plan) -> str:
 _MARKS = {PROVEN: "✓", REFUTED: "✗", UNWITNESSED: "–"}
 
 
-def page(proof: Certificate, curve: Sequence[Mapping[str, Any]], picture: str) -> str:
-    """The certificate for people: Markdown, with the losses around the seam. ``picture``: the SVG's file name."""
+def page(proof: Certificate, curve: Sequence[Mapping[str, Any]], picture: str, ledger: Ledger | None = None) -> str:
+    """The certificate for people: Markdown, with the downtime and the losses around the seam. ``picture``: the SVG's
+    file name."""
     lines = [
         f"# {proof.run_id}: {proof.source} → {proof.target} at step {proof.step}",
         "",
@@ -179,6 +180,15 @@ def page(proof: Certificate, curve: Sequence[Mapping[str, Any]], picture: str) -
         if claim.name == "trajectory"
         for step, loss, _ in claim.evidence.get("steps", ())
     }
+    if ledger is not None and ledger.downtime is not None:
+        lines += ["", f"The run stood still for {ledger.downtime:.1f} s.", "", "| seconds | predicted | measured |"]
+        lines += ["|---|---:|---:|"]
+        lines += [
+            f"| {name} | {ledger.predicted.get(name, 0.0):.1f} | {ledger.measured.get(name, 0.0):.1f} |"
+            for name in LEDGER_ENTRIES
+            if ledger.predicted.get(name, 0.0) >= 0.05 or ledger.measured.get(name, 0.0) >= 0.05
+        ]
+        lines += [f"| **all** | {sum(ledger.predicted.values()):.1f} | {ledger.downtime:.1f} |"]
     lines += ["", f"![the loss before and after the move]({picture})", "", "Losses around the seam:", ""]
     lines += [f"| step | train/loss | attempt | the same step on {proof.source} |", "|---:|---:|---:|---:|"]
     seam = [row for row in curve if "train/loss" in row and abs(row["global_step"] - proof.step) <= 8]

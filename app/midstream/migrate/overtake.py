@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from midstream.errors import MidstreamError
-from midstream.migrate import standby
+from midstream.migrate import outlook, standby
 from midstream.migrate.certificate import TRAJECTORY_TOLERANCE, precision
 from midstream.migrate.move import Move
 from midstream_engine import records
@@ -135,6 +135,7 @@ def fall_back(move: Move, why: str) -> None:
     """From here on the move is a handover."""
     move.journal.fact(fallen_back=why)
     move.note(f"{why}: the move goes on as a handover")
+    outlook.again(move)
 
 
 def _follow(move: Move) -> int:
@@ -154,20 +155,20 @@ def _follow(move: Move) -> int:
         if move.directory.mode_file.exists():
             raise NotLevel("a person will not wait")
         agreement.take(source.more(first), shadow.more(first))
-        outlook = Outlook(
+        ahead = Outlook(
             source.step or first,
             shadow.step or first,
             pace(source.rows),
             pace(shadow.rows) if len(shadow.rows) >= ENOUGH else rehearsed,
         )
-        seconds = outlook.seconds
+        seconds = ahead.seconds
         if len(source.rows) >= ENOUGH and seconds > LONGEST:
             raise NotLevel(
-                f"the shadow takes {outlook.shadow_pace:.3f} s a step and the source {outlook.source_pace:.3f} s: "
-                f"{outlook.gap} steps are not caught up with in {LONGEST / 3600:.0f} hours"
+                f"the shadow takes {ahead.shadow_pace:.3f} s a step and the source {ahead.source_pace:.3f} s: "
+                f"{ahead.gap} steps are not caught up with in {LONGEST / 3600:.0f} hours"
             )
-        if outlook.gap <= 0 and agreement.steps:
-            at = _cross(move, shadow_attempt, outlook)
+        if ahead.gap <= 0 and agreement.steps:
+            at = _cross(move, shadow_attempt, ahead)
             if at is not None:
                 move.journal.fact(crossing_step=at, agreement=agreement.facts())
                 move.note(
@@ -179,17 +180,17 @@ def _follow(move: Move) -> int:
             told = time.monotonic()
             when = f"about {seconds:.0f} s to go" if math.isfinite(seconds) else "its pace is not known yet"
             move.note(
-                f"the shadow is at step {outlook.shadow_step}, the source at step {outlook.source_step}: {when}; "
+                f"the shadow is at step {ahead.shadow_step}, the source at step {ahead.source_step}: {when}; "
                 f"midstream --continue {plan.migration} --mode handover stops waiting"
             )
         time.sleep(LOOK)
 
 
-def _cross(move: Move, shadow: int, outlook: Outlook) -> int | None:
+def _cross(move: Move, shadow: int, ahead: Outlook) -> int | None:
     """Name a step that is still to come for both, and have the shadow keep its parameters there; None where the shadow
     was quicker."""
-    quickest = max(min(outlook.source_pace, outlook.shadow_pace), 1e-3)
-    at = max(outlook.source_step, outlook.shadow_step) + 2 + math.ceil(LEAD / quickest)
+    quickest = max(min(ahead.source_pace, ahead.shadow_pace), 1e-3)
+    at = max(ahead.source_step, ahead.shadow_step) + 2 + math.ceil(LEAD / quickest)
     order = records.Order(records.HOLD, epoch=move.plan.epoch, step=at, migration=move.plan.migration)
     serial, status = standby.give(move, shadow, order)
     if status is None or status.state in records.ENDED:

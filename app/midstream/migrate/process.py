@@ -146,6 +146,7 @@ def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
     from midstream.fleet.config import load_fleet
     from midstream.hosts.open import Hosts
     from midstream.migrate.executor import execute
+    from midstream.migrate.lease import Wanted
     from midstream.migrate.move import Move
     from midstream.watch.watcher import Watch
 
@@ -157,11 +158,14 @@ def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
         hosts = Hosts(fleet)
         watch = Watch(fleet, hosts, interval=WATCH_INTERVAL, only={plan.source, plan.target_host})
         watch.start()
+        wanted = Wanted(hosts, plan)
+        wanted.start()
         try:
             code = execute(Move(plan, directory, journal, fleet, hosts, watch), rollback=rolling_back)
             _tell(fleet, plan, outcome(read_events(journal.path)), code)
             return int(code)
         finally:
+            wanted.stop()
             watch.stop()
             hosts.close()
     except Exception as error:  # noqa: BLE001 - a follower waits for one line

@@ -13,6 +13,7 @@ from typing import Any
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.launch.errors import LaunchError
 from midstream.launch.start import kill_attempt, start_attempt, stop_attempt
+from midstream.migrate import outlook
 from midstream.migrate import plan as planning
 from midstream.migrate.data import copy_all
 from midstream.migrate.move import Move, pin, pin_expires, replayed
@@ -74,7 +75,10 @@ def bring_rehearsal(move: Move) -> dict[str, Any]:
     pin(move, name)
     here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
     move.command(move.source, f"copy {here} to {move.target.name}:{there}")
-    copy_objects(move.source, here, move.target, there, progress=move.progress("an earlier checkpoint"))
+    began = time.monotonic()
+    report = copy_objects(move.source, here, move.target, there, progress=move.progress("an earlier checkpoint"))
+    if move.journal.known("rehearsal_bytes") is None and report.bytes_sent:
+        move.journal.fact(rehearsal_bytes=report.bytes_sent, rehearsal_seconds=time.monotonic() - began)
     if known is None:
         move.journal.fact(rehearsal=point)
     return point
@@ -189,6 +193,7 @@ def _wait_ready(move: Move, number: int) -> int:
     if move.journal.known("rehearsed_seconds") is None:
         move.journal.fact(rehearsed_seconds=run.status.rehearsed_seconds)
         move.note(f"rehearsed on {move.plan.target_host}: {run.status.rehearsed_seconds:.3f} s a step; it waits")
+        outlook.again(move)
     return number
 
 

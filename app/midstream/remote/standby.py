@@ -61,6 +61,14 @@ def _newest(paths: records.RunPaths, name: str) -> Optional[Dict[str, Any]]:
     return max(usable, key=lambda point: (point["step"], point["attempt"])) if usable else None
 
 
+def renew(root: str, run_id: str, migration: str) -> None:
+    """Say to whatever stands by for this migration that it is still wanted."""
+    paths = records.RunPaths(root, run_id)
+    found = runs.attempt_of_migration(root, run_id, migration)
+    if found is not None and found["alive"] and (found["status"] is None or found["status"]["epoch"] == 0):
+        records.write_bytes(paths.attempt(found["attempt"]).lease, b"")
+
+
 def clock() -> float:
     """This host's time: UTC seconds."""
     return time.time()

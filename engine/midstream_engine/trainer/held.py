@@ -19,6 +19,7 @@ from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.fence import read_fence
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.trainer.attempt import Attempt
+from midstream_engine.trainer.lease import Lease
 from midstream_engine.trainer.programs import Programs
 from midstream_engine.trainer.requests import Requests
 from midstream_engine.trainer.resume import Origin, restore
@@ -29,7 +30,6 @@ from midstream_engine.trainer.witness import TOLERANCE, worst_error
 log = logging.getLogger(__name__)
 REHEARSED = 3  # updates; the first two may hold what happens only once
 POLL = 0.02  # seconds between two looks at the order
-PATIENCE = 24 * 3600.0  # seconds after which nobody is taken to come any more: accelerators are not held for ever
 
 
 def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFile) -> float:
@@ -68,14 +68,14 @@ def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFil
 
 
 def hold(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Order | None:
-    """Wait for an order to restore, and return it; None where the attempt is to end instead.
+    """Wait for an order to restore, and return it; None where the attempt is to end instead: told so, or forgotten.
 
     An order that does not fit (another epoch, a checkpoint that is not here, a fence that does not say so) is refused,
     and waiting goes on. Raises FencedError where the run was handed past this attempt's epoch.
     """
     status.update(state=records.WAITING, message=f"waits for its state, epoch {attempt.epoch}")
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
+    lease = Lease(attempt)
+    while jax.process_index() or not lease.over():
         wanted = requests.look()
         order = wanted.order
         if wanted.stop:
@@ -92,7 +92,7 @@ def hold(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Or
             status.write()
         check_not_passed(attempt)
         time.sleep(POLL if jax.process_count() == 1 else 10 * POLL)
-    log.error("waited for %.0f hours: nobody came", PATIENCE / 3600)
+    status.update(message=f"nobody renewed its lease for {lease.seconds:.0f} s")
     return None
 
 

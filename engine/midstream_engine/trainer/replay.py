@@ -19,6 +19,7 @@ from midstream_engine.tracking.recorder import Recorder
 from midstream_engine.trainer.attempt import Attempt
 from midstream_engine.trainer.crossing import keep
 from midstream_engine.trainer.held import POLL, check_not_passed, unfit, unowned
+from midstream_engine.trainer.lease import Lease
 from midstream_engine.trainer.loop import Loop
 from midstream_engine.trainer.programs import Programs
 from midstream_engine.trainer.requests import Requests, Wanted
@@ -75,6 +76,7 @@ class Replay(Loop):
     def replay(self) -> Outcome:
         """Raises FencedError where the run is handed past this attempt's epoch, EngineError as training does."""
         source = Prefetch(self._prepare, self.step)
+        lease = Lease(self._attempt)
         self._status.update(state=records.REPLAYING, step=self.step, message="replays as a shadow")
         try:
             while True:
@@ -90,6 +92,9 @@ class Replay(Loop):
                 promoted = self._promoted()
                 if promoted is not None:
                     return promoted
+                if self._leads and lease.over():
+                    self._status.update(message=f"nobody renewed its lease for {lease.seconds:.0f} s")
+                    return Outcome(None)
                 if time.monotonic() - self._looked > FENCE_EVERY:
                     self._looked = time.monotonic()
                     check_not_passed(self._attempt)

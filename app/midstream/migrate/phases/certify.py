@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.errors import Exit, MidstreamError
-from midstream.migrate import certificate, certificate_overtake, evidence, ledger, picture
-from midstream.migrate.model import CERTIFY, Certificate
+from midstream.migrate import certificate, certificate_overtake, evidence, ledger, outlook, picture
+from midstream.migrate.model import CERTIFY, Certificate, Ledger
 from midstream.migrate.move import Move, replayed
 from midstream.migrate.phases.cutover import bring_state
 from midstream.migrate.stream import Streamed
@@ -64,7 +64,7 @@ class Certify:
         ended, began = [row["time"] for row in theirs], [row["time"] for row in ours]
         if ended and began:
             last, next_one = ended[-1] - move.skew(plan.source), began[0] - move.skew(plan.target_host)
-            entry = ledger.overtaken(plan.predicted_seconds, last, next_one)
+            entry = ledger.overtaken(outlook.predicted(move), last, next_one)
             records.write_json(str(move.directory.ledger_file), entry.to_json())
         self._issue(move, proof, run)
 
@@ -73,7 +73,11 @@ class Certify:
         """Write it down; NotCertified where it does not hold."""
         records.write_json(str(move.directory.certificate_file), proof.to_json())
         move.directory.picture_file.write_text(picture.seam(proof, run.curve))
-        move.directory.page_file.write_text(certificate.page(proof, run.curve, move.directory.picture_file.name))
+        told = records.read_json_or_none(str(move.directory.ledger_file))
+        page = certificate.page(
+            proof, run.curve, move.directory.picture_file.name, Ledger.from_json(told) if told else None
+        )
+        move.directory.page_file.write_text(page)
         for claim in proof.claims:
             move.note(f"{claim.name}: {claim.verdict}: {claim.statement}")
         if not proof.valid:
@@ -108,7 +112,7 @@ class Certify:
         spent = dict(restore.seconds)
         source_skew, target_skew = move.skew(plan.source), move.skew(plan.target_host)
         entry = ledger.measure(
-            plan.predicted_seconds,
+            outlook.predicted(move),
             ledger.Marks(
                 last_step_ended=source_rows[-1]["time"] - source_skew,
                 source_stopped=found["status"]["heartbeat"] - source_skew,
