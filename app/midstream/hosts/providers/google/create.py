@@ -56,7 +56,7 @@ def create(client: TpuClient, name: str, target: TpuTarget, say: Say, cancel: th
         there = None
     if there is not None:
         say(f"{there.place} is there already: {there.text()}")
-    making = _Making(client, name, target, node, say, cancel)
+    making = _Making(client, name, target, node, say, cancel, others=there is not None and not there.ours)
     try:
         if there is None:
             making.ask()
@@ -94,12 +94,14 @@ class _Making:
         node: str,
         say: Say,
         cancel: threading.Event | None,
+        others: bool,
     ):
         self.client, self.name, self.target, self.node = client, name, target, node
         self.token, self.say, self.cancel = secrets.token_hex(6), say, cancel
         self.parent = f"projects/{target.project}/locations/{target.zone}"
         self.place = f"{target.project}/{target.zone}/{node}"
         self._begun: int | None = None  # NOTHING, MAYBE or BEGUN; None: it was there already
+        self._others = others  # somebody else's, and none of our business
         self._operation: Any = None
 
     # ----------------------------------------------------------------------------------------------- asking for it
@@ -214,6 +216,8 @@ class _Making:
     def undo(self) -> tuple[str, str]:
         """Take away what this creation made. What may be left and costs money, empty where nothing is; and what
         became of it, both in words."""
+        if self._begun is None and self._others:
+            return "", f"{self.place} was there already and is left as it is"
         if self._begun is None:
             words = f"{self.place} was asked for earlier and is left as it is: midstream --delete {self.place}"
             return words, words
