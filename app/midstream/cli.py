@@ -145,6 +145,11 @@ def _screen(fleet, options: argparse.Namespace) -> int:
         if code != RELOAD:
             return code
         fleet = load_fleet(options.fleet)
+        if fleet.comes_and_goes:
+            from midstream.headless.slices import with_slices
+            from midstream.output import Output
+
+            fleet = with_slices(fleet, options, Output(False))
 
 
 if __name__ == "__main__":

@@ -332,6 +332,7 @@ def test_workers_of_a_slice_become_hosts_of_the_fleet_and_of_its_text(
     fleet = parse_fleet(FLEET.replace("KEY", f"{tmp_path}/key"), "fleet.yaml")
     said: list[str] = []
     absent = slices.found(fleet, said.append)
+    assert absent.hosts_of("pod") == ()
     with pytest.raises(UsageError, match=r"pod: p/z/n is not there \(--launch and --migrate --to pod ask for it"):
         absent.target("pod")
     server.workers["n"] = [

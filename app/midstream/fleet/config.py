@@ -178,6 +178,12 @@ class Fleet:
         """Whether it has targets whose hosts only their provider knows."""
         return any(isinstance(target, TpuTarget) for target in self.targets.values())
 
+    def hosts_of(self, name: str) -> tuple[str, ...]:
+        """The hosts of a target that is known; none where they are not known now."""
+        config = self.targets.get(name)
+        waits = name in self.absent or (isinstance(config, TpuTarget) and not config.hosts)
+        return () if waits else self.target(name).hosts
+
     def target(self, name: str) -> Target:
         """UsageError with the nearest names where there is none."""
         if name in self.absent:

@@ -108,8 +108,8 @@ class FleetActions:
         self._hosts = hosts
 
     def targets(self) -> tuple[Target, ...]:
-        targets = (self._fleet.target(name) for name in self._fleet.target_names)
-        return tuple(Target(target.name, tuple(target.hosts)) for target in targets)
+        """Those whose hosts are not known now have none: a plan for them says why, and what mends it."""
+        return tuple(Target(name, self._fleet.hosts_of(name)) for name in self._fleet.target_names)
 
     def make_plan(self, snapshot: Snapshot, request: model.Request) -> model.Plan:
         from midstream.migrate import plan
