@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from pathlib import Path
+
 import pytest
 
-from midstream.migrate import cost, ledger
+from midstream.migrate import cost, directory, ledger
+from midstream.migrate.journal import Journal
 from midstream.migrate.model import HANDOVER, LEDGER_ENTRIES, STOP
-from midstream.migrate.rates import Earlier, Rates, measured
+from midstream.migrate.rates import Earlier, Rates, look_back, measured
+from unit.sample_plan import PLAN
 
 
 def estimate(**other):
@@ -60,6 +66,22 @@ def test_earlier_moves_between_the_same_hosts_are_believed():
     predicted = ledger.predict([], 2 * BIG, HANDOVER, rates)
     assert predicted == {**dict.fromkeys(LEDGER_ENTRIES, 0.0), **rates.entries}
     assert ledger.predict([], 2 * BIG, STOP, measured(EARLIER, "r", "a", "b", STOP, BIG))["compile"] == 30.0
+
+
+def test_what_a_move_has_measured_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
+    made = directory.create(dataclasses.replace(PLAN, mode=HANDOVER, checkpoint_bytes=BIG), "")
+    journal = Journal(made.journal_file)
+    journal.fact(rehearsal_bytes=BIG, rehearsal_seconds=10.0, rehearsed_seconds=0.25)
+    journal.fact(copied_bytes=BIG // 2, copy_seconds=10.0)
+    journal.close()
+    made.ledger_file.write_text(json.dumps({"measured": {"copy": 3.0}}))
+    broken = tmp_path / "migrations" / "20200101-000000-x-0000"
+    broken.mkdir()
+    (broken / "plan.json").write_text("{}")
+    (one,) = look_back()
+    assert one == Earlier("r", "a", "b", HANDOVER, BIG, {"copy": 3.0}, ((BIG, 10.0), (BIG // 2, 10.0)), 0.25)
+    assert measured([one], "r", "a", "b", HANDOVER, BIG).copy == pytest.approx(7.5e6)
 
 
 def test_where_nobody_has_measured_assumptions_stand():

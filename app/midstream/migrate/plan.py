@@ -58,6 +58,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     source_devices = max(1, len(run.status.devices))
     devices = _devices(snapshot.host(target_host), target_host)
     target_devices, kind, memory = len(devices) or 1, devices[0].kind if devices else "", _memory(devices)
+    shape.batch_sizes(trainer.get("train_batch_size"), run.status.step)  # says so where it cannot be read
     rhythm, wanted = schedule.rhythm(config), schedule.rhythm(config, _engine_flags(request.overrides))
     other = schedule.explain(rhythm, wanted, run.status.step)
     points = [{"start": start, "value": size} for start, size in wanted.points]

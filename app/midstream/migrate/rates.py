@@ -82,8 +82,11 @@ def look_back() -> list[Earlier]:
         for event in read_events(one.journal_file):
             if event.event == "fact":
                 facts.update(event.detail)
-        copies = [(facts[f"{what}bytes"], facts[f"{what}seconds"]) for what in ("rehearsal_", "copied_") if
-                  f"{what}bytes" in facts and f"{what}seconds" in facts]  # fmt: skip
+        copies = [
+            (facts[count], facts[seconds])
+            for count, seconds in (("rehearsal_bytes", "rehearsal_seconds"), ("copied_bytes", "copy_seconds"))
+            if count in facts and seconds in facts
+        ]
         found.append(
             Earlier(
                 plan.run_id,
