@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from midstream.migrate import model
 from midstream.tui.screens.confirm import ConfirmScreen
 from midstream.tui.screens.fleet import FleetScreen
 from midstream.tui.screens.migration import MigrationScreen
+from midstream.tui.screens.setup import RELOAD
 from midstream.tui.screens.wizard import WizardScreen
 from midstream.watch.model import Snapshot
 from tui import worlds
@@ -305,3 +307,26 @@ async def test_y_copies_the_command_line() -> None:
         await pilot.press("y")
         await settle(pilot)
         assert app.clipboard == worlds.PLAN.command()
+
+
+async def test_a_slice_that_is_not_there_is_asked_for_with_its_price_and_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = Answers()
+    answers.plan = UsageError("large: p/z/large is not there")
+    answers.prices = {"large": "v3-8, spot: cheaper, and taken back whenever the provider needs it; 8 an hour"}
+    app = app_over(worlds.small_fleet(), answers)
+    monkeypatch.setattr(app, "suspend", contextlib.nullcontext)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("m")
+        await settle(pilot, lambda: "is not there" in screen_text(app))
+        await pilot.press("enter")
+        await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        assert "v3-8, spot: cheaper" in screen_text(app)
+        await pilot.press("escape")
+        await settle(pilot, lambda: isinstance(app.screen, WizardScreen))
+        assert not asked(answers, "create"), "esc costs nothing"
+        await pilot.press("enter", *"large", "enter")
+        await settle(pilot, lambda: bool(asked(answers, "create")))
+    assert asked(answers, "create") == ["large"]
+    assert app.return_value == RELOAD, "with its workers among the hosts"

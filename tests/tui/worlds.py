@@ -375,6 +375,7 @@ class Answers:
         self.plan: model.Plan | MidstreamError = PLAN
         self.problems: tuple[str, ...] = ()
         self.asked: list[tuple[Any, ...]] = []
+        self.prices: dict[str, str] = {}  # of targets that are not there
 
     def targets(self) -> tuple[Target, ...]:
         return (Target("small", ("small",)), Target("large", ("large",)), Target("gpu2", ("gpu2",)))
@@ -424,6 +425,12 @@ class Answers:
 
     def add_hosts(self, lines: list[str]) -> None:
         self.asked.append(("add", tuple(lines)))
+
+    def price(self, target: str) -> str:
+        return self.prices.get(target, "")
+
+    def create(self, target: str) -> None:
+        self.asked.append(("create", target))
 
     def shell(self, host: str) -> int:
         self.asked.append(("shell", host))

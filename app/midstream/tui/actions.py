@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,14 @@ class Actions(Protocol):
 
     def make_plan(self, snapshot: Snapshot, request: model.Request) -> model.Plan:
         """No side effects."""
+        ...
+
+    def price(self, target: str) -> str:
+        """What a target that is not there would cost, where it may be asked for; else empty."""
+        ...
+
+    def create(self, target: str) -> None:
+        """Have its slice made. Talks to the terminal, which the screen has left, and ends when it is ready."""
         ...
 
     def preflight(self, plan: model.Plan) -> Iterator[model.Check]:
@@ -115,6 +124,23 @@ class FleetActions:
         from midstream.migrate import plan
 
         return plan.make_plan(self._fleet, self._hosts, snapshot, request)
+
+    def price(self, target: str) -> str:
+        from midstream.hosts.providers import slices
+
+        mine = slices.of(self._fleet).get(target)
+        return slices.price(mine) if mine is not None and mine.create and not mine.hosts else ""
+
+    def create(self, target: str) -> None:
+        from midstream.hosts.providers import slices
+
+        mine = slices.of(self._fleet)[target]
+
+        def say(line: str) -> None:
+            print(line, file=sys.stderr, flush=True)
+
+        slices.provider(mine).create(target, mine, say)
+        slices.wait_for_login(slices.found(self._fleet, say, only=(target,)), target, say)
 
     def preflight(self, plan: model.Plan) -> Iterator[model.Check]:
         from midstream.migrate import preflight

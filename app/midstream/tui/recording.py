@@ -247,6 +247,12 @@ class Replay:
     def add_hosts(self, lines: list[str]) -> None:
         raise _only_looked_at()
 
+    def price(self, target: str) -> str:
+        return ""
+
+    def create(self, target: str) -> None:
+        raise _only_looked_at()
+
     def shell(self, host: str) -> int:
         raise _only_looked_at()
 

@@ -15,7 +15,7 @@ from midstream.migrate import model
 from midstream.tui import commands, format, palette
 from midstream.tui import glyphs as signs
 from midstream.tui.actions import Target
-from midstream.tui.screens import plan_text
+from midstream.tui.screens import plan_text, slice_create
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.choose import ChooseScreen
 from midstream.tui.screens.confirm import ConfirmScreen
@@ -327,6 +327,10 @@ class WizardScreen(MidstreamScreen):
 
     def action_next(self) -> None:
         if self._stage == PLAN:
+            chosen = str(self.query_one(Table).selected or "")
+            if self._plan is None and chosen and (price := self.midstream.actions.price(chosen)):
+                slice_create.ask(self, chosen, price)
+                return
             if self._plan is None:
                 self.notify("there is no plan to go on with yet", severity="warning")
                 return
