@@ -26,7 +26,7 @@ from midstream_engine.checkpoint.background import Background
 from midstream_engine.checkpoint.discover import list_checkpoints
 from midstream_engine.checkpoint.fence import Fenced, seal
 from midstream_engine.checkpoint.save import PendingSave, begin_save
-from midstream_engine.checkpoint.snapshot import CHUNK
+from midstream_engine.checkpoint.snapshot import CHUNK, snapshot
 from midstream_engine.checkpoint.stores.directory import Directory
 from midstream_engine.checkpoint.verify import verify_checkpoint
 from midstream_engine.config import load_config
@@ -116,14 +116,22 @@ def test_memory_is_back_at_its_level_after_each_of_50_saves(paths):
     assert levels[-1] - settled < 0.2 * size
 
 
-def test_the_snapshot_is_given_back_as_soon_as_the_save_is_finished_though_it_is_still_referred_to(paths):
+def test_the_memory_of_one_snapshot_serves_the_next_and_that_of_a_second_at_a_time_is_given_back(paths):
     state = {"x": np.ones((64 << 20) // 4, np.float32)}
     before = resident()
-    pending = begin(paths, state)
-    assert resident() - before > 48 << 20
-    pending.finish()
+    first, second = (begin(paths, state, step) for step in (1, 2))
+    assert resident() - before > 112 << 20
+    for pending in (first, second):  # both are still referred to when they are finished
+        pending.finish()
     gc.collect()
-    assert resident() - before < 24 << 20
+    assert resident() - before < 88 << 20
+    places = []
+    for _ in range(2):
+        ((_, data),) = snapshot(state, copy=True)[0].pieces
+        places.append(data.ctypes.data)
+        del data
+    assert places[0] == places[1]
+    assert verify_checkpoint(paths.checkpoint("step-2-a001"), deep=True).sound
 
 
 # ---------------------------------------------------------------------------------------- the training loop's saver

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from midstream_engine.checkpoint import memory
-from midstream_engine.checkpoint.boxes import Box, box_of, extent, overlap, slabs, volume, whole, within
+from midstream_engine.checkpoint.boxes import Box, box_of, copy_rows, extent, overlap, slabs, volume, whole, within
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.memory import BLOCK, Blocks
 from midstream_engine.records import ArrayEntry
@@ -94,7 +94,7 @@ class Assembly:
         for part, wanted in targets:
             shared = overlap(wanted, slab)
             if shared is not None:
-                self._part(part)[within(shared, part)] = data[within(shared, slab)]
+                copy_rows(self._part(part)[(*within(shared, part), ...)], data[within(shared, slab)])
 
     def _send(self, part: Box, data: np.ndarray) -> None:
         shards = [jax.device_put(data, device) for device in self._devices[part]]

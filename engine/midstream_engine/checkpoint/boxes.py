@@ -76,11 +76,20 @@ def gather(box: Box, pieces: Sequence[tuple[Box, np.ndarray]], out: np.ndarray |
         view = data[within(box, origin)]
         if out is None or view.flags.c_contiguous:
             return view
-        np.copyto(out, view)
+        copy_rows(out, view)
         return out
     if sum(volume(part) for part, _, _ in shared) != volume(box):
         return None
     result = np.empty(extent(box), pieces[0][1].dtype) if out is None else out
     for part, origin, data in shared:
-        result[within(part, box)] = data[within(part, origin)]
+        copy_rows(result[(*within(part, box), ...)], data[within(part, origin)])
     return result
+
+
+def copy_rows(target: np.ndarray, source: np.ndarray) -> None:
+    """``target[...] = source`` for arrays of one shape and dtype. Rows (the last axis) without gaps are taken as one
+    element each: numpy loops over short ones two to three times as fast."""
+    if target.ndim > 1 and target.size and target.strides[-1] == source.strides[-1] == target.itemsize:
+        row = np.dtype((np.void, target.shape[-1] * target.itemsize))
+        target, source = target.view(row), source.view(row)
+    np.copyto(target, source)

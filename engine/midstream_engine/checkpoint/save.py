@@ -148,7 +148,8 @@ def save_checkpoint(
     """Save ``tree`` and ``state`` as ``step-<step>-a<attempt>``; returns the manifest once it is on the disk.
 
     A complete checkpoint is never overwritten: saving the same state again returns the manifest that is there. What an
-    earlier, torn try of the same attempt left behind is replaced.
+    earlier, torn try of the same attempt left behind is replaced. In a bucket, where a rival might count on it, what
+    has the same content is taken over, and other content ends the save.
 
     Raises Fenced where the fence does not accept (epoch, step), CheckpointFull where there is no room (what was written
     is removed, older checkpoints are left alone), CheckpointError where another state already has this name, ValueError
@@ -182,7 +183,7 @@ def train_document(
 
 
 def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Written:
-    """Write everything but the manifest into ``directory``, which is emptied first."""
+    """Write everything but the manifest into ``directory``; what a cut-off try left there is in nobody's way."""
     store = open_store(directory)
     store.prepare(stored_bytes(arrays))
     try:
@@ -303,8 +304,8 @@ def commit(
         epoch=epoch,
         created=time.time(),
         root_digest=written.root_digest,
-        arrays=[entry.to_json() for entry in written.arrays],
-        objects=[entry.to_json() for entry in written.objects],
+        arrays=[dict(vars(entry)) for entry in written.arrays],  # to_json copies deeply, which takes its time
+        objects=[dict(vars(entry)) for entry in written.objects],
         hosts=[entry.to_json() for entry in hosts],
         host=host,
     )
@@ -314,16 +315,25 @@ def commit(
             from midstream_engine.checkpoint.stores import shared
 
             shared.check_fence(paths, fence, epoch, step)
+        store = open_store(directory)
         try:
-            open_store(directory).commit(MANIFEST, manifest_text(manifest))
+            store.commit(MANIFEST, manifest_text(manifest))
         except FileExistsError as error:
             raise CheckpointError(f"{directory}: another process has committed it: it is not overwritten") from error
+    with contextlib.suppress(CheckpointError):  # it is saved; what still lies beside it is named by --verify
+        store.tidy([entry.path for entry in written.objects])
     return manifest
 
 
 def manifest_text(manifest: Manifest) -> bytes:
-    """The bytes of ``manifest.json``."""
-    return json.dumps(manifest.to_json(), indent=1, allow_nan=False).encode() + b"\n"
+    """The bytes of ``manifest.json``: an array and an object a line."""
+    lines = []
+    for key, value in vars(manifest).items():
+        text = json.dumps(value, allow_nan=False)
+        if isinstance(value, list) and value:
+            text = "[\n  " + ",\n  ".join(json.dumps(entry, allow_nan=False) for entry in value) + "\n ]"
+        lines.append(f" {json.dumps(key)}: {text}")
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def _already_saved(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Manifest:
@@ -351,7 +361,8 @@ def _no_room(directory: str, needed: int, why: str) -> str:
 
 @contextlib.contextmanager
 def removed_on_failure(directory: str, needed: int) -> Iterator[None]:
-    """Remove what was written where the save fails; a process that is killed leaves a torn directory instead."""
+    """Remove what was written where the save fails; a process that is killed leaves a torn directory instead, and a
+    bucket keeps what is there."""
     with reported(directory, needed):
         try:
             yield
@@ -359,7 +370,7 @@ def removed_on_failure(directory: str, needed: int) -> Iterator[None]:
             with contextlib.suppress(OSError, CheckpointError):  # the error to report is the one that led here
                 store = open_store(directory)
                 if not store.exists(MANIFEST):
-                    store.clear()
+                    store.abandon()
             raise
 
 

@@ -12,15 +12,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from midstream_engine.checkpoint.boxes import Box, box_of, gather, whole
+from midstream_engine.checkpoint.boxes import Box, box_of, gather, volume, whole
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.memory import pages
+from midstream_engine.checkpoint.memory import Kept, Slices
 from midstream_engine.checkpoint.tree import LogicalArray, flatten
 
 AHEAD = 512 << 20  # bytes that are on their way from the devices while earlier ones are taken in
 CHUNK = 8 << 20  # bytes that one thread copies at a time
 COPIERS = min(8, os.cpu_count() or 1)
+
+_copies = Kept()  # one save at a time: the memory of the last copy serves the next
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,7 @@ class _Part:
     name: str
     box: Box
     data: Any
+    size: int  # bytes
     lasting: bool
 
 
@@ -62,13 +65,16 @@ def snapshot(tree: Any, *, copy: bool = False) -> list[HostArray]:
     how many bytes are under way at a time. Raises ValueError for a dtype that the format does not have.
     """
     logical = list(flatten(tree).values())
-    for array in logical:
-        numpy_dtype(array.dtype)
+    parts = [part for array in logical for part in _parts(array, numpy_dtype(array.dtype))]
     held: dict[str, list[tuple[Box, np.ndarray]]] = {array.name: [] for array in logical}
+    copied = [part for part in parts if copy and not part.lasting]
+    slices = Slices(_copies.take(sum(Slices.room(part.size) for part in copied)))
     with ThreadPoolExecutor(COPIERS, thread_name_prefix="snapshot") as pool:
         copying: list[Future[None]] = []
-        for part, view in _fetch([part for array in logical for part in _parts(array)]):
-            held[part.name].append((part.box, _copied(view, pool, copying) if copy and not part.lasting else view))
+        for part, view in _fetch(parts):
+            if copy and not part.lasting:
+                view = _copied(view, slices.cut(view.shape, view.dtype), pool, copying)
+            held[part.name].append((part.box, view))
         for future in copying:
             future.result()
     return [
@@ -77,14 +83,16 @@ def snapshot(tree: Any, *, copy: bool = False) -> list[HostArray]:
     ]
 
 
-def _parts(array: LogicalArray) -> list[_Part]:
+def _parts(array: LogicalArray, dtype: np.dtype) -> list[_Part]:
     if not isinstance(array.value, jax.Array):
-        return [_Part(array.name, whole(array.shape), np.asarray(array.value), False)]
+        box = whole(array.shape)
+        return [_Part(array.name, box, np.asarray(array.value), volume(box) * dtype.itemsize, False)]
     found = {}
     for shard in array.value.addressable_shards:
         box = box_of(shard.index, array.shape)
-        lasting = shard.device.platform != "cpu" and shard.data.sharding.memory_kind in (None, "device")
-        found[box] = _Part(array.name, box, shard.data, lasting)
+        if box not in found:
+            lasting = shard.device.platform != "cpu" and shard.data.sharding.memory_kind in (None, "device")
+            found[box] = _Part(array.name, box, shard.data, volume(box) * dtype.itemsize, lasting)
     return [found[box] for box in sorted(found)]
 
 
@@ -103,24 +111,23 @@ def _fetch(parts: list[_Part]) -> Iterator[tuple[_Part, np.ndarray]]:
     waiting, started = deque(parts), deque[_Part]()
     ahead = 0
     while waiting or started:
-        while waiting and (not started or ahead + waiting[0].data.nbytes <= AHEAD):
+        while waiting and (not started or ahead + waiting[0].size <= AHEAD):
             part = waiting.popleft()
             if isinstance(part.data, jax.Array):
                 part.data.copy_to_host_async()
-            ahead += part.data.nbytes
+            ahead += part.size
             started.append(part)
         part = started.popleft()
-        ahead -= part.data.nbytes
+        ahead -= part.size
         yield part, np.asarray(part.data)
 
 
-def _copied(view: np.ndarray, pool: ThreadPoolExecutor, copying: list[Future[None]]) -> np.ndarray:
-    """A copy of ``view`` that threads are filling."""
+def _copied(view: np.ndarray, result: np.ndarray, pool: ThreadPoolExecutor, copying: list[Future[None]]) -> np.ndarray:
+    """``result``, which threads are filling with a copy of ``view``."""
     if not view.flags.c_contiguous or view.nbytes <= CHUNK:
-        result = np.empty(view.shape, view.dtype)
         copying.append(pool.submit(np.copyto, result, view))
         return result
-    target, source = pages(view.nbytes), view.reshape(-1).view(np.uint8)
+    target, source = result.reshape(-1).view(np.uint8), view.reshape(-1).view(np.uint8)
     for start in range(0, view.nbytes, CHUNK):
         copying.append(pool.submit(np.copyto, target[start : start + CHUNK], source[start : start + CHUNK]))
-    return target.view(view.dtype).reshape(view.shape)
+    return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 TRASH = ".trash-"  # before the name of a checkpoint that is being deleted
@@ -20,12 +20,13 @@ class Store(Protocol):
         ...
 
     def prepare(self, needed: int) -> None:
-        """Make it an empty place for ``needed`` bytes. CheckpointFull where there is no room, CheckpointError where
-        nothing can be committed here."""
+        """Make it a place for ``needed`` bytes. What a cut-off try left is removed where nobody else can be using it.
+        CheckpointFull where there is no room, CheckpointError where nothing can be committed here."""
         ...
 
     def write(self, path: str, blocks: Iterable[memoryview]) -> None:
-        """Create an object that did not exist, from any thread. It lasts once :meth:`sync` has returned."""
+        """Create an object, from any thread. It lasts once :meth:`sync` has returned. FileExistsError or
+        CheckpointError where another is there."""
         ...
 
     def sync(self) -> None:
@@ -39,6 +40,14 @@ class Store(Protocol):
     def commit(self, path: str, data: bytes) -> None:
         """Create an object as a whole or not at all, durably: of two that try, one at most succeeds. FileExistsError
         where it is there."""
+        ...
+
+    def abandon(self) -> None:
+        """The save failed: remove what it wrote, unless another saver of the same name may count on it."""
+        ...
+
+    def tidy(self, listed: Collection[str]) -> None:
+        """It is a checkpoint: remove what lies beside the ``listed`` objects and the manifest."""
         ...
 
     def exists(self, path: str) -> bool: ...

@@ -1,8 +1,10 @@
 """Checkpoints as objects under a ``gs://`` prefix.
 
 Arrays pass through TensorStore's ``gcs`` driver, which has the connections and the retries for many large objects at a
-time. Each is created under the condition that it is not there (``ifGenerationMatch=0``), so that two writers do not mix
-their objects unseen, and before anything is committed the bucket is asked for the crc32c of all that it holds.
+time. Each is created under the condition that it is not there (``ifGenerationMatch=0``), and before the commit the
+bucket is asked for the crc32c of all that it holds. Until then nothing is deleted: there is no lock, and it might be a
+rival's. So an object that is there with other content ends a save, and of two savers of one name one commits a whole
+checkpoint, or none does.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import functools
 import io
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,11 +41,10 @@ class Bucket:
         self._lock = threading.Lock()
 
     def prepare(self, needed: int) -> None:
-        """A bucket has room for everything. What a cut-off try of the same attempt left is removed."""
+        """A bucket has room for everything."""
         with client.errors(self.where):
             if not client.client().bucket(self._bucket).exists():
                 raise CheckpointError(f"{self.where}: there is no bucket {self._bucket}; create it, or mend the name")
-        self.clear()
 
     def write(self, path: str, blocks: Iterable[memoryview]) -> None:
         gathered = io.BytesIO()
@@ -55,11 +56,13 @@ class Bucket:
             stamp = self._kvstore.write(path, data, if_equal=ABSENT).result()
         except ValueError as error:
             raise self._failed(path, "written", error) from error
-        if not stamp.generation:
-            # Somebody else's, or our own of a request whose answer was lost.
-            found = client.entries(self.where, path).get(path)
-            if found is None or (found.size, found.crc32c) != (len(data), crc):
-                raise CheckpointError(f"{self.where}: object {path} is there already: another process writes it, too")
+        # Where it was there: somebody else's, or our own of a request whose answer was lost, or of a try that was cut
+        # off. Its crc32c tells nothing: that of every sound cell is the same (`objects.CRC32C_RESIDUE`).
+        if not stamp.generation and self._value(path) != data:
+            raise CheckpointError(
+                f"{self.where}: object {path} is there already with other content: another process saves under this "
+                "name, or did (midstream --clean names and removes what a cut-off save left)"
+            )
         with self._lock:
             self._written[path] = len(data), crc
 
@@ -82,6 +85,15 @@ class Bucket:
     def commit(self, path: str, data: bytes) -> None:
         client.put(self.where, path, data, 0)
 
+    def abandon(self) -> None:
+        """Nothing: a rival may have taken over what was written. ``midstream --clean`` removes it."""
+
+    def tidy(self, listed: Collection[str]) -> None:
+        beside = {path: found for path, found in client.entries(self.where).items() if path not in {*listed, MANIFEST}}
+        with ThreadPoolExecutor(DELETERS, thread_name_prefix="delete") as pool:
+            for future in [pool.submit(client.delete, self.where, path, beside[path].generation) for path in beside]:
+                future.result()
+
     def exists(self, path: str) -> bool:
         with client.errors(f"{self.where}/{path}"):
             return client.blob(self.where, path).exists()
@@ -99,13 +111,10 @@ class Bucket:
         """A bucket serves many requests at a time: threads are enough."""
 
     def read(self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object]) -> int:
-        try:
-            found = self._kvstore.read(path).result()
-        except ValueError as error:
-            raise self._failed(path, "read", error) from error
-        if found.state != "value":
+        value = self._value(path)
+        if value is None:
             raise FileNotFoundError(f"{self.where}/{path}")
-        data, total = memoryview(found.value), 0
+        data, total = memoryview(value), 0
         for buffer in into:
             piece = data[total : total + len(buffer)]
             np.copyto(np.frombuffer(buffer[: len(piece)], np.uint8), np.frombuffer(piece, np.uint8))
@@ -129,6 +138,14 @@ class Bucket:
         with ThreadPoolExecutor(DELETERS, thread_name_prefix="delete") as pool:
             for future in [pool.submit(client.delete, self.where, name) for name in names if name != MANIFEST]:
                 future.result()
+
+    def _value(self, path: str) -> bytes | None:
+        """All of an object; None where there is none."""
+        try:
+            found = self._kvstore.read(path).result()
+        except ValueError as error:
+            raise self._failed(path, "read", error) from error
+        return found.value if found.state == "value" else None
 
     @property
     def _kvstore(self) -> Any:

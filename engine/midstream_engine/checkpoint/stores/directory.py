@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from midstream_engine.checkpoint.errors import CheckpointFull
@@ -92,6 +92,12 @@ class Directory:
         if os.path.exists(self._at(path)):
             raise FileExistsError(self._at(path))
         write_bytes(self._at(path), data)
+
+    def abandon(self) -> None:
+        self.clear()
+
+    def tidy(self, listed: Collection[str]) -> None:
+        """Nothing: it was empty in the beginning."""
 
     def exists(self, path: str) -> bool:
         return os.path.exists(self._at(path))
