@@ -180,7 +180,7 @@ def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
     )
 
 
-def _data(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
+def check_data(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
     """Whether every token cache is on the target, or can be brought there."""
     if plan.data_place:
         waits = plan.stands_by
@@ -205,7 +205,7 @@ def _data(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
 
 
 def _fit(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
-    yield from _data(source, target, plan)
+    yield from check_data(source, target, plan)
     described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
     complete = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
     if not complete:
