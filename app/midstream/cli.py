@@ -84,9 +84,24 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
         return _screen(fleet, options)
     from midstream import headless
 
+    if chosen in ("launch", "migrate") and fleet.comes_and_goes:
+        return _on_slices(getattr(headless, chosen), fleet, options, engine, output)
     if chosen in ("check", "launch", "migrate"):
         return getattr(headless, chosen)(fleet, options, engine, output)
     return getattr(headless, chosen)(fleet, options, output)
+
+
+def _on_slices(mode, fleet, options: argparse.Namespace, engine: tuple[str, ...], output) -> int:
+    """A slice that was made for a command which then failed is not forgotten."""
+    from midstream.headless.slices import made_in_vain
+
+    code = int(Exit.FAILED)
+    try:
+        code = int(mode(fleet, options, engine, output))
+    finally:
+        if code != Exit.DONE:
+            made_in_vain(options, output)
+    return code
 
 
 def headless_path(text: str) -> bool:

@@ -249,3 +249,12 @@ def test_leftovers_are_named_and_only_what_runs_nothing_is_removed(lab: Lab, tpu
     cleaned = midstream("--fleet", file, "--clean", "--yes", "--json")
     assert cleaned.code == 0
     assert sorted(each.rpartition("/")[2] for each in tpu_server.nodes) == ["living", "n"]
+
+
+def test_a_slice_that_was_made_in_vain_is_told(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
+    file = fleet_file(lab, pod, worker="{devices: 1, python: /no/such/python}")
+    ended = midstream("--fleet", file, "--launch", TINY, "--on", "pod", "--yes", "--json")
+    assert ended.code == 1
+    assert "pod was made for this; it is kept, and costs money until midstream --delete pod" in ended.stderr
+    assert ended.of("kept")
+    assert NODE in tpu_server.nodes

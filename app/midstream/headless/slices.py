@@ -71,7 +71,16 @@ def _created(fleet: Fleet, name: str, target: TpuTarget, options: argparse.Names
         slices.wait_for_login(found, name, output.talk)
     except MidstreamError as error:
         raise MidstreamError(f"{error.message}; {place} costs money: midstream --delete {name}", error.fix) from error
+    options.made = name
     return found
+
+
+def made_in_vain(options: argparse.Namespace, output: Output) -> None:
+    """What was made for a command that came to nothing is told: it is kept, because capacity is hard to get."""
+    name = getattr(options, "made", "")
+    if name:
+        output.value({"event": "kept", "target": name})
+        output.talk(f"midstream: {name} was made for this; it is kept, and costs money until midstream --delete {name}")
 
 
 def _agreed(question: str, output: Output) -> bool:
