@@ -5,11 +5,12 @@
 
 Without ``--link`` the target is a real sshd on loopback, and two of them for copies between hosts. midstream hashes
 every object as it arrives, names it when its hash agrees, waits for the disk, and writes the manifest last; the other
-tools do none of that, and some are also timed with ``sha256sum`` of what they wrote (``verified``). Rounds are
-interleaved, medians are compared. ``time_ratio`` is the time of a way over that of midstream over ssh: above 1 means
-slower than midstream. Read it, not the rates. ``cpu_ratio`` is the same for the processor's time of both sides, all
-programs and SSH servers together: it says more on a machine that is busy with other things. ``socket`` is the bare
-way: the same bytes over one TCP connection into files, unencrypted, unverified.
+tools do none of that, and are also timed with ``sha256sum`` at both ends (``verified``). Rounds are interleaved,
+medians are compared; the nearest of the ssh tools is named for each case, without and with verification.
+``time_ratio`` is the time of a way over that of midstream over ssh: above 1 means slower than midstream. Read it, not
+the rates. ``cpu_ratio`` is the same for the processor's time of both sides, all programs and SSH servers together: it
+says more on a machine that is busy with other things. ``socket`` is the bare way: the same bytes over one TCP
+connection into files, unencrypted, unverified.
 
 With ``--link`` the connections go over a link with a rate and a delay (`tests/lab/link.py`, a proxy in a process of its
 own: many kernels come without netem), and ``of_link`` says how much of the rate arrived as objects.
@@ -49,7 +50,8 @@ from trees import write_tree
 MIB = 1 << 20
 GCM = "aes128-gcm@openssh.com"
 OURS = "midstream, over ssh"
-PEOPLES = ("scp -r", "rsync -W", "cp -r")  # and then they hash what arrived
+VERIFIED = ", verified"
+NOT_SSH = ("midstream", "cp", "socket")
 Way = Callable[[Path, Path], None]
 
 
@@ -109,9 +111,15 @@ def over_socket(source: Path, target: Path) -> None:
     listener.close()
 
 
-def _sha256sum(directory: Path) -> None:
-    """What a careful person types afterwards."""
-    _run("sh", "-c", 'find "$1" -type f -print0 | xargs -0 sha256sum', "sh", str(directory))
+def _sha256sum(source: Path, target: Path) -> None:
+    """What a careful person types afterwards: at both ends, and both at once."""
+    hashing = 'cd "$1" && find . -type f -print0 | xargs -0 sha256sum'
+    ends = [
+        subprocess.Popen(["sh", "-c", hashing, "sh", str(place)], stdout=subprocess.PIPE) for place in (source, target)
+    ]
+    lists = [sorted(end.communicate()[0].splitlines()) for end in ends]
+    if lists[0] != lists[1]:
+        sys.exit(f"{target} is not {source}")
 
 
 def _processor(pid: int) -> float:
@@ -137,9 +145,11 @@ def measure(case: str, source: Path, room: Path, ways: dict[str, Way], base: str
             seconds.setdefault(name, []).append(time.perf_counter() - began)
             time.sleep(0.5)  # the servers' processes end
             processor.setdefault(name, []).append(_processor(os.getpid()) - used)
-            if name in PEOPLES:
-                _sha256sum(target)
-                seconds.setdefault(f"{name}, verified", []).append(time.perf_counter() - began)
+            if not name.startswith(("midstream", "socket")):
+                again = time.perf_counter()
+                _sha256sum(source, target)
+                verified = seconds[name][-1] + time.perf_counter() - again
+                seconds.setdefault(name + VERIFIED, []).append(verified)
             shutil.rmtree(target)
     ours = statistics.median(seconds[base])
     for name, times in seconds.items():
@@ -148,6 +158,15 @@ def measure(case: str, source: Path, room: Path, ways: dict[str, Way], base: str
         if name in processor:
             row["cpu_ratio"] = round(statistics.median(processor[name]) / statistics.median(processor[base]), 2)
             row["cpu_s"] = round(statistics.median(processor[name]), 2)
+        print(json.dumps(row), flush=True)
+    for what, chosen in (("bare", False), ("verified", True)):
+        rivals = {
+            name: statistics.median(times) / ours
+            for name, times in seconds.items()
+            if not name.startswith(NOT_SSH) and name.endswith(VERIFIED) == chosen
+        }
+        nearest = min(rivals, key=lambda name: rivals[name])
+        row = {"case": case, "nearest ssh tool": nearest, "as": what, "time_ratio": round(rivals[nearest], 2)}
         print(json.dumps(row), flush=True)
 
 
@@ -231,7 +250,7 @@ def main() -> None:
     flags.add_argument("--mib", type=int, default=512, help="size of the one file; the files of 16 MiB are twice that")
     flags.add_argument("--small", type=int, default=4000, help="files of 64 KiB; 0: leave them out")
     flags.add_argument("--rounds", type=int, default=3)
-    flags.add_argument("--disk", help="where the trees lie, by default the place of temporary files")
+    flags.add_argument("--disk", help="where the trees lie: by default with temporary files; /dev/shm is memory")
     flags.add_argument("--link", action="store_true")
     flags.add_argument("--milliseconds", type=float, default=50.0)
     flags.add_argument("--mbit", type=float, default=1000.0)
