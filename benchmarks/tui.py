@@ -88,6 +88,11 @@ class Screen:
         self._master = master
         self._text = b""
 
+    @property
+    def text(self) -> bytes:
+        """What was written since the last key press, or the last megabyte of it."""
+        return self._text
+
     def press(self, key: str) -> float:
         """Forget what was written; the moment of the press."""
         self._drain()
@@ -115,25 +120,46 @@ class Screen:
         deadline = time.perf_counter() + seconds
         while (left := deadline - time.perf_counter()) > 0:
             if select.select([self._master], [], [], left)[0]:
-                os.read(self._master, 1 << 16)
+                self._text = (self._text + os.read(self._master, 1 << 16))[-1_000_000:]
 
     @property
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return _cpu_seconds(self.process.pid)
+
+    def at_rest(self, timeout: float = 500.0) -> float:
+        """The moment from which on the session's processes rested for two seconds."""
+        deadline = time.perf_counter() + timeout
+        busy, before = time.perf_counter(), self.session_seconds
+        while time.perf_counter() < deadline and time.perf_counter() - busy < 2:
+            self.rest(0.25)
+            now = self.session_seconds
+            if now - before > 0.025:
+                busy = time.perf_counter()
+            before = now
+        return busy
+
+    @property
+    def session_seconds(self) -> float:
+        return sum(_cpu_seconds(pid) for pid in self._session())
+
+    def _session(self) -> list[int]:
+        """The process and those that it started."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):  # it ended meanwhile
+                    if os.getsid(int(entry.name)) == self.process.pid:
+                        found.append(int(entry.name))
+        return found
 
     @property
     def megabytes(self) -> float:
         """Resident, of the process and those that it started."""
         total = 0
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    if os.getsid(int(entry.name)) == self.process.pid:
-                        status = (entry / "status").read_text()
-                        total += int(status.split("VmRSS:")[1].split()[0]) if "VmRSS:" in status else 0
-                except (OSError, ProcessLookupError):
-                    continue  # it ended meanwhile
+        for pid in self._session():
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{pid}/status").read_text()
+                total += int(status.split("VmRSS:")[1].split()[0]) if "VmRSS:" in status else 0
         return total / 1000
 
     def close(self) -> None:
@@ -141,6 +167,15 @@ class Screen:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         os.close(self._master)
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process, as the kernel counts them; 0 of one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def started(kind: str, options: argparse.Namespace) -> Screen:
@@ -215,20 +250,47 @@ def measure_memory(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def measure_leet(options: argparse.Namespace) -> dict[str, float]:
-    """The file is written as the wandb client writes it offline."""
+def measure_leet(options: argparse.Namespace) -> dict[str, Any]:
+    """Both open a run of ``--points`` steps: W&B LEET the file of an offline run, midstream a run directory on this
+    machine. Loaded is who has come to rest: less than a tenth of a processor for two seconds."""
     import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="leet") as folder:
-        write_wandb(Path(folder), options.points)
-        [directory] = (Path(folder) / "wandb").glob("offline-run-*")
-        screen = Screen([sys.executable, "-m", "wandb", "beta", "leet", "run", str(directory)])
-        last = f"{options.points - 1}"
-        seconds = screen.until(lambda text: b"loss" in text, 300) - screen.began
-        screen.rest(60)
-        found = {"first_text_seconds": round(seconds, 1), "mb": round(screen.megabytes), "steps": float(last) + 1}
-        screen.close()
-    return found
+    with tempfile.TemporaryDirectory(prefix="leet") as name:
+        folder = Path(name)
+        write_wandb(folder, options.points)
+        [directory] = (folder / "wandb").glob("offline-run-*")
+        fleet = write_run(folder, options.points)
+        ours = [sys.executable, "-m", "midstream", "--fleet", str(fleet)]
+        found = {}
+        for name, argv in (("leet", [sys.executable, "-m", "wandb", "leet", str(directory)]), ("midstream", ours)):
+            screen = Screen(argv, {"MIDSTREAM_STATE": str(folder / "state"), "WANDB_DIR": str(folder)})
+            screen.rest(1)
+            if name == "midstream":
+                screen.press("\r")
+            seconds = screen.at_rest() - screen.began
+            if b"train/loss" not in screen.text:
+                raise RuntimeError(f"{name} does not show the curve: {screen.text[-2000:]!r}")
+            found[name] = {"loaded_seconds": round(seconds, 1), "mb": round(screen.megabytes)}
+            screen.close()
+    return {"steps": options.points, **found}
+
+
+def write_run(folder: Path, points: int) -> Path:
+    """A run directory with the same metrics, and the fleet file that it is found by."""
+    sys.path[0] = str(ROOT / "tests")
+    from run_directory import RunDirectory
+
+    run = RunDirectory(folder / "root", "long")
+    run.fence(1)
+    run.status(1, "training", points)
+    rows = (
+        f'{{"global_step": {step}, "train/loss": {2.0 + 3.0 / (1 + step / 1000)}, "time": {1e9 + step}}}\n'
+        for step in range(points)
+    )
+    run.text(1, "".join(rows))
+    file = folder / "fleet.yaml"
+    file.write_text(f"hosts:\n  here: {{type: local, root: {folder / 'root'}}}\n")
+    return file
 
 
 def write_wandb(folder: Path, points: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 from textual import events
 from textual.app import App, ComposeResult
 
+from midstream.tui import palette
 from midstream.tui.book import Book
 from midstream.tui.glyphs import ASCII, UNICODE, Glyphs
 from midstream.tui.widgets import axes
@@ -17,6 +18,8 @@ from midstream.tui.widgets.curve import CurveView, Look
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.series import Series
 from midstream.tui.widgets.viewport import Viewport
+from midstream.tui.world import attempt_hues
+from tui import worlds
 from tui.worlds import rows
 
 
@@ -237,6 +240,19 @@ async def test_several_runs_are_named_and_keep_their_colours(board: Board) -> No
         if segment.style and segment.style.color and any(0x2800 < ord(sign) < 0x2900 for sign in segment.text)
     }
     assert {"#ff0000", "#00ff00"} <= colours
+
+
+async def test_attempts_on_the_same_hardware_have_the_same_colour(board: Board) -> None:
+    series = Series()
+    for step in range(300):
+        series.append(step, 1.0, attempt=1 + step // 100)
+    drawn = Drawn(series, hues={1: 0, 2: 1, 3: 0})
+    assert [drawn.shade(number) for number in range(3)] == [palette.series(0), palette.series(1), palette.series(0)]
+    assert attempt_hues(worlds.run(lineage=worlds.lineage("nano", (1, "a", 2, 0), (2, "b", 4, 5), (3, "a", 2, 9)))) == {
+        1: 0,
+        2: 1,
+        3: 0,
+    }
 
 
 async def test_a_logarithmic_axis_makes_powers_equally_far(board: Board) -> None:

@@ -193,11 +193,12 @@ class FleetActions:
 
     def read_log(self, run: RunView) -> list[str]:
         host, path = self._hosts.get(run.host), self._log(run, run.attempt)
-        parts, offset = [], 0
+        parts: list[str] = []
+        offset = 0
         while (part := host.call("runs.read_lines", path=path, offset=offset, limit=LOG_PART))["text"]:
             parts.append(part["text"])
             offset = part["offset"]
-        return "".join(parts).splitlines()
+        return [*"".join(parts).splitlines()]
 
     def _checkpoint(self, run: RunView, name: str) -> str:
         return records.RunPaths(self._hosts.get(run.host).root, run.run_id).checkpoint(name)

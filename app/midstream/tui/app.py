@@ -235,6 +235,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self.kept.theme = name if name in palette.PALETTES else palette.DEFAULT
         self.theme = self.kept.theme
         if self.is_running:
+            self.kept.save()
             for screen in self.screen_stack:
                 for widget in screen.walk_children():
                     if isinstance(widget, CurveView):

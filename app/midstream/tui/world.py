@@ -90,6 +90,15 @@ def short_kind(kind: str) -> str:
     return " ".join(words[:2]) if words[:1] in (["TPU"], ["RTX"]) else (words[0] if words else "")
 
 
+def attempt_hues(run: RunView) -> dict[int, int]:
+    """attempt -> the number of its colour: attempts on the same hardware have the same one."""
+    places: dict[tuple[str, int, str], int] = {}
+    return {
+        entry.attempt: places.setdefault((entry.target, entry.devices, entry.device_kind), len(places))
+        for entry in (run.lineage.entries if run.lineage else ())
+    }
+
+
 def attempt_names(run: RunView, times: str) -> dict[int, str]:
     """attempt -> ``large 4×cpu``: what each attempt ran on, from the lineage. One that came after another on the same
     place says which it is: ``large #3``."""

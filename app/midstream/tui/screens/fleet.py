@@ -14,7 +14,7 @@ from midstream.tui.widgets.bars import downtime
 from midstream.tui.widgets.chrome import Hints, Rule, Views
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.table import Table
-from midstream.tui.world import World, attempt_names
+from midstream.tui.world import World, attempt_hues, attempt_names
 from midstream.watch import model as watch
 from midstream.watch.model import RunView
 
@@ -134,7 +134,7 @@ class FleetScreen(MidstreamScreen):
             if run is not None:
                 rule.show(run.run_id, "enter opens it")
                 names = attempt_names(run, self.glyphs.times)
-                curve.show(run.curve, names=names, empty=f"no steps yet ({run.state})")
+                curve.show(run.curve, names=names, hues=attempt_hues(run), empty=f"no steps yet ({run.state})")
         elif self._view == HOSTS:
             host = world.snapshot.host(str(key))
             rule.show(str(key))
@@ -241,6 +241,7 @@ class FleetScreen(MidstreamScreen):
             sorts.pop(self._view, None)
         else:
             sorts[self._view] = [column, int(downwards)]
+        self.midstream.kept.save()
         self.refresh_world()
 
     def action_set_up(self) -> None:
@@ -254,7 +255,7 @@ class FleetScreen(MidstreamScreen):
     def action_filter(self) -> None:
         box = self.query_one("#filter", Input)
         box.display = True
-        box.focus()
+        self.set_focus(box)  # at once: the next key is for it
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._filter = event.value.strip()

@@ -28,7 +28,7 @@ from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.table import Column, Row, Table
 from midstream.tui.widgets.viewport import Viewport
-from midstream.tui.world import World, attempt_names
+from midstream.tui.world import World, attempt_hues, attempt_names
 from midstream.watch import model as watch
 from midstream.watch.model import RunView
 
@@ -158,7 +158,10 @@ class RunScreen(MidstreamScreen):
         for number, each in enumerate(runs):
             series, _ = self.midstream.book.series(each.key, each.curve, self._metric, axis)
             alone = len(runs) == 1
-            drawn.append(Drawn(series, "" if alone else each.run_id, "" if alone else palette.series(number)))
+            if alone:
+                drawn.append(Drawn(series, hues=attempt_hues(each)))
+            else:
+                drawn.append(Drawn(series, each.run_id, palette.series(number)))
         places = (book.x_of_step(run.curve, point.step, axis) for point in run.checkpoints if point.complete)
         names = attempt_names(run, self.glyphs.times)
         self._curve.draw(
@@ -176,7 +179,7 @@ class RunScreen(MidstreamScreen):
             tile.display = number < min(len(others), self._tile_count)
             if tile.display:
                 series, _ = self.midstream.book.series(run.key, run.curve, others[number], axis)
-                tile.draw((Drawn(series),), metric=others[number], empty="no values")
+                tile.draw((Drawn(series, hues=attempt_hues(run)),), metric=others[number], empty="no values")
 
     @property
     def _tile_count(self) -> int:
@@ -254,6 +257,7 @@ class RunScreen(MidstreamScreen):
         """Draw in another way, and keep that."""
         kept = self.midstream.kept
         kept.log, kept.robust, kept.smoothing, kept.axis = look.log, look.robust, look.smoothing, look.axis
+        kept.save()
         self._curve.restyle(look)
         self.notify(words, timeout=2)
         self.action_view(CURVES)
@@ -279,6 +283,7 @@ class RunScreen(MidstreamScreen):
 
     def action_tiles(self) -> None:
         self._tiles_wanted = self.midstream.kept.tiles = not self.query_one("#tiles").display
+        self.midstream.kept.save()
         self._arrange()
         self.action_view(CURVES)
 

@@ -12,7 +12,7 @@ from midstream.tui import format, palette
 from midstream.tui import glyphs as signs
 from midstream.tui.glyphs import Glyphs
 from midstream.tui.widgets.bars import bar
-from midstream.tui.world import World, hardware, latest, short_kind
+from midstream.tui.world import World, attempt_hues, hardware, latest, short_kind
 from midstream.watch.curve import Rows
 from midstream.watch.model import RunView
 from midstream_engine import records
@@ -114,9 +114,10 @@ def info(run: RunView, world: World, glyphs: Glyphs, width: int, changes: Iterab
     differ between two attempts; None where nobody asked."""
     page = _Page()
     page.heading("Lineage")
-    for number, entry in enumerate(run.lineage.entries if run.lineage else ()):
+    hues = attempt_hues(run)
+    for entry in run.lineage.entries if run.lineage else ():
         last = format.grouped(entry.last_step) if entry.last_step is not None else "now"
-        page.text.append(f"   {glyphs.running} attempt {entry.attempt}", palette.series(number))
+        page.text.append(f"   {glyphs.running} attempt {entry.attempt}", palette.series(hues[entry.attempt]))
         origin = f"from {entry.checkpoint}" if entry.checkpoint else "fresh"
         page.text.append(
             f"  {entry.target} {entry.devices}{glyphs.times}{entry.device_kind}  "

@@ -60,7 +60,7 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
         self.compact = compact
         self.metric = "train/loss"
         self.look = Look()
-        self.viewport = Viewport()
+        self.viewport = self.home = Viewport()  # what is in sight, and what is where nobody looks closer
         self.marks: tuple[tuple[float, str], ...] = ()  # further marks on the x axis: (x, label)
         self.points: tuple[float, ...] = ()  # small marks on the x axis: checkpoints
         self.cursor: float | None = None  # the x that the crosshair stands at
@@ -83,11 +83,13 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
         *,
         metric: str = "train/loss",
         names: Mapping[int, str] | None = None,
+        hues: Mapping[int, int] | None = None,
         empty: str = "no points yet",
     ) -> None:
-        """Draw ``metric`` of a run's spliced rows over the step. ``names``: attempt -> what it ran on."""
+        """Draw ``metric`` of a run's spliced rows over the step. ``names``: attempt -> what it ran on; ``hues``: the
+        number of its colour."""
         series, _ = self._book.series("", rows, metric)
-        self.draw((Drawn(series),), metric=metric, names=names, empty=empty)
+        self.draw((Drawn(series, hues=hues or {}),), metric=metric, names=names, empty=empty)
 
     def draw(
         self,
@@ -115,8 +117,11 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
 
     def compare(self, drawn: Sequence[Drawn], *, window: tuple[float, float] | None, empty: str = "") -> None:
         """Lay several series over each other, in a window of the x axis (None: all of it) that a person may leave."""
-        if window is not None and self.viewport.whole:
-            self.viewport = Viewport(fixed=window)
+        home = Viewport(fixed=window)
+        if home != self.home:
+            if self.viewport == self.home:
+                self.viewport = home
+            self.home = home
         self.draw(drawn, metric=self.metric, empty=empty or self.empty)
 
     def restyle(self, look: Look) -> None:
@@ -160,7 +165,7 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
         self._zoom(1 / CLOSER, self.cursor)
 
     def action_whole(self) -> None:
-        self.see(Viewport())
+        self.see(self.home)
 
     def action_pan(self, by: int) -> None:
         if self.ends:
@@ -287,7 +292,7 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
         words = []
         if self.viewport.fixed is None and self.viewport.tail < 1:
             words.append(f"last {max(0.1, 100 * self.viewport.tail):.3g}%")
-        elif self.viewport.fixed is not None:
+        elif self.viewport.fixed is not None and self.viewport != self.home:
             words.append("zoomed")
         if self.look.log:
             words.append("log")

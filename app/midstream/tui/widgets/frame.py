@@ -106,7 +106,7 @@ def _seams(picture: Picture, columns: int) -> list[tuple[int, str, str]]:
         for number, (index, attempt) in enumerate(drawn.series.attempts):
             if number and not drawn.colour:
                 name = dict(picture.names).get(attempt, f"attempt {attempt}")
-                found.append((drawn.series.x[index], name, palette.series(number)))
+                found.append((drawn.series.x[index], name, drawn.shade(number)))
     return [
         (plot.cell_of(x, picture.span, columns), label, colour)
         for x, label, colour in sorted(found)
@@ -138,7 +138,7 @@ def _title(picture: Picture, average: float | None, width: int, glyphs: Glyphs, 
     elif one:
         names = dict(picture.names)
         legend = [
-            (names.get(attempt, f"attempt {attempt}"), palette.series(number))
+            (names.get(attempt, f"attempt {attempt}"), picture.shown[0].shade(number))
             for number, (_, attempt) in enumerate(picture.shown[0].series.attempts)
         ]
     else:

@@ -56,7 +56,7 @@ class LogPane(Vertical):
         box = self.query_one(Input)
         box.value = self.view.query_words
         box.display = True
-        box.focus()
+        self.screen.set_focus(box)  # at once: the next key is for it
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from midstream.tui import palette
 from midstream.tui.widgets import axes
@@ -17,12 +18,18 @@ FEW = 400  # values below which none of them is an outlier
 
 @dataclass(frozen=True)
 class Drawn:
-    """One series and its colours: by attempt where ``colour`` is empty. ``smooth`` draws the average too."""
+    """One series and its colours: by attempt where ``colour`` is empty. ``smooth`` draws the average too. ``hues``:
+    attempt -> the number of its colour; where it is not said, attempts have their numbers in the series."""
 
     series: Series
     name: str = ""
     colour: str = ""
     smooth: bool = True
+    hues: Mapping[int, int] = field(default_factory=dict)
+
+    def shade(self, number: int) -> str:
+        """The colour of the series' ``number``-th attempt."""
+        return self.colour or palette.series(self.hues.get(self.series.attempts[number][1], number))
 
 
 @dataclass(frozen=True)
@@ -137,11 +144,11 @@ def colours(drawn: Drawn) -> Callable[[int], str]:
     """From the index of a point to the colour of its attempt."""
     if drawn.colour:
         return lambda index: drawn.colour
-    starts = drawn.series.attempts
+    starts = [start for start, _ in drawn.series.attempts]
+    shades = [drawn.shade(number) for number in range(len(starts))]
 
     def colour(index: int) -> str:
-        number = sum(1 for start, _ in starts if start <= index) - 1
-        return palette.series(max(0, number))
+        return shades[max(0, bisect_right(starts, index) - 1)]
 
     return colour
 
