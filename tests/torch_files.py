@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-KINDS = {"float32": "FloatStorage", "bfloat16": "BFloat16Storage", "float16": "HalfStorage", "int64": "LongStorage"}
+KINDS = {
+    "float32": "FloatStorage",
+    "bfloat16": "BFloat16Storage",
+    "float16": "HalfStorage",
+    "int64": "LongStorage",
+    "uint8": "ByteStorage",
+}
 
 
 class Global:

@@ -47,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     modes.add_argument("--doctor", action="store_true", help="check this machine's side")
     modes.add_argument("--check", metavar="TARGET", help="check a target, before anything is started there")
     modes.add_argument("--launch", metavar="CONFIG", help="start a training run")
-    modes.add_argument("--migrate", metavar="RUN", help="move a run to other accelerators")
+    modes.add_argument(
+        "--migrate", metavar="RUN", help="move a run to other accelerators; or PATH, HOST:PATH: adopt another trainer's"
+    )
     modes.add_argument("--continue", metavar="MIGRATION", dest="continue_", help="go on with an interrupted migration")
     modes.add_argument("--rollback", metavar="MIGRATION", help="take a migration back, until its source is retired")
     modes.add_argument("--stop", metavar="RUN", help="save and stop a run")

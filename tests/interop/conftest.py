@@ -1,12 +1,20 @@
-"""Jax on the CPU, and haliax imported once without its warning."""
+"""Jax as every engine test wants it: on the CPU, with eight virtual devices. And haliax, imported once."""
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import jax
+import pytest
 
-jax.config.update("jax_platforms", "cpu")
+from engine_runs import QUICK
+
+# Jax reads these when it starts its backend: now. Programs that a test starts shall not inherit them.
+with pytest.MonkeyPatch.context() as environment:
+    environment.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {QUICK}")
+    jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
+    jax.devices()
 
 with warnings.catch_warnings():
     # haliax 1.4 imports the old name of jax.shard_map.

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, HostError, MidstreamError, UsageError
+from midstream.headless.adopt import adopt, is_path
 from midstream.headless.look import look, plain
 from midstream.output import Output, size
 
@@ -21,8 +22,17 @@ def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
     from midstream.migrate import preflight, process
     from midstream.migrate.model import FAIL, HANDOVER, Request
 
+    hosts = Hosts(fleet)
+    run_id, source = options.migrate, ""
+    if is_path(run_id):
+        try:
+            run_id, source = adopt(fleet, hosts, options, output)
+        except BaseException:
+            hosts.close()
+            raise
     request = Request(
-        run_id=options.migrate,
+        run_id=run_id,
+        source=source,
         target=options.to,
         mode=options.mode or HANDOVER,
         checkpoint=options.checkpoint,
@@ -31,7 +41,6 @@ def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
         healthy_steps=options.healthy_steps,
         overrides=engine,
     )
-    hosts = Hosts(fleet)
     try:
         plan = planning.make_plan(fleet, hosts, look(fleet, hosts), request)
         output.value({"event": "plan", **plan.to_json()}, planning.describe(plan) if options.dry_run else "")

@@ -43,12 +43,14 @@ class SourceConfig:
 class DataConfig(SourceConfig):
     """Text to tokens, and tokens to the order of training. One body of text, or a mixture of those in ``configs``."""
 
-    tokenizer: str = "bytes"  # "bytes", or the path of a Hugging Face tokenizer.json
+    tokenizer: str = "bytes"  # "bytes", the path of a Hugging Face tokenizer.json, or ids:SIZE (tokenized already)
     eos_token: str = "<|endoftext|>"  # of tokenizer.json; the byte tokenizer uses id 256
     configs: dict[str, SourceConfig] = field(default_factory=dict)  # the bodies of a mixture, by name
     train_weights: dict[str, float] = field(default_factory=dict)  # share of the sequences; empty: equal shares
     mixture_block_size: int = 2048  # sequences; every block holds each body's share exactly
     shuffle: bool = True
+    # An example holds one token more than model.seq_len, so that the last position has a target, too (NeoX, Megatron).
+    next_token: bool = False
     pack: bool = False  # an example holds whole documents, padded, instead of a stretch of the one long row
     block_cross_document_attention: bool = True  # no token attends across the end of a document
     num_tokenize_workers: int = 0  # processes; 0: one for each CPU where there is much to do, else none

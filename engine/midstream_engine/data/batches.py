@@ -13,6 +13,7 @@ from midstream_engine import records
 from midstream_engine.data.cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.examples import Stretches
+from midstream_engine.data.imported import Imported
 from midstream_engine.data.mixture import Mixture, bodies_of
 from midstream_engine.data.order import Interleave, Shuffle
 
@@ -50,7 +51,9 @@ class TrainingBatches:
     """The endless order of training: examples of ``seq_len`` tokens, shuffled anew in every epoch of their body of
     text, the bodies mixed in fixed proportions."""
 
-    def __init__(self, cache: TokenCache | Mixture, *, seq_len: int, batch_size: int, seed: int, shuffle: bool = True):
+    def __init__(
+        self, cache: TokenCache | Mixture | Imported, *, seq_len: int, batch_size: int, seed: int, shuffle: bool = True
+    ):
         """Raises DataError where a body does not fill one example."""
         self.cache, self.seq_len, self.batch_size = cache, seq_len, batch_size
         bodies, _ = bodies_of(cache, seq_len)

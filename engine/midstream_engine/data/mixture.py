@@ -20,6 +20,8 @@ from midstream_engine.data import packing
 from midstream_engine.data.cache import ObjectWriter, TokenCache, building, check_sizes, commit
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.examples import Examples, Packed, Stretches
+from midstream_engine.data.imported import FORMAT as IMPORTED
+from midstream_engine.data.imported import Imported, open_imported
 
 FORMAT = "midstream-mixture"
 VERSION = 1
@@ -68,17 +70,21 @@ def open_mixture(directory: str, manifest: Mapping[str, Any]) -> Mixture:
     return Mixture(directory, manifest, bodies)
 
 
-def open_data(directory: str) -> TokenCache | Mixture:
+def open_data(directory: str) -> TokenCache | Mixture | Imported:
     """What lies there, by its manifest's format."""
     try:
         manifest = records.read_json(os.path.join(directory, records.MANIFEST))
     except (FileNotFoundError, records.RecordError) as error:
         raise DataError(f"{directory} is no token cache: {error}") from None
+    if manifest.get("format") == IMPORTED:
+        return open_imported(directory, manifest)
     return open_mixture(directory, manifest) if manifest.get("format") == FORMAT else TokenCache(directory)
 
 
-def bodies_of(data: TokenCache | Mixture, seq_len: int) -> tuple[list[tuple[str, int, Examples]], int]:
+def bodies_of(data: TokenCache | Mixture | Imported, seq_len: int) -> tuple[list[tuple[str, int, Examples]], int]:
     """(name, share of a block, examples) of each body, and the block's size."""
+    if isinstance(data, Imported):
+        return [("", 1, data.examples)], 1
     if isinstance(data, TokenCache):
         return [("", 1, Stretches(data, seq_len))], 1
     if data.pack not in (None, seq_len):
@@ -139,8 +145,12 @@ def _gathered(caches: Mapping[str, TokenCache], manifest: Mapping[str, Any], pac
     return Mixture(", ".join(body.cache.directory for body in bodies), manifest, bodies)
 
 
-def check_same_order(data: TokenCache | Mixture, shares: Mapping[str, int], block: int, pack: int | None) -> None:
+def check_same_order(
+    data: TokenCache | Mixture | Imported, shares: Mapping[str, int], block: int, pack: int | None
+) -> None:
     """DataError where the configuration asks for other proportions or another packing than the run's data has."""
+    if isinstance(data, Imported):
+        return  # its order is its own
     if isinstance(data, TokenCache):
         theirs: dict[str, int] = {"": 1}
         their_block, their_pack = 1, None

@@ -15,6 +15,8 @@ from midstream_engine.data import cache, hub, mixture, sources, tokenizing, unit
 from midstream_engine.data.batches import Validation
 from midstream_engine.data.cache import TokenCache
 from midstream_engine.data.errors import DataError
+from midstream_engine.data.imported import SCHEME as IMPORTED
+from midstream_engine.data.imported import Imported, bring
 from midstream_engine.data.mixture import Mixture
 from midstream_engine.data.shelf import Shelf, data_root, request_of
 from midstream_engine.data.tokenizer import Tokenizer
@@ -26,7 +28,7 @@ _NOTHING = "data.train_urls is empty: name files, or stdlib:**/*.py to try thing
 
 def open_training(
     root: str, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, wanted: str | None = None
-) -> TokenCache | Mixture:
+) -> TokenCache | Mixture | Imported:
     """What training reads: the tokens of one body of text, or a mixture, or documents packed into ``seq_len``.
 
     ``wanted`` is the digest that a checkpoint names: see ``open_cache``. Raises DataError also where the configuration
@@ -37,6 +39,11 @@ def open_training(
     counts = config.block_counts() if config.configs else {"": 1}
     block = config.mixture_block_size if config.configs else 1
     pack = seq_len if config.pack else None
+    if len(urls := training_urls(config)) == 1 and urls[0].startswith(IMPORTED):
+        digest = bring(urls[0], place) if wanted is None or not os.path.exists(os.path.join(place, wanted)) else wanted
+        if wanted not in (None, digest):
+            raise _other_content(place, wanted, digest)
+        wanted = digest
     if wanted is not None and os.path.exists(os.path.join(place, wanted, records.MANIFEST)):
         found = mixture.open_data(os.path.join(place, wanted))
         mixture.check_same_order(found, counts, block, pack)
@@ -158,7 +165,7 @@ def one_body(config: DataConfig, part: SourceConfig) -> DataConfig:
     return dataclasses.replace(config, **fields, configs={}, train_weights={})
 
 
-def _check_tokenizer(found: TokenCache | Mixture, tokenizer: Tokenizer) -> None:
+def _check_tokenizer(found: TokenCache | Mixture | Imported, tokenizer: Tokenizer) -> None:
     if found.tokenizer != tokenizer.id:
         raise DataError(f"data.tokenizer: {tokenizer.id} is not the run's, which is {found.tokenizer}")
 

@@ -23,6 +23,9 @@ class Tokenizer(Protocol):
         ...
 
 
+IDS = "ids:"
+
+
 class ByteTokenizer:
     """One token a byte: id = the byte's value. EOS is id 256, which no text contains."""
 
@@ -32,6 +35,20 @@ class ByteTokenizer:
 
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, np.uint8)
+
+
+class IdTokenizer:
+    """Text that is tokenized already: ``ids:SIZE``, the number of rows that the loss runs over."""
+
+    def __init__(self, name: str):
+        size = name.removeprefix(IDS)
+        if not size.isdigit() or not int(size):
+            raise DataError(f"data.tokenizer: {name!r}: write ids:SIZE, as ids:50304")
+        self.id, self.vocab_size = name, int(size)
+        self.eos = self.vocab_size  # none of the ids: where documents end is not marked
+
+    def encode(self, text: bytes) -> np.ndarray:
+        raise DataError(f"data.tokenizer: {self.id} stands for text that is tokenized already, and this is none")
 
 
 class FileTokenizer:
@@ -61,9 +78,11 @@ class FileTokenizer:
 
 
 def load_tokenizer(name: str, eos_token: str) -> Tokenizer:
-    """``bytes``, or the path of a ``tokenizer.json`` (or of the folder that holds it)."""
+    """``bytes``, ``ids:SIZE``, or the path of a ``tokenizer.json`` (or of the folder that holds it)."""
     if name == "bytes":
         return ByteTokenizer()
+    if name.startswith(IDS):
+        return IdTokenizer(name)
     path = os.path.expanduser(name)
     if os.path.isdir(path):
         path = os.path.join(path, "tokenizer.json")

@@ -92,6 +92,7 @@ def token_losses(
     ``eos`` ends the view of attention at documents' ends; None lets it pass.
     """
     hidden, targets, block = _prepared(model, tokens, eos, keys)
+    loss_mask = _first(loss_mask, targets)
     found = loss.losses(hidden, model.head(), targets, vocab_size=model.vocab_size, block=block)
     return found * loss_mask.astype(jnp.float32)
 
@@ -106,13 +107,22 @@ def summed_loss(
 ) -> jax.Array:
     """The sum of ``token_losses``, float32 []: what to differentiate, because no logits are computed twice for it."""
     hidden, targets, block = _prepared(model, tokens, eos, keys)
-    weights = loss_mask.astype(jnp.float32)
+    weights = _first(loss_mask, targets).astype(jnp.float32)
     return loss.weighted_loss(hidden, model.head(), targets, weights, vocab_size=model.vocab_size, block=block)
 
 
 def _prepared(
     model: LmModel, tokens: NamedArray, eos: int | None, keys: NamedArray | None
 ) -> tuple[NamedArray, NamedArray, int]:
+    targets = hax.roll(tokens, -1, POSITION)
+    if tokens.axis_size(POSITION) == model.config.seq_len + 1:  # the last token is a target alone
+        tokens, targets = (part[POSITION, : model.config.seq_len] for part in (tokens, targets))
     hidden = model.hidden(tokens, None if eos is None else segments_of(tokens, eos), keys)
     block = loss.positions_a_block(hidden, model.Vocab, model.config.cross_entropy_block_size)
-    return hidden, hax.roll(tokens, -1, POSITION), block
+    return hidden, targets, block
+
+
+def _first(array: NamedArray, like: NamedArray) -> NamedArray:
+    """As many positions of ``array`` as ``like`` has."""
+    size = like.axis_size(POSITION)
+    return array if array.axis_size(POSITION) == size else array[POSITION, :size]

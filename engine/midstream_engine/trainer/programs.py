@@ -100,7 +100,7 @@ def compile_step(setup: Plan, cut: Cut | None = None) -> Any:
         averaging=setup.config.trainer.model_averaging,
     )
     number = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
-    example = (cut or setup.cut).shape(setup.config.model.seq_len)
+    example = (cut or setup.cut).shape(setup.positions)
     with setup.layout.active():
         jitted = jax.jit(function, donate_argnums=0, out_shardings=(setup.shardings, replicated))
         return jitted.lower(setup.abstract, number, example, example).compile()
@@ -111,7 +111,7 @@ def compile_witness(setup: Plan) -> Witness:
     return Witness(
         setup.layout,
         batch_size=max(size for _, size in setup.batch_schedule.points),
-        seq_len=setup.config.model.seq_len,
+        seq_len=setup.positions,
         eos=setup.eos,
         model=setup.abstract.model,
     )

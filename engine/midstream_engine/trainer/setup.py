@@ -54,6 +54,11 @@ class Plan:
         return self.tokenizer.eos if self.config.data.block_cross_document_attention else None
 
     @property
+    def positions(self) -> int:
+        """Tokens of an example: what the model reads, and one more where the last position's target is among them."""
+        return self.config.model.seq_len + self.config.data.next_token
+
+    @property
     def dropout(self) -> bool:
         model = self.config.model
         return any(getattr(model, name, 0.0) > 0 for name in ("embed_pdrop", "resid_pdrop", "attn_pdrop"))
@@ -163,7 +168,7 @@ def prepare(
     sets = open_validation(root, data, plan.tokenizer, validation)
     samples = TrainingBatches(
         cache,
-        seq_len=config.model.seq_len,
+        seq_len=plan.positions,
         batch_size=plan.cut.examples,
         seed=trainer.seed,
         shuffle=data.shuffle,

@@ -63,7 +63,7 @@ class TorchFile:
         view = np.frombuffer(self._map, np.uint8, member.size, member.start)
         crc = 0
         for start in range(0, member.size, _BLOCK):
-            crc = zlib.crc32(view[start : start + _BLOCK], crc)
+            crc = zlib.crc32(view[start : start + _BLOCK].data, crc)
         if crc != member.crc:
             raise ConversionError(f"{self.path}: {name} is damaged: its CRC-32 is {crc:08x}, not {member.crc:08x}")
         return view

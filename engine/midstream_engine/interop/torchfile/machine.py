@@ -56,7 +56,7 @@ class _Machine:
     def run(self, data: bytes) -> Any:
         for opcode, argument, position in pickletools.genops(data):
             if opcode.name == "STOP":
-                if len(self._stack) != 1 or self._stack[0] is _MARK or position + 1 != len(data):
+                if len(self._stack) != 1 or self._stack[0] is _MARK or position != len(data) - 1:
                     raise PickleRefused("broken pickle: something is left at its end")
                 return self._stack.pop()
             self._step(opcode.name, argument)

@@ -1,0 +1,67 @@
+"""A run from elsewhere, opened: what it will be here, before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from midstream_engine.checkpoint.tree import LogicalArray, flatten
+from midstream_engine.config.model import LmConfig
+from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.interop.stream import Incoming
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """``mapping``: the configuration that continues the run, as it is written. ``state``: train.json's, but for the
+    digest of the data. ``notes``: a line for all that is not carried over as it was; ``remarks`` has more once the
+    arrays are made. ``stamp``: the source as it is. ``forget``: lets go of memory. ``data``: what is known of it."""
+
+    kind: str
+    step: int
+    mapping: dict[str, Any]
+    arrays: list[Incoming]
+    state: dict[str, Any]
+    provenance: dict[str, Any]
+    notes: list[str]
+    stamp: list[Any]
+    remarks: Callable[[], list[str]]
+    forget: Callable[[], None]
+    data: dict[str, Any]
+
+
+def state_arrays(config: TrainLmConfig, vocab_size: int) -> dict[str, LogicalArray]:
+    """Every array of the configuration's state as a shape; the run's key, which is no zero, as itself."""
+    import jax
+    import jmp
+
+    from midstream_engine.optim.adam import build_optimizer
+    from midstream_engine.optim.schedule import learning_rate
+    from midstream_engine.trainer.state import abstract_state, initializer
+
+    rate = learning_rate(config.optimizer, config.trainer.num_train_steps)
+    optimizer = build_optimizer(config.optimizer, rate)
+    state = abstract_state(initializer(config, vocab_size, optimizer, jmp.get_policy(config.trainer.mp)))
+    key = jax.random.split(jax.random.key(config.trainer.seed))[1]
+    return flatten(dataclasses.replace(state, key=key))
+
+
+def constant(array: LogicalArray, value: Any) -> Incoming:
+    """``array`` with ``value`` everywhere; None: as ``state_arrays`` has it."""
+
+    def fill(out: np.ndarray) -> None:
+        out[...] = np.asarray(array.value) if value is None else value
+
+    return Incoming(array.name, array.axes, array.shape, array.dtype, fill)
+
+
+def encoded_model(model: LmConfig) -> dict[str, Any]:
+    """``model:`` with every default written out."""
+    import draccus
+
+    encoded: dict[str, Any] = draccus.encode(TrainLmConfig(model=model))["model"]
+    return encoded

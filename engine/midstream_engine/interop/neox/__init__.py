@@ -1,0 +1,1 @@
+"""Checkpoints of GPT-NeoX, which DeepSpeed wrote: optimizer state included."""

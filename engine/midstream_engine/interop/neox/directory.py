@@ -1,0 +1,144 @@
+"""Which files a NeoX checkpoint consists of, and how the run that wrote them was laid out."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from midstream_engine.interop.errors import ConversionError
+
+_MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+_LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
+_OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
+
+
+@dataclass
+class Files:
+    """One checkpoint. ``models`` by model-parallel rank; ``layers`` by (layer, tensor-parallel rank); ``optimizers`` by
+    (model-parallel rank, data-parallel rank)."""
+
+    directory: str
+    models: dict[int, str] = field(default_factory=dict)
+    layers: dict[tuple[int, int], str] = field(default_factory=dict)
+    optimizers: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    @property
+    def pipeline(self) -> bool:
+        """Whether NeoX's pipeline module wrote it (``pipe_parallel_size`` of 1 or more)."""
+        return bool(self.layers)
+
+    @property
+    def tensor(self) -> int:
+        """Ranks of tensor parallelism."""
+        return 1 + max(rank for _, rank in self.layers) if self.layers else len(self.models)
+
+    def all(self) -> list[str]:
+        """Every file, by path."""
+        return sorted([*self.models.values(), *self.layers.values(), *self.optimizers.values()])
+
+    def stamp(self) -> list[Any]:
+        """The files as they are: another state of them is another source."""
+        stats = [(os.path.relpath(path, self.directory), os.stat(path)) for path in self.all()]
+        return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether ``path`` looks like NeoX's: a folder of ``load:`` or one checkpoint in it."""
+    names = os.listdir(path) if os.path.isdir(path) else []
+    return any(_MODEL.fullmatch(name) for name in names) or (
+        "latest" in names and any(name.startswith("global_step") for name in names)
+    )
+
+
+def find(path: str) -> Files:
+    """The checkpoint at ``path``: its own directory, or the ``load:`` directory whose ``latest`` names it.
+
+    Raises ConversionError where it is no such thing, or files of it are missing.
+    """
+    latest = os.path.join(path, "latest")
+    if os.path.isfile(latest):
+        with open(latest, encoding="utf-8", errors="replace") as file:
+            tag = file.read(200).strip()
+        if not tag or os.path.basename(tag) != tag or tag in (".", ".."):
+            raise ConversionError(f"{latest}: names {tag!r}, which is no checkpoint beside it")
+        path = os.path.join(path, tag)
+    if not os.path.isdir(path):
+        raise ConversionError(f"{path}: no such directory, though {latest} names it")
+    files = Files(path)
+    for name in os.listdir(path):
+        full = os.path.join(path, name)
+        if found := _MODEL.fullmatch(name):
+            files.models[int(found[1])] = full
+        elif found := _LAYER.fullmatch(name):
+            files.layers[int(found[1]), int(found[2] or 0)] = full
+        elif found := _OPTIMIZER.fullmatch(name):
+            files.optimizers[int(found[2]), int(found[1])] = full
+        elif name.startswith("zero_") or name == "zero":
+            raise ConversionError(f"{full}: a universal checkpoint of DeepSpeed's; convert what it was made from")
+    if not files.models:
+        raise ConversionError(f"{path}: no checkpoint of GPT-NeoX: there is no mp_rank_00_model_states.pt")
+    _check_complete(files)
+    return files
+
+
+def _check_complete(files: Files) -> None:
+    missing = [f"mp_rank_{rank:02d}_model_states.pt" for rank in range(max(files.models)) if rank not in files.models]
+    if files.layers:
+        layers = sorted({layer for layer, _ in files.layers})
+        ranks = range(files.tensor)
+        missing += [
+            f"layer_{layer:02d}-model_{rank:02d}-model_states.pt"
+            for layer in layers
+            for rank in ranks
+            if (layer, rank) not in files.layers
+        ]
+        if len(files.models) % files.tensor:
+            raise ConversionError(
+                f"{files.directory}: {len(files.models)} model-parallel ranks do not divide into {files.tensor} "
+                "tensor-parallel ones"
+            )
+    if files.optimizers:
+        data = 1 + max(rank for _, rank in files.optimizers)
+        missing += [
+            f"zero_pp_rank_{rank}_mp_rank_{model:02d}_optim_states.pt"
+            for model in files.models
+            for rank in range(data)
+            if (model, rank) not in files.optimizers
+        ]
+    if missing:
+        raise ConversionError(f"{files.directory}: {len(missing)} files are missing: {', '.join(missing[:6])}")
+
+
+def read_configs(directory: str) -> dict[str, Any]:
+    """What the run was started with: every ``configs/*.yml`` together, with NeoX's names in their underscore form.
+
+    Raises ConversionError where there is none, or two of them disagree.
+    """
+    folder = os.path.join(directory, "configs")
+    names = (
+        sorted(name for name in os.listdir(folder) if name.endswith((".yml", ".yaml", ".json")))
+        if os.path.isdir(folder)
+        else []
+    )
+    if not names:
+        raise ConversionError(f"{folder}: the configuration that NeoX stores with a checkpoint (*.yml) is missing")
+    merged: dict[str, Any] = {}
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            with open(path, encoding="utf-8") as file:
+                value = yaml.safe_load(file)
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConversionError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
+        if not isinstance(value, dict):
+            raise ConversionError(f"{path}: expected keys and values")
+        for key, item in value.items():
+            key = str(key).replace("-", "_")
+            if key in merged and merged[key] != item:
+                raise ConversionError(f"{path}: {key} is {item!r} here and {merged[key]!r} in another file beside it")
+            merged[key] = item
+    return merged

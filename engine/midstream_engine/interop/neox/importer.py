@@ -1,0 +1,260 @@
+"""From a NeoX checkpoint to one of ours: weights, masters, moments, counts, schedule, and the place in the data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from midstream_engine.checkpoint.tree import LogicalArray
+from midstream_engine.config.load import from_mapping
+from midstream_engine.config.model import LmConfig
+from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.interop.adopted import Adopted, constant, encoded_model, state_arrays
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.huggingface_names import Rule as Form
+from midstream_engine.interop.neox.architecture import Settings, Shapes, model_of, optimizer_of, precision_of
+from midstream_engine.interop.neox.directory import find, read_configs
+from midstream_engine.interop.neox.names import Source, parameters_of, sources_of
+from midstream_engine.interop.neox.reader import Read, read
+from midstream_engine.interop.neox.tensors import DOWN, FIRST_BLOCK, UP, Key, Merging
+from midstream_engine.interop.stream import Incoming
+
+_MODEL, _MU, _NU = "model/", "optimizer/adam/mu/", "optimizer/adam/nu/"
+_KINDS = {_MODEL: "fp32", _MU: "exp_avg", _NU: "exp_avg_sq"}
+# What a resumed run does not need from the file; named, so that nothing is silently left out.
+_SILENT = {
+    "pipe_parallel_size", "model_parallel_size", "zero_optimization", "vocab_file", "merge_file", "tokenizer_type",
+    "data_path", "train_data_paths", "train_data_weights", "train_batch_size", "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps", "max_position_embeddings", "make_vocab_size_divisible_by", "split", "data_impl",
+}  # fmt: skip
+
+
+def open_neox(path: str) -> Adopted:
+    """The checkpoint at ``path`` (one, or a ``load:`` directory) as arrays of ours to be, and the configuration that
+    continues it. Raises ConversionError where anything is left over, missing, misshapen, contradictory or not known."""
+    files = find(path)
+    found = read(files)
+    settings = Settings(read_configs(files.directory))
+    notes: list[str] = []
+    shapes, mlp = _shapes(found)
+    model = model_of(settings, shapes)
+    schedule = found.state.get("lr_scheduler")
+    schedule = schedule if isinstance(schedule, dict) and "num_iters" in schedule else None
+    optimizer, total = optimizer_of(settings, schedule, found.groups, notes)
+    batch = _global_batch(found, settings)
+    mapping = {
+        "data": {"tokenizer": f"ids:{shapes.vocab}", "shuffle": False, "block_cross_document_attention": False,
+                 "next_token": True},
+        "model": encoded_model(model),
+        "optimizer": optimizer,
+        "trainer": {
+            "seed": int(settings.get("seed")), "num_train_steps": total, "train_batch_size": batch,
+            "mp": precision_of(settings, notes),
+        },
+    }  # fmt: skip
+    config = from_mapping(mapping).config
+    _check_decay(found, optimizer)
+    build = _Build(found, model, config, shapes.vocab, mlp)
+    arrays = build.arrays()
+    count = found.iteration - found.skipped
+    done = int(schedule["num_iters"]) if schedule else count
+    # A run here has one count for its steps and its schedule: they are one apart for every update that was skipped.
+    schedule_count = found.iteration
+    if done != schedule_count:
+        notes.append(
+            f"the schedule had done {done} updates of {found.iteration}; here it is at {found.iteration}: its rate is "
+            f"that of {found.iteration - done} updates later"
+        )
+    arrays += [
+        constant(build.wanted["optimizer/adam/count"], next(iter(found.steps), count)),
+        constant(build.wanted["optimizer/schedule/count"], schedule_count),
+        constant(build.wanted["key"], None),
+    ]
+    build.check_all_made(arrays)
+    if found.skipped:
+        notes.append(f"{found.skipped} updates were skipped for an overflow: they count as steps, not in Adam")
+    notes.append("the state of torch's random generators has no counterpart; nothing of the run depends on it here")
+    unused = settings.unused()
+    notes += [f"configs: {name.replace('_', '-')} has no counterpart" for name in unused if name not in _SILENT]
+    state = {
+        "step": found.iteration, "optimizer_count": schedule_count, "schedule_count": schedule_count,
+        "next_sample": found.iteration * batch, "batch_schedule": config.trainer.batch_schedule().to_json(),
+        "seed": config.trainer.seed, "seq_len": model.seq_len, "shuffle": False, "data_digest": "",
+        "tokenizer": f"ids:{shapes.vocab}",
+    }  # fmt: skip
+    provenance = {
+        "time": time.time(), "converted_from": "neox", "source": files.directory, "written_by": found.writer,
+        "vocab_size": shapes.vocab, "neox": {name: str(value) for name, value in settings.unused().items()},
+    }  # fmt: skip
+    return Adopted("neox", found.iteration, mapping, arrays, state, provenance, notes, files.stamp(), build.remarks,
+                   found.forget, _data(settings, files.directory, batch))  # fmt: skip
+
+
+def _data(settings: Settings, directory: str, batch: int) -> dict[str, Any]:
+    """What is known of the data that the run reads."""
+    paths = settings.get("train_data_paths") or ([settings.get("data_path")] if settings.get("data_path") else [])
+    return {
+        "paths": list(paths), "weights": settings.get("train_data_weights"),
+        "split": not settings.get("train_data_paths"),
+        "samples": int(settings.must("train_iters")) * batch, "seq_len": int(settings.must("seq_length")),
+        "seed": int(settings.get("seed")), "near": directory,
+    }  # fmt: skip
+
+
+def _shapes(found: Read) -> tuple[Shapes, tuple[str, str]]:
+    keys = found.parameters
+    numbers = {layer for layer, name in keys if name.startswith("attention.")}
+    layers = len(numbers)
+    if numbers != set(range(FIRST_BLOCK, FIRST_BLOCK + layers)) or not layers:
+        raise ConversionError(f"{found.files.directory}: layers {sorted(numbers)} are no whole GPT-NeoX model")
+    up = next((name for name in UP if (FIRST_BLOCK, f"{name}.weight") in keys), None)
+    if up is None or (0, "word_embeddings.weight") not in keys:
+        raise ConversionError(f"{found.files.directory}: has no word_embeddings.weight or no {UP[0]}.weight")
+    vocab, hidden = _full(found, (0, "word_embeddings.weight"), 0)
+    mlp = _full(found, (FIRST_BLOCK, f"{up}.weight"), 0)[0]
+    head = (layers + 4, "final_linear.weight") in keys
+    return Shapes(layers, hidden, vocab, mlp, head), (up, DOWN[UP.index(up)])
+
+
+def _full(found: Read, key: Key, axis: int) -> tuple[int, ...]:
+    weights = found.parameters[key].weights
+    shape = list(weights[0].shape)
+    shape[axis] *= len(weights)
+    return tuple(shape)
+
+
+def _global_batch(found: Read, settings: Settings) -> int:
+    """Examples of an update."""
+    given = settings.get("train_batch_size")
+    micro, steps = settings.get("train_micro_batch_size_per_gpu"), settings.get("gradient_accumulation_steps", 1)
+    data = found.state.get("dp_world_size")
+    made = int(micro) * int(steps or 1) * int(data) if micro and data else None
+    if given is not None:
+        return int(given)
+    if made is None:
+        raise ConversionError("configs: train-batch-size is missing, and it does not follow from the other values")
+    return made
+
+
+def _check_decay(found: Read, optimizer: dict[str, Any]) -> None:
+    wanted = optimizer["weight_decay"]
+    for key, decay in found.decays.items():
+        plain = key[1].endswith(".bias") or "norm" in key[1]
+        if decay != (0.0 if plain else wanted):
+            raise ConversionError(
+                f"{key[0]}.{key[1]} decays by {decay:g}; NeoX's rule with weight-decay {wanted:g} would be "
+                f"{0.0 if plain else wanted:g}"
+            )
+
+
+@dataclass
+class _Build:
+    found: Read
+    model: LmConfig
+    config: TrainLmConfig
+    vocab: int
+    mlp: tuple[str, str]
+    wanted: dict[str, LogicalArray] = field(init=False)
+    merging: Merging = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.wanted = state_arrays(self.config, self.vocab)
+        self.merging = Merging(
+            self.model.num_heads, self.model.kv_heads, self.model.gated_mlp,
+            bool(getattr(self.model, "use_parallel_residual", False)),
+        )  # fmt: skip
+
+    def arrays(self) -> list[Incoming]:
+        """Parameters and moments. ConversionError where parameters and model do not match one to one."""
+        result, used, wrong, missing = [], set[Key](), [], []
+        for form, source in sources_of(self.model, self.mlp):
+            keys = parameters_of(self.model, source)
+            used.update(keys)
+            missing += [key for key in keys if key not in self.found.parameters]
+            if any(key not in self.found.parameters for key in keys):
+                continue
+            for prefix, kind in _KINDS.items():
+                array = self.wanted[prefix + form.ours]
+                shape = array.shape[1:] if form.stacked else array.shape
+                wrong += self._misshapen(form, source, keys, shape) if kind == "fp32" else []
+                fill = partial(self._fill, form, source, keys, kind)
+                result.append(Incoming(array.name, array.axes, array.shape, array.dtype, fill))
+        left = sorted(self.found.parameters.keys() - used)
+        problems = [
+            f"{what}: {', '.join(f'{layer}.{name}' for layer, name in keys[:10])}{' ...' if keys[10:] else ''}"
+            for what, keys in (
+                ("left over", left),
+                ("missing", sorted(set(missing))),
+                ("misshapen", sorted(set(wrong))),
+            )
+            if keys
+        ]
+        if problems:
+            raise ConversionError(
+                f"{self.found.files.directory}: the tensors do not fit the model; {'; '.join(problems)}"
+            )
+        return result
+
+    def _misshapen(self, form: Form, source: Source, keys: list[Key], shape: tuple[int, ...]) -> list[Key]:
+        expected = form.form.shape(shape)
+        wrong = []
+        for key in keys:
+            weights = self.found.parameters[key].weights
+            full = self.merging.full_shape(key[1], [weights[rank].shape for rank in sorted(weights)])
+            picked = full if source[2] is None else source[2](np.broadcast_to(np.int8(0), full)).shape
+            if picked != expected:
+                wrong.append(key)
+        return wrong
+
+    def _fill(self, form: Form, source: Source, keys: list[Key], kind: str, out: np.ndarray) -> None:
+        pick: Callable[[np.ndarray], np.ndarray] | None = source[2]
+        for place, key in enumerate(keys):
+            parameter = self.found.parameters[key]
+            parts = []
+            for rank in sorted(parameter.rows):
+                part = parameter.rows[rank][kind].read()
+                if kind == "fp32":
+                    _check_weight(key, part, parameter.weights[rank].read())
+                parts.append(part)
+            merged = self.merging.merge(key[1], kind, parts)
+            target = out[place] if form.stacked else out
+            target[...] = form.form.ours(merged if pick is None else pick(merged), target.shape)
+        self.found.forget()
+
+    def check_all_made(self, arrays: list[Incoming]) -> None:
+        """ConversionError where the state of the configuration has other arrays."""
+        differing = sorted(self.wanted.keys() ^ {array.name for array in arrays})
+        if differing:
+            raise ConversionError(f"these arrays of the state have no source: {', '.join(differing)}")
+
+    def remarks(self) -> list[str]:
+        """What was seen while the arrays were made."""
+        notes = []
+        if self.merging.differing:
+            notes.append(
+                "tensor-parallel ranks had drifted apart in what they should share, and their mean was taken: "
+                + ", ".join(sorted(self.merging.differing))
+            )
+        if self.merging.summed:
+            notes.append(
+                "under gpt-j-residual each tensor-parallel rank adds a bias of its own; their sum is one bias here, "
+                "which learns at the rate of one of them: " + ", ".join(sorted(self.merging.summed))
+            )
+        return notes
+
+
+def _check_weight(key: Key, master: np.ndarray, weight: np.ndarray) -> None:
+    """What was computed with is the rounded master, or the checkpoint contradicts itself."""
+    same = master if weight.dtype == np.float32 else master.astype(weight.dtype)
+    if weight.dtype == ml_dtypes.bfloat16:
+        same, weight = same.view(np.uint16), weight.view(np.uint16)
+    if not np.array_equal(same, weight):
+        raise ConversionError(
+            f"{key[0]}.{key[1]}: the weight is not the rounded master: one of the files is of another state"
+        )

@@ -1,0 +1,241 @@
+"""DeepSpeed's optimizer files: fp32 masters and moments as rows of numbers, cut over the data-parallel ranks.
+
+A parameter group is one row: its parameters end to end in the order of ``param_shapes``, zeros at the end, cut into
+equal parts, one a rank. A parameter may span ranks, and the zeros may fill the last ranks altogether. Which class wrote
+a file is decided by its keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.torchfile.calls import Record, Tensor
+
+KINDS = ("fp32", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Numbers [start, stop) of consecutive flat tensors, to be shaped as one parameter."""
+
+    parts: tuple[tuple[Tensor, int, int], ...]
+    shape: tuple[int, ...]
+
+    def read(self) -> np.ndarray:
+        """The parameter; a view where one tensor holds all of it."""
+        pieces = [tensor.read().reshape(-1)[start:stop] for tensor, start, stop in self.parts]
+        row = pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+        return row.reshape(self.shape)
+
+
+@dataclass
+class Masters:
+    """What one model-parallel rank's optimizer holds, by parameter name and kind."""
+
+    rows: dict[str, dict[str, Row]] = field(default_factory=dict)
+    steps: set[int] = field(default_factory=set)
+    groups: list[dict[str, Any]] = field(default_factory=list)  # hyper-parameters
+    decays: dict[str, float] = field(default_factory=dict)
+    writer: str = ""
+
+
+def from_partitions(name: str, model: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> Masters:
+    """One model-parallel rank's, from the optimizer files of its data-parallel ranks in order.
+
+    ``name``: for messages. Raises ConversionError for layouts that are not known, by name.
+    """
+    states = [_state(name, file) for file in files]
+    first = states[0]
+    if "local_sub_partitions_of_fp32_groups" in first:
+        raise ConversionError(
+            f"{name}: the layout of DeeperSpeed 1.0 (sub-partitions), which names no parameters: see docs/import.md"
+        )
+    stage = _number(first.get("zero_stage", 1))
+    if stage >= 2:
+        raise ConversionError(f"{name}: ZeRO stage {stage} is not read; save it once under stage 1 or 0")
+    base = first.get("base_optimizer_state")
+    if first.get("elastic_checkpoint") or isinstance(base, list):
+        raise ConversionError(f"{name}: an elastic checkpoint (elastic_checkpoint: true) is not read")
+    if not isinstance(base, Mapping) or "single_partition_of_fp32_groups" not in first:
+        raise ConversionError(
+            f"{name}: the optimizer's layout is not known; it has {', '.join(sorted(map(str, first)))}"
+        )
+    shapes = model.get("param_shapes")
+    if not isinstance(shapes, list):
+        raise ConversionError(
+            f"{name}: param_shapes are missing, so it is not known which numbers are which parameter's"
+        )
+    masters = Masters(writer="BF16_Optimizer" if "zero_stage" not in first else "DeepSpeedZeroOptimizer")
+    for group, named in enumerate(shapes):
+        rows = {"fp32": [state["single_partition_of_fp32_groups"][group] for state in states]}
+        for kind in KINDS[1:]:
+            rows[kind] = [_moment(name, state, group, kind) for state in states]
+        for kind, row in rows.items():
+            _cut(name, masters, kind, named, row)
+        for state in states:
+            _check_slices(name, state, group, named, [_size(tensor) for tensor in rows["exp_avg"]], states.index(state))
+            _note_group(masters, state["base_optimizer_state"], group, named)
+    return masters
+
+
+def from_flat_groups(
+    name: str, optimizer: Mapping[str, Any], order: Sequence[Mapping[str, tuple[int, ...]]]
+) -> Masters:
+    """FP16_Optimizer (ZeRO 0): ``fp32_groups_flat``, one row a group. ``order``: each group's parameters in order."""
+    flats, inner = optimizer["fp32_groups_flat"], optimizer.get("optimizer_state_dict")
+    if not isinstance(inner, Mapping) or not inner.get("state"):
+        raise ConversionError(f"{name}: the optimizer's state is not in it (only the parameters are)")
+    if len(flats) != len(order):
+        raise ConversionError(f"{name}: {len(flats)} parameter groups where {len(order)} were expected")
+    masters = Masters(writer="FP16_Optimizer")
+    for group, named in enumerate(order):
+        _cut(name, masters, "fp32", named, [flats[group]])
+        for kind in KINDS[1:]:
+            _cut(name, masters, kind, named, [inner["state"][group][kind]])
+        _note_group(masters, inner, group, named)
+    return masters
+
+
+def from_parameters(
+    name: str,
+    optimizer: Mapping[str, Any],
+    order: Sequence[Mapping[str, tuple[int, ...]]],
+    module: Mapping[str, Tensor],
+) -> Masters:
+    """A plain optimizer (float32, ZeRO 0): a state for each parameter; the parameters themselves are the masters."""
+    state, groups = optimizer.get("state"), optimizer.get("param_groups")
+    if not isinstance(state, Mapping) or not isinstance(groups, list) or not state:
+        raise ConversionError(
+            f"{name}: the optimizer's layout is not known; it has {', '.join(sorted(map(str, optimizer)))}"
+        )
+    masters = Masters(writer="plain optimizer")
+    for group, named in enumerate(order):
+        numbers = groups[group]["params"] if group < len(groups) else []
+        if len(numbers) != len(named):
+            raise ConversionError(
+                f"{name}: group {group} has {len(numbers)} parameters where {len(named)} were expected"
+            )
+        for number, (parameter, shape) in zip(numbers, named.items(), strict=True):
+            held = state[number]
+            tensors = {"fp32": module[parameter], **{kind: held[kind] for kind in KINDS[1:]}}
+            for kind, tensor in tensors.items():
+                _cut(name, masters, kind, {parameter: shape}, [tensor])
+            _note_step(masters, held.get("step"))
+            masters.decays[parameter] = float(groups[group].get("weight_decay", 0.0))
+        masters.groups.append({key: value for key, value in groups[group].items() if key != "params"})
+        _note_step(masters, groups[group].get("step"))
+    return masters
+
+
+def _state(name: str, file: Mapping[str, Any]) -> Mapping[str, Any]:
+    state = file.get("optimizer_state_dict") if isinstance(file, Mapping) else None
+    if not isinstance(state, Mapping):
+        raise ConversionError(f"{name}: no optimizer_state_dict in it")
+    if not state.get("base_optimizer_state") and "local_sub_partitions_of_fp32_groups" not in state:
+        raise ConversionError(f"{name}: the optimizer's state is not in it (only the parameters are)")
+    return state
+
+
+def _moment(name: str, state: Mapping[str, Any], group: int, kind: str) -> Tensor:
+    held = state["base_optimizer_state"].get("state", {}).get(group)
+    tensor = held.get(kind) if isinstance(held, Mapping) else None
+    if not isinstance(tensor, Tensor):
+        raise ConversionError(f"{name}: group {group} has no {kind}: it was not trained with Adam, or not yet")
+    return tensor
+
+
+def _cut(name: str, masters: Masters, kind: str, named: Mapping[str, Sequence[int]], row: Sequence[Any]) -> None:
+    """Cut a row, which lies in consecutive tensors, into parameters. What is left at its end has to be zeros."""
+    ends = [0]
+    for tensor in row:
+        ends.append(ends[-1] + _size(tensor))
+    place = 0
+    for parameter, shape in named.items():
+        size = math.prod(shape)
+        parts = tuple(
+            (tensor, max(place, begin) - begin, min(place + size, end) - begin)
+            for tensor, begin, end in zip(row, ends, ends[1:], strict=False)
+            if max(place, begin) < min(place + size, end)
+        )
+        if sum(stop - start for _, start, stop in parts) != size:
+            raise ConversionError(f"{name}: {kind} ends before {parameter}: a rank's file is missing or misshapen")
+        masters.rows.setdefault(parameter, {})[kind] = Row(parts, tuple(shape))
+        place += size
+    left = [
+        tensor.read().reshape(-1)[max(place - begin, 0) :]
+        for tensor, begin, end in zip(row, ends, ends[1:], strict=False)
+        if end > place
+    ]
+    if any(np.any(part) for part in left):
+        raise ConversionError(f"{name}: {ends[-1] - place} numbers of {kind} are left over, and they are not padding")
+
+
+def _check_slices(
+    name: str, state: Mapping[str, Any], group: int, named: Mapping[str, Sequence[int]], sizes: Sequence[int], rank: int
+) -> None:
+    """Where DeepSpeed itself says which part of a rank's row is whose, that has to agree."""
+    mappings = state.get("param_slice_mappings")
+    if not isinstance(mappings, list) or group >= len(mappings):
+        return
+    begin = sum(sizes[:rank])
+    end, place = begin + sizes[rank], 0
+    wanted: dict[str, tuple[int, int]] = {}
+    for parameter, shape in named.items():
+        size = math.prod(shape)
+        start, stop = max(place, begin), min(place + size, end)
+        if start < stop:
+            wanted[parameter] = (stop - start, start - begin)
+        place += size
+    found = {parameter: _fragment(value) for parameter, value in mappings[group].items()}
+    if found != wanted:
+        strange = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+        raise ConversionError(
+            f"{name}: rank {rank} keeps {strange[0]} elsewhere than its shapes say; its order is not known"
+        )
+
+
+def _fragment(value: Any) -> tuple[int, int]:
+    held = value.state if isinstance(value, Record) else None
+    if isinstance(held, Mapping) and {"numel", "start"} <= held.keys():
+        return int(held["numel"]), int(held["start"])
+    if isinstance(value, Record) and len(value.arguments) == 2:
+        return int(value.arguments[0]), int(value.arguments[1])
+    raise ConversionError("param_slice_mappings: not in a form that is known")
+
+
+def _note_group(masters: Masters, base: Mapping[str, Any], group: int, named: Mapping[str, Any]) -> None:
+    groups = base.get("param_groups") or []
+    held = base.get("state", {}).get(group, {})
+    _note_step(masters, held.get("step") if isinstance(held, Mapping) else None)
+    if group < len(groups):
+        _note_step(masters, groups[group].get("step"))
+        if len(masters.groups) <= group:
+            masters.groups.append({key: value for key, value in groups[group].items() if key != "params"})
+        for parameter in named:
+            masters.decays[parameter] = float(groups[group].get("weight_decay", 0.0))
+
+
+def _note_step(masters: Masters, step: Any) -> None:
+    if isinstance(step, Tensor):
+        step = float(step.read().reshape(-1)[0])
+    if step is not None:
+        masters.steps.add(int(step))
+
+
+def _number(value: Any) -> int:
+    """A stage: a number, or the enumeration that DeepSpeed has for it."""
+    if isinstance(value, Record):
+        value = value.arguments[0]
+    return int(value)
+
+
+def _size(tensor: Any) -> int:
+    if not isinstance(tensor, Tensor):
+        raise ConversionError("a row of the optimizer is no tensor")
+    return tensor.size

@@ -1,0 +1,188 @@
+"""Reads a NeoX checkpoint: every parameter with its masters and moments, nothing of it in memory yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.neox import partitions
+from midstream_engine.interop.neox.directory import Files
+from midstream_engine.interop.neox.partitions import Masters
+from midstream_engine.interop.neox.tensors import CONSTANTS, Key, Parameter, key_of
+from midstream_engine.interop.torchfile.archive import TorchFile
+from midstream_engine.interop.torchfile.calls import Tensor
+
+
+@dataclass
+class Read:
+    """What the files hold. ``state``: of the first rank, the fields that are the same in all."""
+
+    files: Files
+    state: dict[str, Any]
+    parameters: dict[Key, Parameter] = field(default_factory=dict)
+    steps: set[int] = field(default_factory=set)
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    decays: dict[Key, float] = field(default_factory=dict)
+    writer: str = ""
+    opened: list[TorchFile] = field(default_factory=list)
+
+    @property
+    def iteration(self) -> int:
+        """Updates that NeoX has done, skipped ones among them."""
+        for name in ("iteration", "total_iters", "global_steps"):
+            if isinstance(self.state.get(name), int):
+                return int(self.state[name])
+        raise ConversionError(f"{self.files.directory}: how many iterations were done is not in it")
+
+    @property
+    def skipped(self) -> int:
+        """Updates that were left out for an overflow in fp16."""
+        return int(self.state.get("skipped_steps") or 0)
+
+    def forget(self) -> None:
+        """Let the system have the memory of what was read."""
+        for file in self.opened:
+            file.forget()
+
+
+def read(files: Files) -> Read:
+    """Raises ConversionError for what is broken, missing, contradictory or not known."""
+    models = {rank: TorchFile(path) for rank, path in sorted(files.models.items())}
+    states = {rank: _mapping(file) for rank, file in models.items()}
+    found = Read(files, {key: value for key, value in states[0].items() if key not in ("module", "optimizer")})
+    found.opened += models.values()
+    names: dict[int, dict[str, Tensor]] = {}
+    for rank, state in states.items():
+        tensor_rank = rank % files.tensor
+        weights = _weights(found, state, rank)
+        names[rank] = weights
+        for name, weight in weights.items():
+            _add_weight(found, name, tensor_rank, weight)
+    _add_optimizers(found, states, names)
+    incomplete = [key for key, parameter in found.parameters.items() if set(parameter.rows) != set(parameter.weights)]
+    if incomplete:
+        raise ConversionError(f"{files.directory}: no optimizer state for {_listed(incomplete)}")
+    wanted = found.iteration - found.skipped
+    # FP16_Optimizer makes one empty update before the first, to allocate its moments, and Adam counts it.
+    counts = [{wanted}, {wanted + 1}] if found.writer == "FP16_Optimizer" else [{wanted}]
+    if found.steps and found.steps not in counts:
+        raise ConversionError(
+            f"{files.directory}: Adam has counted {sorted(found.steps)} updates, but {found.iteration} iterations with "
+            f"{found.skipped} skipped make {wanted}"
+        )
+    return found
+
+
+def _mapping(file: TorchFile) -> dict[str, Any]:
+    if not isinstance(file.value, dict):
+        raise ConversionError(f"{file.path}: no training state: it is a {type(file.value).__name__}")
+    return file.value
+
+
+def _weights(found: Read, state: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
+    """A model-parallel rank's parameters by the name that its optimizer has for them, in the module's order."""
+    files = found.files
+    if not files.pipeline:
+        module = state.get("module")
+        if not isinstance(module, dict):
+            raise ConversionError(f"{files.models[rank]}: holds no module, and there are no layer files")
+        return {name: tensor for name, tensor in module.items() if _counts(name, tensor)}
+    weights: dict[str, Tensor] = {}
+    tensor_rank, stage = rank % files.tensor, rank // files.tensor
+    mine = _stage_names(state)
+    for (layer, other), path in sorted(files.layers.items()):
+        if other != tensor_rank:
+            continue
+        if mine is None and len(files.models) // files.tensor > 1:
+            raise ConversionError(
+                f"{files.models[rank]}: which layers stage {stage} has is not in it (no param_shapes)"
+            )
+        if mine is not None and not any(key[0] == layer for key in mine):
+            continue
+        file = TorchFile(path)
+        found.opened.append(file)
+        for name, tensor in _mapping(file).items():
+            if _counts(name, tensor) and (mine is None or (layer, name) in mine):
+                weights[f"{layer}.{name}" if mine is None else mine[layer, name]] = tensor
+    return weights
+
+
+def _stage_names(state: Mapping[str, Any]) -> dict[Key, str] | None:
+    """What a pipeline stage calls its parameters; None where only their order in the files tells."""
+    shapes = state.get("param_shapes")
+    if not isinstance(shapes, list):
+        return None
+    return {key_of(name): name for group in shapes for name in group}
+
+
+def _counts(name: str, value: Any) -> bool:
+    return isinstance(value, Tensor) and not CONSTANTS.fullmatch(name)
+
+
+def _add_weight(found: Read, name: str, rank: int, weight: Tensor) -> None:
+    parameter = found.parameters.setdefault(key_of(name), Parameter())
+    known = parameter.weights.get(rank)
+    if known is not None and not np.array_equal(known.read(), weight.read()):  # tied: on the first stage and the last
+        raise ConversionError(f"{found.files.directory}: {name} is there twice, and the two differ")
+    parameter.weights[rank] = weight
+
+
+def _add_optimizers(
+    found: Read, states: Mapping[int, Mapping[str, Any]], names: Mapping[int, dict[str, Tensor]]
+) -> None:
+    files = found.files
+    for rank, state in states.items():
+        masters = _masters(found, rank, state, names[rank])
+        found.steps |= masters.steps
+        found.groups = found.groups or masters.groups
+        found.writer = masters.writer
+        for name, rows in masters.rows.items():
+            key = key_of(name)
+            if key not in found.parameters:
+                raise ConversionError(f"{files.directory}: the optimizer has {name}, which the model has not")
+            weight = found.parameters[key].weights.get(rank % files.tensor)
+            if weight is None or weight.shape != rows["fp32"].shape:
+                raise ConversionError(
+                    f"{files.directory}: {name} has shape {weight.shape if weight else None} in the model and "
+                    f"{rows['fp32'].shape} in the optimizer"
+                )
+            found.parameters[key].rows[rank % files.tensor] = rows
+            found.decays[key] = masters.decays.get(name, 0.0)
+
+
+def _masters(found: Read, rank: int, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Masters:
+    files = found.files
+    mine = [files.optimizers[key] for key in sorted(files.optimizers) if key[0] == rank]
+    if mine:
+        opened = [TorchFile(path) for path in mine]
+        found.opened += opened
+        return partitions.from_partitions(mine[0], state, [_mapping(file) for file in opened])
+    optimizer = state.get("optimizer")
+    if not isinstance(optimizer, dict):
+        raise ConversionError(
+            f"{files.models[rank]}: there is no optimizer state, in it or beside it; export the weights to "
+            "Hugging Face's format and convert those, if a fresh optimizer will do"
+        )
+    order = _order(weights, len(optimizer.get("fp32_groups_flat") or optimizer.get("param_groups") or []))
+    if "fp32_groups_flat" in optimizer:
+        return partitions.from_flat_groups(files.models[rank], optimizer, order)
+    return partitions.from_parameters(files.models[rank], optimizer, order, weights)
+
+
+def _order(weights: Mapping[str, Tensor], groups: int) -> list[dict[str, tuple[int, ...]]]:
+    """Without ZeRO nothing names the rows: groups are what decays and what does not (norms, biases), in the module's
+    order; one group alone where nothing decays."""
+    if groups == 1:
+        return [{name: weight.shape for name, weight in weights.items()}]
+    plain = {name: weight.shape for name, weight in weights.items() if name.endswith(".bias") or "norm." in name}
+    decayed = {name: weight.shape for name, weight in weights.items() if name not in plain}
+    return [decayed, plain]
+
+
+def _listed(keys: list[Key]) -> str:
+    shown = [f"{layer}.{name}" for layer, name in sorted(keys)]
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")

@@ -1,0 +1,100 @@
+"""NeoX's parameters by layer and name, and how the parts of tensor-parallel ranks become one."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.neox.partitions import Row
+from midstream_engine.interop.torchfile.calls import Tensor
+
+Key = tuple[int, str]  # layer as NeoX counts them: 0 the embedding, blocks from 2; name inside of it
+FIRST_BLOCK = 2
+
+_NAME = re.compile(r"(?:sequential\.)?(\d+)\.(.+)")
+_TIED = "tied_modules.embed.word_embeddings.weight"
+# Constants that the configuration implies: rotary frequencies, causal masks.
+CONSTANTS = re.compile(r".*(inv_freq|masked_bias|attention\.bias)$")
+UP = ("mlp.linear1", "mlp.dense_h_to_4h")
+DOWN = ("mlp.linear2", "mlp.dense_4h_to_h")
+_ROWS = ("word_embeddings.weight", "final_linear.weight")
+_SUMMED = ("attention.dense.bias", *(f"{name}.bias" for name in DOWN))
+
+
+def key_of(name: str) -> Key:
+    """Of a parameter's name in a module, a layer file (after its layer) or an optimizer."""
+    if name == _TIED:
+        return 0, "word_embeddings.weight"
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ConversionError(f"the source has {name}, which is no parameter of GPT-NeoX's")
+    return int(found[1]), found[2]
+
+
+@dataclass
+class Parameter:
+    """One parameter: of each tensor-parallel rank its weight as it computes, and its masters and moments."""
+
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    rows: dict[int, dict[str, Row]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Merging:
+    """What has to be known to put ranks together."""
+
+    heads: int
+    groups: int
+    gated: bool
+    parallel_residual: bool
+    differing: set[str] = field(default_factory=set)  # replicated parameters whose ranks had drifted apart
+    summed: set[str] = field(default_factory=set)
+
+    def axis(self, name: str) -> int | None:
+        """The axis that ranks share; None: each has all of it."""
+        if name in _ROWS or name.startswith("attention.query_key_value") or name.startswith(UP):
+            return 0
+        return 1 if name == "attention.dense.weight" or name in [f"{down}.weight" for down in DOWN] else None
+
+    def merge(self, name: str, kind: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """One array of the ranks' parts. ``kind``: fp32, exp_avg or exp_avg_sq."""
+        if len(parts) == 1:
+            return parts[0]
+        if name.startswith("attention.query_key_value") and self.groups != self.heads:
+            return _interleaved(parts, [self.heads, self.groups, self.groups])
+        if name.startswith(UP) and self.gated:
+            return _interleaved(parts, [1, 1])
+        axis = self.axis(name)
+        if axis is not None:
+            return np.concatenate(parts, axis)
+        if name in _SUMMED and self.parallel_residual:
+            self.summed.add(name)
+            if kind == "fp32":
+                return np.asarray(np.sum(np.stack(parts), 0, dtype=np.float32))
+        if all(np.array_equal(parts[0], part) for part in parts[1:]):
+            return parts[0]
+        if name not in _SUMMED:
+            self.differing.add(name)
+        return np.asarray(np.mean(np.stack(parts), 0, dtype=np.float64), np.float32)
+
+    def full_shape(self, name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """The shape of what ``merge`` gives. ConversionError where the ranks' shapes do not fit together."""
+        axis = self.axis(name)
+        if len(set(shapes)) != 1:
+            raise ConversionError(f"{name} has other shapes on other tensor-parallel ranks: {sorted(set(shapes))}")
+        first = list(shapes[0])
+        if axis is not None:
+            first[axis] *= len(shapes)
+        return tuple(first)
+
+
+def _interleaved(parts: Sequence[np.ndarray], shares: Sequence[int]) -> np.ndarray:
+    """Ranks of which each holds its share of several matrices, one above the other."""
+    rows, unit = parts[0].shape[0], sum(shares)
+    edges = np.cumsum([0, *(rows * share // unit for share in shares)])
+    return np.concatenate([part[start:stop] for start, stop in itertools.pairwise(edges) for part in parts])

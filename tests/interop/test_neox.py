@@ -1,0 +1,371 @@
+"""Runs of GPT-NeoX: every number as DeepSpeed has it, the same losses from there on, whatever is amiss named.
+
+The fixtures were made with deepspeed and torch by tests/fixtures/neox/generate.py, on a CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+import torch_files
+from midstream_engine.config.load import load_config
+from midstream_engine.convert import main
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.neox.directory import find
+from midstream_engine.interop.neox.importer import open_neox
+from midstream_engine.interop.neox.partitions import KINDS
+from midstream_engine.interop.neox.reader import Read, read
+from midstream_engine.interop.neox.tensors import key_of
+from midstream_engine.interop.torchfile.archive import TorchFile
+from midstream_engine.interop.torchfile.calls import Record, Tensor
+
+pytestmark = [
+    # haliax 1.4 uses names that jax 0.10 is giving up.
+    pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
+]
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "neox"
+NAMES = sorted(path.name for path in FIXTURES.iterdir() if (path / "latest").exists())
+STEP = 3
+
+
+def expected_of(name: str) -> dict[str, Any]:
+    return json.loads((FIXTURES / name / "expected.json").read_text())
+
+
+def digest_of(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array, "<f4").tobytes()).hexdigest()
+
+
+def digests_of(found: Read) -> dict[tuple[int, str, str], str]:
+    return {
+        (*key, kind): digest_of(parameter.rows[0][kind].read())
+        for key, parameter in found.parameters.items()
+        for kind in KINDS
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masters_and_moments_are_those_of_the_living_deepspeed(name: str) -> None:
+    found = read(find(str(FIXTURES / name)))
+    wanted = {}
+    for key, digest in expected_of(name)["arrays"].items():
+        parameter, _, kind = key.partition("|")
+        wanted[*key_of(parameter), kind] = digest
+    assert digests_of(found) == wanted
+    assert found.iteration == STEP
+    assert found.steps == {STEP + (found.writer == "FP16_Optimizer")}
+
+
+def filled(path: Path | str) -> dict[str, np.ndarray]:
+    """Every array of ours that the checkpoint gives."""
+    return {array.name: array.make().pieces[0][1] for array in open_neox(str(path)).arrays}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "fp32" in name])
+def test_the_next_updates_have_the_losses_of_deepspeed(name: str) -> None:
+    """Float32 throughout, on DeepSpeed's side and on ours."""
+    losses = continued(FIXTURES / name, expected_of(name)["tokens"])
+    np.testing.assert_allclose(losses, expected_of(name)["losses"], rtol=1e-4)
+
+
+def test_half_precision_goes_on_within_its_band() -> None:
+    name = "pythia-bf16-z1-dp3"
+    np.testing.assert_allclose(
+        continued(FIXTURES / name, expected_of(name)["tokens"]), expected_of(name)["losses"], rtol=2e-2
+    )
+
+
+def continued(path: Path, batches: list[Any]) -> list[float]:
+    """The losses of the next updates of an imported run."""
+    import haliax as hax
+
+    from midstream_engine.checkpoint.tree import unflatten
+    from midstream_engine.config.load import from_mapping
+    from midstream_engine.trainer.setup import make_plan
+
+    adopted = open_neox(str(path))
+    config = from_mapping(adopted.mapping).config
+    plan = make_plan(config, jax.devices()[:1], step=adopted.step)
+    arrays = {array.name: jax.numpy.asarray(array.make().pieces[0][1]) for array in adopted.arrays}
+    state = unflatten(plan.template, arrays)
+    from midstream_engine.trainer.step import train_step
+
+    step = train_step(plan.optimizer, plan.schedule, plan.policy, plan.layout, eos=plan.eos, dropout=False)
+    losses = []
+    with plan.layout.active():
+        compiled = jax.jit(step)
+        for number, tokens in enumerate(batches):
+            examples = np.asarray(tokens, np.int32)
+            mask = np.ones_like(examples)
+            mask[:, -1] = 0
+            cut = plan.cut
+            state, result = compiled(state, adopted.step + number, cut.put(examples), cut.put(mask))
+            losses.append(float(result.loss))
+    assert hax is not None
+    return losses
+
+
+# -------------------------------------------------------------------------------------------- tensor parallelism
+
+
+def sliced(source: Path, target: Path, ranks: int, drift: float = 0.0) -> None:
+    """The checkpoint ``source`` (PP 0, one data-parallel rank) as ``ranks`` tensor-parallel ranks would have saved it.
+
+    ``drift``: how far a replicated norm of the last rank has come away.
+    """
+    folder = find(str(source)).directory
+    shutil.copytree(Path(folder) / "configs", target / "global_step3" / "configs")
+    (target / "latest").write_text("global_step3")
+    model = plain(TorchFile(f"{folder}/mp_rank_00_model_states.pt").value)
+    optimizer = plain(TorchFile(f"{folder}/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").value)
+    held = optimizer["optimizer_state_dict"]
+    for rank in range(ranks):
+        shapes, rows = [], {kind: [] for kind in KINDS}
+        weights: dict[str, Any] = {}
+        for group, named in enumerate(model["param_shapes"]):
+            whole = {
+                "fp32": held["single_partition_of_fp32_groups"][group],
+                **{kind: held["base_optimizer_state"]["state"][group][kind] for kind in KINDS[1:]},
+            }
+            place, parts = 0, {kind: [] for kind in KINDS}
+            mine = {}
+            for name, shape in named.items():
+                size = int(np.prod(shape))
+                for kind in KINDS:
+                    part = slice_of(name, whole[kind][place : place + size].reshape(shape), rank, ranks)
+                    if drift and rank == ranks - 1 and "input_layernorm" in name and kind == "fp32":
+                        part = part + np.float32(drift)
+                    parts[kind].append(part.reshape(-1))
+                    if kind == "fp32":
+                        mine[name] = part.shape
+                        weights[name] = part.astype(model["module"][name].dtype)
+                place += size
+            shapes.append(mine)
+            for kind in KINDS:
+                rows[kind].append(np.concatenate([*parts[kind], np.zeros(1, np.float32)]))  # and padding
+        state = {
+            "single_partition_of_fp32_groups": rows["fp32"],
+            "base_optimizer_state": {
+                "state": {
+                    group: {"exp_avg": rows["exp_avg"][group], "exp_avg_sq": rows["exp_avg_sq"][group], "step": 3}
+                    for group in range(2)
+                },
+                "param_groups": [{"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}, {"weight_decay": 0.0}],
+            },
+        }
+        folder_out = target / "global_step3"
+        kept = {key: value for key, value in model.items() if key in ("iteration", "lr_scheduler", "dp_world_size")}
+        torch_files.save(
+            folder_out / f"mp_rank_{rank:02d}_model_states.pt", {**kept, "module": weights, "param_shapes": shapes}
+        )
+        torch_files.save(
+            folder_out / f"bf16_zero_pp_rank_0_mp_rank_{rank:02d}_optim_states.pt", {"optimizer_state_dict": state}
+        )
+
+
+def slice_of(name: str, array: np.ndarray, rank: int, ranks: int) -> np.ndarray:
+    """A rank's part, by Megatron's rules; gated products and grouped keys are cut within each of their matrices."""
+    if "query_key_value" in name and GROUPED[0]:
+        q, k, v = np.split(array, [16, 24])
+        return np.concatenate([np.split(part, ranks)[rank] for part in (q, k, v)])
+    if ".mlp.linear1" in name and GROUPED[0]:
+        return np.concatenate([np.split(part, ranks)[rank] for part in np.split(array, 2)])
+    if any(part in name for part in ("word_embeddings", "final_linear", "query_key_value", "linear1", "h_to_4h")):
+        return np.split(array, ranks)[rank]
+    if name.endswith(("attention.dense.weight", "linear2.weight", "4h_to_h.weight")):
+        return np.split(array, ranks, 1)[rank]
+    return array
+
+
+GROUPED = [False]
+
+
+def plain(value: Any) -> Any:
+    """Tensors as arrays, records left out."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(item) for item in value)
+    if isinstance(value, Record):
+        return None
+    return np.array(value.read()) if isinstance(value, Tensor) else value
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tensor_parallel_ranks_become_one(ranks: int, tmp_path: Path) -> None:
+    source = FIXTURES / "sequential-bf16-z0-dp1"
+    sliced(source, tmp_path / "tp", ranks)
+    whole, merged = filled(source), filled(tmp_path / "tp")
+    assert whole.keys() == merged.keys()
+    for name, array in whole.items():
+        np.testing.assert_array_equal(merged[name], array, name)
+
+
+def test_ranks_that_drifted_apart_are_averaged_and_told(tmp_path: Path) -> None:
+    sliced(FIXTURES / "sequential-bf16-z0-dp1", tmp_path / "tp", 2, drift=0.5)
+    assert run(tmp_path / "tp", tmp_path / "out", "--without-data") == 0
+    assert "drifted apart" in (tmp_path / "out" / "train.yaml").read_text()
+    assert "input_layernorm" in (tmp_path / "out" / "train.yaml").read_text()
+
+
+# -------------------------------------------------------------------------------------------- one road in
+
+
+def run(*arguments: str | Path) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def test_a_load_directory_is_recognised_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(FIXTURES / "llama-bf16-z1-dp5", tmp_path / "out", "--without-data") == 0
+    printed = capsys.readouterr()
+    assert "step 3" in printed.out
+    assert "rng" in printed.err or "random generators" in printed.err
+    config = load_config(["--config_path", str(tmp_path / "out" / "train.yaml")]).config
+    assert config.trainer.load_checkpoint_path == str(tmp_path / "out")
+    assert config.optimizer.learning_rate == 3e-3
+    assert config.trainer.num_train_steps == 20
+    train = json.loads((tmp_path / "out" / "checkpoints" / "step-3-a000" / "train.json").read_text())
+    assert train["state"]["next_sample"] == 90
+    from midstream_engine.checkpoint.verify import verify_checkpoint
+
+    assert verify_checkpoint(str(tmp_path / "out" / "checkpoints" / "step-3-a000")).sound
+    assert sorted(os.listdir(tmp_path)) == ["out"]
+
+
+def copy_of(name: str, target: Path) -> Path:
+    shutil.copytree(FIXTURES / name, target)
+    return target / "global_step3"
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    value = plain(TorchFile(str(path)).value)
+    change(value)
+    torch_files.save(path, value)
+
+
+def refusal(source: Path, *words: str) -> None:
+    with pytest.raises(ConversionError) as caught:
+        filled(source)
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
+    name, optimizer = "pythia-bf16-z1-dp3", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+
+    def state(change: Callable[[dict[str, Any]], None], *words: str) -> None:
+        shutil.rmtree(tmp_path / "c", ignore_errors=True)
+        rewrite(copy_of(name, tmp_path / "c") / optimizer, lambda value: change(value["optimizer_state_dict"]))
+        refusal(tmp_path / "c", *words)
+
+    state(lambda value: value.update(zero_stage=2), "ZeRO stage 2")
+    state(lambda value: value.update(zero_stage=3), "ZeRO stage 3")
+    state(lambda value: value.update(elastic_checkpoint=True), "elastic")
+    state(lambda value: value.update(base_optimizer_state=[{}]), "elastic")
+    state(lambda value: value.pop("single_partition_of_fp32_groups"), "not known")
+    state(lambda value: value["base_optimizer_state"]["state"][0].pop("exp_avg_sq"), "exp_avg_sq")
+    state(lambda value: value["base_optimizer_state"]["state"].clear(), "not trained with Adam")
+    universal = copy_of(name, tmp_path / "u")
+    (universal / "zero").mkdir()
+    refusal(tmp_path / "u", "universal")
+
+
+def test_what_is_left_over_missing_or_misshapen_is_listed(tmp_path: Path) -> None:
+    name = "sequential-bf16-z0-dp1"
+    model = copy_of(name, tmp_path / "a") / "mp_rank_00_model_states.pt"
+
+    def without(value: dict[str, Any]) -> None:
+        value["module"].pop("sequential.3.attention.dense.bias")
+
+    rewrite(model, without)
+    refusal(tmp_path / "a", "3.attention.dense.bias")
+    model = copy_of(name, tmp_path / "b") / "mp_rank_00_model_states.pt"
+    rewrite(model, lambda value: value["module"].update({"sequential.3.attention.extra": np.ones(3, np.float32)}))
+    refusal(tmp_path / "b", "3.attention.extra")
+    model = copy_of(name, tmp_path / "c") / "mp_rank_00_model_states.pt"
+    rewrite(model, lambda value: value["module"].update({"sequential.5.norm.bias": np.ones(3, np.float32)}))
+    refusal(tmp_path / "c", "5.norm.bias", "shape")
+    folder = copy_of("pythia-bf16-z1-dp3", tmp_path / "d")
+    os.unlink(folder / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    refusal(tmp_path / "d", "zero_pp_rank_1_mp_rank_00", "missing")
+    folder = copy_of("sequential-bf16-z1-pp2-dp2", tmp_path / "e")
+    os.unlink(folder / "layer_03-model_00-model_states.pt")
+    refusal(tmp_path / "e", "3.")
+
+
+def test_files_of_different_states_are_refused(tmp_path: Path) -> None:
+    model = copy_of("pythia-bf16-z1-dp3", tmp_path / "a") / "mp_rank_00_model_states.pt"
+    rewrite(model, lambda value: value["module"]["sequential.5.norm.bias"].__iadd__(1))
+    refusal(tmp_path / "a", "5.norm.bias", "rounded master")
+    model = copy_of("pythia-bf16-z1-dp3", tmp_path / "b") / "mp_rank_00_model_states.pt"
+    rewrite(model, lambda value: value.update(iteration=4))
+    refusal(tmp_path / "b", "counted [3]", "4 iterations")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pos_emb": "alibi"}, "alibi"),
+        ({"hidden-dropout": 0.1}, "hidden-dropout"),
+        ({"num_layers": 3}, "2 layers"),
+        ({"optimizer": {"type": "Lion", "params": {"lr": 1e-3}}}, "Lion"),
+        ({"lr-decay-style": "exponential"}, ""),
+        ({"activation": "geglu"}, "geglu"),
+        ({"attention-config": [[["local"], 2]]}, "local"),
+        ({"no-weight-tying": False}, "no-weight-tying"),
+        ({"weight-decay": 0.2}, "decays by"),
+    ],
+)  # fmt: skip
+def test_configurations_without_a_counterpart_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    folder = copy_of("pythia-bf16-z1-dp3", tmp_path / "a")
+    (path,) = (folder / "configs").iterdir()
+    config = {key.replace("-", "_"): value for key, value in yaml.safe_load(path.read_text()).items()}
+    config |= {key.replace("-", "_"): value for key, value in change.items()}
+    path.write_text(yaml.safe_dump(config))
+    if words:
+        refusal(tmp_path / "a", words)
+    else:
+        assert open_neox(str(tmp_path / "a")).mapping["optimizer"]["lr_schedule"] == "cosine"  # the checkpoint's own
+
+
+def test_an_import_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on the disk is not written again, and the result is that of an import in one go."""
+    from midstream_engine.checkpoint import grid
+    from midstream_engine.interop import adopt, stream
+
+    monkeypatch.setattr(grid, "PACK_BELOW", 64)
+    adopted = open_neox(str(FIXTURES / "sequential-fp32-z0-dp1"))
+    wishes = adopt.Wishes(without_data=True)
+    whole = adopt.import_run(adopted, str(tmp_path / "whole"), wishes)
+    seen: list[str] = []
+
+    def stop(name: str, done: int, total: int) -> None:
+        seen.append(name)
+        if len(seen) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adopt.import_run(adopted, str(tmp_path / "parts"), wishes, stop)
+    record = tmp_path / "parts.partial" / "checkpoints" / "step-3-a000" / stream.RECORD
+    recorded = {json.loads(line).get("array") for line in record.read_text().splitlines()} - {None}
+    assert recorded
+    again: list[str] = []
+    made = adopt.import_run(adopted, str(tmp_path / "parts"), wishes, lambda name, *_: again.append(name))
+    assert not set(again) & recorded
+    assert made.manifest.arrays == whole.manifest.arrays
+    assert sorted(entry["path"] for entry in made.manifest.objects) == sorted(
+        entry["path"] for entry in whole.manifest.objects
+    )
