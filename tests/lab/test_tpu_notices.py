@@ -19,6 +19,8 @@ from lab.tpu_nodes import QueuedState, State
 from midstream.fleet.config import Fleet, parse_fleet
 from midstream.hosts.open import Hosts
 from midstream.hosts.providers import base, slices
+from midstream.launch.errors import LaunchError
+from midstream.launch.rendezvous import check_numbers
 from midstream.migrate.guard import GOING, GONE, SILENT, WELL, judge
 from midstream.remote import notices
 from midstream.watch.model import DOWN, LIVE, HostView, RunView, Snapshot
@@ -64,6 +66,26 @@ def test_a_worker_is_asked_over_ssh(lab: Lab, tpu_server: TpuServer, metadata: M
         assert hosts.get("pod-0").call("notices.read") is None
         metadata.values["preempted"] = "TRUE"
         assert hosts.get("pod-0").call("notices.read")["kind"] == "preempted"
+    finally:
+        hosts.close()
+
+
+@pytest.mark.system
+def test_workers_that_are_numbered_otherwise_are_refused(
+    lab: Lab, tpu_server: TpuServer, metadata: MetadataServer
+) -> None:
+    node = Slice(lab, "n", 2, f"{notices.SERVER}={metadata.address}")
+    tpu_server.workers["n"] = node.workers
+    fleet = fleet_of(lab, node)
+    slices.provider(fleet.targets["pod"]).create("pod", fleet.targets["pod"], print)
+    hosts = Hosts(slices.found(fleet, print))
+    members = [hosts.get(f"pod-{index}") for index in range(2)]
+    try:
+        check_numbers(members)  # nobody tells a number
+        metadata.values["attributes/agent-worker-number"] = "0"  # both
+        assert members[1].call("notices.worker") == 0
+        with pytest.raises(LaunchError, match=r"pod-1 says that it is worker 0 of its slice, .* listed as worker 1"):
+            check_numbers(members)
     finally:
         hosts.close()
 

@@ -10,7 +10,7 @@ from midstream.fleet.config import Fleet, HostConfig, Target
 from midstream.hosts.base import Host
 from midstream.launch.errors import LaunchError
 from midstream.launch.flavour import choose_flavour
-from midstream.launch.rendezvous import all_links, share_root
+from midstream.launch.rendezvous import all_links, check_numbers, share_root
 
 APART = 2.0  # seconds between two clocks of one mesh
 
@@ -31,6 +31,8 @@ def check_together(
         otherwise=WARN,
     )  # fmt: skip
     yield _shared(target, hosts)
+    if target.tpu is not None:
+        yield _numbered(hosts)
 
 
 def _links(fleet: Fleet, target: Target, hosts: Sequence[Host]) -> Iterator[Check]:
@@ -83,6 +85,14 @@ def _described(config: HostConfig, survey: Mapping[str, Any]) -> dict[str, str]:
         "packages": config.python or flavour,
         "machine": f"{survey['machine']}, {survey['libc']}",
     }
+
+
+def _numbered(hosts: Sequence[Host]) -> Check:
+    try:
+        check_numbers(hosts)
+    except LaunchError as error:
+        return Check("worker numbers", FAIL, error.message, error.fix)
+    return Check("worker numbers", PASS, "as the service lists them")
 
 
 def _shared(target: Target, hosts: Sequence[Host]) -> Check:

@@ -16,7 +16,7 @@ from midstream.launch.bundle import EngineInstall, install_engine
 from midstream.launch.environment import Environment, prepare_environment
 from midstream.launch.errors import LaunchError
 from midstream.launch.follow import kill_ranks
-from midstream.launch.rendezvous import meet, share_root
+from midstream.launch.rendezvous import check_numbers, meet, share_root
 from midstream.launch.start import Attempt, Place, Rank, start_attempt, start_process
 from midstream_engine import records
 
@@ -91,6 +91,8 @@ def start(
             first, config, engine=ready.engine, environment=ready.environment, at_least=at_least, **words
         )
     members = [hosts.get(name) for name in target.hosts]
+    if target.tpu is not None:
+        check_numbers(members)
     apart = share_root(members)
     if apart and target.shared_root:
         raise LaunchError(

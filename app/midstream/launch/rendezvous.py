@@ -126,6 +126,19 @@ def all_links(hosts: Sequence[Host], internal: Mapping[str, str | None], ports: 
     return found
 
 
+def check_numbers(hosts: Sequence[Host]) -> None:
+    """The workers of a slice are numbered by the service, and jax goes by these numbers: process k has to be started on
+    worker k. LaunchError where the order is another; a worker that does not tell its number is taken at its place."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        numbers = list(pool.map(lambda host: host.call("notices.worker", timeout=CALL), hosts))
+    for place, (host, number) in enumerate(zip(hosts, numbers, strict=True)):
+        if number is not None and number != place:
+            raise LaunchError(
+                f"{host.name} says that it is worker {number} of its slice, and it was listed as worker {place}",
+                "midstream --status lists the workers as the service does now; has the slice been made anew?",
+            )
+
+
 def share_root(hosts: Sequence[Host]) -> list[str]:
     """Names of the hosts that do not see the file system under the first one's root at their own; empty where all share
     it. Found out with a file, because the same path says nothing."""

@@ -26,6 +26,15 @@ def read(scheduled: str = SCHEDULED, product: str = PRODUCT, metadata: str = "")
     return _shutdown(scheduled) or (_google(server) if named or _is_google(product) else None)
 
 
+def worker() -> Optional[int]:
+    """This machine's number among the workers of its TPU slice; None where it is none, or nobody says."""
+    named = os.environ.get(SERVER, "")
+    if not named and not _is_google(PRODUCT):
+        return None
+    said = _ask(METADATA.format(named or "metadata.google.internal") + "attributes/agent-worker-number")
+    return int(said) if said.isdigit() else None
+
+
 def _shutdown(path: str) -> Optional[Dict[str, object]]:
     """systemd writes USEC=, MODE= and so on while ``shutdown +5`` waits, and removes the file when it is called off."""
     try:
