@@ -72,6 +72,16 @@ def test_devices_that_cannot_hold_the_run_are_refused_with_the_numbers(tmp_path:
     assert "of them would hold it" in caught.value.fix
 
 
+def test_a_run_with_its_checkpoints_in_a_bucket_is_refused_before_anything_is_touched(tmp_path: Path):
+    paths = records.RunPaths(str(tmp_path / "a"), "r")
+    Path(paths.dir).mkdir(parents=True)
+    records.Store("gs://bucket/prefix").write(paths.store_file)
+    with pytest.raises(MidstreamError, match="r on a keeps its checkpoints in gs://bucket/prefix: ") as caught:
+        plan_for(tmp_path, "NVIDIA A100-SXM4-80GB", 8, 80)
+    assert "midstream --stop r, then --launch its run.yaml there with --run-id r" in caught.value.fix
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_run_in_bfloat16_is_not_moved_to_devices_without_it_unless_asked(tmp_path: Path):
     with pytest.raises(MidstreamError, match="V100-SXM2-32GB has no bfloat16") as caught:
         plan_for(tmp_path / "1", "Tesla V100-SXM2-32GB", 8, 32)

@@ -50,6 +50,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {target.name}"
         )
 
+    _check_store(source, run)
     config = training_config(source, run.run_id)
     trainer = config.get("trainer") or {}
     checkpoint = _choose_checkpoint(run, request)
@@ -230,6 +231,18 @@ def _check_holder(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
     if silent:
         raise HostError(f"{belongs}, which does not answer: {silent[0].error or silent[0].link}", f"mend that; {lost}")
     raise UsageError(f"{belongs}, which has no copy", f"midstream --continue finishes a move that was begun; {lost}")
+
+
+def _check_store(source: Host, run: RunView) -> None:
+    """Refuse a run whose checkpoints a migration would not find beside it."""
+    store = source.call("tree.store_of", root=source.root, run_id=run.run_id)
+    if store is not None:
+        raise MidstreamError(
+            f"run {run.run_id} on {run.host} keeps its checkpoints in {store}: this version moves runs that keep them "
+            "in their run directory",
+            f"a host that reads the bucket goes on by itself: midstream --stop {run.run_id}, then --launch its "
+            f"run.yaml there with --run-id {run.run_id}",
+        )
 
 
 def _choose_checkpoint(run: RunView, request: Request):
