@@ -1,8 +1,10 @@
 """One of several processes that save and restore a checkpoint together, over jax.distributed on loopback.
 
-    python checkpoint_process.py PROCESS COUNT PORT ROOT ACTION
+    python checkpoint_process.py PROCESS COUNT PORT ROOT ACTION [STORE]
 
-Prints one JSON line. Two virtual CPU devices a process; the mesh has all of them along ``data``.
+ACTION is save (as step 7), restore, die (process 1, before it writes) or fall-P-N: step 9 is saved, and process P is
+killed when it has written N objects. STORE: the gs:// prefix that checkpoints lie under. Prints one JSON line. Two
+virtual CPU devices a process; the mesh has all of them along ``data``.
 """
 
 from __future__ import annotations
@@ -41,9 +43,24 @@ def make_state(mesh: Any, put: Any) -> dict[str, Any]:
     }
 
 
+def fall_after(writes: int) -> None:
+    """Kill this process with the signal that nobody can catch when it has written so many objects to a bucket."""
+    from midstream_engine.checkpoint.stores.bucket import Bucket
+
+    left, original = [writes], Bucket.write
+
+    def write(self: Any, path: str, blocks: Any) -> None:
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+        original(self, path, blocks)
+
+    Bucket.write = write  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def main() -> None:
     process, count, port = (int(word) for word in sys.argv[1:4])
-    root, action = sys.argv[4:6]
+    root, action, store = [*sys.argv[4:], ""][:3]
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
     os.environ["JAX_PLATFORMS"] = "cpu"
     warnings.simplefilter("ignore")
@@ -64,7 +81,7 @@ def main() -> None:
     processes = join(DistributedConfig(f"127.0.0.1:{port}", count, process), {"MIDSTREAM_HOST": f"host-{process}"}, "")
     board = processes.board
     assert board is not None
-    paths, mesh = RunPaths(root, "run"), Mesh(np.array(jax.devices()), ("data",))
+    paths, mesh = RunPaths(root, "run", store), Mesh(np.array(jax.devices()), ("data",))
 
     def put(array: Any, spec: Any) -> Any:
         return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])
@@ -88,9 +105,19 @@ def main() -> None:
                 np.testing.assert_array_equal(np.asarray(a.data), np.asarray(b.data))
         answer |= {"root_digest": restored.root_digest, "cells": len([cell for cell in read if len(cell) == 2])}
     else:
-        group = Group(board, 1)
+        group, falls = Group(board, 1), action.startswith("fall-")
+        if falls and action.split("-")[1] == str(process):
+            fall_after(int(action.split("-")[2]))
         pending = begin_save(
-            paths, state, step=7, attempt=1, epoch=1, state=STATE, provenance=PROVENANCE, witness=None, group=group
+            paths,
+            state,
+            step=9 if falls else 7,
+            attempt=1,
+            epoch=1,
+            state=STATE,
+            provenance=PROVENANCE,
+            witness=None,
+            group=group,
         )
         if action == "die" and process == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -100,7 +127,7 @@ def main() -> None:
         except CheckpointError as error:
             answer |= {"error": str(error)}
     print(json.dumps(answer), flush=True)
-    if action == "die":
+    if "error" in answer:
         os._exit(0)  # the other one is gone: a regular end would wait for it
     processes.leave()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -20,9 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoint_process import make_state
 from checkpoint_states import save
+from lab.bucket import bucket_server
 from midstream_engine.checkpoint.__main__ import main as verify
 from midstream_engine.checkpoint.boxes import whole
-from midstream_engine.checkpoint.discover import list_checkpoints, read_manifest
+from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete, read_manifest
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.group import check_owners, owner, straddled
 from midstream_engine.checkpoint.restore import restore_checkpoint
@@ -39,7 +41,7 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def together(root: Path, action: str, count: int = 2) -> dict[int, dict[str, Any]]:
+def together(root: Path, action: str, count: int = 2, store: str = "") -> dict[int, dict[str, Any]]:
     """What each process that lived printed, by process."""
     tests = Path(__file__).parents[1]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
@@ -48,7 +50,7 @@ def together(root: Path, action: str, count: int = 2) -> dict[int, dict[str, Any
     words = [sys.executable, str(tests / "checkpoint_process.py")]
     started = [
         subprocess.Popen(
-            [*words, str(process), str(count), str(port), str(root), action],
+            [*words, str(process), str(count), str(port), str(root), action, store],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -152,6 +154,32 @@ def test_a_process_that_dies_is_named_and_nothing_looks_complete(tmp_path):
     assert list(answers) == [0]
     assert re.search(r"process 1 \(host-1, pid \d+\) is gone: .*: not saved$", answers[0]["error"])
     assert list_checkpoints(RunPaths(str(tmp_path), "run")) == []
+
+
+def test_two_processes_save_into_one_bucket_and_one_that_is_killed_there_leaves_the_older_checkpoint(
+    tmp_path, monkeypatch
+):
+    seed = random.SystemRandom().randrange(2**32)
+    victim, writes = (draw := random.Random(seed)).choice([(0, draw.randrange(8)), (1, draw.randrange(4))])
+    print(f"seed {seed}: process {victim} is killed after {writes} objects")
+    paths = RunPaths(str(tmp_path), "run", "gs://runs/lab")
+    os.makedirs(paths.dir)
+    with bucket_server("runs") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        answers = together(tmp_path, "save", store=paths.store)
+        fallen = together(tmp_path, f"fall-{victim}-{writes}", store=paths.store)
+        assert list(fallen) == [1 - victim]
+        assert re.search(rf"process {victim} \(host-{victim}, pid \d+\) is gone: ", fallen[1 - victim]["error"])
+        assert newest_complete(paths, None) == NAME
+        assert [found.name for found in list_checkpoints(paths) if found.complete] == [NAME]
+        report = verify_checkpoint(paths.checkpoint(NAME), deep=True)
+        assert (report.flaws, report.unlisted) == ([], [])
+        state, shardings = here(4)
+        restored = restore_checkpoint(paths.checkpoint(NAME), state, shardings)
+        assert {answer["root_digest"] for answer in answers.values()} == {restored.root_digest}
+        for name in ("wide", "replicated", "straddled", "bias"):
+            np.testing.assert_array_equal(np.asarray(restored.tree[name].array), np.asarray(state[name].array))
 
 
 def test_cells_that_several_processes_hold_are_shared_out_and_many_that_none_holds_are_refused():
