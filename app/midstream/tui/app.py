@@ -24,11 +24,8 @@ from midstream.tui.book import Book
 from midstream.tui.glyphs import ASCII, UNICODE
 from midstream.tui.layout import Layout
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.choose import ChooseScreen
 from midstream.tui.screens.fleet import FleetScreen
 from midstream.tui.screens.rows import utilisation
-from midstream.tui.screens.run import RunScreen
-from midstream.tui.screens.wizard import WizardScreen
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.table import Column, Row
 from midstream.tui.world import Source, World
@@ -121,6 +118,8 @@ class MidstreamApp(App[int], inherit_bindings=False):
     def on_mount(self) -> None:
         self._unsubscribe = self.source.subscribe(self._source_changed)
         if self._start_run:
+            from midstream.tui.screens.run import RunScreen
+
             self.push_screen(RunScreen(self._start_run))
         self.set_interval(REPAINT, self._repaint)
         self.set_interval(MIGRATIONS, self.read_migrations)
@@ -203,6 +202,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
     def open_wizard(self, run_id: str) -> None:
         """The wizard for a run; the move that is under way instead, where there is one."""
         from midstream.tui.screens.migration import MigrationScreen
+        from midstream.tui.screens.wizard import WizardScreen
 
         under_way = next((view for view in self.world.migrations if view.open and view.plan.run_id == run_id), None)
         if under_way is not None:
@@ -244,6 +244,8 @@ class MidstreamApp(App[int], inherit_bindings=False):
             self.publish()
 
     def action_theme(self) -> None:
+        from midstream.tui.screens.choose import ChooseScreen
+
         lines = [
             Row(name, (name, (self.glyphs.full * 2, colours.GOOD), (self.glyphs.full * 2, colours.BAD)))
             for name, colours in palette.PALETTES.items()

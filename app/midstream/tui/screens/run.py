@@ -189,6 +189,8 @@ class RunScreen(MidstreamScreen):
 
     def _arrange(self) -> None:
         """Small multiples beside the curve, below it, or nowhere."""
+        if not self.query("#tiles"):
+            return  # its parts are not there yet
         room = self.size.width >= WIDE or self.size.height >= TALL
         wanted = self._tiles_wanted if self._tiles_wanted is not None else (self.midstream.kept.tiles and room)
         self.query_one("#tiles").display = wanted
