@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from checkpoint_states import STATE, plain_state, save
+from lab.disks import small_disk
 from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.errors import CheckpointFull
 from midstream_engine.checkpoint.verify import verify_checkpoint
@@ -125,17 +126,12 @@ def test_killed_at_any_call_the_older_checkpoint_is_the_newest_and_the_save_can_
 
 
 @pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
+def full_disk(tmp_path) -> Iterator[Path]:
     """A disk of 16 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("a full disk: mounting a small tmpfs needs root (sudo make test)")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "midstream-test", disk], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("a full disk: this kernel does not let root mount a tmpfs (run outside of the container)")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    with small_disk(tmp_path / "disk", "16m") as mounted:
+        if not mounted:
+            pytest.skip("a full disk: mounting a small tmpfs needs root and CAP_SYS_ADMIN (sudo make test)")
+        yield tmp_path / "disk"
 
 
 def files(directory: str) -> dict[str, bytes]:
@@ -144,14 +140,14 @@ def files(directory: str) -> dict[str, bytes]:
 
 @pytest.mark.system
 @pytest.mark.parametrize("foreseen", [True, False])
-def test_a_full_disk_is_one_clear_line_and_older_checkpoints_stay(small_disk, foreseen, monkeypatch):
+def test_a_full_disk_is_one_clear_line_and_older_checkpoints_stay(full_disk, foreseen, monkeypatch):
     """Foreseen, from the free space; or not, because another program took the space meanwhile."""
-    paths = RunPaths(str(small_disk), "run")
+    paths = RunPaths(str(full_disk), "run")
     save(paths, plain_state(), step=10)  # 5.6 MiB
     before = files(paths.dir)
     large = {"x": np.ones((16, 1 << 18), np.float32)}  # 16 MiB
     if not foreseen:
-        plenty = shutil.disk_usage(small_disk)._replace(free=1 << 40)
+        plenty = shutil.disk_usage(full_disk)._replace(free=1 << 40)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: plenty)
     with pytest.raises(CheckpointFull) as caught:
         save(paths, large, step=20)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.disks import small_disk
 from lab.sshd import Lab, SshServer
 from midstream.errors import LostContact
 from midstream.fleet.config import LocalHost
@@ -175,27 +176,24 @@ def test_a_cut_connection_is_lost_contact_and_the_same_call_goes_on(lab: Lab, tm
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    argv = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
-    if os.geteuid() or subprocess.run(argv, capture_output=True).returncode:
-        pytest.skip("no tmpfs can be mounted: run as root with CAP_SYS_ADMIN")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_disk(tmp_path / "disk", "8m") as mounted:
+        if not mounted:
+            pytest.skip("no tmpfs can be mounted: run as root with CAP_SYS_ADMIN")
+        yield tmp_path / "disk"
 
 
 @pytest.mark.system
-def test_a_disk_that_is_too_small_is_refused_before_anything_is_sent(small_disk: Path, tmp_path: Path) -> None:
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_sent(full_disk: Path, tmp_path: Path) -> None:
     one, two = (LocalMachine(name, LocalHost(root=str(tmp_path))) for name in ("one", "two"))
     write_tree(tmp_path / "source", random_contents(random.Random(1), [MIB] * 12))
     said = (
         r"the disk of two:.*/target is full: 12,582,912 bytes needed, [\d,]+ free \(make room on two and run it again\)"
     )
     with pytest.raises(TransferError, match=said):
-        copy_objects(one, str(tmp_path / "source"), two, str(small_disk / "target"))
-    assert not (small_disk / "target").exists()
+        copy_objects(one, str(tmp_path / "source"), two, str(full_disk / "target"))
+    assert not (full_disk / "target").exists()
 
 
 @pytest.mark.system

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from lab.command_line import SLOWER, TINY, Run, midstream, refused, step_of
+from lab.disks import small_disk
 from lab.sshd import Lab, free_port
 from midstream_engine import records
 from run_directory import RunDirectory, dead_process
@@ -208,20 +207,15 @@ def test_a_key_that_is_not_accepted_refuses_the_move(still_training, lab: Lab, t
     refused(midstream("--fleet", file, "--migrate", "nano", "--to", "gpu"), 3, "accepts none of our keys")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system needs root: run as root to mount a tmpfs")
 def test_a_full_disk_at_the_target_leaves_the_source_training(still_training, tmp_path: Path):
     fleet, _ = still_training
     small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "none", str(small)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a tmpfs is not permitted here: run as root with CAP_SYS_ADMIN")
-    try:
+    with small_disk(small, "700k") as mounted:
+        if not mounted:
+            pytest.skip("mounting a tmpfs is not permitted here: run as root with CAP_SYS_ADMIN")
         file = tmp_path / "fleet.yaml"
         file.write_text(fleet.read_text() + f'  full: {{type: local, devices: 4, root: "{small}/root"}}\n')
         refused(midstream("--fleet", file, "--migrate", "nano", "--to", "full"), 3, "disk", "free")
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 def test_a_flipped_byte_in_the_checkpoint_is_found_before_the_source_is_touched(still_training):

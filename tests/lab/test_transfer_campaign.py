@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
+from lab.disks import small_disk
 from lab.link import Link, through
 from lab.sshd import SSHD, Lab
 from midstream.errors import MidstreamError
@@ -75,17 +76,15 @@ class Campaign:
         self.near = open_host("near", self.servers[1].config)
         self.near.connect()
         self.disk = room / "disk"
-        self.disk.mkdir()
-        mounted = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(self.disk)]
-        self.mounted = not os.geteuid() and not subprocess.run(mounted, capture_output=True).returncode
+        self.mounts = ExitStack()
+        self.mounted = self.mounts.enter_context(small_disk(self.disk, str(DISK)))
 
     def close(self) -> None:
         for host in (self.far, self.near):
             host.close()
         self.link.close()
         self.lab.close()
-        if self.mounted:
-            subprocess.run(["umount", "-l", str(self.disk)], check=True)
+        self.mounts.close()
 
     # ---------------------------------------------------------------------------------------------- the faults
 
