@@ -62,9 +62,13 @@ class Link:
         while True:
             try:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._to), 10)
             except OSError:
                 return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._to), 10)
+            except OSError:  # nobody listens there now; somebody may later
+                near.close()
+                continue
             far.settimeout(None)
             for sock in (near, far):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
