@@ -188,6 +188,21 @@ async def test_five_hundred_hosts_and_five_thousand_runs_are_walked_and_filtered
         await settle(pilot, lambda: "10 of 5000" in screen_text(app))
 
 
+async def test_what_a_host_was_busy_over_time_is_a_line_of_columns() -> None:
+    gpu = worlds.host("gpu1", accelerators=1, kind="NVIDIA A100-SXM4-80GB")
+    app = app_over(worlds.snapshot([gpu]))
+    assert isinstance(app.source, Values)
+    assert gpu.machine is not None
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("1")
+        for version, busy in enumerate((0.0, 0.5, 1.0), 2):
+            item = replace(gpu.machine.accelerators[0], utilization=busy)
+            host = replace(gpu, machine=replace(gpu.machine, accelerators=(item,)))
+            app.source.set(worlds.snapshot([host], version=version))
+            await settle(pilot, lambda version=version: app.world.snapshot.version == version)
+        assert "▁▅█ 100% of its accelerators" in screen_text(app)
+
+
 async def test_news_are_told_wherever_one_is() -> None:
     app = app_over(worlds.small_fleet(worlds.run(), worlds.run("other")))
     assert isinstance(app.source, Values)
