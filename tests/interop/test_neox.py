@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import yaml
 
+import imported_runs
 import torch_files
 from midstream_engine.config.load import load_config
 from midstream_engine.convert import main
@@ -89,32 +89,7 @@ def test_half_precision_goes_on_within_its_band() -> None:
 
 def continued(path: Path, batches: list[Any]) -> list[float]:
     """The losses of the next updates of an imported run."""
-    import haliax as hax
-
-    from midstream_engine.checkpoint.tree import unflatten
-    from midstream_engine.config.load import from_mapping
-    from midstream_engine.trainer.setup import make_plan
-
-    adopted = open_neox(str(path))
-    config = from_mapping(adopted.mapping).config
-    plan = make_plan(config, jax.devices()[:1], step=adopted.step)
-    arrays = {array.name: jax.numpy.asarray(array.make().pieces[0][1]) for array in adopted.arrays}
-    state = unflatten(plan.template, arrays)
-    from midstream_engine.trainer.step import train_step
-
-    step = train_step(plan.optimizer, plan.schedule, plan.policy, plan.layout, eos=plan.eos, dropout=False)
-    losses = []
-    with plan.layout.active():
-        compiled = jax.jit(step)
-        for number, tokens in enumerate(batches):
-            examples = np.asarray(tokens, np.int32)
-            mask = np.ones_like(examples)
-            mask[:, -1] = 0
-            cut = plan.cut
-            state, result = compiled(state, adopted.step + number, cut.put(examples), cut.put(mask))
-            losses.append(float(result.loss))
-    assert hax is not None
-    return losses
+    return imported_runs.continued(open_neox(str(path)), batches)
 
 
 # -------------------------------------------------------------------------------------------- tensor parallelism

@@ -84,13 +84,14 @@ def import_run(adopted: Adopted, final: str, wishes: Wishes = Wishes(), progress
 
 def _import(adopted: Adopted, partial: str, final: str, wishes: Wishes, progress: Progress | None) -> Made:
     data = os.path.join(partial, "data")
-    digest = "" if wishes.without_data else _import_data(adopted, data, wishes.data)
+    # Levanter's data is not read: see docs/import.md.
+    digest = "" if wishes.without_data or adopted.kind == "levanter" else _import_data(adopted, data, wishes.data)
     mapping = {**adopted.mapping, "data": dict(adopted.mapping["data"])}
     notes = list(adopted.notes)
     if digest:
         mapping["data"]["train_urls"] = [f"{SCHEME}{final}/data/{digest}"]
     else:
-        notes.append("the data was left out: the run goes on only where data.train_urls gives the same order")
+        notes.append("the data is left out: name it in data.train_urls; its order is ours from here on")
     mapping["trainer"] = {**mapping["trainer"], "load_checkpoint_path": final}
     config = from_mapping(mapping).config
     state = {**adopted.state, "data_digest": digest}
@@ -138,19 +139,14 @@ def _import_data(adopted: Adopted, place: str, given: Sequence[str]) -> str:
         raise ConversionError("the source names no dataset; name it with --data, or leave it out with --without-data")
     shutil.rmtree(place, ignore_errors=True)
     try:
-        if adopted.kind == "neox":
-            from midstream_engine.data.neox import import_neox
+        from midstream_engine.data.neox import import_neox
 
-            if len(paths) != len(about["paths"] or paths):
-                raise ConversionError(f"--data names {len(paths)} datasets, the run has {len(about['paths'])}")
-            directory = import_neox(
-                place, paths, about["weights"], split=about["split"], samples=about["samples"],
-                seq_len=about["seq_len"], seed=about["seed"], tokenizer=adopted.state["tokenizer"],
-            )  # fmt: skip
-        else:
-            from midstream_engine.data.levanter import import_levanter
-
-            directory = import_levanter(place, paths, about, adopted.state["tokenizer"])
+        if len(paths) != len(about["paths"] or paths):
+            raise ConversionError(f"--data names {len(paths)} datasets, the run has {len(about['paths'])}")
+        directory = import_neox(
+            place, paths, about["weights"], split=about["split"], samples=about["samples"],
+            seq_len=about["seq_len"], seed=about["seed"], tokenizer=adopted.state["tokenizer"],
+        )  # fmt: skip
     except EngineError as error:
         if isinstance(error, ConversionError):
             raise

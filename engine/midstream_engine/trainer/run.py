@@ -136,7 +136,8 @@ def get_ready(
 ) -> Ready:
     """Set up for ``origin`` and begin to compile; ``known`` where that is what it needs."""
     schedule = batch_schedule_from(origin, config)
-    digest = origin.state["data_digest"] if origin and origin.same_run else None
+    # An imported run may have come without its data.
+    digest = (origin.state["data_digest"] or None) if origin and origin.same_run else None
     if known is not None and known.setup.batch_schedule == schedule and known.setup.batches.cache.digest == digest:
         return known
     step = origin.step if origin else 0

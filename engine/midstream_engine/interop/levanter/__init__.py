@@ -1,0 +1,1 @@
+"""Checkpoints of Levanter, with the optimizer's state."""

@@ -1,0 +1,178 @@
+"""From a Levanter checkpoint to one of ours: weights, Adam's moments, counts, schedule and key."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from midstream_engine.config.load import from_mapping
+from midstream_engine.config.model import LlamaConfig, LmConfig
+from midstream_engine.interop.adopted import Adopted, constant, state_arrays
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.levanter.arrays import Stored, find, open_arrays, read_metadata
+from midstream_engine.interop.levanter.configuration import read_config, translate
+from midstream_engine.interop.stream import Incoming
+
+_OPTIMIZER = "opt_state/"
+_COUNTS = ("count", "hyperparams_states/learning_rate/count")
+_RATE = "hyperparams/learning_rate"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where one of our arrays lies, and how a layer of theirs (all of it, where it is not stacked) becomes ours."""
+
+    theirs: str
+    turn: Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
+
+
+def open_levanter(path: str, config_path: str | None = None) -> Adopted:
+    """The checkpoint at ``path`` (one, or a run's newest) as arrays of ours to be. ConversionError where anything is
+    left over, missing or misshapen, or the configuration is not here."""
+    directory = find(path)
+    read_metadata(directory)
+    kind, found = open_arrays(directory)
+    notes: list[str] = []
+    table = "model/embeddings/token_embeddings/weight"
+    if table not in found:
+        raise ConversionError(f"{directory}: has no {table}")
+    rows = found[table].shape[0]
+    mapping = translate(read_config(directory, config_path), rows, notes)
+    config = from_mapping(mapping).config
+    wanted = state_arrays(config, rows)
+    steps = _counts(directory, found)
+    used = {"step", "training_key", *(name for name in found if _is_count(name))}
+    arrays, missing, wrong = [], [], []
+    inner = _adam(directory, found)
+    places = {"model/": "model/", "optimizer/adam/mu/": f"{inner}mu/", "optimizer/adam/nu/": f"{inner}nu/"}
+    for name, array in wanted.items():
+        prefix = next((one for one in places if name.startswith(one)), None)
+        if prefix is None:
+            continue
+        rule = _rule(config.model, name.removeprefix(prefix))
+        stored = found.get(places[prefix] + rule.theirs)
+        if stored is None:
+            missing.append(places[prefix] + rule.theirs)
+            continue
+        used.add(stored.name)
+        stacked = array.axes[0] == "layers" if array.axes else False
+        shape = array.shape[1:] if stacked else array.shape
+        theirs = stored.shape[1:] if stacked else stored.shape
+        try:
+            fits = rule.turn(np.broadcast_to(np.int8(0), theirs), shape).shape == shape
+        except ValueError:
+            fits = False
+        if not fits or (stacked and stored.shape[0] != array.shape[0]):
+            wrong.append(f"{stored.name} {stored.shape}")
+            continue
+        fill = partial(_fill, stored, rule, stacked)
+        arrays.append(Incoming(array.name, array.axes, array.shape, array.dtype, fill))
+    left = sorted(found.keys() - used)
+    problems = [
+        f"{what}: {', '.join(names[:10])}{' ...' if names[10:] else ''}"
+        for what, names in (("left over", left), ("missing", sorted(missing)), ("misshapen", sorted(wrong)))
+        if names
+    ]
+    if problems:
+        raise ConversionError(f"{directory}: the arrays do not fit the configuration; {'; '.join(problems)}")
+    key = found["training_key"].read().astype(np.uint32)
+    arrays += [
+        constant(wanted["optimizer/adam/count"], steps),
+        constant(wanted["optimizer/schedule/count"], steps),
+        constant(wanted["key"], key),
+    ]
+    others = sorted(wanted.keys() - {array.name for array in arrays})
+    if others:
+        raise ConversionError(f"{directory}: these arrays of the state have no source: {', '.join(others)}")
+    notes.append("the training key is carried over, but dropout draws from it in another way here")
+    trainer = config.trainer
+    state = {
+        "step": steps, "optimizer_count": steps, "schedule_count": steps,
+        "next_sample": trainer.batch_schedule().first_sample(steps),
+        "batch_schedule": trainer.batch_schedule().to_json(),
+        "seed": trainer.seed, "seq_len": config.model.seq_len, "shuffle": config.data.shuffle, "data_digest": "",
+        "tokenizer": config.data.tokenizer,
+    }  # fmt: skip
+    provenance = {
+        "time": time.time(), "converted_from": "levanter", "source": directory, "format": kind, "vocab_size": rows,
+    }  # fmt: skip
+    stamp = [[name, list(stored.shape), str(stored.dtype)] for name, stored in found.items()]
+    stamp.append(os.stat(os.path.join(directory, "metadata.json")).st_mtime_ns)
+    return Adopted("levanter", steps, mapping, arrays, state, provenance, notes, stamp, list, _nothing, {"paths": []})
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_count(name: str) -> bool:
+    inner = name.removeprefix(_OPTIMIZER)
+    return name.startswith(_OPTIMIZER) and (inner in (*_COUNTS, _RATE) or inner.endswith("/count"))
+
+
+def _counts(directory: str, found: dict[str, Stored]) -> int:
+    """Updates done, as everything that counts agrees."""
+    names = [name for name in found if name == "step" or (_is_count(name) and name.endswith("count"))]
+    counts = {name: int(found[name].read()) for name in names}
+    if "step" not in counts or "training_key" not in found:
+        raise ConversionError(f"{directory}: has no step or no training_key")
+    if len(set(counts.values())) != 1:
+        raise ConversionError(f"{directory}: its counts disagree: {counts}")
+    return counts["step"]
+
+
+def _adam(directory: str, found: dict[str, Stored]) -> str:
+    """Where Adam's moments lie: the first or second part of the chain, without clipping or with it."""
+    places = sorted({name.split("/mu/")[0] + "/" for name in found if name.startswith(_OPTIMIZER) and "/mu/" in name})
+    if len(places) != 1:
+        raise ConversionError(f"{directory}: Adam's moments are not where they were expected: {places}")
+    return places[0]
+
+
+def _fill(stored: Stored, rule: Rule, stacked: bool, out: np.ndarray) -> None:
+    if not stacked:
+        out[...] = rule.turn(stored.read(), out.shape)
+        return
+    for layer in range(out.shape[0]):
+        out[layer] = rule.turn(stored.read(layer), out.shape[1:])
+
+
+def _same(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    del shape
+    return array
+
+
+def _turned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """[out..., in] -> [in, out...]."""
+    return np.moveaxis(array, -1, 0).reshape(shape)
+
+
+def _output(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """[out, in...] -> [in..., out]."""
+    return np.moveaxis(array, 0, -1).reshape(shape)
+
+
+def _rule(model: LmConfig, ours: str) -> Rule:
+    llama = isinstance(model, LlamaConfig)
+    layers = "transformer/layers/stacked/" if llama else "transformer/blocks/stacked/"
+    names = {
+        "token_embeddings/weight": "embeddings/token_embeddings/weight",
+        "position_embeddings/weight": "embeddings/position_embeddings/weight",
+        "ln_f/weight": "transformer/ln_f/weight", "ln_f/bias": "transformer/ln_f/bias",
+        "norm/weight": "transformer/norm/weight", "lm_head/weight": "lm_head/weight",
+    }  # fmt: skip
+    theirs = names.get(ours)
+    if theirs is None:
+        theirs = ours.replace("blocks/stacked/", layers)
+        if not llama:
+            for mine, yours in (("attn/qkv", "attn/c_attn"), ("attn/proj", "attn/c_proj"), ("mlp/up", "mlp/c_fc"),
+                                ("mlp/down", "mlp/c_proj")):  # fmt: skip
+                theirs = theirs.replace(mine, yours)
+    if not llama or not ours.endswith("/weight") or "norm" in ours or "embeddings" in ours:
+        return Rule(theirs, (lambda array, shape: array.reshape(shape)) if ours.endswith("/bias") else _same)
+    return Rule(theirs, _output if "o_proj" in ours or "down_proj" in ours or "lm_head" in ours else _turned)

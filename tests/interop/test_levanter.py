@@ -1,0 +1,134 @@
+"""Runs of Levanter: the next updates have Levanter's own losses, from any of its formats; what is amiss is named.
+
+The fixtures were made with marin-levanter by tests/fixtures/levanter/generate.py, on a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+
+import imported_runs
+from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.config.load import load_config
+from midstream_engine.convert import main
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.levanter.arrays import open_arrays
+from midstream_engine.interop.levanter.importer import open_levanter
+
+pytestmark = [
+    # haliax 1.4 uses names that jax 0.10 is giving up.
+    pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
+]
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "levanter"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_next_updates_have_levanters_losses(name: str) -> None:
+    """Float32; the second and third need moments, counts, schedule and decay to be right."""
+    expected = json.loads((FIXTURES / name / "expected.json").read_text())
+    losses = imported_runs.continued(open_levanter(str(FIXTURES / name)), expected["tokens"])
+    np.testing.assert_allclose(losses, expected["losses"], rtol=1e-5)
+
+
+def contents(path: Path) -> dict[str, np.ndarray]:
+    return {array.name: array.make().pieces[0][1] for array in open_levanter(str(path)).arrays}
+
+
+def as_format_a(source: Path, target: Path) -> None:
+    """The same checkpoint as Levanter 1.2 wrote it: zarr 2 with zstd, a directory an array."""
+    _, found = open_arrays(str(source / "step-3"))
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("d", "manifest.ocdbt"))
+    for name, stored in found.items():
+        data = stored.read()
+        path = str(target / "step-3" / name) + "/"
+        spec = {
+            "driver": "zarr", "kvstore": {"driver": "file", "path": path}, "create": True,
+            "metadata": {
+                "shape": data.shape, "dtype": data.dtype.str, "chunks": [max(size // 2, 1) for size in data.shape],
+                "compressor": {"id": "zstd", "level": 1},
+            },
+        }  # fmt: skip
+        ts.open(spec).result().write(data).result()
+
+
+def test_all_three_formats_hold_the_same(tmp_path: Path) -> None:
+    as_format_a(FIXTURES / "llama", tmp_path / "a")
+    shutil.copytree(FIXTURES / "llama", tmp_path / "c")
+    (tmp_path / "c" / "step-3" / "manifest.json").write_text('{"arrays": []}')
+    kinds = {name: open_arrays(str(tmp_path / name / "step-3"))[0] for name in "ac"}
+    assert kinds == {"a": "A", "c": "C"}
+    wanted = contents(FIXTURES / "llama")
+    for name in "ac":
+        found = contents(tmp_path / name)
+        assert found.keys() == wanted.keys()
+        for array in wanted:
+            np.testing.assert_array_equal(found[array], wanted[array], array)
+
+
+def test_a_checkpoint_is_recognised_and_its_configuration_taken_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(FIXTURES / "gpt2"), str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().err
+    for line in ("trainer.ray", "data.vocab_size", "its order is ours", "training key"):
+        assert line in told
+    config = load_config(["--config_path", str(tmp_path / "out" / "train.yaml")]).config
+    assert (config.optimizer.weight_decay, config.trainer.steps_per_eval) == (0.1, 1000)
+    checkpoint = tmp_path / "out" / "checkpoints" / "step-3-a000"
+    assert verify_checkpoint(str(checkpoint)).sound
+    assert json.loads((checkpoint / "train.json").read_text())["state"]["next_sample"] == 24
+
+
+def test_levanters_own_defaults_are_written_out(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "gpt2", tmp_path / "a")
+    config = (tmp_path / "a" / "config.yaml").read_text()
+    lines = [line for line in config.splitlines() if not line.strip().startswith(("learning_rate", "weight_decay"))]
+    (tmp_path / "a" / "config.yaml").write_text("\n".join(lines))
+    optimizer = open_levanter(str(tmp_path / "a")).mapping["optimizer"]
+    assert (optimizer["learning_rate"], optimizer["weight_decay"]) == (6e-4, 0.1)
+
+
+def test_what_is_amiss_is_named(tmp_path: Path) -> None:
+    def refusal(change: dict[str, Any], *words: str) -> None:
+        shutil.rmtree(tmp_path / "x", ignore_errors=True)
+        shutil.copytree(FIXTURES / "llama", tmp_path / "x")
+        text = (tmp_path / "x" / "config.yaml").read_text()
+        for old, new in change.items():
+            assert old in text, old
+            text = text.replace(old, new)
+        (tmp_path / "x" / "config.yaml").write_text(text)
+        with pytest.raises(ConversionError) as caught:
+            open_levanter(str(tmp_path / "x"))
+        for word in words:
+            assert word in str(caught.value)
+
+    refusal({"num_layers: 2": "num_layers: 3"}, "misshapen", "q_proj")
+    refusal({"hidden_dim: 16": "hidden_dim: 32"}, "misshapen", "lm_head")
+    refusal({"num_layers: 2": "num_layers: 2\n  use_bias: true"}, "missing", "q_proj/bias")
+    refusal({"num_layers: 2": "num_layers: 2\n  tie_word_embeddings: true"}, "left over", "lm_head")
+    refusal({"type: llama": "type: mixtral"}, "mixtral")
+    refusal({"type: adam": "type: muon"}, "muon")
+    shutil.rmtree(tmp_path / "x")
+    shutil.copytree(FIXTURES / "llama", tmp_path / "x")
+    (tmp_path / "x" / "config.yaml").unlink()
+    with pytest.raises(ConversionError, match="--config"):
+        open_levanter(str(tmp_path / "x"))
+    (tmp_path / "x" / "step-3" / "metadata.json").unlink()
+    with pytest.raises(ConversionError, match="none was finished"):
+        open_levanter(str(tmp_path / "x"))
+
+
+def test_a_store_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "llama", tmp_path / "x")
+    for data in (tmp_path / "x" / "step-3" / "d").iterdir():
+        data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(ConversionError, match=r"cannot be (read|opened)"):
+        contents(tmp_path / "x")
