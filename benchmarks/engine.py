@@ -6,7 +6,8 @@
 *steps*: every contestant is a process of its own (``benchmarks/steps/``) with the same initial parameters and batches;
 they take turns, a few updates each, and the medians over all turns are compared. An update is what a training loop
 does: put the batch on the device, update, read the loss. The hand-written step is the limit: plain jax for this one
-model, no options. A ratio is a contestant's time over midstream's: above 1 midstream is faster. The losses must agree.
+model, no options. A ratio is a contestant's time over midstream's: above 1 midstream is faster. Processor seconds, of
+all threads, say the same of a CPU whatever else it is busy with. The losses must agree.
 
 *loop*: the engine itself, as a run: how much of an update is spent waiting for data, and how much longer it is than the
 bare step.
@@ -26,6 +27,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -55,7 +57,7 @@ class Contestant:
     """A process that holds a model and takes steps when it is told to."""
 
     def __init__(self, name: str, python: str, shape: Shape, directory: Path):
-        self.name, self.seconds, self.losses = name, [], []
+        self.name, self.seconds, self.processor, self.losses = name, [], [], []
         self._errors = (directory / f"{name}.log").open("w+")
         self._process = subprocess.Popen(
             [python, str(HERE / "worker.py"), name, shape.to_json(), str(directory)],
@@ -72,6 +74,7 @@ class Contestant:
         self._process.stdin.flush()
         answer = self._answer()
         self.seconds += answer["seconds"]
+        self.processor += answer["processor"]
         self.losses += answer["losses"]
 
     def close(self) -> None:
@@ -120,6 +123,8 @@ def compare(shape: Shape, contestants: list[Contestant]) -> None:
             "tokens_per_second": round(shape.tokens / own),
             "step_ms": {"median": round(1000 * own, 2), "least": round(1000 * min(each.seconds), 2)},
             "least / midstream's": round(min(each.seconds) / min(ours.seconds), 3),
+            "processor / midstream's": round(statistics.median(each.processor) / statistics.median(ours.processor), 3),
+            "processor_ms": round(1000 * statistics.median(each.processor), 2),
             "ready_seconds": round(each.facts["ready"], 2),
             "versions": each.facts["versions"],
         }
@@ -146,16 +151,24 @@ class Run:
         self.flags = [
             *midstream.flags(shape, directory), "--data.train_urls", str(text), "--trainer.id", "r",
             "--trainer.root", str(directory), "--trainer.checkpointer.keep", "[]",
+            "--trainer.num_train_steps", "1000000",  # the same in every attempt: a run that is taken up again
         ]  # fmt: skip
         self.attempts = 0
 
-    def train(self, until: int) -> tuple[float, list[dict[str, Any]]]:
-        """To ``until`` updates. When the process was started (UTC seconds), and the lines of its metrics."""
+    def train(self, updates: int) -> tuple[float, list[dict[str, Any]]]:
+        """One attempt of at least so many updates, then told to stop. When the process was started (UTC seconds), and
+        the lines of its metrics."""
         self.attempts += 1
-        began = time.time()
-        command = [sys.executable, "-m", "midstream_engine.train", *self.flags, "--trainer.num_train_steps", str(until)]
-        self._done(command)
         path = self.directory / "attempts" / f"{self.attempts:03d}" / "metrics.jsonl"
+        with open(self.directory.parents[1] / "engine.log", "wb") as log:
+            began = time.time()
+            command = [sys.executable, "-m", "midstream_engine.train", *self.flags]
+            process = subprocess.Popen(command, env=self._environment(), stdout=log, stderr=subprocess.STDOUT)
+            while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") >= updates):
+                time.sleep(0.02)
+            process.send_signal(signal.SIGTERM)
+            if process.wait():
+                raise SystemExit(f"the engine ended with {process.returncode}:\n{Path(log.name).read_text()[-3000:]}")
         return began, [json.loads(line) for line in path.read_text().splitlines()]
 
     def bare(self) -> tuple[float, float]:
@@ -164,11 +177,12 @@ class Run:
         found = json.loads(self._done([sys.executable, str(HERE / "bare_restore.py"), "r", *self.flags]))
         return found["imported"] - began, found["restore"]
 
+    def _environment(self) -> dict[str, str]:
+        paths = [str(ROOT / "engine"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        return {**environment(), "PYTHONPATH": os.pathsep.join(paths)}
+
     def _done(self, command: list[str]) -> str:
-        paths = os.pathsep.join([str(ROOT / "engine"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-        done = subprocess.run(
-            command, env={**environment(), "PYTHONPATH": paths}, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{' '.join(command[:3])} ended with {done.returncode}:\n{done.stderr[-3000:]}")
         return done.stdout
@@ -185,7 +199,7 @@ def loop(run: Run, steps: int) -> None:
     say(loop=ratios, updates=len(rows), step_ms=round(1000 * duration, 2))
 
 
-def startup(run: Run, first: int, rounds: int) -> None:
+def startup(run: Run, rounds: int) -> None:
     """Resume the run again and again, in turns with processes that only import and restore."""
     found: dict[str, list[float]] = {}
 
@@ -195,7 +209,7 @@ def startup(run: Run, first: int, rounds: int) -> None:
 
     for number in range(rounds + 1):
         imports, restore = run.bare()
-        began, rows = run.train(first + 2 * (number + 1))
+        began, rows = run.train(1)
         done = rows[0]["time"] - began
         if number:  # the first round warms up
             note(imports=imports, restore=restore, done=done, begins=done - rows[0]["throughput/duration"])
@@ -243,7 +257,7 @@ def main() -> None:
                 run = Run(SHAPES[name], Path(directory))
                 loop(run, options.updates)
                 if options.only != "loop":
-                    startup(run, options.updates, options.rounds)
+                    startup(run, options.rounds)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """One contestant in a process of its own: ``PYTHON worker.py NAME SHAPE_JSON DIRECTORY``.
 
-stdout: one JSON object when it has compiled and taken two steps, then for each line ``N`` on stdin one with the seconds
-and losses of N steps. A step is what a training loop does: put the batch on the device, update, read the loss.
+stdout: one JSON object when it has compiled and taken two steps, then for each line ``N`` on stdin one with the
+seconds, the processor seconds (of all threads) and the losses of N steps. A step is what a training loop does: put the
+batch on the device, update, read the loss.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ def main() -> None:
     batches = shape.batches()
 
     def run(count: int) -> dict[str, list[float]]:
-        seconds, losses = [], []
+        seconds, processor, losses = [], [], []
         for _ in range(count):
             batch = batches.next()
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             losses.append(step(batch))
             seconds.append(time.perf_counter() - start)
-        return {"seconds": seconds, "losses": losses}
+            processor.append(time.process_time() - used)
+        return {"seconds": seconds, "processor": processor, "losses": losses}
 
     first = run(2)
     say({"name": name, "ready": time.perf_counter() - began, **facts, **first})

@@ -139,7 +139,11 @@ def largest_that_fits(config: TrainLmConfig, limit: int) -> int | None:
 def _programs(plan: Any) -> list[tuple[str, dict[str, int], Callable[[], Any]]]:
     """Everything that the run compiles for itself: name, facts, and how."""
     from midstream_engine.trainer.programs import compile_evaluation_step, compile_step, compile_witness
-    from midstream_engine.trainer.state import compile_fresh_state
+    from midstream_engine.trainer.state import compile_fresh_state, run_key
+
+    def initialisation() -> Any:
+        run_key(plan.config.trainer.seed)
+        return compile_fresh_state(plan.initializer(), plan.layout)
 
     def step(cut: Any) -> tuple[str, dict[str, int], Callable[[], Any]]:
         facts = {
@@ -153,7 +157,7 @@ def _programs(plan: Any) -> list[tuple[str, dict[str, int], Callable[[], Any]]]:
     programs.append(("witness", {}, lambda: compile_witness(plan).compiled))
     if plan.evaluates:
         programs.append(("evaluation", {}, lambda: compile_evaluation_step(plan)))
-    programs.append(("initialisation", {}, lambda: compile_fresh_state(plan.initializer(), plan.layout)))
+    programs.append(("initialisation", {}, initialisation))
     return programs
 
 

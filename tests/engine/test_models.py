@@ -201,11 +201,14 @@ def test_splash_runs_on_a_mesh() -> None:
     assert float(loss) == pytest.approx(measured(config, attn_backend="vanilla")[0], rel=1e-6)
 
 
-def test_splash_lowers_for_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_splash_lowers_for_tpu(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
     """The kernel itself, forward and backward: nothing runs, and its speed is measured nowhere yet."""
     monkeypatch.setattr("midstream_engine.models.splash.jax.default_backend", lambda: "tpu")
     config = dataclasses.replace(LLAMA, attn_backend="splash", num_layers=1, head_dim=128)
-    shapes = jax.eval_shape(lambda key: init_model(config, VOCAB, key), jax.random.key(0))
+    shapes = jax.eval_shape(
+        lambda key: jax.tree.map(lambda leaf: leaf.astype(dtype), init_model(config, VOCAB, key)), jax.random.key(0)
+    )
     tokens, mask = batch()
     step = jax.jit(jax.grad(lambda model: loss_of(model, tokens, mask, True)))
     assert step.trace(shapes).lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call") >= 3

@@ -3,11 +3,11 @@ dead."""
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +20,19 @@ from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.errors import EngineError
 from midstream_engine.processes.board import Board, Lost, join_board
+from midstream_engine.processes.join import Processes
 from midstream_engine.processes.places import find_places
 
-KEEP = ["--trainer.checkpointer.keep", "[{every: 10}]"]
-STEPS = ["--trainer.num_train_steps"]
+# Far more steps than a test waits for: it ends each attempt itself, so no machine is too fast or too slow for it.
+FLAGS = [
+    "--trainer.num_train_steps", "5000", "--trainer.checkpointer.keep", "[{every: 10}]",
+    "--trainer.steps_per_eval", "5", "--data.validation_urls", "stdlib:json/tool.py",
+]  # fmt: skip
+TRACKERS = "[{{type: tensorboard, logdir: {}}}, {{type: wandb, mode: offline, save_code: false}}]"
+
+
+# Whoever comes first waits for three attempts: much on a machine that is busy with other things.
+long = pytest.mark.timeout(1200)
 
 
 def statuses(paths: records.RunPaths, attempt: int, count: int = 2) -> list[records.Status]:
@@ -84,6 +93,15 @@ def test_a_process_that_goes_is_named_to_all_with_its_last_words():
         boards[2].exchange("x", b"")
     boards[2].close()
     assert len(told) == 1
+
+
+def test_the_last_words_of_the_process_that_all_are_connected_to_arrive():
+    boards = meet(3)
+    boards[0].last_words("the loss is NaN")
+    boards[0].close()
+    for board in boards[1:]:
+        assert re.fullmatch(r"process 0 \(host-0, pid \d+\) is gone: the loss is NaN", board.await_obituary(20))
+        board.close()
 
 
 def test_silence_is_given_up_after_the_timeout_and_all_are_not_there_is_said():
@@ -152,57 +170,162 @@ def test_the_place_of_a_process_comes_from_flags_or_environment():
         DistributedConfig("nowhere", 2, 0)
 
 
+def test_no_process_enters_a_program_for_the_first_time_before_all_do():
+    """What makes connections gives up on who comes late; one process may compile or restore for longer than that."""
+    boards, entered = meet(2), []
+    late = threading.Event()
+
+    def run(process: int) -> None:
+        mine = Processes(process, 2, board=boards[process]).together("step", lambda number: entered.append(number))
+        if process == 1:
+            assert late.wait(30)
+        mine(process)
+        mine(process)
+
+    threads = [threading.Thread(target=run, args=(process,)) for process in range(2)]
+    for thread in threads:
+        thread.start()
+    threads[0].join(0.3)  # as long as it likes: it must not get anywhere
+    assert entered == []
+    late.set()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(entered) == [0, 0, 1, 1]
+    for board in boards:
+        board.close()
+
+
 # ------------------------------------------------------------------------------------------------------ whole attempts
 
 
+def spliced(paths: records.RunPaths, attempts: int) -> list[dict[str, Any]]:
+    """The run's curve: each step from the newest attempt that has it."""
+    return list({row["global_step"]: row for n in range(1, attempts + 1) for row in rows(paths, n)}.values())
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> records.RunPaths:
-    """One process on four devices: 30 updates without a break."""
-    root = tmp_path_factory.mktemp("alone")
-    with Engine(root, *STEPS, "30", *KEEP, devices=4) as engine:
-        code, log = engine.finish(240)
+def moved(tmp_path_factory) -> tuple[records.RunPaths, list[tuple[int, str]]]:
+    """One run of three attempts: two processes on two devices each, one of which is killed; one process on four
+    devices; two processes again, one of which is told to stop. And how the processes of the first attempt ended."""
+    root = tmp_path_factory.mktemp("moved")
+    cache: dict[str, Any] = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+    with Together([root, root], *FLAGS, **cache) as both:
+        both.until(both.has_saved(1), 600)
+        both.until(both.has_trained(1, 14), 600)
+        both.processes[1].kill()
+        ended = both.finish(600)
+    with Engine(root, *FLAGS, devices=4, **cache) as one:
+        one.until(lambda: True if len(rows(one.paths, 2)) > 5 else None, 600)
+        one.process.send_signal(signal.SIGTERM)
+        code, log = one.finish()
+        assert code == 0, log
+    profile = ["--trainer.profiler", "true", "--trainer.profiler_start_step", "1", "--trainer.profiler_num_steps", "2"]
+    with Together([root, root], *FLAGS, *profile, "--trainer.tracker", TRACKERS.format(root / "tb"), **cache) as both:
+        first = records.Lineage.read(one.paths.lineage).entries[-1].last_step
+        assert first is not None
+        both.until(both.has_trained(3, first + 6), 600)
+        both.processes[1].send_signal(signal.SIGTERM)
+        for code, log in both.finish():
+            assert code == 0, log
+    return both.paths[0], ended
+
+
+@pytest.fixture(scope="module")
+def alone(moved, tmp_path_factory) -> records.RunPaths:
+    """One process on four devices, as far as the moved run came, without a break."""
+    root, steps = tmp_path_factory.mktemp("alone"), len(spliced(moved[0], 3))
+    with Engine(root, *FLAGS, devices=4) as engine:
+        engine.until(lambda: True if len(rows(engine.paths, 1)) >= steps else None, 600)
+        engine.process.send_signal(signal.SIGTERM)
+        code, log = engine.finish()
     assert code == 0, log
     return engine.paths
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> records.RunPaths:
-    """The same by two processes on two devices each, one of which is told to stop after the first save."""
-    root = tmp_path_factory.mktemp("together")
-    with Together([root, root], *STEPS, "30", *KEEP, "--trainer.tracker", "[{type: tensorboard}]") as both:
-        both.until(both.has_saved(1))
-        os.kill(both.processes[1].pid, signal.SIGTERM)
-        for code, log in both.finish():
-            assert code == 0, log
-    return both.paths[0]
-
-
-def test_two_processes_train_the_same_run_as_one_and_stop_as_one(alone, trained):
-    ours, theirs = rows(trained, 1), rows(alone, 1)
-    assert [row["global_step"] for row in ours] == list(range(len(ours)))  # each line once: one writes
-    assert len(ours) >= 10
+@long
+def test_a_run_of_two_processes_then_one_then_two_is_the_run_of_one(alone, moved):
+    paths, _ = moved
+    ours, theirs = spliced(paths, 3), rows(alone, 1)
+    assert [row["global_step"] for row in ours] == list(range(len(ours)))
+    evaluated = 0
     for mine, reference in zip(ours, theirs, strict=False):
         assert mine["batch_digest"] == reference["batch_digest"]
-        assert records.relative_difference(mine["train/loss"], reference["train/loss"]) <= 1e-6
-    both = statuses(trained, 1)
+        assert records.relative_difference(mine["train/loss"], reference["train/loss"]) <= 1e-5
+        if "eval/loss" in reference:
+            evaluated += 1
+            assert records.relative_difference(mine["eval/loss"], reference["eval/loss"]) <= 1e-5
+    assert evaluated == len(ours) // 5
+    assert [entry.devices for entry in records.Lineage.read(paths.lineage).entries] == [4, 4, 4]
+
+
+@long
+def test_processes_stop_as_one_and_each_line_is_written_once(moved):
+    paths, _ = moved
+    first, ours = records.Lineage.read(paths.lineage).entries[-1].first_step, rows(paths, 3)
+    assert [row["global_step"] for row in ours] == list(range(first, first + len(ours)))
+    both, last = statuses(paths, 3), first + len(ours)
     assert [(one.state, one.step, one.process, one.processes) for one in both] == [
-        ("stopped", len(ours), process, 2) for process in range(2)
+        ("stopped", last, process, 2) for process in range(2)
     ]
-    assert {one.checkpoint for one in both} == {f"step-{len(ours)}-a001"}
+    assert {one.checkpoint for one in both} == {f"step-{last}-a003"}
     assert len({one.root_digest for one in both}) == 1
-    assert "stopped at step" in Path(trained.attempt(1).log(1)).read_text()
-    (entry,) = records.Lineage.read(trained.lineage).entries
-    assert (entry.devices, entry.last_step) == (4, len(ours))
-    resolved = Path(trained.config).read_text()
-    assert "coordinator_address: null" in resolved
+    assert "stopped at step" in Path(paths.attempt(3).log(1)).read_text()
+    assert "coordinator_address: null" in Path(paths.config).read_text()
 
 
-def test_what_two_processes_saved_is_whole_and_the_same_arrays_as_one_saves(alone, trained):
+@long
+def test_a_process_killed_in_training_is_named_and_costs_what_was_not_saved(moved):
+    paths, ((code, log), (killed, _)) = moved
+    assert (code, killed) == (1, -signal.SIGKILL), log
+    assert re.search(
+        r"process 1 \(host-[^)]*, pid \d+\) is gone", records.Status.read(paths.attempt(1).status(0)).message
+    )
+    went_on = records.Lineage.read(paths.lineage).entries[1].first_step
+    assert went_on % 10 == 0
+    assert 10 <= went_on <= len(rows(paths, 1))
+
+
+@long
+def test_each_process_reads_its_own_rows_and_the_digest_is_that_of_all(moved):
+    """(That the digests are those of the whole batch, the comparison with the run of one process shows.)"""
+    paths, _ = moved
+    for process in range(2):
+        assert "reads 4 of a batch's 8 examples" in Path(paths.attempt(3).log(process)).read_text()
+    assert "examples" not in "".join(re.findall(r"reads .*", Path(paths.attempt(2).log(0)).read_text()))
+
+
+@long
+def test_trackers_and_profiler_are_the_first_processs_alone(moved):
+    paths, _ = moved
+    attempt = Path(paths.attempt(3).dir)
+    (offline,) = (attempt / "wandb").glob("offline-run-*/*.wandb")
+    assert all(name in offline.read_bytes() for name in (b"train/loss", b"eval/loss"))
+    (events,) = Path(paths.root, "tb").rglob("events.out.tfevents.*")
+    assert b"eval/loss" in events.read_bytes()
+    (trace,) = (attempt / "profiler" / "plugins" / "profile").iterdir()
+    assert list(trace.glob("*.xplane.pb"))
+
+
+@long
+def test_what_two_processes_saved_is_whole_and_the_same_arrays_as_one_saves(alone, moved):
     """The states themselves differ in last bits: sums over processes are taken in another order than over devices."""
-    theirs, ours = (read_manifest(paths.checkpoint("step-10-a001")) for paths in (alone, trained))
+    paths, _ = moved
+    theirs, ours = (read_manifest(one.checkpoint("step-10-a001")) for one in (alone, paths))
     assert [(one.name, one.shape, one.grid) for one in ours.array_entries] == [
         (one.name, one.shape, one.grid) for one in theirs.array_entries
     ]
     assert ours.hosts == []
-    report = verify_checkpoint(trained.checkpoint("step-10-a001"), deep=True)
+    report = verify_checkpoint(paths.checkpoint("step-10-a001"), deep=True)
     assert (report.flaws, report.unlisted) == ([], [])
+
+
+@long
+def test_a_loss_that_is_no_number_ends_all_processes_with_the_same_words(tmp_path):
+    with Together([tmp_path, tmp_path], *FLAGS, "--optimizer.learning_rate", "1e30", "--optimizer.warmup", "0") as both:
+        ended = both.finish(600)
+    said = [re.search(r"the loss of step \d+ is (NaN|infinite)", log) for _, log in ended]
+    assert [code for code, _ in ended] == [1, 1], ended
+    assert said[0] is not None
+    assert said[1] is not None
+    assert said[0][0] == said[1][0]
+    assert all(said[0][0] in one.message for one in statuses(both.paths[0], 1))

@@ -171,6 +171,25 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_masters(
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.model)} == {"float32"}
 
 
+def test_llama_trains_in_bfloat16_with_grouped_heads_rematerialised(root: str) -> None:
+    """What accelerators will run, as far as a CPU can: all but the kernels."""
+
+    def losses(precision: str) -> list[float]:
+        flags = ["--config_path", str(CONFIGS / "llama_tiny.yaml"), "--trainer.mp", precision]
+        flags += ["--model.num_layers", "2", "--model.gradient_checkpointing", "dots_saveable"]
+        setup = prepare(load_config(flags).config, root, None, jax.devices()[:2])
+        state, step, found = setup.fresh_state(), compile_step(setup), []
+        for index in range(3):
+            state, result = update(setup, step, state, index, setup.batches.batch(index))
+            found.append(float(result.loss))
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.model)} == {"float32"}
+        return found
+
+    narrow, wide = losses("p=f32,c=bfloat16"), losses("f32")
+    assert relative(narrow, wide) < 2e-2
+    assert narrow != wide
+
+
 def test_the_compiled_step_holds_no_logits_of_all_positions(root: str) -> None:
     """In the optimised program of each of 4 devices, which has 2 of the 8 examples."""
     setup = setup_on(root, 4, "--model.seq_len", "64", "--model.cross_entropy_block_size", "8")

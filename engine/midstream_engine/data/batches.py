@@ -4,7 +4,7 @@ And the validation sets, in order."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,17 +21,23 @@ from midstream_engine.data.order import Interleave, Shuffle
 @dataclass(frozen=True)
 class Batch:
     """``tokens`` int32 [batch, position]; ``loss_mask`` uint8 [batch, position]: 1 where the next token counts.
-    ``source``: of a validation batch the name of its set."""
+    ``digests``: by row, of the examples that were read; the rows of others are zeros. ``source``: of a validation batch
+    the name of its set."""
 
     index: int
     tokens: np.ndarray
     loss_mask: np.ndarray
-    digest: str
+    digests: Mapping[int, bytes]
     source: str = ""
 
     @property
     def size(self) -> int:
         return self.tokens.shape[0]
+
+    @property
+    def digest(self) -> str:
+        """Of a batch that was read whole: over the digests of its examples, in global order."""
+        return records.batch_digest(self.digests[row] for row in range(self.size))
 
 
 def example_digest(tokens: np.ndarray, loss_mask: np.ndarray) -> bytes:
@@ -41,10 +47,10 @@ def example_digest(tokens: np.ndarray, loss_mask: np.ndarray) -> bytes:
     return digest.digest()
 
 
-def make_batch(index: int, tokens: np.ndarray, loss_mask: np.ndarray, source: str = "") -> Batch:
-    """A batch with its digest, over the examples in global order."""
-    digests = [example_digest(*example) for example in zip(tokens, loss_mask, strict=True)]
-    return Batch(index, tokens, loss_mask, records.batch_digest(digests), source)
+def make_batch(index: int, tokens: np.ndarray, loss_mask: np.ndarray, rows: Iterable[int] | None = None) -> Batch:
+    """A batch with the digests of ``rows``; None: of all."""
+    rows = range(len(tokens)) if rows is None else rows
+    return Batch(index, tokens, loss_mask, {row: example_digest(tokens[row], loss_mask[row]) for row in rows})
 
 
 class TrainingBatches:
@@ -89,16 +95,19 @@ class TrainingBatches:
         """Batch ``index``, in time that does not depend on ``index``."""
         return self.samples(index, index * self.batch_size, self.batch_size)
 
-    def samples(self, index: int, first: int, count: int) -> Batch:
-        """The run's samples [first, first + count), as batch ``index``."""
-        bodies, examples = self.locate(np.arange(first, first + count))
+    def samples(self, index: int, first: int, count: int, rows: np.ndarray | None = None) -> Batch:
+        """The run's samples [first, first + count), as batch ``index``. Only ``rows`` of it are read (int64 [n]; None:
+        all)."""
+        rows = np.arange(count) if rows is None else rows
+        bodies, examples = self.locate(first + rows)
         for one in np.unique(bodies):
             self._examples[one].bring(examples[bodies == one])
-        tokens = np.empty((count, self.seq_len), np.int32)
-        mask = np.empty((count, self.seq_len), np.uint8)
-        for row, (body, example) in enumerate(zip(bodies, examples, strict=True)):
-            tokens[row], mask[row] = self._examples[body].read(int(example))
-        return make_batch(index, tokens, mask)
+        # Of zeros that are never touched, the system makes no pages.
+        tokens = np.zeros((count, self.seq_len), np.int32)
+        mask = np.zeros((count, self.seq_len), np.uint8)
+        for row, body, example in zip(rows.tolist(), bodies.tolist(), examples.tolist(), strict=True):
+            tokens[row], mask[row] = self._examples[body].read(example)
+        return make_batch(index, tokens, mask, rows.tolist())
 
     def sizes(self) -> dict[str, int]:
         """The number of examples of each body of text, by name."""
@@ -137,17 +146,19 @@ class Validation:
 
 
 def evaluation_batches(
-    data: TokenCache | Validation, *, seq_len: int, batch_size: int, limit: int | None
+    data: TokenCache | Validation, *, seq_len: int, batch_size: int, limit: int | None, rows: np.ndarray | None = None
 ) -> Iterator[Batch]:
     """Each set from its start, at most ``limit`` batches of it; its last batch is filled up with masked sequences.
-    ``Batch.source`` names the set."""
+    ``Batch.source`` names the set. Only ``rows`` of each batch are read (int64 [n]; None: all); nothing is hashed."""
     sets = {"": data} if isinstance(data, TokenCache) else data.sets
+    wanted = range(batch_size) if rows is None else rows.tolist()
     for name, cache in sets.items():
         examples = Stretches(cache, seq_len)
         count = -(-examples.count // batch_size)
         for index in range(count if limit is None else min(count, limit)):
             tokens = np.zeros((batch_size, seq_len), np.int32)
             mask = np.zeros((batch_size, seq_len), np.uint8)
-            for row in range(min(batch_size, examples.count - index * batch_size)):
-                tokens[row], mask[row] = examples.read(index * batch_size + row)
-            yield make_batch(index, tokens, mask, name)
+            for row in wanted:
+                if index * batch_size + row < examples.count:
+                    tokens[row], mask[row] = examples.read(index * batch_size + row)
+            yield Batch(index, tokens, mask, {}, name)

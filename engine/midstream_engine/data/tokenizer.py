@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,10 @@ class Tokenizer(Protocol):
         """The ids of one document, without EOS. Shape [tokens]."""
         ...
 
+    def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        """The same of several documents: faster than one by one."""
+        ...
+
 
 IDS = "ids:"
 
@@ -36,6 +41,9 @@ class ByteTokenizer:
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, np.uint8)
 
+    def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        return [self.encode(text) for text in texts]
+
 
 class IdTokenizer:
     """Text that is tokenized already: ``ids:SIZE``, the number of rows that the loss runs over."""
@@ -49,6 +57,9 @@ class IdTokenizer:
 
     def encode(self, text: bytes) -> np.ndarray:
         raise DataError(f"data.tokenizer: {self.id} stands for text that is tokenized already, and this is none")
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        return [self.encode(text) for text in texts]
 
 
 class FileTokenizer:
@@ -73,8 +84,13 @@ class FileTokenizer:
         self.id = f"tokenizer.json:{hashlib.sha256(content).hexdigest()}:{eos_token}"
 
     def encode(self, text: bytes) -> np.ndarray:
-        encoding = self._tokenizer.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False)
-        return np.asarray(encoding.ids, np.uint32)
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        decoded = [text.decode("utf-8", errors="replace") for text in texts]
+        # The fast one leaves out where in the text each token lies, which nobody asks for.
+        encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
+        return [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
 
 
 def load_tokenizer(name: str, eos_token: str) -> Tokenizer:

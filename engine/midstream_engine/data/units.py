@@ -8,7 +8,7 @@ makes it count. What a killed program had finished is found again, what it had b
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ UNIT_BYTES = 32 << 20  # of text, about
 _COMPRESSION = 4  # times smaller, about
 _UNKNOWN = 8 << 20  # bytes of a source whose size nobody knows
 _DATASET_ROWS = 20_000
+_GROUP = 1 << 20  # bytes of text handed to the tokenizer at a time
 
 
 @dataclass(frozen=True)
@@ -123,14 +124,14 @@ def tokenize(unit: Unit, directory: str, tokenizer: Tokenizer, text_key: str, ma
     path = os.path.join(directory, f"{unit.number}.tokens")
     temporary = f"{path}.{os.getpid()}.tmp"
     with open(temporary, "wb", 1 << 20) as file:
-        for text in (text for piece in unit.pieces for text in formats.documents(piece, text_key)):
-            data = tokenizer.encode(text).astype(dtype).tobytes() + eos
-            file.write(data)
-            crc = google_crc32c.extend(crc, data)
-            lengths.append((len(text), len(data) // dtype.itemsize))
-            tokens, total = tokens + lengths[-1][1], total + len(text)
-            if max_bytes is not None and total > max_bytes:
-                break
+        texts = (text for piece in unit.pieces for text in formats.documents(piece, text_key))
+        for group in _groups(texts, max_bytes):
+            for text, ids in zip(group, tokenizer.encode_all(group), strict=True):
+                data = ids.astype(dtype).tobytes() + eos
+                file.write(data)
+                crc = google_crc32c.extend(crc, data)
+                lengths.append((len(text), len(data) // dtype.itemsize))
+                tokens, total = tokens + lengths[-1][1], total + len(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -139,6 +140,22 @@ def tokenize(unit: Unit, directory: str, tokenizer: Tokenizer, text_key: str, ma
     record = Finished(len(lengths), tokens, total, google_crc32c.extend(crc, data))
     records.write_json(os.path.join(directory, f"{unit.number}.json"), asdict(record))
     return record
+
+
+def _groups(texts: Iterable[bytes], limit: int | None) -> Iterator[list[bytes]]:
+    """Documents to be tokenized together. The last is the one that makes their bytes exceed ``limit``."""
+    group: list[bytes] = []
+    gathered = total = 0
+    for text in texts:
+        group.append(text)
+        gathered, total = gathered + len(text), total + len(text)
+        if limit is not None and total > limit:
+            break
+        if gathered >= _GROUP:
+            yield group
+            group, gathered = [], 0
+    if group:
+        yield group
 
 
 def read(directory: str, number: int, record: Finished, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray] | None:

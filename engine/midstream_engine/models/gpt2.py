@@ -9,15 +9,13 @@ import haliax as hax
 import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
-from haliax.nn import Stacked
 from jaxtyping import PRNGKeyArray
 
 from midstream_engine.config.model import Gpt2Config
 from midstream_engine.models.attention import View, attend, choose_backend, scaled
-from midstream_engine.models.axes import BATCH, EMBED, HEAD_SIZE, HEADS, MLP, POSITION
-from midstream_engine.models.layers import Embedding, LayerNorm, Linear, activation, dropout
-from midstream_engine.models.lm import LmModel
-from midstream_engine.models.stack import fold, stack
+from midstream_engine.models.axes import BATCH, EMBED, HEAD_SIZE, HEADS, POSITION
+from midstream_engine.models.decoder import Decoder, Mlp, frame, residual_deviation
+from midstream_engine.models.layers import Embedding, LayerNorm, Linear, dropout
 
 SITES_PER_LAYER = 3  # dropout sites: attention weights, attention output, MLP output
 
@@ -36,13 +34,11 @@ class Attention(eqx.Module):
         scale = config.initializer_range
         return cls(
             Linear.init([Embed], [Axis("qkv", 3), Heads, HeadSize], key=key_qkv, scale=scale, use_bias=config.use_bias),
-            # Residual projections start smaller, so that the residual stream's variance does not grow with depth.
             Linear.init(
-                [Heads, HeadSize], [Embed], key=key_proj,
-                scale=scale / math.sqrt(2 * config.num_layers), use_bias=config.use_bias,
+                [Heads, HeadSize], [Embed], key=key_proj, scale=residual_deviation(config), use_bias=config.use_bias
             ),
             config,
-        )  # fmt: skip
+        )
 
     def __call__(
         self, x: NamedArray, view: View, layer: NamedArray, keys: NamedArray | None, site: jax.Array
@@ -60,30 +56,6 @@ class Attention(eqx.Module):
         return self.proj(out).rearrange(x.axes)
 
 
-class Mlp(eqx.Module):
-    """embed -> mlp, the activation, mlp -> embed."""
-
-    up: Linear
-    down: Linear
-    config: Gpt2Config = eqx.field(static=True)
-
-    @classmethod
-    def init(cls, config: Gpt2Config, *, key: PRNGKeyArray) -> Mlp:
-        key_up, key_down = jax.random.split(key)
-        Embed, Hidden = _axes(config)[0], Axis(MLP, config.mlp_dim)
-        scale = config.initializer_range
-        down = scale / math.sqrt(2 * config.num_layers)
-        return cls(
-            Linear.init([Embed], [Hidden], key=key_up, scale=scale, use_bias=config.use_bias),
-            Linear.init([Hidden], [Embed], key=key_down, scale=down, use_bias=config.use_bias),
-            config,
-        )
-
-    def __call__(self, x: NamedArray) -> NamedArray:
-        active = activation(self.config.activation_function)
-        return self.down(active(hax.auto_sharded(self.up(x)))).rearrange(x.axes)
-
-
 class Block(eqx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
@@ -98,7 +70,8 @@ class Block(eqx.Module):
         key_attn, key_mlp = jax.random.split(key)
         Embed = _axes(config)[0]
         norm = LayerNorm.init(Embed, config.layer_norm_epsilon, config.use_bias)
-        return Block(norm, Attention.init(config, key=key_attn), norm, Mlp.init(config, key=key_mlp), config)
+        mlp = Mlp.init(config, key=key_mlp, down=residual_deviation(config), use_bias=config.use_bias)
+        return Block(norm, Attention.init(config, key=key_attn), norm, mlp, config)
 
     def __call__(self, x: NamedArray, view: View, layer: NamedArray, keys: NamedArray | None) -> NamedArray:
         site = layer.scalar() * SITES_PER_LAYER + 1
@@ -108,46 +81,32 @@ class Block(eqx.Module):
         return hax.auto_sharded(x)
 
 
-class Gpt2Model(LmModel):
-    """Tied embeddings, learned positions, ``num_layers`` stacked blocks, a last norm."""
+class Gpt2Model(Decoder):
+    """Learned positions, LayerNorm; the head is the embedding's."""
 
-    token_embeddings: Embedding
     position_embeddings: Embedding
-    blocks: Stacked[Block]
     ln_f: LayerNorm
-    config: Gpt2Config = eqx.field(static=True)
-    Vocab: Axis = eqx.field(static=True)
-    vocab_size: int = eqx.field(static=True)
 
     @classmethod
     def init(cls, config: Gpt2Config, Vocab: Axis, vocab_size: int, *, key: PRNGKeyArray) -> Gpt2Model:
-        key_tokens, key_positions, key_blocks = jax.random.split(key, 3)
-        Embed, scale = _axes(config)[0], config.initializer_range
-        stacked = stack(config.num_layers, Block, config.gradient_checkpointing)
-        return cls(
-            token_embeddings=Embedding.init(Vocab, Embed, key=key_tokens, scale=scale),
-            position_embeddings=Embedding.init(
-                Axis(POSITION, config.seq_len), Embed, key=key_positions, scale=scale / 2
-            ),
-            blocks=stacked(config, key=jax.random.split(key_blocks, config.num_layers)),
-            ln_f=LayerNorm.init(Embed, config.layer_norm_epsilon, config.use_bias),
-            config=config,
-            Vocab=Vocab,
-            vocab_size=vocab_size,
-        )
+        fields, key_positions = frame(Block, config, Vocab, vocab_size, key, tied=True)
+        Embed, Position = _axes(config)[0], Axis(POSITION, config.seq_len)
+        positions = Embedding.init(Position, Embed, key=key_positions, scale=config.initializer_range / 2)
+        last = LayerNorm.init(Embed, config.layer_norm_epsilon, config.use_bias)
+        return cls(**fields, position_embeddings=positions, ln_f=last)
 
-    def hidden(self, tokens: NamedArray, segments: NamedArray | None, keys: NamedArray | None) -> NamedArray:
+    @property
+    def _last_norm(self) -> LayerNorm:
+        return self.ln_f
+
+    def _embedded(self, tokens: NamedArray, keys: NamedArray | None) -> NamedArray:
         Batch, Position = tokens.resolve_axis(BATCH), tokens.resolve_axis(POSITION)
         positions = self.position_embeddings.weight[POSITION, hax.ds(0, Position.size)]
         x = hax.auto_sharded((self.token_embeddings(tokens) + positions).rearrange((Batch, Position, ...)))
-        x = dropout(x, self.config.embed_pdrop, Batch, keys, 0)
-        drops = keys is not None and self.config.attn_pdrop > 0
-        view = View.of(Position, segments, choose_backend(self.config, x.dtype, dropout=drops))
-        x = fold(self.blocks, self.config.gradient_checkpointing, x, view, hax.arange(self.blocks.Block), keys)
-        return self.ln_f(x)
+        return dropout(x, self.config.embed_pdrop, Batch, keys, 0)
 
-    def head(self) -> NamedArray:
-        return self.token_embeddings.weight
+    def _given(self, Position: Axis, keys: NamedArray | None) -> tuple[NamedArray, NamedArray | None]:
+        return hax.arange(self.blocks.Block), keys
 
 
 def _axes(config: Gpt2Config) -> tuple[Axis, Axis, Axis]:

@@ -6,16 +6,14 @@ import equinox as eqx
 import haliax as hax
 import jax
 from haliax import Axis, NamedArray
-from haliax.nn import Stacked
 from jaxtyping import PRNGKeyArray
 
 from midstream_engine.config.model import LlamaConfig
 from midstream_engine.models.attention import View, attend, choose_backend, scaled
-from midstream_engine.models.axes import BATCH, EMBED, HEAD_SIZE, HEADS, KV_HEADS, MLP, POSITION
-from midstream_engine.models.layers import Embedding, Linear, RmsNorm, activation
-from midstream_engine.models.lm import LmModel
+from midstream_engine.models.axes import EMBED, HEAD_SIZE, HEADS, KV_HEADS, MLP
+from midstream_engine.models.decoder import Decoder, frame
+from midstream_engine.models.layers import Linear, RmsNorm, activation
 from midstream_engine.models.rope import Rotation
-from midstream_engine.models.stack import fold, stack
 
 
 class Attention(eqx.Module):
@@ -93,43 +91,23 @@ class Block(eqx.Module):
         return hax.auto_sharded(x + self.mlp(self.post_attention_layernorm(x)))
 
 
-class LlamaModel(LmModel):
-    """Rotary positions, ``num_layers`` stacked blocks, a last norm, a head of its own or the embedding's."""
+class LlamaModel(Decoder):
+    """Rotary positions, RMSNorm."""
 
-    token_embeddings: Embedding
-    blocks: Stacked[Block]
     norm: RmsNorm
-    lm_head: Linear | None  # None: tied
-    config: LlamaConfig = eqx.field(static=True)
-    Vocab: Axis = eqx.field(static=True)
-    vocab_size: int = eqx.field(static=True)
 
     @classmethod
     def init(cls, config: LlamaConfig, Vocab: Axis, vocab_size: int, *, key: PRNGKeyArray) -> LlamaModel:
-        key_tokens, key_head, key_blocks = jax.random.split(key, 3)
-        Embed, scale = Axis(EMBED, config.hidden_dim), config.initializer_range
-        tied = config.tie_word_embeddings
-        stacked = stack(config.num_layers, Block, config.gradient_checkpointing)
-        return cls(
-            token_embeddings=Embedding.init(Vocab, Embed, key=key_tokens, scale=scale),
-            blocks=stacked(config, key=jax.random.split(key_blocks, config.num_layers)),
-            norm=_norm(config),
-            lm_head=None if tied else Linear.init([Embed], [Vocab], key=key_head, scale=scale, use_bias=False),
-            config=config,
-            Vocab=Vocab,
-            vocab_size=vocab_size,
-        )
+        fields, _ = frame(Block, config, Vocab, vocab_size, key, tied=config.tie_word_embeddings)
+        return cls(**fields, norm=_norm(config))
 
-    def hidden(self, tokens: NamedArray, segments: NamedArray | None, keys: NamedArray | None) -> NamedArray:
+    @property
+    def _last_norm(self) -> RmsNorm:
+        return self.norm
+
+    def _given(self, Position: Axis, keys: NamedArray | None) -> tuple[Rotation]:
         del keys  # Llama has no dropout
-        Batch, Position = tokens.resolve_axis(BATCH), tokens.resolve_axis(POSITION)
-        x = hax.auto_sharded(self.token_embeddings(tokens).rearrange((Batch, Position, ...)))
-        view = View.of(Position, segments, choose_backend(self.config, x.dtype))
-        rotation = Rotation.of(self.config.rope, Position, self.config.head_size)
-        return self.norm(fold(self.blocks, self.config.gradient_checkpointing, x, view, rotation))
-
-    def head(self) -> NamedArray:
-        return self.token_embeddings.weight if self.lm_head is None else self.lm_head.weight
+        return (Rotation.of(self.config.rope, Position, self.config.head_size),)
 
 
 def _norm(config: LlamaConfig) -> RmsNorm:

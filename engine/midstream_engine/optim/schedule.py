@@ -76,7 +76,8 @@ def learning_rate(config: OptimizerConfig, total: int) -> Schedule:
             falling = _decay(config, peak, low, decay, warmup)
             schedules.append(falling)
             borders.append(end)
-            previous = float(np.asarray(falling(decay)))
+            if end < total:  # where the next cycle starts; jax compiles for it
+                previous = float(np.asarray(falling(decay)))
         else:
             previous = peak
     joined = optax.join_schedules(schedules, borders[:-1])

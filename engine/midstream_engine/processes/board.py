@@ -141,6 +141,9 @@ class Board:
 
     def last_words(self, text: str) -> None:
         """What the others are told when this process goes."""
+        if self._hub is not None:
+            self._hub.farewell(text[:2000])
+            return
         try:
             self._channel.send(Message("words", self.process, {"text": text[:2000]}))
         except OSError as error:

@@ -56,6 +56,10 @@ class Hub:
         self._pass_on(Message("welcome", 0, {**welcome(), "peers": peers}))
         self._start(self._beat, "hub-beat")
 
+    def farewell(self, words: str) -> None:
+        """Process 0 is about to go: the others are told why, before their connections end."""
+        self._drop(0, words)
+
     def close(self) -> None:
         """Turn everyone away."""
         self._closed.set()

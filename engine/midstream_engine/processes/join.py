@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from midstream_engine import records
 from midstream_engine.config.distributed import DistributedConfig
@@ -17,6 +18,8 @@ from midstream_engine.processes.board import Board, Lost, join_board
 from midstream_engine.processes.hub import split
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 GRACE = 10.0  # seconds for the main thread to end by itself once a process is gone; it may be stuck in a collective
 # What a collective says that fails because another process is gone. Whose fault it is, is known a little later.
 _COLLECTIVE = re.compile(r"gloo|nccl|collective|coordinat|connection|socket|unavailable|deadline|peer", re.IGNORECASE)
@@ -46,6 +49,23 @@ class Processes:
     def barrier(self, key: str) -> None:
         if self.board is not None:
             self.board.exchange(key, b"")
+
+    def together(self, key: str, program: Callable[P, T]) -> Callable[P, T]:
+        """``program``, whose first call begins on all processes at the same time: whoever compiled or restored faster
+        waits at the board, as long as the others live. Connections between devices are made at a program's first call,
+        and jax gives a process up that comes to that half a minute after another (Gloo's, on CPUs)."""
+        if self.board is None:
+            return program
+        met = False
+
+        def call(*arguments: P.args, **named: P.kwargs) -> T:
+            nonlocal met
+            if not met:
+                self.barrier(f"first-{key}")
+                met = True
+            return program(*arguments, **named)
+
+        return call
 
     def watch(self, when_gone: Callable[[str], None]) -> None:
         """Once a process is gone: call ``when_gone`` with a line that names it, and after a while end this one, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import dataclass
 
@@ -46,6 +47,25 @@ class Cut:
         struct = jax.ShapeDtypeStruct(tuple(axis.size for axis in axes), dtype, sharding=self.sharding)
         return NamedArray(struct, axes)  # pyright: ignore[reportArgumentType]
 
+    def rows(self, process: int) -> np.ndarray:
+        """The examples of a batch that the devices of ``process`` hold, in order. int64 [n]."""
+        return _rows(self)[process]
+
+    def owned(self, process: int) -> np.ndarray:
+        """Those of them that no process before it holds. int64 [n]."""
+        earlier = [rows for other, rows in _rows(self).items() if other < process]
+        return np.setdiff1d(self.rows(process), np.concatenate([np.empty(0, np.int64), *earlier]))
+
+
+@functools.cache
+def _rows(cut: Cut) -> dict[int, np.ndarray]:
+    """By process: the examples of a batch that its devices hold, in order."""
+    examples = np.arange(cut.examples).reshape(cut.micro, cut.size, 1)
+    held: dict[int, set[int]] = {}
+    for device, index in cut.sharding.devices_indices_map(examples.shape).items():
+        held.setdefault(device.process_index, set()).update(examples[index].ravel().tolist())
+    return {process: np.array(sorted(rows), np.int64) for process, rows in held.items()}
+
 
 class ScheduledBatches:
     """Batch k of a run whose batches may change their size: it begins where batch k - 1 ended."""
@@ -54,9 +74,10 @@ class ScheduledBatches:
         self.cache, self.sequences = samples.cache, samples.sequences
         self._samples, self._schedule = samples, schedule
 
-    def batch(self, index: int) -> Batch:
-        """Batch ``index``, in time that does not depend on ``index``."""
-        return self._samples.samples(index, self._schedule.first_sample(index), self._schedule.size(index))
+    def batch(self, index: int, rows: np.ndarray | None = None) -> Batch:
+        """Batch ``index``, in time that does not depend on ``index``. Only ``rows`` of it are read (int64 [n]; None:
+        all)."""
+        return self._samples.samples(index, self._schedule.first_sample(index), self._schedule.size(index), rows)
 
     def epoch(self, index: int) -> float:
         """How many times the data has been read when batch ``index`` begins."""

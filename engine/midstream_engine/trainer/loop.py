@@ -26,6 +26,7 @@ from midstream_engine.trainer.attempt import Attempt
 from midstream_engine.trainer.mesh import place
 from midstream_engine.trainer.profile import Profile
 from midstream_engine.trainer.programs import Programs
+from midstream_engine.trainer.reading import Reader
 from midstream_engine.trainer.requests import Known, Requests, Wanted
 from midstream_engine.trainer.saving import NotSaved, Saver
 from midstream_engine.trainer.setup import Setup
@@ -56,6 +57,7 @@ class Loop:
         self._leads = attempt.processes.leads
         self._setup, self._programs, self._saver = setup, programs, saver
         self._requests, self._attempt, self._status, self._metrics = requests, attempt, status, metrics
+        self._reader = Reader(setup, attempt.processes)
         self._trainer = setup.config.trainer
         self._fence_seen: tuple[int, int] | None = None
         self._epoch = 0  # of the fence, as it was last seen
@@ -94,7 +96,7 @@ class Loop:
     # ------------------------------------------------------------------------------------------------- one update
 
     def _prepare(self, index: int) -> tuple[Batch, NamedArray, NamedArray]:
-        batch, cut = self._setup.batches.batch(index), self._setup.cut_at(index)
+        batch, cut = self._reader.batch(index), self._setup.cut_at(index)
         return batch, cut.put(batch.tokens), cut.put(batch.loss_mask)
 
     def _update(self, source: Prefetch[tuple[Batch, NamedArray, NamedArray]]) -> None:
@@ -133,7 +135,7 @@ class Loop:
             "throughput/loading_time": loading,
             "throughput/total_tokens": samples * setup.config.model.seq_len,
             "time": time.time(),
-            "batch_digest": batch.digest,
+            "batch_digest": self._reader.digest(batch),
         }
         if result.skipped is not None:
             row["optim/skipped_updates"] = int(result.skipped)

@@ -14,10 +14,12 @@ import numpy as np
 from haliax import NamedArray
 
 from midstream_engine.data.batches import evaluation_batches
+from midstream_engine.processes.join import ALONE, Processes
 from midstream_engine.trainer.batching import Cut
 from midstream_engine.trainer.setup import Plan, Setup
 from midstream_engine.trainer.state import TrainState
 from midstream_engine.trainer.step import StepResult, evaluation_step, train_step
+from midstream_engine.trainer.stored import stored
 from midstream_engine.trainer.witness import Witness
 
 log = logging.getLogger(__name__)
@@ -34,12 +36,12 @@ class Programs:
     is neither. Who asks for a program waits until it is there, and gets what went wrong in making it.
     """
 
-    def __init__(self, setup: Setup):
+    def __init__(self, setup: Setup, processes: Processes = ALONE):
         self._began = time.monotonic()
         with _one_thread() as thread:
-            self._step: Future[Step] = thread.submit(compile_steps, setup)
-            self._witness: Future[Witness] = thread.submit(compile_witness, setup)
-            self._evaluate: Future[Evaluate | None] = thread.submit(compile_evaluation, setup)
+            self._step: Future[Step] = thread.submit(compile_steps, setup, processes)
+            self._witness: Future[Witness] = thread.submit(compile_witness, setup, processes)
+            self._evaluate: Future[Evaluate | None] = thread.submit(compile_evaluation, setup, processes)
             self._logged = thread.submit(self._log)
 
     @property
@@ -55,9 +57,10 @@ class Programs:
         return self._evaluate.result()
 
     def wait(self) -> float:
-        """Until all are there; returns the seconds that this took. Raises what the compiler did."""
+        """Until the first update can be made; returns the seconds that this took. Raises what the compiler did. The
+        evaluation may take longer: whoever asks for it waits."""
         began = time.monotonic()
-        for each in (self._step, self._witness, self._evaluate):
+        for each in (self._step, self._witness):
             each.result()
         return time.monotonic() - began
 
@@ -75,9 +78,12 @@ def _one_thread() -> Iterator[ThreadPoolExecutor]:
         thread.shutdown(wait=False)
 
 
-def compile_steps(setup: Plan) -> Step:
+def compile_steps(setup: Plan, processes: Processes = ALONE) -> Step:
     """The update, whatever the size of its batch: one program for each size that the schedule still has."""
-    compiled = {(cut.micro, cut.size): compile_step(setup, cut) for cut in setup.cuts.values()}
+    compiled = {
+        (cut.micro, cut.size): processes.together(f"step-{cut.examples}", compile_step(setup, cut))
+        for cut in setup.cuts.values()
+    }
 
     def step(state: TrainState, number: Any, tokens: NamedArray, mask: NamedArray) -> tuple[TrainState, StepResult]:
         micro, batch = tokens.axes[0].size, tokens.axes[1].size
@@ -100,35 +106,38 @@ def compile_step(setup: Plan, cut: Cut | None = None) -> Any:
         averaging=setup.config.trainer.model_averaging,
     )
     number = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
-    example = (cut or setup.cut).shape(setup.positions)
-    with setup.layout.active():
-        jitted = jax.jit(function, donate_argnums=0, out_shardings=(setup.shardings, replicated))
-        return jitted.lower(setup.abstract, number, example, example).compile()
+    cut = cut or setup.cut
+    example = cut.shape(setup.positions)
+    arguments = (setup.abstract, number, example, example)
+
+    def make() -> Any:
+        with setup.layout.active():
+            jitted = jax.jit(function, donate_argnums=0, out_shardings=(setup.shardings, replicated))
+            return jitted.lower(*arguments).compile()
+
+    counts = 0 if setup.config.optimizer.skip_step() is not None else None
+    result = (setup.abstract, StepResult(*(number,) * 3, counts))  # pyright: ignore[reportArgumentType]
+    return stored(setup, f"step-{cut.micro}-{cut.size}", make, arguments, result)
 
 
-def compile_witness(setup: Plan) -> Witness:
+def compile_witness(setup: Plan, processes: Processes = ALONE) -> Witness:
     """The losses of fixed sequences."""
-    return Witness(
-        setup.layout,
-        batch_size=max(size for _, size in setup.batch_schedule.points),
-        seq_len=setup.positions,
-        eos=setup.eos,
-        model=setup.abstract.model,
-    )
+    return Witness(setup, processes)
 
 
-def compile_evaluation(setup: Setup) -> Evaluate | None:
+def compile_evaluation(setup: Setup, processes: Processes = ALONE) -> Evaluate | None:
     """A function from a state to ``eval/loss``, the mean over every token of the validation sets in nats, and
     ``eval/<name>/loss`` of each named set; None without such a set."""
     cache, cut = setup.validation, setup.evaluation_cut
     seq_len, limit = setup.config.model.seq_len, setup.config.trainer.max_eval_batches
     if cache is None or limit == 0:
         return None
-    compiled = compile_evaluation_step(setup)
+    compiled = processes.together("evaluation", compile_evaluation_step(setup))
 
     def evaluate(state: TrainState) -> dict[str, float]:
         sums: dict[str, tuple[float, float]] = {}
-        for batch in evaluation_batches(cache, seq_len=seq_len, batch_size=cut.examples, limit=limit):
+        rows = cut.rows(jax.process_index())
+        for batch in evaluation_batches(cache, seq_len=seq_len, batch_size=cut.examples, limit=limit, rows=rows):
             loss, tokens = compiled(state.evaluated, cut.put(batch.tokens), cut.put(batch.loss_mask))
             total, counted = sums.get(batch.source, (0.0, 0.0))
             sums[batch.source] = total + float(loss), counted + float(tokens)
@@ -141,7 +150,13 @@ def compile_evaluation(setup: Setup) -> Evaluate | None:
 
 def compile_evaluation_step(setup: Plan) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """``evaluation_step`` on one batch of the validation set."""
-    example = setup.evaluation_cut.shape(setup.config.model.seq_len)
-    with setup.layout.active():
-        jitted = jax.jit(evaluation_step(setup.policy, eos=setup.eos), out_shardings=setup.layout.replicated())
-        return jitted.lower(setup.abstract.evaluated, example, example).compile()
+    cut = setup.evaluation_cut
+    example = cut.shape(setup.config.model.seq_len)
+    arguments = (setup.abstract.evaluated, example, example)
+
+    def make() -> Any:
+        with setup.layout.active():
+            jitted = jax.jit(evaluation_step(setup.policy, eos=setup.eos), out_shardings=setup.layout.replicated())
+            return jitted.lower(*arguments).compile()
+
+    return stored(setup, f"evaluation-{cut.micro}-{cut.size}", make, arguments, (0, 0))

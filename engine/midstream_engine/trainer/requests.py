@@ -146,7 +146,7 @@ class Requests:
             self._told = serial
             self._processes.board.post(f"order-{serial}", json.dumps(order.to_json()).encode())
         if self._agree is None:
-            self._agree = Agreement(len(mine))
+            self._agree = Agreement(len(mine), self._processes)
         return self._agree.begin(mine), signals
 
     def _order(self, serial: int) -> records.Order | None:
@@ -162,7 +162,7 @@ class Requests:
 class Agreement:
     """The element-wise maximum of vectors (int32 [length]) over all processes: a program of its own beside the step."""
 
-    def __init__(self, length: int):
+    def __init__(self, length: int, processes: Processes):
         import jax
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -171,7 +171,8 @@ class Agreement:
         self._each = NamedSharding(mesh, PartitionSpec("everyone"))
         everywhere = NamedSharding(mesh, PartitionSpec())
         vectors = jax.ShapeDtypeStruct(self._shape, np.int32, sharding=self._each)
-        self._program = jax.jit(lambda rows: rows.max(axis=0), out_shardings=everywhere).lower(vectors).compile()
+        compiled = jax.jit(lambda rows: rows.max(axis=0), out_shardings=everywhere).lower(vectors).compile()
+        self._program = processes.together("agreement", compiled)
 
     def begin(self, mine: np.ndarray) -> Any:
         """Hand this process's vector to its devices, and start."""

@@ -148,7 +148,7 @@ def get_ready(
         check_same_data(origin, config, setup.tokenizer.id)
     digest, digests = setup.batches.cache.digest, setup.data_digests
     status.update(state=records.COMPILING, step=step, data_digest=digest, data_digests=digests)
-    return Ready(setup, Programs(setup))
+    return Ready(setup, Programs(setup, attempt.processes))
 
 
 def begin(attempt: Attempt, ready: Ready, origin: Origin | None, status: StatusFile) -> Beginning:
@@ -156,7 +156,7 @@ def begin(attempt: Attempt, ready: Ready, origin: Origin | None, status: StatusF
     setup, programs = ready.setup, ready.programs
     if origin is None:
         log.info("fresh start")
-        state = setup.fresh_state()
+        state = setup.fresh_state(attempt.processes)
         programs.wait()
         return Beginning(state, 0, None, None)
     status.update(state=records.RESTORING)

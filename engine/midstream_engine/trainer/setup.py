@@ -20,6 +20,7 @@ from midstream_engine.data.prepare import open_training, open_validation, valida
 from midstream_engine.data.tokenizer import Tokenizer, load_tokenizer
 from midstream_engine.optim.adam import build_optimizer
 from midstream_engine.optim.schedule import Schedule, learning_rate
+from midstream_engine.processes.join import ALONE, Processes
 from midstream_engine.trainer.batching import Cut, ScheduledBatches, cut_batch
 from midstream_engine.trainer.mesh import Layout, build_layout, check_divides
 from midstream_engine.trainer.state import TrainState, abstract_state, fresh_state, initializer, with_shardings
@@ -92,9 +93,9 @@ class Plan:
         """From the run's key to the state of step 0."""
         return initializer(self.config, self.tokenizer.vocab_size, self.optimizer, self.policy)
 
-    def fresh_state(self) -> TrainState:
+    def fresh_state(self, processes: Processes = ALONE) -> TrainState:
         """The state of step 0."""
-        return fresh_state(self.initializer(), self.layout, self.config.trainer.seed)
+        return fresh_state(self.initializer(), self.layout, self.config.trainer.seed, processes)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from jaxtyping import PRNGKeyArray
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.models.lm import LmModel, init_model
 from midstream_engine.optim.averaging import ModelAverage, start_average
+from midstream_engine.processes.join import ALONE, Processes
 from midstream_engine.trainer.mesh import Layout, place
 
 
@@ -49,16 +50,24 @@ def initializer(
 
 def abstract_state(init: Callable[[PRNGKeyArray], TrainState]) -> TrainState:
     """The state's shapes: NamedArrays of ShapeDtypeStruct, nothing is allocated."""
-    return eqx.filter_eval_shape(init, jax.random.key(0))
+    return eqx.filter_eval_shape(lambda: init(jax.random.key(0)))
 
 
-def fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout, seed: int) -> TrainState:
+def fresh_state(
+    init: Callable[[PRNGKeyArray], TrainState], layout: Layout, seed: int, processes: Processes = ALONE
+) -> TrainState:
     """The state before the first update, made in place: no device ever holds more than its shards.
 
     Bit-identical on any mesh: jax's default generator is partitionable, and see ``models.layers.normal``.
     """
-    key = np.asarray(jax.random.key_data(jax.random.key(seed)))
-    return compile_fresh_state(init, layout)(place(key, layout.replicated()))
+    key = run_key(seed)
+    begin = processes.together("initialisation", compile_fresh_state(init, layout))
+    return begin(place(key, layout.replicated()))
+
+
+def run_key(seed: int) -> np.ndarray:
+    """The raw key (uint32 [2]) from which a run's state is drawn. Jax compiles two small programs for it."""
+    return np.asarray(jax.random.key_data(jax.random.key(seed)))
 
 
 def compile_fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout) -> Any:

@@ -16,7 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from midstream_engine import records
 from midstream_engine.data.batches import Batch, example_digest
 from midstream_engine.models.lm import BATCH, POSITION, LmModel, token_losses
-from midstream_engine.trainer.mesh import Layout, place
+from midstream_engine.processes.join import ALONE, Processes
+from midstream_engine.trainer.mesh import place
+from midstream_engine.trainer.setup import Plan
+from midstream_engine.trainer.stored import stored
 
 SEQUENCES = 8
 TOLERANCE = 1e-4  # relative
@@ -45,32 +48,36 @@ class Measured:
 class Witness:
     """Measures the witness on a layout; compiled once, apart from the train step."""
 
-    def __init__(self, layout: Layout, *, batch_size: int, seq_len: int, eos: int | None, model: LmModel):
-        """``model``: shapes with shardings."""
-        self.count = min(SEQUENCES, batch_size)
+    def __init__(self, setup: Plan, processes: Processes = ALONE):
+        layout, seq_len, eos = setup.layout, setup.positions, setup.eos
+        self.count = min(SEQUENCES, max(size for _, size in setup.batch_schedule.points))
         names = layout.compute.get(layout.batch_axis, ()) if self.count % layout.batch_shards == 0 else ()
         self._axes = (Axis(BATCH, self.count), Axis(POSITION, seq_len))
         self._sharding = NamedSharding(layout.mesh, PartitionSpec(names or None, None))
         # Fewer sequences than devices: every device computes all of them, which needs no batch axis on the mesh.
-        self._compute = dict(layout.compute)
+        compute = dict(layout.compute)
         if not names:
-            self._compute.pop(layout.batch_axis, None)
+            compute.pop(layout.batch_axis, None)
         shape = jax.ShapeDtypeStruct((self.count, seq_len), np.int32, sharding=self._sharding)
         named = NamedArray(shape, self._axes)  # pyright: ignore[reportArgumentType]
+        arguments = (setup.abstract.model, named, named)
 
         def measure(model: LmModel, tokens: NamedArray, mask: NamedArray) -> jax.Array:
             return losses_of(model, tokens, mask, eos=eos).array
 
-        with layout.active(), hax.axis_mapping(self._compute):
-            lowered = jax.jit(measure, out_shardings=layout.replicated()).lower(model, named, named)
-        self.compiled: Any = lowered.compile()
+        def make() -> Any:
+            with layout.active(), hax.axis_mapping(compute):
+                return jax.jit(measure, out_shardings=layout.replicated()).lower(*arguments).compile()
+
+        self.compiled: Any = stored(setup, f"witness-{self.count}", make, arguments, 0)
+        self._program = processes.together("witness", self.compiled)
 
     def measure(self, model: LmModel, batch: Batch) -> Measured:
         """The losses of the first ``count`` sequences of ``batch`` (of all, where it has fewer) under ``model``."""
         tokens, mask = batch.tokens[: self.count], batch.loss_mask[: self.count]
         missing = ((0, self.count - len(tokens)), (0, 0))
         padded = [self._put(np.pad(array, missing)) for array in (tokens, mask)]
-        losses = np.asarray(self.compiled(model, *padded))[: len(tokens)]
+        losses = np.asarray(self._program(model, *padded))[: len(tokens)]
         digests = b"".join(example_digest(*example) for example in zip(tokens, mask, strict=True))
         return Measured([float(loss) for loss in losses], hashlib.sha256(digests).hexdigest(), batch.digest)
 

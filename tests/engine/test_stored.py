@@ -1,0 +1,109 @@
+"""Compiled programs on the disk: found again where nothing has changed that they follow from, else made anew."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from engine_runs import CONFIGS
+from midstream_engine.config import load_config
+from midstream_engine.rehearse import memory
+from midstream_engine.trainer import stored
+from midstream_engine.trainer.programs import compile_step
+from midstream_engine.trainer.setup import Plan, make_plan
+
+pytestmark = [
+    # haliax 1.4 uses names that jax 0.10 is giving up.
+    pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
+]
+settings: Any = jax.config
+SMALL = ["--model.seq_len", "8", "--model.hidden_dim", "16", "--model.num_layers", "1", "--model.num_heads", "2"]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """jax's cache in a directory of its own; the programs lie in ``programs`` there."""
+    before = settings.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield tmp_path / stored.FOLDER
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def plan(*flags: str, devices: int = 2) -> Plan:
+    arguments = ["--config_path", str(CONFIGS / "gpt2_tiny.yaml"), *SMALL, *flags]
+    return make_plan(load_config(arguments).config, jax.devices()[:devices])
+
+
+def updated(setup: Plan, program: Any) -> list[bytes]:
+    """The bytes of the state after one update, and of the loss."""
+    tokens = np.arange(8 * 8).reshape(8, 8) % 200
+    number = jax.device_put(np.int32(0), setup.layout.replicated())
+    state, result = program(setup.fresh_state(), number, setup.cut.put(tokens), setup.cut.put(np.ones_like(tokens)))
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((state.model, state.optimizer, result))]
+
+
+def test_a_program_is_found_again_and_is_the_same(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = plan()
+    made = compile_step(setup)
+    (file,) = cache.iterdir()
+    assert cache.stat().st_mode & 0o077 == 0
+    with monkeypatch.context() as patch:  # nothing is traced
+        patch.setattr(jax, "jit", lambda *_, **__: pytest.fail("it was made again"))
+        found = compile_step(plan("--trainer.steps_per_eval", "7", "--trainer.tracker", "[{type: tensorboard}]"))
+    assert memory(found) == memory(made)
+    assert updated(setup, found) == updated(setup, made)
+    file.write_bytes(file.read_bytes()[:-100])
+    assert updated(setup, compile_step(setup)) == updated(setup, made)
+
+
+def test_what_is_no_program_is_made_anew_and_told(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> Any:
+        return jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), np.int32)).compile()
+
+    setup = plan(devices=1)
+    for content in (None, b"", b"no program", None):
+        if content is not None:
+            next(cache.iterdir()).write_bytes(content)
+        with caplog.at_level(logging.WARNING):
+            assert int(stored.stored(setup, "p", make, (0,), 0)(np.int32(1))) == 2
+        assert ("is not used" in caplog.text) == (content is not None)
+        caplog.clear()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["--optimizer.learning_rate", "2e-3"], ["--model.hidden_dim", "32"], ["--trainer.mp", "p=f32,c=bfloat16"],
+        ["--trainer.num_train_steps", "7"], ["--data.block_cross_document_attention", "false"],
+        ["--trainer.jax_config.jax_default_matmul_precision", "highest"],
+    ],
+)  # fmt: skip
+def test_whatever_may_change_a_program_changes_its_name(change: list[str]) -> None:
+    assert stored._key(plan(*change), "step") != stored._key(plan(), "step")
+
+
+def test_devices_settings_and_code_are_part_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {stored._key(plan(devices=count), "step") for count in (1, 2, 4)}
+    keys.add(stored._key(plan(), "witness"))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_of_another_kind")
+    keys.add(stored._key(plan(), "step"))
+    monkeypatch.setattr(stored, "_code", lambda: "of another engine")
+    keys.add(stored._key(plan(), "step"))
+    assert len(keys) == 6
+
+
+def test_where_there_is_no_directory_of_ones_own_nothing_is_stored() -> None:
+    before = settings.jax_compilation_cache_dir
+    try:
+        for place in (None, "gs://bucket/cache"):
+            jax.config.update("jax_compilation_cache_dir", place)
+            assert stored._directory() is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
