@@ -246,7 +246,7 @@ def measure_idle(options: argparse.Namespace) -> dict[str, float]:
 
 def measure_memory(options: argparse.Namespace) -> dict[str, float]:
     found = {}
-    for kind, word in (("empty", WORDS[0]), ("small", "nano"), ("memory", "metric/9")):
+    for kind, word in (("empty", WORDS[0]), ("small", "nano"), ("memory", "metric/5")):
         screen = started(kind, options)
         screen.until(lambda text, word=word: word.encode() in text, 500)
         screen.rest(3)
