@@ -18,7 +18,7 @@ from midstream.hosts.base import Host
 from midstream.hosts.open import open_host
 from midstream.launch.bundle import build_bundle, install_engine
 from midstream.launch.environment import Environment
-from midstream.launch.start import start_attempt, stop_attempt, wait_state
+from midstream.launch.start import Launch, Prepared, start_attempt, stop_attempt, wait_state
 from midstream_engine import records
 from stand_in_engine import write_stand_in
 
@@ -51,12 +51,8 @@ def test_the_engine_goes_on_when_the_connection_is_cut(server: SshServer, host: 
     attempt = start_attempt(
         host,
         server.config,
-        target="gpu1",
-        run_id="run",
-        epoch=1,
-        config_text="a: 1\n",
-        engine=engine,
-        environment=Environment(sys.executable, "the tests' own"),
+        Launch("run", "gpu1", config_text="a: 1\n"),
+        Prepared(engine, Environment(sys.executable, "the tests' own")),
     )
     before = wait_state(host, "run", attempt.number, TRAINING, 30)
     assert records.is_alive(attempt.process)
@@ -78,16 +74,7 @@ def test_the_engine_goes_on_when_the_connection_is_cut(server: SshServer, host: 
 def test_a_server_that_is_down_for_a_while_is_waited_for(server: SshServer, host: Host, tmp_path: Path) -> None:
     engine = install_engine(host, build_bundle(write_stand_in(tmp_path / "package")))
     environment = Environment(sys.executable, "the tests' own")
-    attempt = start_attempt(
-        host,
-        server.config,
-        target="gpu1",
-        run_id="run",
-        epoch=1,
-        config_text="",
-        engine=engine,
-        environment=environment,
-    )
+    attempt = start_attempt(host, server.config, Launch("run", "gpu1", config_text=""), Prepared(engine, environment))
     wait_state(host, "run", attempt.number, TRAINING, 30)
     server.stop()
     back = threading.Timer(1.5, server.start)

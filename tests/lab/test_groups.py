@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from midstream.fleet.config import Fleet, HostsTarget, load_fleet, parse_fleet
 from midstream.hosts.open import Hosts
 from midstream.launch import group
 from midstream.launch.bundle import build_bundle, install_engine
+from midstream.launch.environment import Environment
 from midstream.launch.errors import LaunchError
 from midstream.launch.follow import look_at_ranks, stop_ranks, verdict, wait_ranks
 from midstream.launch.rendezvous import all_links, meet, share_root
-from midstream.launch.start import Attempt
+from midstream.launch.start import Attempt, Launch, Rank
+from midstream.tui.actions import FleetActions
+from midstream.watch.watcher import look_once
 from midstream_engine import records
 from stand_in_engine import write_stand_in
 
@@ -56,12 +60,12 @@ def start(pair: Fleet, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Start the stand-in on the pair."""
     bundle = build_bundle(write_stand_in(tmp_path / "package"))
     monkeypatch.setattr(group, "install_engine", lambda host: install_engine(host, bundle))
-    ready = group.Environment(sys.executable, "the tests' own")
+    ready = Environment(sys.executable, "the tests' own")
     monkeypatch.setattr(group, "prepare_environment", lambda *_: ready)
 
     def start(*overrides: str, fleet: Fleet = pair, **more: Any) -> Attempt:
-        words = {"run_id": "run", "epoch": 1, "config_text": "a: 1\n", "overrides": overrides, **more}
-        return group.start(hosts, fleet, fleet.target("pair"), **words)
+        launch = Launch("run", "pair", config_text="a: 1\n", overrides=overrides)
+        return group.start(hosts, fleet, fleet.target("pair"), replace(launch, **more))
 
     return start
 
@@ -91,8 +95,10 @@ def test_all_processes_start_together_find_each_other_and_stop(
     assert found[1]["env"]["MIDSTREAM_HOST"] == "b"
     assert os.listdir(pair.hosts["a"].root + "/runs/run/attempts") == ["005"], "what was claimed in vain is given back"
 
-    ended = stop_ranks(hosts, attempt.ranks, "run", 5, 30)
-    assert [rank.state for rank in ended] == ["stopped", "stopped"]
+    run = look_once(pair, hosts, timeout=60).copies("run")[0]
+    FleetActions(pair, hosts).stop_run(run)  # as the terminal UI does
+    ended = look_at_ranks(hosts, attempt.ranks, "run", 5)
+    assert [(rank.state, rank.alive, rank.supervised) for rank in ended] == [("stopped", False, False)] * 2
     assert start().number == 6
 
 
@@ -126,8 +132,6 @@ def test_a_process_that_is_killed_ends_all_and_is_named(hosts: Hosts, start: Cal
 def test_a_process_that_stands_still_is_named_among_those_that_wait_for_it(
     pair: Fleet, hosts: Hosts, start: Callable[..., Attempt]
 ) -> None:
-    from dataclasses import replace
-
     watched = Fleet({name: replace(each, stuck_after=1.0) for name, each in pair.hosts.items()}, pair.targets)
     attempt = start("--stand-at", "3", "--behind", "1", fleet=watched)
     with pytest.raises(LaunchError, match=r"process 1 on b (failed: no progress for|stands still at step 2)"):
@@ -138,10 +142,10 @@ def test_a_process_that_cannot_be_started_leaves_none_running(
     pair: Fleet, hosts: Hosts, start: Callable[..., Attempt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = {"a": sys.executable, "b": "/no/such/python"}
-    monkeypatch.setattr(group, "prepare_environment", lambda host, *_: group.Environment(ready[host.name], ""))
+    monkeypatch.setattr(group, "prepare_environment", lambda host, *_: Environment(ready[host.name], ""))
     with pytest.raises(Exception, match="b: /no/such/python cannot be started"):
         start()
-    assert not any(rank.alive or rank.supervised for rank in look_at_ranks(hosts, [group.Rank(0, "a")], "run", 1))
+    assert not any(rank.alive or rank.supervised for rank in look_at_ranks(hosts, [Rank(0, "a")], "run", 1))
 
 
 def test_a_shared_root_is_found_out_not_assumed(hosts: Hosts) -> None:
@@ -154,8 +158,6 @@ def test_a_shared_root_is_found_out_not_assumed(hosts: Hosts) -> None:
 def test_hosts_of_one_root_share_one_attempt(
     lab: Lab, pair: Fleet, start: Callable[..., Attempt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
-
     root = str(lab.directory / "nfs")
     target = HostsTarget(["a", "b"], shared_root=root)
     shared = Fleet({name: replace(each, root=root) for name, each in pair.hosts.items()}, {"pair": target})
@@ -163,9 +165,7 @@ def test_hosts_of_one_root_share_one_attempt(
     try:
         assert share_root([with_root.get("a"), with_root.get("b")]) == []
         assert not os.path.exists(root + "/.tokens"), "nothing is left of having looked"
-        attempt = group.start(
-            with_root, shared, shared.target("pair"), run_id="run", epoch=1, config_text="", overrides=()
-        )
+        attempt = group.start(with_root, shared, shared.target("pair"), Launch("run", "pair", config_text=""))
         seen = wait_ranks(with_root, attempt.ranks, "run", attempt.number, TRAINING, 30)
         assert sorted(os.listdir(root + "/runs/run/attempts")) == ["001"]
         assert [rank.process for rank in seen] == [0, 1]

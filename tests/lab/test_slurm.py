@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from midstream.fleet.config import Fleet, SlurmTarget
 from midstream.hosts.open import Hosts
 from midstream.launch import group
 from midstream.launch.bundle import build_bundle, install_engine
+from midstream.launch.environment import Environment
 from midstream.launch.errors import LaunchError
 from midstream.launch.follow import look_at_ranks, stop_run, wait_ranks
-from midstream.launch.start import Attempt
+from midstream.launch.start import Attempt, Launch
 from midstream_engine import records
 from stand_in_engine import write_stand_in
 
@@ -68,12 +70,12 @@ def hosts(fleet: Fleet) -> Iterator[Hosts]:
 def start(fleet: Fleet, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Attempt]:
     bundle = build_bundle(write_stand_in(tmp_path / "package"))
     monkeypatch.setattr(group, "install_engine", lambda host: install_engine(host, bundle))
-    ready = group.Environment(sys.executable, "the tests' own")
+    ready = Environment(sys.executable, "the tests' own")
     monkeypatch.setattr(group, "prepare_environment", lambda *_: ready)
 
     def start(*overrides: str, target: str = "cluster", **more: Any) -> Attempt:
-        words = {"run_id": "run", "epoch": 1, "config_text": "a: 1\n", "overrides": overrides, **more}
-        return group.start(hosts, fleet, fleet.target(target), **words)
+        launch = Launch("run", target, config_text="a: 1\n", overrides=overrides)
+        return group.start(hosts, fleet, fleet.target(target), replace(launch, **more))
 
     return start
 

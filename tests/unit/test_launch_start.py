@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,15 @@ from midstream.launch import run as launching
 from midstream.launch.bundle import build_bundle, install_engine
 from midstream.launch.environment import Environment
 from midstream.launch.errors import LaunchError
-from midstream.launch.start import Attempt, kill_attempt, start_attempt, stop_attempt, wait_state
+from midstream.launch.start import (
+    Attempt,
+    Launch,
+    Prepared,
+    kill_attempt,
+    start_attempt,
+    stop_attempt,
+    wait_state,
+)
 from midstream_engine import records
 from stand_in_engine import write_stand_in
 from trees import SOURCES
@@ -50,8 +59,8 @@ def start(host: LocalMachine, tmp_path: Path) -> Callable[..., Attempt]:
     engine = install_engine(host, build_bundle(write_stand_in(tmp_path / "package")))
 
     def start(config: LocalHost | None = None, **more: Any) -> Attempt:
-        arguments = {"target": "spot", "run_id": "run", "epoch": 3, "config_text": "a: 1\n", **more}
-        return start_attempt(host, config or LocalHost(), engine=engine, environment=RUNNING, **arguments)
+        launch = replace(Launch("run", "spot", 3, config_text="a: 1\n"), **more)
+        return start_attempt(host, config or LocalHost(), launch, Prepared(engine, RUNNING))
 
     return start
 
@@ -154,11 +163,11 @@ from midstream.fleet.config import LocalHost
 from midstream.hosts.local import LocalMachine
 from midstream.launch.bundle import build_bundle, install_engine
 from midstream.launch.environment import Environment
-from midstream.launch.start import start_attempt
+from midstream.launch.start import Launch, Prepared, start_attempt
 host = LocalMachine("here", LocalHost(root={host.root!r}))
 engine = install_engine(host, build_bundle(Path({str(tmp_path / "package" / "midstream_engine")!r})))
-start_attempt(host, LocalHost(), target="t", run_id="run", epoch=1, config_text="", engine=engine,
-              environment=Environment(sys.executable, ""))
+prepared = Prepared(engine, Environment(sys.executable, ""))
+start_attempt(host, LocalHost(), Launch("run", "t", config_text=""), prepared)
 os.killpg(0, signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], start_new_session=True, capture_output=True, timeout=60)

@@ -13,7 +13,7 @@ from midstream.fleet.config import Fleet, Target
 from midstream.hosts.open import Hosts
 from midstream.launch.config_file import read_config
 from midstream.launch.group import prepare_target
-from midstream.launch.start import engine_environment
+from midstream.launch.start import Launch, engine_environment
 from midstream.remote.engine import with_setup
 
 TIMEOUT = 3600.0  # seconds to compile
@@ -45,7 +45,7 @@ def _one(
     hosts: Hosts, fleet: Fleet, target: Target, name: str, text: str, engine: str, python: str, overrides: Sequence[str]
 ) -> Check:
     host, config = hosts.get(name), fleet.hosts[name]
-    env = engine_environment(host.root, config, engine, target.name, "rehearsal", 0, 1)
+    env = engine_environment(host.root, config, engine, Launch("rehearsal", target.name), 0)
     command = [python, "-m", MODULE, "--config_path", "{config}", "--trainer.root", host.root, *overrides]
     answer: dict[str, Any] = host.call(
         "checks.rehearse",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from midstream.errors import HostError
@@ -12,26 +12,15 @@ from midstream.fleet.config import Fleet, Target
 from midstream.hosts.base import Host
 from midstream.hosts.open import Hosts
 from midstream.launch import slurm
-from midstream.launch.bundle import EngineInstall, install_engine
-from midstream.launch.environment import Environment, prepare_environment
+from midstream.launch.bundle import install_engine
+from midstream.launch.environment import prepare_environment
 from midstream.launch.errors import LaunchError
 from midstream.launch.follow import kill_ranks
-from midstream.launch.rendezvous import check_numbers, meet, share_root
-from midstream.launch.start import Attempt, Place, Rank, start_attempt, start_process
-from midstream_engine import records
+from midstream.launch.rendezvous import check_numbers, meet, places
+from midstream.launch.start import Attempt, Launch, Place, Prepared, Rank, start_attempt, start_process
 
 AT_ONCE = 32  # hosts that are worked on at the same time
 CLAIMS = 5  # tries to agree on one attempt number
-
-Bring = Callable[[Host, Host, str], None]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Engine and environment on one host."""
-
-    engine: EngineInstall
-    environment: Environment
 
 
 def prepare_target(
@@ -56,71 +45,32 @@ def start(
     hosts: Hosts,
     fleet: Fleet,
     target: Target,
-    *,
-    run_id: str,
-    epoch: int,
-    order: records.Order | None = None,
-    overrides: Sequence[str] = (),
-    config_text: str | None = None,
-    at_least: int = 1,
+    launch: Launch,
     prepared: Mapping[str, Prepared] | None = None,
-    bring: Bring | None = None,
 ) -> Attempt:
-    """Claim the run's next attempt on the target and start it there, on all hosts together.
-
-    Hosts of a group that share no file system need the checkpoint each: ``bring(from, to, directory)`` copies what the
-    order names from the first host. Where one process cannot be started, those that could are ended again.
-    LaunchError naming the host; HostError."""
+    """Claim the run's next attempt on the target and start it there, on all hosts together. Where hosts share no file
+    system, what the order and the config name has to lie on each. Where one process cannot be started, those that could
+    are ended again. LaunchError naming the host; HostError."""
     prepared = prepared or prepare_target(hosts, fleet, target)
     first, config = hosts.get(target.hosts[0]), fleet.hosts[target.hosts[0]]
-    ready = prepared[first.name]
-    words: dict[str, Any] = {
-        "target": target.name,
-        "run_id": run_id,
-        "epoch": epoch,
-        "order": order,
-        "overrides": overrides,
-        "config_text": config_text,
-    }
     if target.slurm is not None:
-        return slurm.submit(
-            first, config, target.slurm, engine=ready.engine, environment=ready.environment, at_least=at_least, **words
-        )
+        return slurm.submit(first, config, target.slurm, launch, prepared[first.name])
     if len(target.hosts) == 1:
-        return start_attempt(
-            first, config, engine=ready.engine, environment=ready.environment, at_least=at_least, **words
-        )
+        return start_attempt(first, config, launch, prepared[first.name])
     members = [hosts.get(name) for name in target.hosts]
     if target.tpu is not None:
         check_numbers(members)
-    apart = share_root(members)
-    if apart and target.shared_root:
-        raise LaunchError(
-            f"{', '.join(apart)} does not see {first.name}:{first.root}: shared_root of {target.name} is not shared",
-            "mount it there, or take shared_root out: then everything is copied to each host",
-        )
-    homes = members if apart else [first]
-    if order is not None and order.checkpoint and bring is not None:
-        for member in homes[1:]:
-            bring(first, member, records.RunPaths(first.root, run_id).checkpoint(order.checkpoint))
-    number = _claim(homes, run_id, at_least)
+    homes = homes_of(target, members)
+    number = _claim(homes, launch.run_id, launch.at_least)
     # The workers of a slice know each other: jax asks their metadata server.
     known = target.tpu is not None and config.devices is None
     coordinator = "" if known else meet(first, members[1:], config.internal_address, target.ports)
 
     def start_one(process: int) -> Attempt:
         member = members[process]
+        quiet = _quiet_proxies(fleet.hosts[member.name], coordinator)
         place = Place(process, target.hosts, coordinator)
-        done = prepared[member.name]
-        return start_process(
-            member,
-            _quiet_proxies(fleet.hosts[member.name], coordinator),
-            number=number,
-            engine=done.engine,
-            environment=done.environment,
-            place=place,
-            **words,
-        )
+        return start_process(member, quiet, launch, number, prepared[member.name], place)
 
     ranks = tuple(Rank(process, name) for process, name in enumerate(target.hosts))
     try:
@@ -129,9 +79,22 @@ def start(
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(start_one, range(1, len(members))))
     except HostError:
-        kill_ranks(hosts, [rank for rank in ranks if rank.host in target.hosts], run_id, number)
+        kill_ranks(hosts, ranks, launch.run_id, number)
         raise
     return attempt
+
+
+def homes_of(target: Target, members: Sequence[Host]) -> list[Host]:
+    """Of hosts that share a file system the first: where a run on the target has its directories. LaunchError where a
+    root is called shared and is not."""
+    homes = [place[0] for place in places(members)]
+    if len(homes) > 1 and target.shared_root:
+        first, apart = members[0], ", ".join(home.name for home in homes[1:])
+        raise LaunchError(
+            f"{apart} does not see {first.name}:{first.root}: shared_root of {target.name} is not shared",
+            "mount it there, or take shared_root out: then everything is copied to each host",
+        )
+    return homes
 
 
 def _claim(homes: Sequence[Host], run_id: str, at_least: int) -> int:

@@ -139,15 +139,38 @@ def check_numbers(hosts: Sequence[Host]) -> None:
             )
 
 
+def places(hosts: Sequence[Host]) -> list[list[Host]]:
+    """The hosts by the file system under their roots, in their order: those of one list share it. Found out with files,
+    because the same path says nothing."""
+    if len(hosts) < 2:
+        return [[host] for host in hosts]
+    tokens = {host.name: secrets.token_hex(16) for host in hosts}
+
+    def put(host: Host) -> None:
+        host.call("links.put_token", root=host.root, name=tokens[host.name])
+
+    def seen(host: Host) -> set[str]:
+        return set(host.call("links.see_tokens", root=host.root, names=list(tokens.values())))
+
+    def take(host: Host) -> None:
+        host.call("links.take_token", root=host.root, name=tokens[host.name])
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            list(pool.map(put, hosts))
+            found: list[list[Host]] = []
+            for host, sees in zip(hosts, pool.map(seen, hosts), strict=True):
+                place = next((each for each in found if tokens[each[0].name] in sees), None)
+                if place is None:
+                    found.append([host])
+                else:
+                    place.append(host)
+            return found
+        finally:
+            list(pool.map(take, hosts))
+
+
 def share_root(hosts: Sequence[Host]) -> list[str]:
     """Names of the hosts that do not see the file system under the first one's root at their own; empty where all share
-    it. Found out with a file, because the same path says nothing."""
-    token = secrets.token_hex(16)
-    first, others = hosts[0], hosts[1:]
-    first.call("links.put_token", root=first.root, name=token)
-    try:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            seen = pool.map(lambda host: host.call("links.has_token", root=host.root, name=token), others)
-            return [host.name for host, sees in zip(others, seen, strict=True) if not sees]
-    finally:
-        first.call("links.take_token", root=first.root, name=token)
+    it."""
+    return [host.name for place in places(hosts)[1:] for host in place]

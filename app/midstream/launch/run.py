@@ -13,7 +13,7 @@ from midstream.fleet.config import Fleet, Target
 from midstream.hosts.open import Hosts
 from midstream.launch.config_file import config_values, read_config
 from midstream.launch.group import AT_ONCE, prepare_target, start
-from midstream.launch.start import Attempt
+from midstream.launch.start import Attempt, Launch
 from midstream_engine import records
 
 
@@ -46,16 +46,8 @@ def launch_run(
         if found["fence"] is None:
             new = fence or records.first_fence(chosen.name).to_json()
             host.call("runs.put_fence", root=host.root, run_id=run_id, fence=new)
-    attempt = start(
-        hosts,
-        fleet,
-        chosen,
-        run_id=run_id,
-        epoch=epoch,
-        overrides=overrides,
-        config_text=text,
-        prepared=prepared,
-    )
+    launch = Launch(run_id, chosen.name, epoch, overrides=tuple(overrides), config_text=text)
+    attempt = start(hosts, fleet, chosen, launch, prepared)
     say(_started(attempt))
     return attempt
 

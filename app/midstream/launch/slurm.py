@@ -13,11 +13,18 @@ from collections.abc import Mapping, Sequence
 from midstream.errors import RemoteError
 from midstream.fleet.config import HostConfig, SlurmTarget
 from midstream.hosts.base import Host
-from midstream.launch.bundle import EngineInstall
-from midstream.launch.environment import Environment
 from midstream.launch.errors import LaunchError
 from midstream.launch.secrets import read_secrets
-from midstream.launch.start import ANY, Attempt, Rank, engine_command, engine_environment, supervised
+from midstream.launch.start import (
+    ANY,
+    Attempt,
+    Launch,
+    Prepared,
+    Rank,
+    engine_command,
+    engine_environment,
+    supervised,
+)
 from midstream.remote.engine import SETUP_FAILED
 from midstream_engine import records
 
@@ -27,30 +34,17 @@ SAVE_BEFORE = 300  # seconds before the time limit at which the job is told to s
 NO_PROCESS = records.ProcessIdentity("", 0, 0)
 
 
-def submit(
-    host: Host,
-    config: HostConfig,
-    slurm: SlurmTarget,
-    *,
-    target: str,
-    run_id: str,
-    epoch: int,
-    engine: EngineInstall,
-    environment: Environment,
-    order: records.Order | None = None,
-    overrides: Sequence[str] = (),
-    config_text: str | None = None,
-    at_least: int = 1,
-) -> Attempt:
+def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, prepared: Prepared) -> Attempt:
     """Claim the run's next attempt and hand its job to SLURM. Returns at once: the job waits for its nodes. LaunchError
     with sbatch's own words where it refuses."""
-    number = host.call("runs.claim_attempt", root=host.root, run_id=run_id, at_least=at_least)
-    env = engine_environment(host.root, config, engine.directory, target, run_id, number, epoch)
+    run_id, python = launch.run_id, prepared.environment.python
+    number = host.call("runs.claim_attempt", root=host.root, run_id=run_id, at_least=launch.at_least)
+    env = engine_environment(host.root, config, prepared.engine.directory, launch, number)
     attempt = records.RunPaths(host.root, run_id).attempt(number).dir
     command = [
-        *supervised(host.root, config, environment.python, run_id, number, "$SLURM_PROCID"),
-        *engine_command(host.root, environment.python, run_id),
-        *overrides,
+        *supervised(host.root, config, python, run_id, number, "$SLURM_PROCID"),
+        *engine_command(host.root, python, run_id),
+        *launch.overrides,
     ]
     try:
         host.call(
@@ -60,16 +54,16 @@ def submit(
             run_id=run_id,
             number=number,
             flags=list(slurm.sbatch),
-            script=job_script(run_id, attempt, environment.python, env, config.setup, slurm.ports),
+            script=job_script(run_id, attempt, python, env, config.setup, slurm.ports),
             rank=rank_script(attempt, command),
-            config=config_text,
-            order=None if order is None else order.to_json(),
+            config=launch.config_text,
+            order=None if launch.order is None else launch.order.to_json(),
             secrets=read_secrets(host.name, config),
         )
     except RemoteError as error:
         if error.kind != "SlurmError":
             raise
-        raise LaunchError(error.message, f"mend sbatch: of target {target} in the fleet file") from error
+        raise LaunchError(error.message, f"mend sbatch: of target {launch.target} in the fleet file") from error
     return Attempt(host.name, run_id, number, NO_PROCESS, (Rank(ANY, host.name),))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
@@ -47,6 +47,28 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """What an attempt is started with, whatever the target is made of. ``order`` is there before the engine is;
+    ``config_text`` becomes run.yaml where the run has none; the attempt's number is ``at_least`` that."""
+
+    run_id: str
+    target: str  # its name in the fleet file
+    epoch: int = 1
+    order: records.Order | None = None
+    overrides: tuple[str, ...] = ()
+    config_text: str | None = None
+    at_least: int = 1
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Engine and environment on one host."""
+
+    engine: EngineInstall
+    environment: Environment
+
+
+@dataclass(frozen=True)
 class Place:
     """A process's place among those of an attempt; ``coordinator`` is HOST:PORT of process 0, empty where the machines
     know each other without being told."""
@@ -68,77 +90,38 @@ class Place:
         return tuple(word for name, value in names.items() for word in (f"--trainer.distributed.{name}", value))
 
 
-def start_attempt(
-    host: Host,
-    config: HostConfig,
-    *,
-    target: str,
-    run_id: str,
-    epoch: int,
-    order: records.Order | None = None,
-    overrides: Sequence[str] = (),
-    config_text: str | None = None,
-    at_least: int = 1,
-    engine: EngineInstall | None = None,
-    environment: Environment | None = None,
-) -> Attempt:
-    """Claim the run's next attempt (its number is at least ``at_least``) and start the engine in it, apart from this
-    connection. ``config_text`` becomes run.yaml where the run has none; ``order`` is there before the engine is.
+def start_attempt(host: Host, config: HostConfig, launch: Launch, prepared: Prepared | None = None) -> Attempt:
+    """Claim the run's next attempt and start the engine in it, apart from this connection.
 
     Engine and environment are put on the host where they are not given. LaunchError, HostError."""
-    engine = engine or install_engine(host)
-    environment = environment or prepare_environment(host, config)
-    number = host.call("runs.claim_attempt", root=host.root, run_id=run_id, at_least=at_least)
-    return start_process(
-        host,
-        config,
-        number=number,
-        target=target,
-        run_id=run_id,
-        epoch=epoch,
-        order=order,
-        overrides=overrides,
-        config_text=config_text,
-        engine=engine,
-        environment=environment,
-    )
+    prepared = prepared or Prepared(install_engine(host), prepare_environment(host, config))
+    number = host.call("runs.claim_attempt", root=host.root, run_id=launch.run_id, at_least=launch.at_least)
+    return start_process(host, config, launch, number, prepared)
 
 
 def start_process(
-    host: Host,
-    config: HostConfig,
-    *,
-    number: int,
-    target: str,
-    run_id: str,
-    epoch: int,
-    engine: EngineInstall,
-    environment: Environment,
-    order: records.Order | None = None,
-    overrides: Sequence[str] = (),
-    config_text: str | None = None,
-    place: Place | None = None,
+    host: Host, config: HostConfig, launch: Launch, number: int, prepared: Prepared, place: Place | None = None
 ) -> Attempt:
     """Start one process of attempt ``number``, which is claimed already: the only one, or the one at ``place``."""
-    process = place.process if place else 0
+    process, python, run_id = place.process if place else 0, prepared.environment.python, launch.run_id
     identity = host.call(
         "engine.start",
         root=host.root,
         run_id=run_id,
         number=number,
         argv=[
-            *supervised(host.root, config, environment.python, run_id, number, str(process)),
-            *engine_command(host.root, environment.python, run_id),
+            *supervised(host.root, config, python, run_id, number, str(process)),
+            *engine_command(host.root, python, run_id),
             *(place.flags if place else ()),
-            *overrides,
+            *launch.overrides,
         ],
         env={
-            **engine_environment(host.root, config, engine.directory, target, run_id, number, epoch),
+            **engine_environment(host.root, config, prepared.engine.directory, launch, number),
             "MIDSTREAM_HOST": host.name,
         },
         setup=list(config.setup),
-        config=config_text,
-        order=None if order is None else order.to_json(),
+        config=launch.config_text,
+        order=None if launch.order is None else launch.order.to_json(),
         process=process,
         group=list(place.hosts) if place else [],
         secrets=read_secrets(host.name, config),
@@ -165,9 +148,7 @@ def engine_command(root: str, python: str, run_id: str) -> list[str]:
     return [python, "-m", MODULE, *flags]
 
 
-def engine_environment(
-    root: str, config: HostConfig, engine: str, target: str, run_id: str, number: int, epoch: int
-) -> dict[str, str]:
+def engine_environment(root: str, config: HostConfig, engine: str, launch: Launch, number: int) -> dict[str, str]:
     """What the engine finds in its environment beside the host's own. The fleet file's ``env:`` may say anything that
     midstream does not have to know itself."""
     own = dict(config.env)
@@ -177,9 +158,9 @@ def engine_environment(
         "PYTHONPATH": ":".join(filter(None, (engine, own.get("PYTHONPATH")))),
         "MIDSTREAM_ROOT": root,
         "MIDSTREAM_ATTEMPT": str(number),
-        "MIDSTREAM_EPOCH": str(epoch),
-        "MIDSTREAM_TARGET": target,
-        "RUN_ID": run_id,
+        "MIDSTREAM_EPOCH": str(launch.epoch),
+        "MIDSTREAM_TARGET": launch.target,
+        "RUN_ID": launch.run_id,
     }
     devices = getattr(config, "devices", None)
     if devices:

@@ -23,6 +23,7 @@ def copy_data(move: Move, digest: str) -> None:
     here = planning.data_directory(move.source, digest)
     if planning.has_manifest(move.target, there):
         move.note("the target has the data already", what="data")
+        _hand_out(move, digest)
         return
     if not planning.has_manifest(move.source, here):
         raise MidstreamError(
@@ -31,3 +32,9 @@ def copy_data(move: Move, digest: str) -> None:
         )
     move.command(move.source, f"copy {here} to {move.target.name}:{there}")
     copy_objects(move.source, here, move.target, there, manifest_name=records.MANIFEST, progress=move.progress("data"))
+    _hand_out(move, digest)
+
+
+def _hand_out(move: Move, digest: str) -> None:
+    """From the target's first host to its others."""
+    move.target_side.hand_out(lambda host: planning.data_directory(host, digest), move.progress("data, to each host"))

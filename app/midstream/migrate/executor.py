@@ -32,8 +32,8 @@ def execute(move: Move, *, rollback: bool = False) -> Exit:
     if rollback or move.directory.request_file.exists():
         return _roll_back(move, ASKED, Exit.DONE)
     try:
-        move.source.connect()
-        move.target.connect()
+        move.source_side.connect()
+        move.target_side.connect()
     except HostError as error:  # nothing was done yet, and nothing has to be undone for that
         line = f"{error}; midstream --continue {move.plan.migration} goes on when it answers"
         return _result(move, Exit.INTERRUPTED, model.INTERRUPTED, line)
@@ -94,8 +94,8 @@ def _patiently(move: Move, phase: Phase) -> None:
 
 def _connected(move: Move) -> bool:
     try:
-        move.source.connect()
-        move.target.connect()
+        move.source_side.connect()
+        move.target_side.connect()
     except HostError:
         return False
     return True

@@ -124,6 +124,9 @@ class Plan:
     fleet_file: str = ""
     created: float = 0.0
     consent: tuple[str, ...] = ()  # what a person has to agree to before it begins
+    source_target: str = ""  # whom the fence names as the run's holder
+    source_hosts: tuple[str, ...] = ()  # all that carry the run out, that of process 0 first; empty: source alone
+    target_hosts: tuple[str, ...] = ()  # all that will; empty: target_host alone
     cost: Cost | None = None  # None where a price is not known
     data_place: str = ""  # the bucket or server with the token caches, where the hosts have none of their own
 
@@ -163,7 +166,8 @@ class Plan:
         fixed = dict(value)
         fixed["changes"] = tuple(Change(**change) for change in value["changes"])
         fixed["cost"] = Cost(**value["cost"]) if value.get("cost") else None
-        for name in ("overrides", "warnings", "cost_per_hour", "consent", "data_digests"):
+        tuples = ("overrides", "warnings", "cost_per_hour", "consent", "data_digests", "source_hosts", "target_hosts")
+        for name in tuples:
             fixed[name] = tuple(value.get(name, ()))
         return cls(**fixed)
 

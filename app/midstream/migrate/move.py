@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from midstream.errors import MidstreamError
+from midstream.errors import MidstreamError, RemoteError
+from midstream.launch.group import start
+from midstream.launch.start import Launch
 from midstream.migrate.model import OVERTAKE
+from midstream.migrate.side import Side, target_of
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -56,24 +59,56 @@ class Move:
     hosts: Hosts
     watch: Watch
     phase: str = ""
+    source_side: Side = field(init=False, repr=False)
+    target_side: Side = field(init=False, repr=False)
     _last_progress: float = field(default=0.0, repr=False)
     _last_bytes: int = field(default=-1, repr=False)
 
+    def __post_init__(self) -> None:
+        plan, fleet = self.plan, self.fleet
+        source = target_of(fleet, plan.source_target, plan.source_hosts or (plan.source,))
+        target = target_of(fleet, plan.target, plan.target_hosts or (plan.target_host,))
+        self.source_side = Side(self.hosts, source, plan.run_id)
+        self.target_side = Side(self.hosts, target, plan.run_id)
+
     @property
     def source(self) -> Host:
-        return self.hosts.get(self.plan.source)
+        """That of the source's process 0."""
+        return self.source_side.first
 
     @property
     def target(self) -> Host:
-        return self.hosts.get(self.plan.target_host)
+        """That of the target's process 0."""
+        return self.target_side.first
 
     @property
     def source_paths(self) -> records.RunPaths:
-        return records.RunPaths(self.source.root, self.plan.run_id)
+        return self.source_side.paths
 
     @property
     def target_paths(self) -> records.RunPaths:
-        return records.RunPaths(self.target.root, self.plan.run_id)
+        return self.target_side.paths
+
+    # ------------------------------------------------------------------------------------------ starting
+
+    def start(self, side: Side, order: records.Order, *, holder: str, at_least: int) -> int:
+        """Start the run's next attempt on a side, as ``order`` says, under the name of ``holder``: its number, which is
+        ``at_least`` that. One that a killed process of this migration had asked for, and that came through meanwhile,
+        is taken for it."""
+        plan = self.plan
+        overrides = plan.overrides if side is self.target_side else ()
+        launch = Launch(plan.run_id, holder, order.epoch, order, overrides, at_least=at_least)
+        try:
+            number = start(self.hosts, self.fleet, side.target, launch, side.prepared(self.fleet)).number
+        except RemoteError as error:
+            found = side.attempt_of_migration(plan.migration) if error.kind == "Refused" else None
+            if found is None or not (found["alive"] or _finished(found)) or found["epoch"] != order.epoch:
+                raise
+            return int(found["attempt"])
+        held = order.action in (records.HOLD, records.REPLAY)
+        what = f": it rehearses on {order.checkpoint} and waits" if held else f" from {order.checkpoint}"
+        self.command(side.first, f"start attempt {number} of {plan.run_id}{what}")
+        return number
 
     # ------------------------------------------------------------------------------------------ telling
 
@@ -173,6 +208,10 @@ def ways_on(move: Move) -> str:
         f"midstream --continue {plan.migration} starts it there again, "
         f"midstream --rollback {plan.migration} --yes goes back to step {sealed['step']} on {plan.source}"
     )
+
+
+def _finished(found: dict[str, Any]) -> bool:
+    return (found["status"] or {}).get("state") == records.FINISHED
 
 
 def replayed(move: Move) -> bool:

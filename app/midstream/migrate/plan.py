@@ -12,6 +12,7 @@ from midstream.errors import HostError, MidstreamError, RemoteError, UsageError
 from midstream.fleet.config import default_fleet_path
 from midstream.migrate import cost, directory, fit, ledger, rates, schedule, shape
 from midstream.migrate.model import MODES, OVERTAKE, Change, Plan, Request
+from midstream.migrate.side import hosts_of_run
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -29,25 +30,32 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     if request.mode not in MODES:
         raise UsageError(f"mode {request.mode!r} is not known", f"this version moves runs in mode {', '.join(MODES)}")
     target = fleet.target(request.target)
-    if len(target.hosts) != 1:
+    if target.slurm is not None:
         raise UsageError(
-            f"target {target.name} has {len(target.hosts)} hosts", "this version moves runs to targets of one host"
+            f"target {target.name} is an allocation of SLURM: its devices are not known before it runs",
+            "--launch starts runs there; this version moves runs to hosts and to groups of hosts",
         )
     target_host = target.hosts[0]
     run = _find_run(fleet, snapshot, request)
-    for host in (run.host, target_host):
+    for host in (run.host, *target.hosts):
         root = fleet.hosts[host].root
         if not root.startswith(("/", "~")):
             raise UsageError(
                 f"root {root!r} of {host} is not absolute",
                 "a migration runs in a process of its own: write it out",
             )
-    if run.host == target_host:
-        raise UsageError(f"run {run.run_id} is on {target_host} already", "choose another target")
+    if run.host in target.hosts:
+        raise UsageError(f"run {run.run_id} is on {run.host} already", "choose another target")
     source, destination = hosts.get(run.host), hosts.get(target_host)
     if run.status is None or run.fence is None:
         raise UsageError(
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {target.name}"
+        )
+    source_hosts = hosts_of_run(fleet, source, run, target)
+    if request.mode == OVERTAKE and len(source_hosts) + len(target.hosts) > 2:
+        raise UsageError(
+            "an overtake has one host on either side: what several hosts have computed is not compared step by step",
+            "--mode handover moves groups of hosts",
         )
 
     _check_store(source, run)
@@ -57,7 +65,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     newest, manifest, data = _newest_state(source, run)
 
     source_devices = max(1, len(run.status.devices))
-    devices = _devices(snapshot.host(target_host), target_host)
+    devices = [device for name in target.hosts for device in _devices(snapshot.host(name), name)]
     target_devices, kind, memory = len(devices) or 1, devices[0].kind if devices else "", _memory(devices)
     shape.batch_sizes(trainer.get("train_batch_size"), run.status.step)  # says so where it cannot be read
     rhythm, wanted = schedule.rhythm(config), schedule.rhythm(config, _engine_flags(request.overrides))
@@ -93,7 +101,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     known = known if there is None else replace(known, step=there)
     predicted = ledger.predict(run.curve, size, request.mode, known)
     step, first = ledger.step_seconds(run.curve)
-    prices = (fleet.hosts[run.host].price_per_hour, fleet.hosts[target_host].price_per_hour)
+    prices = (_price(fleet, source_hosts), _price(fleet, target.hosts))
     return Plan(
         migration=directory.new_id(run.run_id),
         run_id=run.run_id,
@@ -142,7 +150,16 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         healthy_steps=request.healthy_steps,
         fleet_file="" if fleet.path == str(default_fleet_path()) else fleet.path,
         created=time.time(),
+        source_target=run.fence.holder or run.host,
+        source_hosts=source_hosts,
+        target_hosts=target.hosts,
     )
+
+
+def _price(fleet: Fleet, names: Sequence[str]) -> float | None:
+    """Of all of them together, an hour; None where one has none."""
+    prices = [fleet.hosts[name].price_per_hour for name in names]
+    return sum(price for price in prices if price is not None) if None not in prices else None
 
 
 LONG_REPLAY = 1000  # steps after which small differences may have grown
@@ -428,15 +445,20 @@ def _warnings(run: RunView, snapshot: Snapshot, lost: int, unsaved: bool) -> tup
     return tuple(warnings)
 
 
+def _shown(name: str, hosts: Sequence[str]) -> str:
+    return f"{name} ({', '.join(hosts)})" if len(hosts) > 1 else name
+
+
 def describe(plan: Plan) -> list[str]:
     """The plan in lines for a person: what `--dry-run` prints and the wizard shows."""
     megabyte = 1e6
     state = f"{plan.checkpoint_bytes / megabyte:.1f} MB" if plan.checkpoint_bytes else "an unknown amount"
+    source, target = _shown(plan.source, plan.source_hosts), _shown(plan.target, plan.target_hosts)
     lines = [
         f"migration  {plan.migration}",
         f"run        {plan.run_id}  step {plan.source_step} ({plan.source_state})",
-        f"from       {plan.source}  {plan.source_devices} devices  epoch {plan.source_epoch}",
-        f"to         {plan.target}  {plan.target_devices} devices  epoch {plan.epoch}",
+        f"from       {source}  {plan.source_devices} devices  epoch {plan.source_epoch}",
+        f"to         {target}  {plan.target_devices} devices  epoch {plan.epoch}",
         f"mode       {plan.mode}",
         f"checkpoint {plan.checkpoint}"
         + ("" if plan.checkpoint_step is not None else " (a final save when the source is sealed)"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from midstream.check.host import check_libc, check_packages, check_python
+from midstream.check.target import clock_skew
+from midstream.check.together import check_together
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.migrate import plan as planning
 from midstream.migrate import shape
@@ -25,12 +28,25 @@ ENVIRONMENT_BYTES = 2e9  # an engine's environment, where it has to be built
 
 def run_checks(fleet: Fleet, hosts: Hosts, plan: Plan) -> Iterator[Check]:
     """The checks of a plan, one after the other. No side effects on any host."""
-    source = yield from _reach(hosts, plan.source, "source")
-    target = yield from _reach(hosts, plan.target_host, "target")
-    if source is None or target is None:
+    sources, targets = [], []
+    for found, names, role in (
+        (sources, plan.source_hosts or (plan.source,), "source"),
+        (targets, plan.target_hosts or (plan.target_host,), "target"),
+    ):
+        for name in names:
+            found.append((yield from _reach(hosts, name, role)))
+    if None in (*sources, *targets):
         return
+    source, target = sources[0], targets[0]
     yield from _source(source, plan)
-    yield from _target(target, plan, fleet)
+    surveys = {}
+    for host in targets:
+        surveys[host.name] = host.call("checks.survey", root=host.root, timeout=SURVEY)
+        for check in _target(host, plan, fleet, surveys[host.name]):
+            yield check if host is target else replace(check, detail=f"{host.name}: {check.detail}")
+    if len(targets) > 1:
+        skews = {host.name: clock_skew(host) for host in targets}
+        yield from check_together(fleet, fleet.target(plan.target), targets, surveys, skews)
     yield _route(source, target)
     yield from _fit(source, target, plan)
 
@@ -101,9 +117,8 @@ def _source(source: Host, plan: Plan) -> Iterator[Check]:
         )
 
 
-def _target(target: Host, plan: Plan, fleet: Fleet) -> Iterator[Check]:
-    config = fleet.hosts[plan.target_host]
-    facts: dict[str, Any] = target.call("checks.survey", root=target.root, timeout=SURVEY)
+def _target(target: Host, plan: Plan, fleet: Fleet, facts: dict[str, Any]) -> Iterator[Check]:
+    config = fleet.hosts[target.name]
     yield check_packages(target.name, config, facts)
     yield check_python(target, config, facts)
     yield check_libc(target.name, facts["libc"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import HostError, MidstreamError
 from midstream.migrate import certificate, certificate_overtake, evidence
 from midstream.migrate.model import FAIL, OVERTAKE, PASS, PROVEN, REFUTED, UNWITNESSED, WARN, Certificate, Check, Plan
-from midstream.migrate.plan import has_manifest
+from midstream.migrate.plan import has_manifest, read_manifest
 from midstream.transfer import verify_objects
 from midstream_engine import records
 
@@ -32,7 +33,7 @@ def recheck(hosts: Hosts, view: MigrationView) -> Iterator[Check]:
     source, target = _reach(hosts, plan.source), _reach(hosts, plan.target_host)
     yield from _claims(source, target, view, proof, sealed)
     for role, host in (("source", source), ("target", target)):
-        yield _objects(role, host, proof)
+        yield _objects(role, host, proof, hosts)
     yield _lineage(target, plan, proof)
 
 
@@ -109,7 +110,7 @@ def _overtaken(
             yield Check(claim.name, FAIL, f"was {claim.verdict}, now {found.verdict}: {found.statement}")
 
 
-def _objects(role: str, host: Host | str, proof: Certificate) -> Check:
+def _objects(role: str, host: Host | str, proof: Certificate, hosts: Hosts) -> Check:
     """Every byte of the sealed checkpoint hashed again where it lies, against the certificate's root digest."""
     name = f"{role}'s checkpoint"
     if isinstance(host, str):
@@ -118,6 +119,9 @@ def _objects(role: str, host: Host | str, proof: Certificate) -> Check:
     where = f"{host.name}:{directory}"
     if not has_manifest(host, directory):
         return Check(name, WARN, f"{where} is no longer there")
+    manifest = read_manifest(host, proof.run_id, proof.checkpoint)
+    if manifest.hosts:
+        return _shares(name, host, manifest, proof, hosts)
     report = verify_objects(host, directory)
     if report.problems:
         # What is wrong with an object says more than that the manifest no longer adds up.
@@ -127,6 +131,28 @@ def _objects(role: str, host: Host | str, proof: Certificate) -> Check:
     if not report.ok or found != proof.root_digest:
         return Check(name, FAIL, f"{where} has root digest {found}, certified was {proof.root_digest}")
     return Check(name, PASS, f"{where}: {report.objects} objects hashed again, root digest {found[:12]}")
+
+
+def _shares(name: str, first: Host, manifest: records.Manifest, proof: Certificate, hosts: Hosts) -> Check:
+    """The same of a spread checkpoint: each host's share where it lies."""
+    for share in manifest.spread_hosts:
+        host = _reach(hosts, share.host)
+        if isinstance(host, str):
+            return Check(name, WARN, f"not checked: {host}")
+        away = {entry.path for entry in manifest.object_entries if entry.host not in ("", share.host)}
+        found = verify_objects(host, share.directory).problems
+        wrong = [(path, what) for path, what in found if path not in away and path != records.MANIFEST]
+        if wrong:
+            path, what = wrong[0]
+            return Check(name, FAIL, f"{host.name}:{share.directory}/{path}: {what}", "restore from the other copy")
+    directory = records.RunPaths(first.root, proof.run_id).checkpoint(proof.checkpoint)
+    train = json.loads(first.call("runs.read_text", path=f"{directory}/{records.TRAIN}"))
+    hashes = {entry.path: entry.sha256 for entry in manifest.object_entries}
+    digest = records.root_digest(manifest.array_entries, hashes, train["state"])
+    where = ", ".join(share.host for share in manifest.spread_hosts)
+    if digest != proof.root_digest:
+        return Check(name, FAIL, f"spread over {where}: root digest {digest}, certified was {proof.root_digest}")
+    return Check(name, PASS, f"spread over {where}: {len(hashes)} objects hashed again, root digest {digest[:12]}")
 
 
 def _lineage(target: Host | str, plan: Plan, proof: Certificate) -> Check:

@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from midstream.errors import HostError, MidstreamError, RemoteError
-from midstream.launch.start import wait_gone
 from midstream.migrate import plan as planning
 from midstream.migrate.move import Move, replayed
 from midstream.migrate.stream import Answer, Streamed, stream_until_answered
@@ -21,37 +20,30 @@ def seal(move: Move, streamed: Streamed, at: int | None = None) -> dict[str, Any
     """Positive evidence that the source is closed under the new epoch, and what it was closed with. It trains up to
     step ``at`` first, where that is given and still to come."""
     fence = _take(move)
-    described = _described(move)
+    described = move.source_side.describe()
     if fence.epoch < move.plan.epoch:
         if move.journal.known("holder_before") is None:
             move.journal.fact(holder_before=fence.holder, sealing=time.time())
         if described["alive"]:
             described, ours = _stop(move, described, streamed, at)
             if ours:
-                return _sealed_facts(move, described)
+                return _everywhere(move, _sealed_facts(move, described))
         if records.Fence.from_json(described["fence"]).epoch < move.plan.epoch:
             _seal_closed(move, described)
     _take(move)  # what was sealed meanwhile may have been another migration's
-    return _sealed_facts(move, _described(move))
+    return _everywhere(move, _sealed_facts(move, move.source_side.describe()))
+
+
+def _everywhere(move: Move, facts: dict[str, Any]) -> dict[str, Any]:
+    """The seal on every home of the source: a process that was killed after it had saved has not written its own."""
+    if len(move.source_side.homes) > 1:
+        move.source_side.put_fence(facts["fence"], move.plan.migration)
+    return facts
 
 
 def _take(move: Move) -> records.Fence:
     """Have the run to ourselves, or end here: RemoteError says who has it."""
-    plan, source = move.plan, move.source
-    fence = source.call(
-        "runs.take",
-        root=source.root,
-        run_id=plan.run_id,
-        migration=plan.migration,
-        epoch=plan.epoch,
-        holder=plan.target,
-        seconds=IN_HAND,
-    )
-    return records.Fence.from_json(fence)
-
-
-def _described(move: Move) -> dict[str, Any]:
-    return move.source.call("runs.describe", root=move.source.root, run_id=move.plan.run_id)
+    return move.source_side.take(move.plan.migration, move.plan.epoch, move.plan.target, IN_HAND)
 
 
 def _stop(move: Move, described: dict[str, Any], streamed: Streamed, at: int | None) -> tuple[dict[str, Any], bool]:
@@ -84,12 +76,12 @@ def _stop(move: Move, described: dict[str, Any], streamed: Streamed, at: int | N
             f"{source.name} cannot save what is to be moved: {message}",
             f"mend that on {source.name} and move again; the run trains on",
         )
-    described = answer.described or _described(move)
+    described = answer.described or move.source_side.describe()
     if records.Fence.from_json(described["fence"]).epoch >= plan.epoch:
         # What its process still does, it does under an epoch that is over.
         return described, answer.mover is not None and answer.mover["migration"] == plan.migration
-    wait_gone(source, plan.run_id, attempt)
-    described = _described(move)
+    move.source_side.wait_gone(attempt)
+    described = move.source_side.describe()
     if answer.status is None or answer.status.order < serial:
         # It died or finished before it read the order. Its process is gone, so we may seal.
         move.note(
@@ -103,7 +95,8 @@ def _answer(move: Move, attempt: int, serial: int, described: dict[str, Any], st
     plan, source = move.plan, move.source
     since = int((described["status"] or {}).get("step", 0))
     sizes = {}
-    if plan.stands_by and plan.checkpoint == "now" and not replayed(move):
+    one = len(move.source_side.homes) == 1  # shares of several hosts are collected afterwards
+    if one and plan.stands_by and plan.checkpoint == "now" and not replayed(move):
         rehearsal = move.journal.known("rehearsal")
         manifest = planning.read_manifest(move.target, plan.run_id, rehearsal["name"])
         sizes = {entry.path: entry.size for entry in manifest.object_entries}
@@ -136,15 +129,7 @@ def _seal_closed(move: Move, described: dict[str, Any]) -> None:
             f"{source.name} has no complete checkpoint to move", "midstream --checkpoints RUN shows what is there"
         )
     step = max(point["step"] for point in usable)
-    source.call(
-        "runs.seal",
-        root=source.root,
-        run_id=plan.run_id,
-        epoch=plan.epoch,
-        holder=plan.target,
-        sealed_step=step,
-        migration=plan.migration,
-    )
+    move.source_side.seal(plan.migration, plan.epoch, plan.target, step)
     move.command(source, f"fence: epoch {plan.epoch}, holder {plan.target}, sealed at step {step}")
 
 

@@ -10,14 +10,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from midstream.errors import HostError, MidstreamError, RemoteError
+from midstream.errors import HostError, MidstreamError
 from midstream.launch.errors import LaunchError
-from midstream.launch.start import kill_attempt, start_attempt, stop_attempt
 from midstream.migrate import outlook
 from midstream.migrate import plan as planning
 from midstream.migrate.data import copy_all
 from midstream.migrate.move import Move, pin, pin_expires, replayed
-from midstream.transfer import copy_objects
+from midstream.migrate.stream import bring_checkpoint
 from midstream.watch.model import RunView
 from midstream_engine import records
 
@@ -51,11 +50,7 @@ def living(move: Move) -> int | None:
 
 def newest(move: Move) -> dict[str, Any] | None:
     """The newest attempt of this migration on the target: ``{attempt, epoch, status, alive}``."""
-    target = move.target
-    found: dict[str, Any] | None = target.call(
-        "runs.attempt_of_migration", root=target.root, run_id=move.plan.run_id, migration=move.plan.migration
-    )
-    return found
+    return move.target_side.attempt_of_migration(move.plan.migration)
 
 
 def stands_by(status: dict[str, Any] | None) -> bool:
@@ -73,12 +68,10 @@ def bring_rehearsal(move: Move) -> dict[str, Any]:
     point = known or _choose(move)
     name = point["name"]
     pin(move, name)
-    here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
-    move.command(move.source, f"copy {here} to {move.target.name}:{there}")
     began = time.monotonic()
-    report = copy_objects(move.source, here, move.target, there, progress=move.progress("an earlier checkpoint"))
-    if move.journal.known("rehearsal_bytes") is None and report.bytes_sent:
-        move.journal.fact(rehearsal_bytes=report.bytes_sent, rehearsal_seconds=time.monotonic() - began)
+    sent = bring_checkpoint(move, name, "an earlier checkpoint")
+    if move.journal.known("rehearsal_bytes") is None and sent:
+        move.journal.fact(rehearsal_bytes=sent, rehearsal_seconds=time.monotonic() - began)
     if known is None:
         move.journal.fact(rehearsal=point)
     return point
@@ -143,10 +136,9 @@ def _ask_to_save(move: Move) -> None:
 
 
 def _start(move: Move, point: dict[str, Any]) -> int:
-    plan, target = move.plan, move.target
-    text = move.source.call("runs.read_text", path=move.source_paths.config)
-    target.call("standby.put_config", root=target.root, run_id=plan.run_id, text=text)
-    described = move.source.call("runs.describe", root=move.source.root, run_id=plan.run_id)
+    plan = move.plan
+    move.target_side.put_config(move.source.call("runs.read_text", path=move.source_paths.config))
+    described = move.source_side.describe()
     order = records.Order(
         records.REPLAY if replayed(move) else records.HOLD,
         epoch=plan.epoch,
@@ -155,25 +147,8 @@ def _start(move: Move, point: dict[str, Any]) -> int:
         step=point["step"],
         migration=plan.migration,
     )
-    try:
-        attempt = start_attempt(
-            target,
-            move.fleet.hosts[plan.target_host],
-            target=plan.target,
-            run_id=plan.run_id,
-            epoch=plan.epoch,
-            order=order,
-            overrides=plan.overrides,
-            at_least=max([described["attempt"], *described["attempts"]], default=0) + 1,
-        )
-    except RemoteError as error:
-        # A start that a killed process of this migration asked for may have come through meanwhile.
-        number = living(move) if error.kind == "Refused" else None
-        if number is None:
-            raise
-        return number
-    move.command(target, f"start attempt {attempt.number} of {plan.run_id}: it rehearses on {point['name']} and waits")
-    return attempt.number
+    at_least = max([described["attempt"], *described["attempts"]], default=0) + 1
+    return move.start(move.target_side, order, holder=plan.target, at_least=at_least)
 
 
 def _wait_ready(move: Move, number: int) -> int:
@@ -186,8 +161,9 @@ def _wait_ready(move: Move, number: int) -> int:
     if run.state not in ready or run.status is None:
         message = run.status.message if run.status else ""
         last = next((line for line in reversed(run.log) if line.strip()), "")
+        why = move.target_side.verdict(number) or message or last or "no word in its log"
         raise MidstreamError(
-            f"the rehearsal on {move.plan.target_host} failed ({run.state}): {message or last or 'no word in its log'}",
+            f"the rehearsal on {move.plan.target} failed ({run.state}): {why}",
             f"its log: {move.plan.target_host}:{move.target_paths.attempt(number).log()}",
         )
     if move.journal.known("rehearsed_seconds") is None:
@@ -213,6 +189,8 @@ def hand_over(move: Move, order: records.Order, sealed: Mapping[str, Any]) -> in
     if move.journal.known("relaunched") is None:
         move.journal.fact(relaunched=time.time())
     target = move.target
+    if len(move.target_side.homes) > 1:  # before process 0 is told to go on, the others' fences say that they may
+        move.target_side.put_fence(sealed["fence"], move.plan.migration)
     while True:
         told = target.call(
             "standby.take_over",
@@ -295,12 +273,11 @@ def dismiss(move: Move) -> None:
     number = living(move)
     if number is None:
         return
-    target, run_id = move.target, move.plan.run_id
-    move.command(target, f"end attempt {number} on {target.name}: it only stood by")
+    move.command(move.target, f"end attempt {number} on {move.plan.target}: it only stood by")
     try:
-        stop_attempt(target, run_id, number, timeout=ENDING)
+        move.target_side.stop(number, ENDING)
     except LaunchError:
-        kill_attempt(target, run_id, number)
+        move.target_side.kill(number)
 
 
 def dismiss_if_reachable(move: Move) -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from midstream.errors import LostContact, MidstreamError
+from midstream.migrate import plan as planning
 from midstream.migrate.move import Move
-from midstream.transfer import copy_objects
+from midstream.transfer import collect_objects, copy_objects
 from midstream_engine import records
 
 WORTHWHILE = 32 << 20  # bytes of a checkpoint below which sending ahead saves nothing
@@ -93,7 +94,8 @@ def complete(move: Move, name: str, streamed: Streamed) -> int:
     source, target = move.source, move.target
     here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
     if streamed.name != name or not streamed.arrived:
-        return copy_objects(source, here, target, there, progress=move.progress("checkpoint")).bytes_sent
+        return bring_checkpoint(move, name, "checkpoint")
+    move.command(source, f"copy the rest of {here} to {target.name}:{there}")
     lot = streamed.lots + 1
     rest = source.call("growing.rest", directory=here, arrived=streamed.arrived, lot=lot, timeout=CALL)
     sent = 0
@@ -102,6 +104,24 @@ def complete(move: Move, name: str, streamed: Streamed) -> int:
         sent = sum(entry["size"] for entry in rest["objects"])
     target.call("growing.commit", directory=there, text=rest["text"], timeout=CALL)
     source.call("growing.tidy", directory=here)
+    move.target_side.hand_out_checkpoint(name, move.progress("checkpoint, to each host"))
+    return sent
+
+
+def bring_checkpoint(move: Move, name: str, what: str) -> int:
+    """Bring a checkpoint to the target's first host, from all hosts that hold a share of it, and from there to its
+    others. The bytes that left the source: what lies there already is not sent again. Errors as of ``complete``."""
+    source, target = move.source, move.target
+    here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
+    holders = [entry.host for entry in planning.read_manifest(source, move.plan.run_id, name).spread_hosts]
+    if holders:
+        known = {host: move.hosts.get(host) for host in holders if host in move.fleet.hosts}
+        move.command(source, f"collect {here} from {', '.join(holders)} to {target.name}:{there}")
+        sent = collect_objects(known, source, here, target, there, progress=move.progress(what)).bytes_sent
+    else:
+        move.command(source, f"copy {here} to {target.name}:{there}")
+        sent = copy_objects(source, here, target, there, progress=move.progress(what)).bytes_sent
+    move.target_side.hand_out_checkpoint(name, move.progress(f"{what}, to each host"))
     return sent
 
 

@@ -126,17 +126,25 @@ def put_token(root: str, name: str) -> None:
         os.fsync(file.fileno())
 
 
-def has_token(root: str, name: str, patience: float = 2.0) -> bool:
-    """Whether the token is seen here. File systems over a network may show a new name a moment later."""
+def see_tokens(root: str, names: Sequence[str], patience: float = 2.0) -> List[str]:
+    """The tokens that are seen here. File systems over a network may show a new name a moment later: so long they are
+    waited for, unless all are there."""
+    directory = posixpath.join(root, TOKENS)
     deadline = time.monotonic() + patience
     while True:
+        there = set()
         with contextlib.suppress(OSError):
-            os.listdir(posixpath.join(root, TOKENS))  # makes NFS ask again
-            with open(posixpath.join(root, TOKENS, _checked(name)), encoding="ascii") as file:
-                return file.read() == name
-        if time.monotonic() >= deadline:
-            return False
+            there = set(os.listdir(directory))  # makes NFS ask again
+        found = [name for name in map(_checked, names) if name in there and _holds(directory, name)]
+        if len(found) == len(names) or time.monotonic() >= deadline:
+            return found
         time.sleep(0.1)
+
+
+def _holds(directory: str, name: str) -> bool:
+    with contextlib.suppress(OSError), open(posixpath.join(directory, name), encoding="ascii") as file:
+        return file.read() == name
+    return False
 
 
 def take_token(root: str, name: str) -> None:

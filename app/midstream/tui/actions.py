@@ -163,11 +163,11 @@ class FleetActions:
         process.continue_(migration)
 
     def stop_run(self, run: RunView) -> None:
-        from midstream.launch.start import stop_attempt
+        from midstream.launch.follow import stop_run
 
         if not run.attempt:
             raise MidstreamError(f"run {run.run_id} on {run.host} has no attempt to stop")
-        stop_attempt(self._hosts.get(run.host), run.run_id, run.attempt, STOP_TIMEOUT)
+        stop_run(self._hosts, run.host, run.run_id, run.attempt, STOP_TIMEOUT)
 
     def verify(self, run: RunView, checkpoint: str) -> list[str]:
         from midstream.transfer import verify_objects

@@ -83,7 +83,7 @@ def hold(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Or
             log.info("told to stop while it waited")
             return None
         if order is not None:
-            refusal = unfit(attempt, order)
+            refusal = _agreed(attempt, order.serial, unfit(attempt, order))
             if not refusal:
                 status.update(order=order.serial, message="")
                 return order
@@ -94,6 +94,15 @@ def hold(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Or
         time.sleep(POLL if jax.process_count() == 1 else 10 * POLL)
     status.update(message=f"nobody renewed its lease for {lease.seconds:.0f} s")
     return None
+
+
+def _agreed(attempt: Attempt, serial: int, refusal: str) -> str:
+    """The first process's that has one: hosts may lack what others have, and all go on or none does."""
+    board = attempt.processes.board
+    if board is None:
+        return refusal
+    said = [text.decode() for text in board.exchange(f"fit-{serial}", refusal.encode())]
+    return next((f"{peer}: {text}" for peer, text in zip(board.peers, said, strict=True) if text), "")
 
 
 def unfit(attempt: Attempt, order: records.Order) -> str:

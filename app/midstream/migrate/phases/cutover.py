@@ -70,8 +70,6 @@ def bring_state(move: Move, name: str, streamed: Streamed) -> None:
     """What of the checkpoint is not on the target yet."""
     began = time.monotonic()
     ahead = len(streamed.arrived) if streamed.name == name else 0
-    here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
-    move.command(move.source, f"copy {here} to {move.target.name}:{there}")
     sent = complete(move, name, streamed)
     move.journal.fact(copy_seconds=time.monotonic() - began, copied_bytes=sent)
     if ahead:

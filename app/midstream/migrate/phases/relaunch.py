@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from midstream.errors import MidstreamError, RemoteError
-from midstream.launch.start import start_attempt
+from midstream.errors import MidstreamError
 from midstream.migrate import overtake, standby
 from midstream.migrate.model import RELAUNCH
 from midstream.migrate.move import Move, replayed
 from midstream.migrate.phases.cutover import bring_history, bring_state
+from midstream.migrate.side import Side
 from midstream.migrate.stream import Streamed
 from midstream.watch.model import RunView
 from midstream_engine import records
@@ -26,7 +26,7 @@ class Relaunch:
 
     def run(self, move: Move) -> None:
         sealed, told = move.journal.known("sealed"), move.journal.known("target_attempt") is not None
-        plan, target = move.plan, move.target
+        plan = move.plan
         if told and self._moved_on(move):
             return
         move.journal.fact(relaunching=True)  # from here on a rollback has to look at the target
@@ -34,7 +34,7 @@ class Relaunch:
         if number is None:
             number = self._start_or_adopt(move, sealed)
         move.journal.fact(target_attempt=number)
-        wait_training(move, target.name, number)
+        wait_training(move, move.target_side, number)
         if move.journal.known("training_seen") is None:
             move.journal.fact(training_seen=time.time())
         if plan.stands_by and not move.journal.known("history"):
@@ -56,16 +56,20 @@ class Relaunch:
 
     def _start_or_adopt(self, move: Move, sealed: dict[str, Any]) -> int:
         plan, target = move.plan, move.target
-        target.call(
-            "runs.put_fence", root=target.root, run_id=plan.run_id, fence=sealed["fence"], migration=plan.migration
-        )
+        move.target_side.put_fence(sealed["fence"], plan.migration)
         number = _present_attempt(move)
         if number is not None:
             move.note(f"attempt {number} of this migration runs on {target.name} already")
             return number
         if plan.stands_by:
             bring_history(move)
-        return self._start(move, _newest(move) or sealed, sealed["attempt"] + 1)
+        move.target_side.share_config()
+        point = _newest(move) or sealed
+        move.target_side.hand_out_checkpoint(point["checkpoint"])
+        if move.journal.known("relaunched") is None:
+            move.journal.fact(relaunched=time.time())
+        order, at_least = standby.restoring(move, point), sealed["attempt"] + 1
+        return move.start(move.target_side, order, holder=plan.target, at_least=at_least)
 
     @staticmethod
     def _moved_on(move: Move) -> bool:
@@ -75,46 +79,10 @@ class Relaunch:
         epoch = described["fence"]["epoch"] if described["fence"] else 0
         return epoch > plan.epoch
 
-    @staticmethod
-    def _start(move: Move, point: dict[str, Any], at_least: int) -> int:
-        plan, target = move.plan, move.target
-        order = records.Order(
-            records.RESTORE,
-            epoch=plan.epoch,
-            checkpoint=point["checkpoint"],
-            root_digest=point["root_digest"],
-            step=point["step"],
-            migration=plan.migration,
-        )
-        if move.journal.known("relaunched") is None:
-            move.journal.fact(relaunched=time.time())
-        try:
-            attempt = start_attempt(
-                target,
-                move.fleet.hosts[plan.target_host],
-                target=plan.target,
-                run_id=plan.run_id,
-                epoch=plan.epoch,
-                order=order,
-                overrides=plan.overrides,
-                at_least=at_least,
-            )
-        except RemoteError as error:
-            # A start that a killed process of this migration asked for may have come through meanwhile.
-            number = _present_attempt(move) if error.kind == "Refused" else None
-            if number is None:
-                raise
-            return number
-        move.command(target, f"start attempt {attempt.number} of {plan.run_id} from {order.checkpoint}")
-        return attempt.number
-
 
 def _present_attempt(move: Move) -> int | None:
     """The attempt on the target that this migration started and that still runs, or has trained to the end."""
-    target, run_id = move.target, move.plan.run_id
-    found: dict[str, Any] | None = target.call(
-        "runs.attempt_of_migration", root=target.root, run_id=run_id, migration=move.plan.migration
-    )
+    found = move.target_side.attempt_of_migration(move.plan.migration)
     if found is None:
         return None
     finished = (found["status"] or {}).get("state") == records.FINISHED
@@ -133,7 +101,7 @@ def _newest(move: Move) -> dict[str, Any] | None:
     return {"checkpoint": point["name"], "root_digest": point["root_digest"], "step": point["step"]}
 
 
-def wait_training(move: Move, host: str, attempt: int) -> RunView:
+def wait_training(move: Move, side: Side, attempt: int) -> RunView:
     """Until the attempt has done an update. MidstreamError with its last log lines where it ended."""
 
     def decided(run: RunView) -> bool:
@@ -143,12 +111,14 @@ def wait_training(move: Move, host: str, attempt: int) -> RunView:
             return True
         return any(row["attempt"] == attempt and "train/loss" in row for row in run.curve[-64:])
 
+    host = side.first.name
     run = move.wait_for("the first update of the new attempt", host, decided, START_TIMEOUT)
     if run.state in ("failed", "stopped", "lost"):
         message = run.status.message if run.status else ""
         last = next((line for line in reversed(run.log) if line.strip()), "")
+        why = side.verdict(attempt) or message or last or "no word of it in its log"
         raise MidstreamError(
-            f"attempt {attempt} on {host} ended ({run.state}): {message or last or 'no word of it in its log'}",
-            f"its log: {host}:{records.RunPaths(move.hosts.get(host).root, run.run_id).attempt(attempt).log()}",
+            f"attempt {attempt} on {side.target.name} ended ({run.state}): {why}",
+            f"its log: {host}:{side.paths.attempt(attempt).log()}",
         )
     return run

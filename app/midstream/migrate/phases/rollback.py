@@ -7,11 +7,11 @@ from typing import Any
 
 from midstream.errors import HostError, MidstreamError
 from midstream.launch.errors import LaunchError
-from midstream.launch.start import kill_attempt, start_attempt, stop_attempt, wait_gone
 from midstream.migrate import standby
 from midstream.migrate.model import ROLLBACK
 from midstream.migrate.move import Move, MovedOn
 from midstream.migrate.phases.relaunch import wait_training
+from midstream.migrate.side import Side
 from midstream.watch.model import RunView
 from midstream_engine import records
 
@@ -42,8 +42,7 @@ class Rollback:
                 back = self._fence_back(move, fence)
                 self._close_target(move, back)
                 self._reopen_source(move, back)
-        source.call("runs.unpin", root=source.root, run_id=plan.run_id, migration=plan.migration)
-        source.call("runs.let_go", root=source.root, run_id=plan.run_id, migration=plan.migration)
+        move.source_side.let_go(plan.migration)
         move.journal.fact(rolled_back=time.time())
 
     # ------------------------------------------------------------------------------------------ the source's order
@@ -87,23 +86,21 @@ class Rollback:
         found = move.source.call("runs.status", root=move.source.root, run_id=move.plan.run_id, attempt=attempt)
         state = (found["status"] or {}).get("state", "")
         if state in records.ENDED and found["alive"]:
-            wait_gone(move.source, move.plan.run_id, attempt)
+            move.source_side.wait_gone(attempt)
         elif found["alive"]:
             move.note(f"{move.plan.source} was not sealed: it trains on")
             return
         if state in (records.FINISHED, records.FAILED):
             move.note(f"{move.plan.source} was not sealed, and ended by itself ({state}): it is left as it is")
             return
-        source = move.source
-        living = source.call("runs.living_attempt", root=source.root, run_id=move.plan.run_id)
-        number = living or self._start_source(move, fence, None)
-        wait_training(move, move.plan.source, number)
+        number = move.source_side.living_attempt() or self._start_source(move, fence, None)
+        wait_training(move, move.source_side, number)
         move.note(f"{move.plan.run_id} runs on {move.plan.source} again")
 
     # ------------------------------------------------------------------------------------------ the fence
 
     def _source_fence(self, move: Move) -> records.Fence:
-        described = move.source.call("runs.describe", root=move.source.root, run_id=move.plan.run_id)
+        described = move.source_side.describe()
         return records.Fence.from_json(described["fence"], f"{move.source.name}: fence.json of {move.plan.run_id}")
 
     def _fence_back(self, move: Move, fence: records.Fence) -> records.Fence:
@@ -113,7 +110,7 @@ class Rollback:
         if fence.epoch == plan.epoch + 1 and fence.holder == holder:
             return fence  # an earlier try got so far
         if fence.epoch == plan.epoch and fence.holder == plan.target and fence.sealed_step is not None:
-            described = move.source.call("runs.describe", root=move.source.root, run_id=plan.run_id)
+            described = move.source_side.describe()
             own = [point["step"] for point in described["checkpoints"] if point["complete"] and self._own(move, point)]
             return fence.rolled_back(holder, max([fence.sealed_step, *own]))
         raise MovedOn(
@@ -140,7 +137,7 @@ class Rollback:
 
     def _stop_target(self, move: Move, back: records.Fence) -> None:
         plan, target = move.plan, move.target
-        described = target.call("runs.describe", root=target.root, run_id=plan.run_id)
+        described = move.target_side.describe()
         if described["fence"] is None and not described["attempts"]:
             return  # nothing of the run has come there
         there = records.Fence.from_json(described["fence"]) if described["fence"] else records.first_fence("")
@@ -150,60 +147,51 @@ class Rollback:
                 "taking this move back would make a second lineage",
                 f"move it from there: midstream --migrate {plan.run_id} --to {plan.source}",
             )
-        found: dict[str, Any] | None = target.call(
-            "runs.attempt_of_migration", root=target.root, run_id=plan.run_id, migration=plan.migration
-        )
+        found = move.target_side.attempt_of_migration(plan.migration)
         if found:
             move.journal.fact(target_attempt=found["attempt"])  # the source's next one takes a higher number
         if found and found["alive"]:
             number, state = found["attempt"], (found["status"] or {}).get("state", records.STARTING)
             try:
                 if state in NOTHING_TO_SAVE:
-                    move.command(target, f"kill attempt {number} on {target.name} ({state})")
-                    kill_attempt(target, plan.run_id, number)
+                    move.command(target, f"kill attempt {number} on {plan.target} ({state})")
+                    move.target_side.kill(number)
                 else:
-                    move.command(target, f"stop attempt {number} on {target.name}")
-                    stop_attempt(target, plan.run_id, number, timeout=STOP_TIMEOUT)
+                    move.command(target, f"stop attempt {number} on {plan.target}")
+                    move.target_side.stop(number, STOP_TIMEOUT)
             except LaunchError as error:
                 move.note(f"{error}; killing it")
-                kill_attempt(target, plan.run_id, number)
-        self._put_fence(move, target, back)
+                move.target_side.kill(number)
+        self._put_fence(move, move.target_side, back)
 
     @staticmethod
-    def _put_fence(move: Move, host: Any, back: records.Fence) -> None:
-        host.call(
-            "runs.put_fence",
-            root=host.root,
-            run_id=move.plan.run_id,
-            fence=back.to_json(),
-            migration=move.plan.migration,
-        )
-        move.command(host, f"fence: epoch {back.epoch}, holder {back.holder}, sealed at step {back.sealed_step}")
+    def _put_fence(move: Move, side: Side, back: records.Fence) -> None:
+        side.put_fence(back.to_json(), move.plan.migration)
+        move.command(side.first, f"fence: epoch {back.epoch}, holder {back.holder}, sealed at step {back.sealed_step}")
 
     # ------------------------------------------------------------------------------------------ the source
 
     def _reopen_source(self, move: Move, back: records.Fence) -> None:
         plan, source = move.plan, move.source
-        self._put_fence(move, source, back)
+        self._put_fence(move, move.source_side, back)
         if not move.journal.known("source_was_alive"):
             move.note(f"the source did not run before the migration; it is as it was, at step {back.sealed_step}")
             return
         number = self._start_source(move, back, back.sealed_step)
-        wait_training(move, source.name, number)
+        wait_training(move, move.source_side, number)
         move.note(f"{plan.run_id} runs on {source.name} again, from step {back.sealed_step}")
 
     def _start_source(self, move: Move, fence: records.Fence, step: int | None) -> int:
         """The source's attempt under ``fence``: the one that an earlier try of this rollback started, where it lives,
         else a new one from the newest checkpoint (``step-<step>`` where that is given)."""
         plan, source = move.plan, move.source
-        found = source.call("runs.attempt_of_migration", root=source.root, run_id=plan.run_id, migration=plan.migration)
-        described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+        found, described = move.source_side.attempt_of_migration(plan.migration), move.source_side.describe()
         old = move.journal.known("sealing_attempt", described["attempt"])
         ours = found is not None and found["attempt"] > old and found["epoch"] == fence.epoch
         if found is not None and ours and (found["alive"] or (found["status"] or {}).get("state") == records.FINISHED):
             return int(found["attempt"])
         if not ours:
-            wait_gone(source, plan.run_id, old)  # it is sealed or has said `stopped`, and takes a moment to end
+            move.source_side.wait_gone(old)  # it is sealed or has said `stopped`, and takes a moment to end
         points = [
             point
             for point in described["checkpoints"]
@@ -213,27 +201,15 @@ class Rollback:
             what = "any complete checkpoint" if step is None else f"checkpoint step {step}"
             raise MidstreamError(f"{source.name} has lost {what}", "midstream --checkpoints RUN")
         point = max(points, key=lambda point: (point["step"], point["attempt"]))
-        attempt = start_attempt(
-            source,
-            move.fleet.hosts[plan.source],
-            target=fence.holder,
-            run_id=plan.run_id,
+        move.source_side.hand_out_checkpoint(point["name"])
+        order = records.Order(
+            records.RESTORE,
             epoch=fence.epoch,
-            order=records.Order(
-                records.RESTORE,
-                epoch=fence.epoch,
-                checkpoint=point["name"],
-                root_digest=point["root_digest"],
-                step=point["step"],
-                migration=plan.migration,
-            ),
-            overrides=(),
-            at_least=max(
-                described["attempt"],
-                move.journal.known("target_attempt", 0),
-                move.journal.known("standby_attempt", 0),
-            )
-            + 1,
+            checkpoint=point["name"],
+            root_digest=point["root_digest"],
+            step=point["step"],
+            migration=plan.migration,
         )
-        move.command(source, f"start attempt {attempt.number} of {plan.run_id} from {point['name']}")
-        return attempt.number
+        known = [move.journal.known(name, 0) for name in ("target_attempt", "standby_attempt")]
+        at_least = max(described["attempt"], *known) + 1
+        return move.start(move.source_side, order, holder=fence.holder, at_least=at_least)
