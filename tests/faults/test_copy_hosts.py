@@ -198,19 +198,19 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_sent(full_disk: 
 
 @pytest.mark.system
 def test_a_disk_that_fills_up_meanwhile_keeps_what_was_there(
-    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    full_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = (LocalMachine(name, LocalHost(root=str(tmp_path))) for name in ("one", "two"))
-    somebody_else, run = small_disk / "somebody else's", Sending.run
+    somebody_else, run = full_disk / "somebody else's", Sending.run
 
     def filled_up(sending: Sending, waiting: set[str]) -> None:
         """Between the look at it and the copy the disk is taken, all but two objects and a half."""
         with open(somebody_else, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, staging.free_bytes(str(small_disk)) - 5 * MIB // 2)
+            os.posix_fallocate(file.fileno(), 0, staging.free_bytes(str(full_disk)) - 5 * MIB // 2)
         run(sending, waiting)
 
     monkeypatch.setattr(Sending, "run", filled_up)
-    source, target = tmp_path / "source", small_disk / "target"
+    source, target = tmp_path / "source", full_disk / "target"
     contents = {f"object-{index}": random.Random(index).randbytes(MIB) for index in range(6)}
     write_tree(source, contents)
     target.mkdir()

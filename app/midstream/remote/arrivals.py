@@ -11,11 +11,10 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from midstream.remote import neighbours
 from midstream.remote.assembly import Assemblies
-from midstream.remote.files import emit
+from midstream.remote.files import emit, inside
 from midstream.remote.lines import SILENCE, Lines
-from midstream.remote.staging import SLACK, Stage, chunk_hashes, free_bytes, part_name, problem
-from midstream.remote.tree import checked, inside
-from midstream_engine import records
+from midstream.remote.objects import checked
+from midstream.remote.staging import SLACK, Stage, chunk_hashes, free_bytes, part_name, problem, sync_directory
 
 TOGETHER = 512  # objects in one report
 SYNCERS = 16  # threads that wait for the disk: a journal commits many files at once
@@ -51,7 +50,7 @@ def serve(
                 for path, offset, length in line["ranges"]:
                     assemblies.landed(by_path[path], offset, length)
             elif line["do"] == "commit":
-                commit(directory, manifest, text, objects)
+                commit(stage, manifest, text, objects)
                 break
             elif line["do"] == "end":
                 return 0
@@ -137,23 +136,24 @@ def _text_or_none(path: str) -> Optional[str]:
         return None
 
 
-def commit(directory: str, manifest: Optional[str], text: str, objects: Sequence[Dict[str, Any]]) -> None:
-    """Wait until every object is on the disk with its size; then write the manifest, atomically."""
+def commit(stage: Stage, manifest: Optional[str], text: str, objects: Sequence[Dict[str, Any]]) -> None:
+    """Wait until every object is on the disk with its size; then write the manifest, atomically. ValueError."""
 
     def sync(entry: Dict[str, Any]) -> str:
-        path = inside(directory, entry["path"])
+        path = inside(stage.directory, entry["path"])
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size != entry["size"]:
-                raise records.RecordError("{}: not {} bytes any more".format(path, entry["size"]))
+                raise ValueError("{}: not {} bytes any more".format(path, entry["size"]))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         return os.path.dirname(path)
 
     with ThreadPoolExecutor(SYNCERS) as pool:
-        parents = {directory, *pool.map(sync, objects)}
+        parents = {stage.directory, *pool.map(sync, objects)}
     for parent in sorted(parents):
-        records.sync_directory(parent)
+        sync_directory(parent)
     if manifest is not None:
-        records.write_bytes(posixpath.join(directory, manifest), text.encode())
+        stage.write(manifest, text.encode())
+        sync_directory(stage.directory)

@@ -7,23 +7,23 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from midstream.remote import gcs, tree
-from midstream_engine import records
+from midstream.remote import gcs
+from midstream.remote.objects import NoTree, parse_manifest
 
 
 def describe(directory: str, manifest: str, access: Dict[str, Any]) -> Dict[str, Any]:
-    """As ``tree.describe``."""
+    """As ``objects.describe``."""
     with gcs.Bucket(directory, access) as bucket:
         try:
             text = bucket.get(manifest).decode()
         except FileNotFoundError:
-            raise records.RecordError("{}: there is no {}: not a complete tree".format(directory, manifest)) from None
-        _, objects = tree.parse_manifest(text, directory, manifest)
+            raise NoTree("{}: there is no {}: not a complete tree".format(directory, manifest)) from None
+        _, objects = parse_manifest(text, directory, manifest)
         return {"manifest": text, "objects": objects, "problems": _problems(bucket, objects)}
 
 
 def missing(directory: str, objects: Sequence[Dict[str, Any]], access: Dict[str, Any]) -> List[List[str]]:
-    """As ``tree.missing``."""
+    """As ``objects.missing``."""
     with gcs.Bucket(directory, access) as bucket:
         return _problems(bucket, objects)
 
@@ -41,7 +41,7 @@ def _problems(bucket: gcs.Bucket, objects: Sequence[Dict[str, Any]]) -> List[Lis
 
 
 def digests(directory: str, ranges: Sequence[Sequence[Any]], access: Dict[str, Any]) -> List[Optional[str]]:
-    """As ``tree.digests``. Reads them."""
+    """As ``objects.digests``. Reads them."""
 
     def one(item: Sequence[Any]) -> Optional[str]:
         try:
@@ -54,7 +54,7 @@ def digests(directory: str, ranges: Sequence[Sequence[Any]], access: Dict[str, A
 
 
 def check(directory: str, entry: Dict[str, Any], access: Dict[str, Any]) -> Optional[str]:
-    """As ``tree.check``."""
+    """As ``objects.check``."""
     with gcs.Bucket(directory, access) as bucket:
         return flaw(bucket, entry)
 

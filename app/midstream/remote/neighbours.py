@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from midstream.remote.files import BLOCK, HASHERS, file_sha256, inside
 from midstream.remote.staging import SLACK, Stage, free_bytes
-from midstream_engine import records
 
+MANIFEST = "manifest.json"
 MANIFESTS = 256  # other trees that are looked through for objects, the newest ones
 
 
@@ -23,7 +23,7 @@ def _elsewhere(root: str, directory: str, wanted: Set[Tuple[str, int]]) -> Dict[
     """Files of other trees below ``root`` that their manifests give one of these (sha256, size)."""
     manifests = []
     for pattern in ("runs/*/checkpoints/*", "data/*"):
-        for path in glob.glob(posixpath.join(glob.escape(root), pattern, records.MANIFEST)):
+        for path in glob.glob(posixpath.join(glob.escape(root), pattern, MANIFEST)):
             with contextlib.suppress(OSError):
                 manifests.append((os.stat(path).st_mtime, path))
     found: Dict[Tuple[str, int], List[str]] = {}
@@ -36,7 +36,7 @@ def _elsewhere(root: str, directory: str, wanted: Set[Tuple[str, int]]) -> Dict[
                 entries = json.load(file)["objects"]
             for entry in entries:
                 key = (entry["sha256"], entry["size"])
-                if key in wanted and records.safe_relative(entry["path"]):
+                if key in wanted and _spelled(entry["path"]):
                     found.setdefault(key, []).append(posixpath.join(parent, entry["path"]))
     return found
 
@@ -52,6 +52,13 @@ def _copied(source: str, target: str) -> str:
                 return digest.hexdigest()
             digest.update(view[:count])
             writing.write(view[:count])
+
+
+def _spelled(path: str) -> bool:
+    try:
+        return bool(inside("", path))
+    except ValueError:
+        return False
 
 
 def held(stage: Stage, root: str, absent: Sequence[Dict[str, Any]]) -> Iterator[str]:

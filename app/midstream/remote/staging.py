@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
-from midstream.remote.files import INCOMING, emit, file_sha256
+from midstream.remote.files import INCOMING, emit, file_sha256, inside
 from midstream.remote.lines import SILENCE
 
 LOCK = "lock"
@@ -86,6 +86,16 @@ class Stage:
             self._parents.add(parent)
         os.replace(part, place)
 
+    def write(self, name: str, data: bytes) -> None:
+        """A file of the tree, atomically. What a kill leaves of it lies in the staging directory."""
+        self.enter()
+        part = posixpath.join(self.here, "written")
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self.name(part, inside(self.directory, name))
+
     def adopt(self, objects: Sequence[Dict[str, Any]]) -> None:
         """Take over what dead copies left of these objects, and remove what else they left. One that lives keeps its
         own; receivers of a dead one may need a while to notice."""
@@ -131,6 +141,18 @@ def _taken(descriptor: int, deadline: float) -> bool:
                 emit("waiting", message="another copy to this directory has not ended yet")
                 told = True
             time.sleep(0.05)
+
+
+def sync_directory(path: str) -> None:
+    """Wait until the names in a directory are on the disk, where the file system can be asked."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def free_bytes(path: str) -> int:

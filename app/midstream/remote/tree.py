@@ -6,134 +6,29 @@ programs (``survey``, ``verify``) write one JSON object a line.
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from midstream.remote import files
+from midstream.remote import objects as objects_of
 from midstream.remote.files import BLOCK, HASHERS, INCOMING, emit, end_with_operator, file_sha256
+from midstream.remote.objects import check, checked
 from midstream_engine import records
 
-__all__ = ["BLOCK", "HASHERS", "INCOMING", "emit", "end_with_operator", "file_sha256"]
-
-
-def inside(directory: str, path: str) -> str:
-    try:
-        return files.inside(directory, path)
-    except ValueError as error:
-        raise records.RecordError(str(error)) from None
-
-
-def check(directory: str, entry: Dict[str, Any]) -> Optional[str]:
-    """What is wrong with one object, or None. Reads all of it."""
-    path = inside(directory, entry["path"])
-    try:
-        size = os.stat(path).st_size
-        if size != entry["size"]:
-            return "{} bytes, the manifest says {}".format(size, entry["size"])
-        found = file_sha256(path)
-    except FileNotFoundError:
-        return "missing"
-    except OSError as error:
-        return "cannot be read: {}".format(error.strerror)
-    if found != entry["sha256"]:
-        return "SHA-256 is {}, the manifest says {}".format(found, entry["sha256"])
-    return None
-
-
-def checked(directory: str, objects: Iterable[Dict[str, Any]]) -> Iterator[Tuple[Dict[str, Any], Optional[str]]]:
-    """Each object with what is wrong with it, in the order in which the threads finish. A few are read ahead."""
-    with ThreadPoolExecutor(max(2, min(HASHERS, os.cpu_count() or 1))) as pool:
-        running: Dict[Future, Dict[str, Any]] = {}
-        queue = iter(objects)
-        while True:
-            for entry in queue:
-                running[pool.submit(check, directory, entry)] = entry
-                if len(running) >= 4 * HASHERS:
-                    break
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
+__all__ = ["BLOCK", "HASHERS", "INCOMING", "check", "checked", "emit", "end_with_operator", "file_sha256"]
 
 
 def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[Dict[str, Any]]]:
     """Text, value and objects of a tree's manifest. RecordError where it is absent or of another shape."""
     try:
-        with open(posixpath.join(directory, name), encoding="utf-8", newline="") as file:
-            text = file.read()
-    except FileNotFoundError:
-        raise records.RecordError("{}: there is no {}: not a complete tree".format(directory, name)) from None
-    except ValueError as error:
-        raise records.RecordError("{}/{}: not a manifest ({!r})".format(directory, name, error)) from error
-    return (text, *parse_manifest(text, directory, name))
-
-
-def parse_manifest(text: str, directory: str, name: str) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
-    """Value and objects of a manifest. RecordError where it is of another shape."""
-    where = posixpath.join(directory, name)
-    try:
-        value = json.loads(text)
-        objects = [
-            {"path": str(entry["path"]), "size": int(entry["size"]), "sha256": str(entry["sha256"])}
-            for entry in value["objects"]
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise records.RecordError("{}: not a manifest ({!r})".format(where, error)) from error
-    for entry in objects:
-        inside(directory, entry["path"])
-    if len({entry["path"] for entry in objects}) != len(objects):
-        raise records.RecordError("{}: names an object twice".format(where))
-    return value, objects
+        return objects_of.read_manifest(directory, name)
+    except objects_of.NoTree as error:
+        raise records.RecordError(str(error)) from None
 
 
 def manifest_value(directory: str, manifest: str) -> Dict[str, Any]:
     """The manifest's value, read and looked over; no object is."""
     return read_manifest(directory, manifest)[1]
-
-
-def describe(directory: str, manifest: str) -> Dict[str, Any]:
-    """The tree's manifest as text, its objects, and those that are missing or of another size (not hashed)."""
-    text, _, objects = read_manifest(directory, manifest)
-    problems = []
-    for entry in objects:
-        try:
-            size = os.stat(inside(directory, entry["path"])).st_size
-        except FileNotFoundError:
-            problems.append([entry["path"], "missing"])
-            continue
-        if size != entry["size"]:
-            problems.append([entry["path"], "{} bytes, the manifest says {}".format(size, entry["size"])])
-    return {"manifest": text, "objects": objects, "problems": problems}
-
-
-def missing(directory: str, objects: Sequence[Dict[str, Any]]) -> List[List[str]]:
-    """``[path, what]`` of the objects that are not there, or not with their sizes. Nothing is hashed."""
-    found = []
-    for entry in objects:
-        try:
-            size = os.stat(inside(directory, entry["path"])).st_size
-        except FileNotFoundError:
-            found.append([entry["path"], "missing"])
-            continue
-        if size != entry["size"]:
-            found.append([entry["path"], "{} bytes, the manifest says {}".format(size, entry["size"])])
-    return found
-
-
-def digests(directory: str, ranges: Sequence[Sequence[Any]]) -> List[Optional[str]]:
-    """SHA-256 of each ``[path, offset, length]`` of the tree; None where it cannot be read."""
-
-    def one(item: Sequence[Any]) -> Optional[str]:
-        try:
-            return file_sha256(inside(directory, item[0]), item[1], item[2])
-        except OSError:
-            return None
-
-    with ThreadPoolExecutor(HASHERS) as pool:
-        return list(pool.map(one, ranges))
 
 
 def survey(directory: str, objects: Sequence[Dict[str, Any]]) -> int:

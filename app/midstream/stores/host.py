@@ -19,10 +19,10 @@ from midstream.stores.access import Access
 
 SCHEME = "gs://"
 ANSWERED = {
-    "tree.describe": "gcs_tree.describe",
-    "tree.missing": "gcs_tree.missing",
-    "tree.digests": "gcs_tree.digests",
-    "tree.check": "gcs_tree.check",
+    "objects.describe": "gcs_tree.describe",
+    "objects.missing": "gcs_tree.missing",
+    "objects.digests": "gcs_tree.digests",
+    "objects.check": "gcs_tree.check",
     "arrivals.serve": "gcs_arrivals.serve",
     "receiving.receive": "gcs_receiving.receive",
     "sending.send": "gcs_sending.send",

@@ -47,7 +47,7 @@ class Contents:
         for name, lot in lots.items():
             if name:
                 place = self.holders[name]
-                found = place.host.call("tree.missing", directory=place.directory, objects=lot, timeout=CALL)
+                found = place.host.call("objects.missing", directory=place.directory, objects=lot, timeout=CALL)
                 missing += [(place, path, what) for path, what in found]
         if missing:
             place, path, what = missing[0]
@@ -59,9 +59,9 @@ class Contents:
 def read_contents(source: Place, manifest: str) -> Contents:
     """What the tree's manifest names. TransferError where it is no tree."""
     try:
-        found = source.host.call("tree.describe", directory=source.directory, manifest=manifest, timeout=CALL)
+        found = source.host.call("objects.describe", directory=source.directory, manifest=manifest, timeout=CALL)
     except RemoteError as error:
-        if error.kind != "RecordError":
+        if error.kind != "NoTree":
             raise
         raise TransferError(error.message) from error
     problems = tuple((path, what) for path, what in found["problems"])

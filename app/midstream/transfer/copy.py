@@ -276,7 +276,7 @@ class _Copy:
         asked = [[entry["path"], offset, length] for entry in parts for offset, length, _ in chunks[entry["path"]]]
         if not asked:
             return
-        digests = iter(place.host.call("tree.digests", directory=place.directory, ranges=asked, timeout=CALL))
+        digests = iter(place.host.call("objects.digests", directory=place.directory, ranges=asked, timeout=CALL))
         for entry in parts:
             kept = [
                 (offset, length)
@@ -287,7 +287,7 @@ class _Copy:
 
     def _explain(self, path: str, what: str) -> MidstreamError:
         place, entry = next((place, entry) for place, lot in self.by_source for entry in lot if entry["path"] == path)
-        wrong = place.host.call("tree.check", directory=place.directory, entry=entry, timeout=CALL)
+        wrong = place.host.call("objects.check", directory=place.directory, entry=entry, timeout=CALL)
         if wrong is not None:
             return TransferError(f"object {shown(path)} of {place} is corrupt: {wrong}", "copy another one", path)
         return TransferError(f"object {shown(path)} changed on its way to {self.target}: {what}", "run it again", path)
