@@ -93,7 +93,7 @@ class TrainerConfig:
     crash_on_inf: bool = True  # end the run where the loss is infinite
     require_accelerator: bool | None = None  # true: refuse to train on a CPU
 
-    jax_compilation_cache_dir: str | None = None  # None: <root>/compile-cache
+    jax_compilation_cache_dir: str | None = None  # None: <root>/compile-cache; gs://...: that, shared through a bucket
     jax_config: dict[str, Any] = field(default_factory=dict)  # names and values for jax.config.update
     distributed: DistributedConfig = field(default_factory=DistributedConfig)  # how processes find each other
 

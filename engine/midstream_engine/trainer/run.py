@@ -19,6 +19,7 @@ from midstream_engine.tracking.trackers import start_recorder
 from midstream_engine.trainer import attempt as attempts
 from midstream_engine.trainer.agreed import agree_on_order, agree_on_origin, check_alike, in_turn
 from midstream_engine.trainer.attempt import Attempt
+from midstream_engine.trainer.compile_cache import SharedCache, is_shared
 from midstream_engine.trainer.crossing import measure_later
 from midstream_engine.trainer.held import hold, rehearse
 from midstream_engine.trainer.loop import Loop
@@ -51,6 +52,9 @@ def configure_jax(config: TrainLmConfig, root: str) -> str:
     trainer = config.trainer
     chosen = trainer.jax_compilation_cache_dir or os.environ.get("JAX_COMPILATION_CACHE_DIR")
     directory = os.path.expanduser(chosen or os.path.join(root, "compile-cache"))
+    if is_shared(directory):
+        url, directory = directory, os.path.join(root, "compile-cache")
+        SharedCache(url, directory).start()
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
