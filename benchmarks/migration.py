@@ -1,0 +1,215 @@
+"""How long a run stands still: each mode of a move, beside the recipe by hand and the floor, over a shaped link.
+
+    python benchmarks/migration.py [--mib 1024] [--mbit 1000] [--milliseconds 10] [--rounds 1] [--only MODE ...]
+
+The model is heavy in state and light in computation: a huge embedding, one small block, few tokens a step. The source
+is this machine, the target a real sshd behind a link with a rate and a delay (`tests/lab/link.py`, in a process of its
+own). Downtime is from the end of the last step on the source to the end of the first on the target, by the lines that
+the engines write; both run on this machine, so one clock measures.
+
+``by hand`` is what a guide tells a person to do, with the same engine: stop it (it saves), ``scp -r`` the checkpoint
+and the config, start it there. Packages and data are there already, and nobody hesitates; compiling is part of it.
+``floor`` is what cannot be avoided: the bytes at the link's rate, and the restore that the handover measured.
+``overtake`` needs a target that is quicker than the source: the source sleeps ``--throttle`` seconds a step, and a
+shadow does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from lab.command_line import TINY, Run
+from lab.link import through
+from lab.migration_faults import SLOW
+from lab.sshd import Lab, SshServer
+
+REPOSITORY = Path(__file__).parents[1]
+MIB = 1 << 20
+MODES = ("handover", "stop", "overtake", "by hand")
+HIDDEN = 256
+PATIENCE = 400.0  # seconds for anything at all
+STEPS_BEFORE = 6  # that the source has done when the move begins
+
+
+class Bench:
+    """Two hosts with a link between them, and a model of ``mib``."""
+
+    def __init__(self, room: Path, options: argparse.Namespace):
+        self.room, self.options = room, options
+        self.lab = Lab(room / "lab")
+        server = self.lab.host("there", devices=2)
+        link = [sys.executable, str(REPOSITORY / "tests/lab/link.py"), str(server.port)]
+        self.link = subprocess.Popen(
+            [*link, str(options.milliseconds), str(options.mbit)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.link.stdout is not None
+        self.there: SshServer = through(server, int(self.link.stdout.readline()))
+        slow = room / "slow"
+        slow.mkdir()
+        sleeps = SLOW.replace("SECONDS", str(options.throttle)).replace("SHADOWS", "0.0")
+        (slow / "sitecustomize.py").write_text(sleeps)
+        here = self.lab.local("here", devices=2)
+        throttled = type(here)(root=here.root, devices=2, env={"PYTHONPATH": str(slow)})
+        self.fleets = {}
+        for name, source in (("even", here), ("throttled", throttled)):
+            file = self.lab.fleet_file(here=source, there=self.there.config)
+            self.fleets[name] = file.rename(file.with_name(f"{name}.yaml"))
+        self.roots = Path(here.root), Path(self.there.config.root)
+        # Parameters and two moments, four bytes each, nearly all of them in the embedding.
+        words = max(1024, options.mib * MIB // 12 // HIDDEN // 1024 * 1024)
+        self.flags = (
+            "--model.hidden_dim", str(HIDDEN), "--model.num_layers", "1", "--model.seq_len", "16",
+            "--model.pad_vocab_to_multiple", str(words), "--trainer.train_batch_size", "2",
+            "--trainer.num_train_steps", "100000",
+            "--trainer.checkpointer.save_interval", "1h", "--trainer.checkpointer.keep", "[{every: 4, until: 4}]",
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self.link.kill()
+        self.link.communicate()
+        self.lab.close()
+
+    # ------------------------------------------------------------------------------------------ moves
+
+    def move(self, mode: str, number: int) -> dict[str, Any]:
+        """One move of a run of its own: ``{downtime, bytes, measured, predicted}``, seconds and bytes."""
+        run_id = f"{mode.replace(' ', '')}{number}"
+        source, target = (Run(root, run_id) for root in self.roots)
+        fleet = self.fleets["throttled" if mode == "overtake" else "even"]
+        self._midstream("--fleet", fleet, "--launch", TINY, "--on", "here", "--run-id", run_id, "--", *self.flags)
+        try:
+            source.wait(lambda run: "step-4-a001" in run.checkpoints(), "a checkpoint", PATIENCE)
+            source.wait_step(STEPS_BEFORE, PATIENCE)
+            if mode == "by hand":
+                return self._by_hand(source, target)
+            told = self._midstream(
+                "--fleet", fleet, "--migrate", run_id, "--to", "there", "--mode", mode, "--certify-steps", "1",
+                "--healthy-steps", "1", "--json",
+            )  # fmt: skip
+            result = [json.loads(line) for line in told.splitlines()][-1]
+            sealed = result["certificate"]["step"]
+            first = next(row for row in target.rows() if row["global_step"] == sealed)
+            return {
+                "downtime": max(0.0, first["time"] - source.rows(1)[-1]["time"]),
+                "bytes": target.manifest(f"step-{sealed}-a001").size,
+                "outcome": result["outcome"],
+                "measured": result["ledger"]["measured"],
+                "predicted": sum(result["ledger"]["predicted"].values()),
+            }
+        finally:
+            for run in (source, target):
+                run.kill()
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(run.paths.dir)
+
+    def _midstream(self, *arguments: str | Path) -> str:
+        argv = [sys.executable, "-m", "midstream", *map(str, arguments)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(argv[2:])}: {done.returncode}\n{done.stderr[-2000:]}{done.stdout[-2000:]}")
+        return done.stdout
+
+    def _by_hand(self, source: Run, target: Run) -> dict[str, Any]:
+        """Stop, ``scp -r``, start: as a shell script would, without a pause for thought."""
+        config = str(self.there.directory / "ssh_config")
+        ssh, name = ["ssh", "-F", config, self.there.name], self.there.name
+        root, run_id = self.roots[1], source.paths.run_id
+        if not (root / "data").exists():  # it is there before the run stands still
+            subprocess.run([*ssh, f"mkdir -p {root}"], check=True)
+            subprocess.run(["scp", "-q", "-r", "-F", config, str(self.roots[0] / "data"), f"{name}:{root}"], check=True)
+        subprocess.run([*ssh, f"mkdir -p {target.paths.checkpoints}"], check=True)
+        status = source.status()
+        assert status is not None
+        os.kill(status.pid, signal.SIGTERM)
+        source.wait(lambda run: not run.alive, "its end", PATIENCE)
+        saved = source.checkpoints()[-1]
+        here = [source.paths.checkpoint(saved), target.paths.checkpoints], [source.paths.config, target.paths.dir]
+        for what, where in here:
+            subprocess.run(["scp", "-q", "-r", "-F", config, what, f"{name}:{where}"], check=True)
+        words = {
+            "MIDSTREAM_ROOT": str(root), "PYTHONPATH": str(REPOSITORY / "engine"), "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        }  # fmt: skip
+        said = " ".join(f"{key}={value}" for key, value in words.items())
+        train = f"{sys.executable} -m midstream_engine.train --config_path {target.paths.config} --trainer.id {run_id}"
+        subprocess.run([*ssh, f"{said} setsid {train} > {root}/log 2>&1 < /dev/null & true"], check=True)
+        target.wait(lambda run: bool(run.attempt and run.rows()), "the first step there", PATIENCE)
+        rows = target.rows()
+        return {
+            "downtime": rows[0]["time"] - source.rows(1)[-1]["time"],
+            "bytes": target.manifest(saved).size,
+            "outcome": "completed" if rows[0]["global_step"] == len(source.rows(1)) else "lost steps",
+        }
+
+
+def main() -> int:
+    flags = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    flags.add_argument("--mib", type=int, default=1024, help="of state")
+    flags.add_argument("--mbit", type=float, default=1000.0, help="the link's rate")
+    flags.add_argument("--milliseconds", type=float, default=10.0, help="the link's round trip")
+    flags.add_argument("--throttle", type=float, default=2.0, help="seconds that the overtaken source sleeps a step")
+    flags.add_argument("--rounds", type=int, default=1)
+    flags.add_argument("--only", nargs="*", choices=MODES, default=MODES)
+    options = flags.parse_args()
+    with session(options) as bench:
+        found = {mode: [bench.move(mode, n) for n in range(options.rounds)] for mode in options.only}
+    report = summary(found, options)
+    print(json.dumps(report, indent=1))
+    return 0
+
+
+@contextlib.contextmanager
+def session(options: argparse.Namespace) -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="midstream-bench-") as name:
+        os.environ["MIDSTREAM_STATE"] = f"{name}/state"
+        bench = Bench(Path(name), options)
+        try:
+            yield bench
+        finally:
+            bench.close()
+
+
+def summary(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> dict[str, Any]:
+    """Medians, and the ratios that are aimed at."""
+    down = {mode: statistics.median(one["downtime"] for one in each) for mode, each in found.items()}
+    report: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in ("jax", "paramiko")}},
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "link": {"mbit": options.mbit, "milliseconds": options.milliseconds},
+        "throttle": options.throttle,
+        "downtime": {mode: round(seconds, 2) for mode, seconds in down.items()},
+        "moves": found,
+    }
+    if "handover" in found:
+        best = min(found["handover"], key=lambda one: one["downtime"])
+        restore = best["measured"]["restore"]
+        floor = best["bytes"] * 8 / (options.mbit * 1e6) + restore
+        report |= {"mib": round(best["bytes"] / MIB), "floor": round(floor, 2)}
+        report["handover / floor (aim: 1.3 at most)"] = round(down["handover"] / floor, 2)
+        if "by hand" in down:
+            report["handover / by hand (aim: 0.25 at most)"] = round(down["handover"] / down["by hand"], 2)
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(main())
