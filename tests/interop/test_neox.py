@@ -322,6 +322,7 @@ def test_an_import_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.M
     from midstream_engine.interop import adopt, stream
 
     monkeypatch.setattr(grid, "PACK_BELOW", 64)
+    monkeypatch.setattr(stream, "SYNC_BYTES", 0)
     adopted = open_neox(str(FIXTURES / "sequential-fp32-z0-dp1"))
     wishes = adopt.Wishes(without_data=True)
     whole = adopt.import_run(adopted, str(tmp_path / "whole"), wishes)

@@ -28,6 +28,7 @@ from midstream_engine.checkpoint.stores.directory import Directory
 from midstream_engine.records import ObjectEntry, canonical_json
 
 RECORD = "import.jsonl"
+SYNC_BYTES = 1 << 30  # written between two waits for the disk: what a killed import does again, at most
 Progress = Callable[[str, int, int], None]  # name of the array, bytes done, bytes of all
 
 
@@ -80,6 +81,15 @@ def write_state(
     objects = [ObjectEntry(**entry) for name in done for entry in done[name]]
     ready = sum(array.size for array in arrays if array.name in done)
     ready_arrays: list[HostArray] = []
+    unsynced: list[dict[str, Any]] = []
+    waiting = 0
+
+    def settle() -> None:
+        store.sync()
+        for line in unsynced:
+            _note(directory, line)
+        unsynced.clear()
+
     try:
         for array in sorted(arrays, key=lambda array: array.name):
             if array.name in done:
@@ -90,8 +100,11 @@ def write_state(
                 ready_arrays.append(made)
             else:
                 written = write_cells(store, [made])
-                store.sync()
-                _note(directory, {"array": array.name, "objects": [dataclasses.asdict(entry) for entry in written]})
+                unsynced.append({"array": array.name, "objects": [dataclasses.asdict(entry) for entry in written]})
+                waiting += array.size
+                if waiting >= SYNC_BYTES:
+                    settle()
+                    waiting = 0
                 objects += written
                 ready_arrays.append(array.described())
             del made

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -101,7 +102,7 @@ def open_levanter(path: str, config_path: str | None = None) -> Adopted:
     provenance = {
         "time": time.time(), "converted_from": "levanter", "source": directory, "format": kind, "vocab_size": rows,
     }  # fmt: skip
-    stamp = [[name, list(stored.shape), str(stored.dtype)] for name, stored in found.items()]
+    stamp: list[Any] = [[name, list(stored.shape), str(stored.dtype)] for name, stored in found.items()]
     stamp.append(os.stat(os.path.join(directory, "metadata.json")).st_mtime_ns)
     return Adopted("levanter", steps, mapping, arrays, state, provenance, notes, stamp, list, _nothing, {"paths": []})
 
