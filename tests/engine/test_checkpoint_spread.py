@@ -1,0 +1,80 @@
+"""A run on two hosts that share no file system: each keeps its share of every checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import haliax as hax
+import jax
+import numpy as np
+import pytest
+from haliax import NamedArray
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from engine_processes import Together, rows
+from midstream.fleet.config import LocalHost
+from midstream.hosts.local import LocalMachine
+from midstream.transfer.spread import collect_objects
+from midstream_engine import records
+from midstream_engine.checkpoint.discover import list_checkpoints, read_manifest
+from midstream_engine.checkpoint.grid import cells_of
+from midstream_engine.checkpoint.restore import restore_checkpoint
+from midstream_engine.checkpoint.verify import verify_checkpoint
+
+pytestmark = [pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning")]
+# Wide enough for arrays that are cut: two cells, one for each host.
+WIDE = ["--model.hidden_dim", "384", "--model.num_heads", "4"]
+
+
+def template_of(manifest: records.Manifest) -> dict[str, Any]:
+    """A tree with the names, axes, shapes and dtypes of a checkpoint's arrays."""
+    tree: dict[str, Any] = {}
+    for entry in manifest.array_entries:
+        *folders, leaf = entry.name.split("/")
+        inner = tree
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        axes = tuple(hax.Axis(name, length) for name, length in zip(entry.axes, entry.shape, strict=True))
+        inner[leaf] = NamedArray(jax.ShapeDtypeStruct(tuple(entry.shape), entry.dtype), axes)  # pyright: ignore
+    return tree
+
+
+def test_it_is_killed_goes_on_where_its_shares_lie_and_is_collected_into_one_place(tmp_path: Path) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    flags = [*WIDE, "--trainer.checkpointer.keep", "[{every: 3}]"]
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
+    with Together(roots, *flags, "--trainer.num_train_steps", "100000", **cache) as first:
+        first.until(first.has_saved(1), 480)
+        first.processes[1].kill()
+        (code, log), _ = first.finish(480)
+    assert code != 0
+    assert "process 1 (host-b, pid " in log
+    newest = [found.step for found in list_checkpoints(first.paths[0]) if found.complete][-1]
+
+    with Together(roots, *flags, "--trainer.num_train_steps", str(newest + 2), **cache) as second:
+        for code, log in second.finish(480):
+            assert code == 0, log
+    restored = records.Restore.read(second.paths[0].attempt(2).restore)
+    assert (restored.step, restored.root_digest) == (newest, restored.expected_root_digest)
+    assert [row["global_step"] for row in rows(second.paths[0], 2)] == [newest, newest + 1]
+
+    last = records.checkpoint_name(newest + 2, 2)
+    shares = [verify_checkpoint(paths.checkpoint(last)) for paths in second.paths]
+    assert [share.flaws for share in shares] == [[], []]
+    assert [list(share.elsewhere) for share in shares] == [["host-b"], ["host-a"]]
+    assert all(share.elsewhere[host] > 0 for share, host in zip(shares, ("host-b", "host-a"), strict=True))
+
+    hosts = {f"host-{root.name}": LocalMachine(root.name, LocalHost(root=str(root))) for root in roots}
+    third = LocalMachine("c", LocalHost(root=str(tmp_path / "c")))
+    target = str(tmp_path / "c/runs/r/checkpoints" / last)
+    collect_objects(hosts, hosts["host-a"], second.paths[0].checkpoint(last), third, target)
+    whole = verify_checkpoint(target, deep=True)
+    assert (whole.flaws, whole.unlisted, whole.elsewhere) == ([], [], {})
+    assert whole.root_digest == shares[0].manifest.root_digest == shares[1].manifest.root_digest
+
+    manifest = read_manifest(target)
+    replicated = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("data",)), PartitionSpec())
+    state = restore_checkpoint(target, template_of(manifest), replicated)
+    assert state.root_digest == whole.root_digest
+    assert any(len(list(cells_of(entry.shape, entry.grid))) > 1 for entry in manifest.array_entries if entry.grid)
