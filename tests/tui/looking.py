@@ -42,7 +42,7 @@ def screen_text(app: MidstreamApp) -> str:
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
 
 
-async def settle(pilot: Pilot, until: Callable[[], bool] | None = None, *, tries: int = 400) -> None:
+async def settle(pilot: Pilot, until: Callable[[], bool] | None = None, *, tries: int = 2000) -> None:
     """Until no work is under way and ``until`` holds."""
     app = pilot.app
     assert isinstance(app, MidstreamApp)

@@ -216,6 +216,21 @@ async def test_news_are_told_wherever_one_is() -> None:
         assert "large fell silent" in screen_text(app)
 
 
+async def test_who_looks_at_a_move_is_not_told_of_it_besides() -> None:
+    answers = Answers(worlds.migration())
+    app = app_over(worlds.moved_fleet(), answers)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        await settle(pilot, lambda: bool(app.world.migrations))
+        await pilot.press("3", "enter")
+        await settle(pilot)
+        answers.views = (worlds.certified(),)
+        await settle(pilot, lambda: "✓ witness" in screen_text(app))
+        assert "nano to large: certified" not in screen_text(app)
+        await pilot.press("escape")
+        answers.views = (replace(worlds.certified(), finished=True, state="completed"),)
+        await settle(pilot, lambda: "nano to large: finished" in screen_text(app))
+
+
 async def test_hosts_are_added_from_the_ssh_configuration() -> None:
     answers = Answers()
     app = app_over(worlds.snapshot(), answers)

@@ -86,7 +86,8 @@ def test_the_demo_is_moved_with_keys_and_leaves_nothing_running(terminal: Termin
     terminal.press("Escape")
     terminal.wait(lambda screen: "3 Migrations 1" in screen, "the fleet")
     terminal.press("3", "Enter")
-    proof = terminal.wait(lambda screen: "✓ certified" in screen, "the certificate", PATIENCE)
+    terminal.wait(lambda screen: "✓ certified" in screen, "the certificate", PATIENCE)
+    proof = terminal.wait(lambda screen: re.search(r"sealed at \d+", screen), "the seam, which no toast covers")
     for claim in ("state", "data", "witness"):
         assert re.search(rf"✓ {claim} +proven", proof), proof
     sealed = re.search(r"sealed at (\d+)", proof)

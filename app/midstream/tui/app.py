@@ -161,7 +161,8 @@ class MidstreamApp(App[int], inherit_bindings=False):
 
     def _tell(self, before: World) -> None:
         """Toasts, a few at a time: who looks at five hundred hosts must not be buried."""
-        items = news.between(before, self.world)
+        looked_at = getattr(self.front, "migration", "")
+        items = [item for item in news.between(before, self.world) if not item.about or item.about != looked_at]
         for item in items[:TOLD]:
             self.notify(item.text, severity=item.severity, markup=False)  # type: ignore[arg-type]  # one of three
         if len(items) > TOLD:

@@ -18,6 +18,7 @@ class Item:
 
     text: str
     severity: str = INFORMATION
+    about: str = ""  # the migration that it tells of: who looks at it sees it anyway
 
 
 def between(before: World, after: World) -> list[Item]:
@@ -69,9 +70,10 @@ def _migrations(before: World, after: World) -> list[Item]:
         move = f"{view.plan.run_id} to {view.plan.target}"
         if view.certificate is not None and old.certificate is None:
             valid = view.certificate.valid
-            found.append(Item(f"{move}: {'certified' if valid else 'not certified'}", INFORMATION if valid else ERROR))
+            words = "certified" if valid else "not certified"
+            found.append(Item(f"{move}: {words}", INFORMATION if valid else ERROR, view.migration))
         if view.finished and not old.finished:
-            found.append(Item(f"{move}: finished, the source is retired"))
+            found.append(Item(f"{move}: finished, the source is retired", about=view.migration))
         if view.state != old.state and view.state in (model.ROLLED_BACK, model.ROLLBACK_INCOMPLETE, model.INTERRUPTED):
-            found.append(Item(f"{move}: {view.state}", WARNING))
+            found.append(Item(f"{move}: {view.state}", WARNING, view.migration))
     return found

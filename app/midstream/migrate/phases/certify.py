@@ -17,6 +17,17 @@ from midstream_engine import records
 EVIDENCE_TIMEOUT = 1800.0
 
 
+def _rows_since(run: RunView, step: int, attempt: int) -> list[Mapping[str, Any]]:
+    """The attempt's rows with a loss, from a step on; looked for from the curve's end, which may be long."""
+    found = []
+    for row in reversed(run.curve):
+        if row["global_step"] < step:
+            break
+        if row["attempt"] == attempt and "train/loss" in row:
+            found.append(row)
+    return found[::-1]
+
+
 class NotCertified(MidstreamError):
     """The certificate failed: the run on the target is not, or not provably, the run that was sealed."""
 
@@ -38,12 +49,12 @@ class Certify:
         wanted = min(plan.certify_steps, len([row for row in source_rows if row["global_step"] >= sealed["step"]]))
 
         def enough(run: RunView) -> bool:
-            rows = [row for row in run.curve if row["attempt"] == attempt and "train/loss" in row]
+            rows = _rows_since(run, sealed["step"], attempt)
             ended = run.state in records.ENDED or run.state == "lost"
             return len(rows) >= max(1, wanted) or ended or run.attempt > attempt
 
         run = move.wait_for("the target's first losses", target.name, enough, EVIDENCE_TIMEOUT)
-        rows = [row for row in run.curve if row["attempt"] == attempt and "train/loss" in row]
+        rows = _rows_since(run, sealed["step"], attempt)
         complete = run.state == records.FINISHED and run.step == sealed["step"]
         proof = certificate.certify(plan, sealed, restore, rows, source_rows, complete=complete)
         self._ledger(move, rows, source_rows, restore)
