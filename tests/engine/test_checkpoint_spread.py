@@ -43,8 +43,8 @@ def template_of(manifest: records.Manifest) -> dict[str, Any]:
 def test_it_is_killed_goes_on_where_its_shares_lie_and_is_collected_into_one_place(tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     flags = [*WIDE, "--trainer.checkpointer.keep", "[{every: 3}]"]
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
-    with Together(roots, *flags, "--trainer.num_train_steps", "100000", **cache) as first:
+    flags += ["--trainer.jax_compilation_cache_dir", str(tmp_path / "compiled")]
+    with Together(roots, *flags, "--trainer.num_train_steps", "100000") as first:
         first.until(first.has_saved(1), 480)
         first.processes[1].kill()
         (code, log), _ = first.finish(480)
@@ -52,7 +52,7 @@ def test_it_is_killed_goes_on_where_its_shares_lie_and_is_collected_into_one_pla
     assert "process 1 (host-b, pid " in log
     newest = [found.step for found in list_checkpoints(first.paths[0]) if found.complete][-1]
 
-    with Together(roots, *flags, "--trainer.num_train_steps", str(newest + 2), **cache) as second:
+    with Together(roots, *flags, "--trainer.num_train_steps", str(newest + 2)) as second:
         for code, log in second.finish(480):
             assert code == 0, log
     restored = records.Restore.read(second.paths[0].attempt(2).restore)
