@@ -16,7 +16,7 @@ TRAINING = (*SLOWER, "--trainer.num_train_steps", str(STEPS), "--trainer.checkpo
 
 def test_a_run_that_was_moved_is_the_run_that_was_not(lab: Lab, runs):
     """N steps on 4 devices, and N steps of which the second half ran on other devices of another host."""
-    small, large = lab.host("small", devices=2), lab.host("large", devices=8)
+    small, large = lab.host("small", devices=2), lab.host("large", devices=4)
     straight = lab.local("straight", devices=4)
     fleet = lab.fleet_file(small=small.config, large=large.config, straight=straight)
 

@@ -94,12 +94,12 @@ def test_a_target_that_waits_takes_over_on_eight_devices(lab: Lab, runs):
 
 
 def test_a_run_goes_there_and_back_and_on_in_different_ways(lab: Lab, runs):
-    """In bf16: 2 -> 8 by handover, 8 -> 2 with accumulation by stop, then on to a third host by handover."""
+    """2 -> 8 by handover, 8 -> 2 with accumulation by stop, then on to a third host by handover."""
     one, two, three = lab.local("one", devices=2), lab.local("two", devices=8), lab.local("three", devices=2)
     fleet = lab.fleet_file(one=one, two=two, three=three)
     source, last = runs(one.root, "r"), runs(three.root, "r")
     runs(two.root, "r")
-    launched(fleet, source, "one", "--trainer.per_device_parallelism", "8", "--trainer.mp", "p=f32,c=bf16")
+    launched(fleet, source, "one", "--trainer.per_device_parallelism", "8")
     for target, mode in (("two", "handover"), ("one", "stop"), ("three", "handover")):
         moved = midstream("--fleet", fleet, "--migrate", "r", "--to", target, "--mode", mode, "--healthy-steps", "1",
                           "--json")  # fmt: skip
