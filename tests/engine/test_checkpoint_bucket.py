@@ -234,7 +234,7 @@ def test_what_is_there_with_other_content_ends_a_save_and_stays(paths: RunPaths,
     save(paths, plain_state(), step=5)
     theirs = {name: blob.data for name, blob in server.blobs("runs", f"{CHECKPOINTS}step-5-a001/arrays").items()}
     server.delete("runs", f"{CHECKPOINTS}step-5-a001/{MANIFEST}", {})
-    with pytest.raises(CheckpointError, match="is there already with other content: .*midstream --clean"):
+    with pytest.raises(CheckpointError, match=r"is there already with other content: .*midstream --clean"):
         save(paths, plain_state(seed=1), step=5)
     assert names(paths) == []
     assert len(theirs) > 3
