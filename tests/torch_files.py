@@ -26,7 +26,10 @@ class Global:
         self.name = name
 
 
-class _Pickler(pickle._Pickler):  # pyright: ignore[reportAttributeAccessIssue]
+_PlainPickler: Any = pickle._Pickler  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _Pickler(_PlainPickler):
     """Pickles arrays as torch does its tensors, under protocol 2."""
 
     def __init__(self, file: Any):

@@ -50,7 +50,9 @@ def mixed(tmp_path: Path) -> DataConfig:
 
 
 def opened(root: Path, config: DataConfig, seq_len: int = SEQ, wanted: str | None = None) -> TokenCache | Mixture:
-    return open_training(str(root), config, ByteTokenizer(), seq_len=seq_len, wanted=wanted)
+    data = open_training(str(root), config, ByteTokenizer(), seq_len=seq_len, wanted=wanted)
+    assert isinstance(data, TokenCache | Mixture)
+    return data
 
 
 def batches(data: TokenCache | Mixture, size: int = 4, seed: int = 0) -> TrainingBatches:
@@ -343,10 +345,11 @@ def test_packing_is_part_of_the_digest_and_belongs_to_one_length(tmp_path: Path)
 
 
 def test_a_mixture_may_be_packed(mixed: DataConfig, tmp_path: Path) -> None:
-    order = batches(opened(tmp_path / "root", dataclasses.replace(mixed, pack=True)))
+    data = opened(tmp_path / "root", dataclasses.replace(mixed, pack=True))
+    order = batches(data)
     body, _ = order.locate(np.arange(16))
     assert np.bincount(body).tolist() == [5, 1, 10]
-    assert order.batch(0).digest == batches(order.cache).batch(0).digest
+    assert order.batch(0).digest == batches(data).batch(0).digest
     assert (order.batch(0).loss_mask.sum(1) < SEQ).all()
 
 

@@ -65,7 +65,7 @@ def adopt(fleet: Fleet, hosts: Hosts, options: argparse.Namespace, output: Outpu
     """The run that the checkpoint at ``options.migrate`` has become, and its host. It is converted there; the source
     stays as it is. MidstreamError with the converter's own line where that cannot be."""
     from midstream.launch.group import prepare_target
-    from midstream.launch.start import engine_environment
+    from midstream.launch.start import Launch, engine_environment
     from midstream.remote.engine import with_setup
 
     fleet.target(options.to)  # before anything is written
@@ -76,7 +76,7 @@ def adopt(fleet: Fleet, hosts: Hosts, options: argparse.Namespace, output: Outpu
     ready = prepare_target(hosts, fleet, fleet.target(place.host), output.talk)[place.host]
     building = posixpath.join(host.root, "imports", run_id)
     command = [ready.environment.python, "-m", MODULE, place.path, building, "--run-id", run_id, "--root", host.root]
-    env = engine_environment(host.root, config, ready.engine.directory, place.host, run_id, 0, 1)
+    env = engine_environment(host.root, config, ready.engine.directory, Launch(run_id, place.host), 0)
     process = host.open(with_setup(command, config.setup), env=env)
     try:
         code = _follow(process, output)

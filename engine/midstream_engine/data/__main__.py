@@ -17,6 +17,7 @@ from midstream_engine.config import ConfigError, load_config
 from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.cache import TokenCache
 from midstream_engine.data.errors import DataError
+from midstream_engine.data.imported import Imported
 from midstream_engine.data.mixture import Mixture
 from midstream_engine.data.prepare import open_training, open_validation
 from midstream_engine.data.tokenizer import load_tokenizer
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return records.EXIT_DONE
 
 
-def _print(name: str, data: TokenCache | Mixture, **more: Any) -> None:
+def _print(name: str, data: TokenCache | Mixture | Imported, **more: Any) -> None:
     described = {
         "set": name, "digest": data.digest, "tokens": data.tokens, "documents": data.documents,
         "directory": data.directory, **more,

@@ -116,7 +116,7 @@ def compile_step(setup: Plan, cut: Cut | None = None) -> Any:
             return jitted.lower(*arguments).compile()
 
     counts = 0 if setup.config.optimizer.skip_step() is not None else None
-    result = (setup.abstract, StepResult(*(number,) * 3, counts))  # pyright: ignore[reportArgumentType]
+    result = (setup.abstract, StepResult(number, number, number, counts))  # pyright: ignore[reportArgumentType]
     return stored(setup, f"step-{cut.micro}-{cut.size}", make, arguments, result)
 
 
