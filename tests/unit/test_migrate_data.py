@@ -17,6 +17,7 @@ from midstream.migrate import preflight
 from midstream.migrate.data import copy_all
 from midstream.migrate.model import FAIL, HANDOVER, PASS, STOP, WARN, Request
 from midstream.migrate.plan import make_plan
+from midstream.migrate.side import Side
 from midstream.watch.watcher import look_once
 from midstream_engine import records
 from run_directory import RunDirectory
@@ -61,6 +62,7 @@ def test_validation_sets_travel_too_and_what_is_there_already_does_not(world: An
     move: Any = SimpleNamespace(
         source=world.hosts.get("a"), target=world.hosts.get("b"), command=lambda *_: None,
         note=lambda message, **_: notes.append(message), progress=lambda what: None,
+        target_side=Side(world.hosts, world.fleet.target("b"), "r"),
     )  # fmt: skip
     copy_all(move, plan.data_digests)
     assert files(world.root / "a" / "data") == files(world.root / "b" / "data")
