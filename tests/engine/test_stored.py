@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from engine_runs import CONFIGS
 from midstream_engine.config import load_config
@@ -32,8 +33,10 @@ def cache(tmp_path: Path) -> Iterator[Path]:
     """jax's cache in a directory of its own; the programs lie in ``programs`` there."""
     before = settings.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    compilation_cache.reset_cache()  # it remembers the directory that it was first used with
     yield tmp_path / stored.FOLDER
     jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
 
 
 def plan(*flags: str, devices: int = 2) -> Plan:
@@ -61,6 +64,24 @@ def test_a_program_is_found_again_and_is_the_same(cache: Path, monkeypatch: pyte
     assert updated(setup, found) == updated(setup, made)
     file.write_bytes(file.read_bytes()[:-100])
     assert updated(setup, compile_step(setup)) == updated(setup, made)
+
+
+def test_what_jax_had_in_its_own_cache_is_not_stored_again(cache: Path) -> None:
+    """XLA for CPUs writes such a program without its functions: read again, its first call would fail."""
+    setup = plan(devices=1)
+    thresholds = settings.jax_persistent_cache_min_compile_time_secs, settings.jax_persistent_cache_min_entry_size_bytes
+    try:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        made = updated(setup, compile_step(setup))
+        (file,) = cache.iterdir()
+        file.unlink()
+        for _ in range(2):
+            assert updated(setup, compile_step(setup)) == made
+            assert list(cache.iterdir()) == []
+    finally:
+        for name, value in zip(("compile_time_secs", "entry_size_bytes"), thresholds, strict=True):
+            jax.config.update(f"jax_persistent_cache_min_{name}", value)
 
 
 def test_what_is_no_program_is_made_anew_and_told(cache: Path, caplog: pytest.LogCaptureFixture) -> None:

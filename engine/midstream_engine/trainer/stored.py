@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax import monitoring
 from jax.experimental import serialize_executable
 
 from midstream_engine import records
@@ -28,6 +29,7 @@ from midstream_engine.trainer.status import versions
 
 log = logging.getLogger(__name__)
 FOLDER = "programs"
+_HIT = "/jax/compilation_cache/cache_hits"
 # Of ``trainer``: when and where to write, what to begin with. Of ``data``: where text comes from and how it is cut;
 # what programs see of its tokenizer is said apart.
 _WITHOUT_EFFECT = (
@@ -58,9 +60,24 @@ def stored(setup: Plan, name: str, make: Callable[[], Any], arguments: tuple[Any
     known = _load(path, *trees, list(setup.layout.mesh.devices.flat))
     if known is not None:
         return known
+    before = _hits()
     compiled = make()
-    _store(path, compiled, *trees)
+    if _hits() == before:
+        # XLA for CPUs loses the functions of a program that came from a cache when that is written once more.
+        _store(path, compiled, *trees)
     return compiled
+
+
+@cache
+def _hit_list() -> list[str]:
+    """Grows by one with each program that jax finds in its own cache, in any thread."""
+    found: list[str] = []
+    monitoring.register_event_listener(lambda event, **_: found.append(event) if event == _HIT else None)
+    return found
+
+
+def _hits() -> int:
+    return len(_hit_list())
 
 
 def _load(path: str, inside: Any, outside: Any, devices: list[Any]) -> Any:
