@@ -86,3 +86,11 @@ class Engine:
     def has_trained(self, attempt: int, step: int) -> Callable[[], bool | None]:
         """For ``until``: whether the attempt has written the line of ``step``."""
         return lambda: True if any(row["global_step"] >= step for row in self.rows(attempt)) else None
+
+
+def held(file: Path, *parts: bytes) -> None:
+    """W&B's own process writes the file, and may do so after the run has finished for us."""
+    deadline = time.monotonic() + 60
+    while missing := [part for part in parts if part not in file.read_bytes()]:
+        assert time.monotonic() < deadline, missing
+        time.sleep(0.05)

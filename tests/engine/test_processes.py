@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine_processes import Together, free_port, rows
-from engine_runs import Engine
+from engine_runs import Engine, held
 from midstream_engine import records
 from midstream_engine.checkpoint.discover import read_manifest
 from midstream_engine.checkpoint.verify import verify_checkpoint
@@ -299,7 +299,7 @@ def test_trackers_and_profiler_are_the_first_processs_alone(moved):
     paths, _ = moved
     attempt = Path(paths.attempt(3).dir)
     (offline,) = (attempt / "wandb").glob("offline-run-*/*.wandb")
-    assert all(name in offline.read_bytes() for name in (b"train/loss", b"eval/loss"))
+    held(offline, b"train/loss", b"eval/loss")
     (events,) = Path(paths.root, "tb").rglob("events.out.tfevents.*")
     assert b"eval/loss" in events.read_bytes()
     (trace,) = (attempt / "profiler" / "plugins" / "profile").iterdir()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from engine_runs import held
 from midstream_engine.config import TensorboardConfig, TrackerConfig, WandbConfig
 from midstream_engine.tracking import trackers as module
 from midstream_engine.tracking.background import BackgroundTracker
@@ -76,9 +77,7 @@ def test_wandb_offline_keeps_metrics_code_and_the_runs_id(tmp_path: Path, monkey
     record(tmp_path, [config])
     (file,) = (tmp_path / "attempt" / "wandb").glob("offline-run-*/*.wandb")
     assert file.name == "run-r.wandb"
-    data = file.read_bytes()
-    for part in (b"train/loss", b"my_program.py", b"mine", b"global_step"):
-        assert part in data
+    held(file, b"train/loss", b"my_program.py", b"mine", b"global_step")
     assert len(written(tmp_path)) == 6
 
 
@@ -94,8 +93,7 @@ def test_wandb_offline_keeps_what_xla_dumped(
         record(tmp_path, [config])
     assert "failed" not in caplog.text
     (file,) = (tmp_path / "attempt" / "wandb").glob("offline-run-*/*.wandb")
-    assert b"xla-r" in file.read_bytes()
-    assert b"module_0001.txt" in file.read_bytes()
+    held(file, b"xla-r", b"module_0001.txt")
 
 
 class Recording:

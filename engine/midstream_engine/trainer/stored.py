@@ -110,7 +110,10 @@ def _store(path: str, compiled: Any, inside: Any, outside: Any) -> None:
 
 
 def _directory() -> str | None:
-    """Where the files lie; None where none are wanted: no cache, a bucket, another's directory, several processes."""
+    """Where the files lie; None where none are wanted: no cache, a bucket, another's directory, several processes, or
+    what the compiler does is to be looked at."""
+    if "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
+        return None
     settings: Any = jax.config
     root = settings.jax_compilation_cache_dir
     if not root or not settings.jax_enable_compilation_cache or "://" in root or jax.process_count() > 1:
