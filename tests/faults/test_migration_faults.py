@@ -77,7 +77,10 @@ def assert_one_lineage(run: Run) -> None:
     assert sorted(spliced) == list(range(max(spliced) + 1))
 
 
-@pytest.mark.parametrize("phase", [pytest.param("prepare", marks=pytest.mark.slow), "cutover", "relaunch", "finish"])
+SLOW = [pytest.param(phase, marks=pytest.mark.slow) for phase in ("prepare", "relaunch", "finish")]
+
+
+@pytest.mark.parametrize("phase", ["cutover", *SLOW])
 def test_a_migration_whose_process_is_killed_is_continued(phase: str, lab: Lab, runs):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -134,6 +137,7 @@ def test_a_target_that_dies_gives_the_run_back_to_its_source(lab: Lab, runs):
     assert records.Fence.read(target.paths.fence) == source.fence
 
 
+@pytest.mark.slow
 def test_a_person_takes_a_migration_back_until_it_is_finished(lab: Lab, runs):
     one, two = lab.host("one", devices=2), lab.local("two", devices=4)
     fleet = lab.fleet_file(one=one.config, two=two)
@@ -198,6 +202,7 @@ def forge_manifest(directory: Path) -> None:
     (directory / records.MANIFEST).write_text(json.dumps(manifest))
 
 
+@pytest.mark.slow
 def test_a_rollback_that_cannot_reach_the_target_waits_to_be_continued(lab: Lab, runs):
     """The target may be training: without evidence that it is not, the source does not start."""
     one, two = lab.local("one", devices=2), lab.host("two", devices=2)
@@ -221,6 +226,7 @@ def test_a_rollback_that_cannot_reach_the_target_waits_to_be_continued(lab: Lab,
     assert_one_lineage(source)
 
 
+@pytest.mark.slow
 def test_a_source_that_cannot_save_says_so_and_trains_on_and_of_two_operators_one_moves_it(
     lab: Lab, runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -269,6 +275,7 @@ def test_a_source_that_cannot_save_says_so_and_trains_on_and_of_two_operators_on
     assert_one_lineage(places[winner])
 
 
+@pytest.mark.slow
 def test_whatever_was_begun_is_taken_back_and_the_source_runs(lab: Lab, runs):
     """The operator's process dies after the source has stopped unsealed, and again while the target's engine starts."""
     one, two = lab.local("one", devices=2), lab.local("two", devices=4)
@@ -307,6 +314,7 @@ def test_whatever_was_begun_is_taken_back_and_the_source_runs(lab: Lab, runs):
     assert midstream("--continue", directory.migration).code == 2
 
 
+@pytest.mark.slow
 def test_a_cut_link_is_made_anew_and_a_target_that_dies_later_is_started_again(lab: Lab, runs):
     one, two = lab.host("one", devices=2), lab.local("two", devices=4)
     fleet = lab.fleet_file(one=one.config, two=two)
@@ -342,6 +350,7 @@ def test_a_cut_link_is_made_anew_and_a_target_that_dies_later_is_started_again(l
     assert "does not run" in stopped.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_died_and_one_that_has_finished_are_moved_from_what_they_left(lab: Lab, runs):
     one, two = lab.local("one", devices=2), lab.local("two", devices=1)
     fleet = lab.fleet_file(one=one, two=two)

@@ -51,6 +51,7 @@ def until_step(hosts: Hosts, attempt: Attempt, step: int) -> list[records.Status
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_two_hosts_train_lose_a_process_and_go_on(lab: Lab, fleet: Fleet) -> None:
     hosts, said = Hosts(fleet), []
     overrides = ("--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", '[{"every": 20}]')

@@ -6,6 +6,8 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 from lab.command_line import SLOWER, TINY, midstream, refused, start_midstream
 from lab.sshd import Lab
 
@@ -15,6 +17,7 @@ def told(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.slow
 def test_a_run_whose_engine_is_killed_goes_on_elsewhere_and_somebody_is_told(lab: Lab, runs, tmp_path: Path):
     one, two = lab.local("one", devices=2), lab.local("two", devices=1)
     fleet = lab.fleet_file(one=one, two=two)

@@ -93,6 +93,7 @@ def test_a_target_that_waits_takes_over_on_eight_devices(lab: Lab, runs):
     assert target.rows(3)[0]["global_step"] == own > sealed
 
 
+@pytest.mark.slow
 def test_a_run_goes_there_and_back_and_on_in_different_ways(lab: Lab, runs):
     """2 -> 8 by handover, 8 -> 2 with accumulation by stop, then on to a third host by handover."""
     one, two, three = lab.local("one", devices=2), lab.local("two", devices=8), lab.local("three", devices=2)
@@ -113,6 +114,7 @@ def test_a_run_goes_there_and_back_and_on_in_different_ways(lab: Lab, runs):
     assert_one_lineage(last)
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_lost_is_left_behind_when_a_person_says_so(lab: Lab, runs):
     """The run was moved to a host that does not answer any more; the one that it came from has a checkpoint."""
     one, two, three = lab.local("one", devices=2), lab.host("two", devices=2), lab.local("three", devices=4)

@@ -59,6 +59,7 @@ def until(condition, what: str, pod: Slice, timeout: float = 240) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_slice_trains_as_one_mesh_saves_at_a_notice_and_stops_at_the_same_step(
     lab: Lab, tpu_server: TpuServer, pod: Slice, metadata: MetadataServer
 ) -> None:

@@ -18,6 +18,7 @@ KEPT = ("--certify-steps", "3", "--healthy-steps", "3")
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_a_run_moves_to_a_slice_that_is_made_for_it(lab: Lab, tpu_server: TpuServer, runs) -> None:
     gpu, pod = lab.host("gpu", devices=2), Slice(lab, "n", WORKERS)
     tpu_server.workers["n"] = pod.workers

@@ -77,7 +77,9 @@ class Campaign:
         self.near.connect()
         self.disk = room / "disk"
         self.mounts = ExitStack()
+        before = children(os.getpid())
         self.mounted = self.mounts.enter_context(small_disk(self.disk, str(DISK)))
+        self.keepers = children(os.getpid(), but=before)  # of the disk: no part of any copy
 
     def close(self) -> None:
         for host in (self.far, self.near):
@@ -153,7 +155,7 @@ class Campaign:
             "flip at rest": self.link.cut,
             "flip under way": self.link.flip,
             "kill far": lambda: self.kill_one(rng, sshds),
-            "kill near": lambda: self.kill_one(rng, children(os.getpid(), but=sshds)),
+            "kill near": lambda: self.kill_one(rng, children(os.getpid(), but=[*sshds, *self.keepers])),
         }
         if kind in actions:
             self.link.after(at, actions[kind])
