@@ -301,6 +301,7 @@ def test_a_quicker_target_overtakes_a_run_that_never_stands_still(lab: Lab, runs
     assert "proven again" in rechecked.stdout
 
 
+@pytest.mark.slow
 def test_a_person_who_will_not_wait_gets_a_handover(lab: Lab, runs):
     """The target is the slower one here: it never catches up."""
     one, two = lab.local("one", devices=4), lab.local("two", devices=2)
