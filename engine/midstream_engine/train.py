@@ -69,14 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         attempt.files.status(index),
         run_id=attempt.paths.run_id,
         attempt=attempt.number,
-        epoch=attempt.epoch,
+        epoch=attempt.first_epoch,
         num_train_steps=config.trainer.num_train_steps,
         process=index,
         processes=count,
         host=processes.host,
     )
-    if attempt.held:
-        status.update(epoch=0)
     code, processes = _attempt(loaded, root, attempt, processes, status, signals)
     status.close()
     return _end(code, processes)

@@ -33,6 +33,16 @@ def test_the_launchers_words_are_taken(tmp_path: Path) -> None:
     assert open_attempt(str(tmp_path), "r", {}).epoch == 3
 
 
+@pytest.mark.parametrize(("action", "epoch"), [(records.HOLD, 0), (records.REPLAY, 0), (records.RESTORE, 3)])
+def test_what_stands_by_has_no_epoch_from_its_first_word_on(tmp_path: Path, action: str, epoch: int) -> None:
+    """A status that is left by one killed as it started would make its host the run's."""
+    paths = records.RunPaths(str(tmp_path), "r")
+    Path(paths.attempt(7).dir).mkdir(parents=True)
+    records.Order(action, epoch=3, checkpoint="step-4-a001", root_digest="0" * 64, step=4).write(paths.attempt(7).order)
+    attempt = open_attempt(str(tmp_path), "r", {"MIDSTREAM_ATTEMPT": "7", "MIDSTREAM_EPOCH": "3"})
+    assert (attempt.epoch, attempt.first_epoch) == (3, epoch)
+
+
 def test_an_older_epoch_is_fenced_and_a_nonsense_number_refused(tmp_path: Path) -> None:
     paths = open_attempt(str(tmp_path), "r", {}).paths
     records.first_fence("a").sealed(2, "b", 40).write(paths.fence)

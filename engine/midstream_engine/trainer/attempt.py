@@ -40,6 +40,12 @@ class Attempt:
     def files(self) -> records.AttemptPaths:
         return self.paths.attempt(self.number)
 
+    @property
+    def first_epoch(self) -> int:
+        """What its status says from its very first line on: 0 while it waits or replays, even where it is killed as it
+        starts. Readers take the copy of a run with the highest one for the run itself."""
+        return 0 if self.held else self.epoch
+
 
 def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: str = "") -> Attempt:
     """The attempt that ``MIDSTREAM_ATTEMPT``, ``MIDSTREAM_EPOCH`` and ``MIDSTREAM_TARGET`` describe; what they leave
