@@ -100,6 +100,17 @@ def test_orders_and_fences_of_others_are_refused(root: str, run: RunDirectory):
     assert runs.seal(root, "run", 2, "target of a", 5, migration="a")["epoch"] == 2
 
 
+def test_who_comes_back_may_give_orders_where_an_earlier_move_began_an_epoch(root: str, run: RunDirectory):
+    """An attempt that stands by on a former source; the move from there has finished, and its mover lies there."""
+    run.attempt(1)
+    take(root, "there")
+    runs.seal(root, "run", 2, "target of there", 5, migration="there")
+    hold = records.Order(records.HOLD, epoch=3, step=9, migration="back").to_json()
+    assert runs.give_order(root, "run", 1, hold) == 1
+    with pytest.raises(runs.Refused, match="by migration there"):
+        runs.give_order(root, "run", 1, {**hold, "epoch": 2})
+
+
 def test_a_run_that_is_moved_on_is_not_taken_back(root: str, run: RunDirectory):
     """The target of one move is the source of the next: only one of the rollback and the next move gets epoch 3."""
     there = records.first_fence("here").sealed(2, "there", 5)

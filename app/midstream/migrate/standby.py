@@ -25,6 +25,7 @@ SAVE_TIMEOUT = 900.0
 ANSWER_TIMEOUT = 60.0  # seconds in which a waiting attempt reads an order
 ENDING = 20.0  # seconds that it may take to stop by itself
 POLL = 0.02
+UNREACHABLE = 1.0  # seconds between two tries to reach a host
 
 
 def ensure(move: Move) -> int:
@@ -280,14 +281,22 @@ def dismiss(move: Move) -> None:
         move.target_side.kill(number)
 
 
-def dismiss_if_reachable(move: Move) -> None:
-    """``dismiss``; a host that does not answer is named with what ends the attempt there."""
+def dismiss_if_reachable(move: Move, patience: float = 0.0) -> bool:
+    """``dismiss``, tried for ``patience`` seconds; False where the host did not answer, which is said with what ends
+    the attempt there."""
     if move.journal.known("standby_attempt") is None and not move.plan.stands_by:
-        return
-    try:
-        dismiss(move)
-    except HostError as error:
-        move.note(
-            f"{error.message}; an attempt that still waits on {move.plan.target_host} never gets the run, and ends by "
-            f"itself; kill it there to free the accelerators sooner"
-        )
+        return True
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            dismiss(move)
+            return True
+        except HostError as error:
+            if time.monotonic() < deadline:
+                time.sleep(UNREACHABLE)
+                continue
+            move.note(
+                f"{error.message}; an attempt that still waits on {move.plan.target_host} never gets the run, and ends "
+                "by itself; kill it there to free the accelerators sooner"
+            )
+            return False

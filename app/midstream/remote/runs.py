@@ -254,13 +254,14 @@ def claim_attempt(root: str, run_id: str, at_least: int = 1) -> int:
 
 def give_order(root: str, run_id: str, attempt: int, order: Mapping[str, Any]) -> int:
     """Write an attempt's order under the next serial, which is returned: the engine's status names the last that it
-    carried out. Refused where the order is a migration's and another one has the run in its hands."""
+    carried out. Refused where the order is a migration's and another one has the run in its hands; one that began an
+    earlier epoch than the order's has not: a run comes back to where it was, and an attempt stands by there."""
     paths = records.RunPaths(root, run_id)
     path = paths.attempt(attempt)
     with records.locked(paths.lock):
         mover = records.Mover.read_or_none(paths.mover)
         migration = order.get("migration")
-        if migration and mover is not None and mover.migration != migration:
+        if migration and mover and mover.migration != migration and mover.epoch >= order.get("epoch", 1):
             raise Refused(_in_other_hands(run_id, mover))
         before = records.Order.read_or_none(path.order)
         found = records.Status.read_or_none(path.status())

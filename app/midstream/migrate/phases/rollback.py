@@ -17,6 +17,7 @@ from midstream_engine import records
 
 STOP_TIMEOUT = 300.0
 WITHDRAW_TIMEOUT = 900.0
+SILENCE = 60.0  # seconds in which a host that fell silent may come back, so that what stands by there is ended
 NOTHING_TO_SAVE = frozenset({records.STARTING, records.COMPILING, records.RESTORING})
 
 
@@ -29,7 +30,7 @@ class Rollback:
 
     def run(self, move: Move) -> None:
         source, plan = move.source, move.plan
-        standby.dismiss_if_reachable(move)
+        dismissed = standby.dismiss_if_reachable(move)
         mover = source.call("runs.mover", root=source.root, run_id=plan.run_id)
         if mover is None or mover["migration"] != plan.migration:
             move.note(f"this migration has not touched {plan.run_id} on {source.name}: nothing to undo there")
@@ -43,6 +44,8 @@ class Rollback:
                 self._close_target(move, back)
                 self._reopen_source(move, back)
         move.source_side.let_go(plan.migration)
+        if not dismissed:  # the run is safe; what stands by costs accelerators
+            standby.dismiss_if_reachable(move, SILENCE)
         move.journal.fact(rolled_back=time.time())
 
     # ------------------------------------------------------------------------------------------ the source's order
