@@ -14,6 +14,7 @@ import draccus
 
 from midstream.errors import UsageError
 from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
+from midstream.fleet.stores import StoreConfig, check_host_store, check_stores
 
 DEFAULT_ROOT = "~/.midstream"
 COPY_ROUTES = ("auto", "direct", "relay")  # of bytes between two SSH hosts
@@ -41,6 +42,7 @@ class HostConfig(draccus.ChoiceRegistry):
     stuck_after: float | None = None  # seconds without a step after which an engine that lives is ended; None: 900
     devices: int | None = None
     price_per_hour: float | None = None  # in whatever currency all of the file's prices are
+    store: str | None = None  # where runs that are moved here keep their checkpoints: of stores:, or gs://BUCKET/PREFIX
     copy_rate: str | None = None  # at most, of what is copied to and from it: 100MB/s
     copy_route: str | None = None  # to other SSH hosts: one of COPY_ROUTES
     copy_ports: str | None = None  # FIRST-LAST, where other hosts may call it for a direct copy; any where it is open
@@ -141,6 +143,7 @@ class GoogleConfig:
 class _FleetFile:
     hosts: dict[str, HostConfig] = field(default_factory=dict)
     targets: dict[str, TargetConfig] = field(default_factory=dict)
+    stores: dict[str, StoreConfig] = field(default_factory=dict)
     google: GoogleConfig = field(default_factory=GoogleConfig)
 
 
@@ -162,6 +165,7 @@ class Fleet:
 
     hosts: Mapping[str, HostConfig] = field(default_factory=dict)
     targets: Mapping[str, TargetConfig] = field(default_factory=dict)
+    stores: Mapping[str, StoreConfig] = field(default_factory=dict)
     google: GoogleConfig = field(default_factory=GoogleConfig)
     absent: Mapping[str, UsageError] = field(default_factory=dict)  # why targets that come and go have no hosts now
     path: str = ""
@@ -177,6 +181,11 @@ class Fleet:
     def comes_and_goes(self) -> bool:
         """Whether it has targets whose hosts only their provider knows."""
         return any(isinstance(target, TpuTarget) for target in self.targets.values())
+
+    def store_of(self, host: str) -> str:
+        """The ``gs://`` prefix under which a host's runs keep their checkpoints; empty: in their own directories."""
+        given = self.hosts[host].store or ""
+        return (self.stores[given].url if given in self.stores else given).rstrip("/")
 
     def hosts_of(self, name: str) -> tuple[str, ...]:
         """The hosts of a target that is known; none where they are not known now."""
@@ -239,18 +248,25 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
         raise UsageError(f"{path}: on_event is {type(on_event).__name__}", "one command line: on_event: notify-me")
     hosts = _section(path, value, "hosts")
     targets = _section(path, value, "targets")
+    stores = _section(path, value, "stores")
+    for name, entry in stores.items():
+        _known_keys(path, f"stores.{name}.", entry, [each.name for each in dataclasses.fields(StoreConfig)])
     google = value.get("google") or {}
     if isinstance(google, dict):
         _known_keys(path, "google.", google, ("projects", "zones"))
     _check_entries(path, "hosts", hosts, HostConfig)
     _check_entries(path, "targets", targets, TargetConfig)
     try:
-        decoded = draccus.decode(_FleetFile, {"hosts": hosts, "targets": targets, "google": google})
+        decoded = draccus.decode(_FleetFile, {"hosts": hosts, "targets": targets, "stores": stores, "google": google})
     except draccus.utils.DraccusException as error:
         raise UsageError(f"{path}: {_one_line(error)}") from error
     for name, target in decoded.targets.items():
         _check_target(path, name, target, decoded.hosts)
+        if isinstance(target, TpuTarget):
+            check_host_store(f"{path}: targets.{name}.worker", target.worker.get("store"), decoded.stores)
+    check_stores(path, decoded.stores)
     for name, host in decoded.hosts.items():
+        check_host_store(f"{path}: hosts.{name}", host.store, decoded.stores)
         if isinstance(host, SshHost) and not host.address:
             raise UsageError(f"{path}: hosts.{name} has no address", "address: [user@]name[:port]")
         for secret, source in host.secrets.items():
@@ -274,7 +290,13 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
                 f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null"
             )
     return Fleet(
-        _shared_roots(path, decoded), decoded.targets, google=decoded.google, path=path, text=text, on_event=on_event
+        _shared_roots(path, decoded),
+        decoded.targets,
+        decoded.stores,
+        google=decoded.google,
+        path=path,
+        text=text,
+        on_event=on_event,
     )
 
 
@@ -296,6 +318,8 @@ def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str
     for host in hosts:
         if host not in known:
             raise UsageError(f"{path}: targets.{name} names host {host!r}", nearest(host, tuple(known)))
+    if len({known[host].store for host in hosts}) > 1:
+        raise UsageError(f"{path}: the hosts of targets.{name} have different stores", "one run, one store: for all")
     twice = next((host for host in hosts if hosts.count(host) > 1), None)
     if twice:
         raise UsageError(f"{path}: targets.{name} names host {twice} twice", "one process runs on each host")

@@ -34,7 +34,7 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             for run_id in run_ids:
                 if options.clean and run_id != options.clean:
                     continue
-                removable += _in_bucket(host, run_id, options.yes, rows, output)
+                removable += _in_bucket(fleet, host, run_id, options.yes, rows, output)
                 found = host.call("clean.leftovers", root=host.root, run_id=run_id)
                 names = [entry["path"] for entry in found if not entry["kept"]]
                 gone = set()
@@ -70,14 +70,15 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     return Exit.DONE
 
 
-def _in_bucket(host: Host, run_id: str, agreed: bool, rows: list[tuple[str, ...]], output: Output) -> int:
+def _in_bucket(fleet: Fleet, host: Host, run_id: str, agreed: bool, rows: list[tuple[str, ...]], output: Output) -> int:
     """The leftovers of a run whose checkpoints lie in a bucket; how many could be removed and were not."""
     store = host.call("tree.store_of", root=host.root, run_id=run_id)
     if store is None:
         return 0
+    from midstream.stores.access import access_for
     from midstream.stores.shelf import BucketRun
 
-    there = BucketRun(store, run_id)
+    there = BucketRun(store, run_id, access_for(fleet, store))
     left = 0
     for entry in there.leftovers(dict(host.call("clean.living", root=host.root, run_id=run_id))):
         removed = agreed and not entry["kept"]

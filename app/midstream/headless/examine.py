@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
     from midstream.hosts.base import Host
     from midstream.hosts.open import Hosts
+    from midstream.stores.access import Access
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Place:
 
     host: Host
     directory: str  # or gs://bucket/prefix
+    access: Access | None = None  # of the bucket
 
     @property
     def in_bucket(self) -> bool:
@@ -52,10 +54,13 @@ def find(fleet: Fleet | None, hosts: Hosts, text: str) -> Place:
     from midstream.fleet.config import LocalHost
     from midstream.headless.place import place
     from midstream.hosts.local import LocalMachine
+    from midstream.stores.access import access_for
 
     if text.startswith("gs://"):
-        return Place(LocalMachine("here", LocalHost()), text.rstrip("/"))
-    return Place(*place(fleet, hosts, text))
+        host, directory = LocalMachine("here", LocalHost()), text.rstrip("/")
+    else:
+        host, directory = place(fleet, hosts, text)
+    return Place(host, directory, access_for(fleet, directory) if directory.startswith("gs://") else None)
 
 
 def read_manifest(place: Place) -> records.Manifest:
@@ -63,7 +68,7 @@ def read_manifest(place: Place) -> records.Manifest:
     if place.in_bucket:
         from midstream.stores.bucket import Bucket
 
-        return Bucket(place.directory).manifest()
+        return Bucket(place.directory, place.access).manifest()
     place.host.connect()
     answer = place.host.call("tree.manifest_value", directory=place.directory, manifest=records.MANIFEST)
     try:
@@ -80,7 +85,7 @@ def examine(place: Place, *, deep: bool) -> Examined:
     if place.in_bucket and not deep:
         from midstream.stores.bucket import Bucket
 
-        return _collect(Bucket(place.directory).examine(), place)
+        return _collect(Bucket(place.directory, place.access).examine(), place)
     arguments = {"directory": place.directory, "root": place.host.root, "deep": deep}
     return _collect(run_program(place.host, "deep.examine", arguments), place)
 

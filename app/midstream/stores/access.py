@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from midstream.fleet.stores import DEFAULT
+
+if TYPE_CHECKING:
+    from midstream.fleet.config import Fleet
 
 
 @dataclass(frozen=True)
@@ -20,3 +26,14 @@ class Access:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def access_for(fleet: Fleet | None, url: str) -> Access:
+    """What the fleet file says of the store that ``url`` lies in; application default credentials where none does."""
+    stores = {} if fleet is None else {store.url.rstrip("/"): store for store in fleet.stores.values()}
+    inside = [prefix for prefix in stores if f"{url.rstrip('/')}/".startswith(f"{prefix}/")]
+    if not inside:
+        return Access()
+    store = stores[max(inside, key=len)]
+    given = "" if store.credentials == DEFAULT else os.path.expanduser(store.credentials)
+    return Access(given, store.impersonate, store.project, store.billed_to)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from midstream.stores.access import Access
 from midstream.stores.bucket import Bucket
 from midstream_engine import records
 
@@ -17,8 +18,8 @@ QUIET = 600.0  # seconds without a change after which nobody is taken to be writ
 class BucketRun:
     """``<store>/runs/<run_id>``, listed once."""
 
-    def __init__(self, store: str, run_id: str):
-        self._bucket = Bucket(records.RunPaths("", run_id, store).checkpoints.rpartition("/")[0])
+    def __init__(self, store: str, run_id: str, access: Access | None = None):
+        self._bucket = Bucket(records.RunPaths("", run_id, store).checkpoints.rpartition("/")[0], access)
         self._folders: dict[str, dict[str, Any]] = {}
         for path, blob in self._bucket.names("checkpoints/").items():
             _, name, inner = path.split("/", 2)

@@ -1,0 +1,63 @@
+"""`stores:` of the fleet file: what makes sense, and whose credentials ask where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import UsageError
+from midstream.fleet.config import parse_fleet
+from midstream.stores.access import Access, access_for
+
+HOSTS = "hosts: {a: {type: local, store: runs}, b: {type: local, store: 'gs://other/x/'}, c: {type: local}}\n"
+
+
+def test_the_store_that_a_place_lies_in_says_who_asks_there() -> None:
+    fleet = parse_fleet(
+        HOSTS + "stores:\n  runs: {url: gs://runs/p/, credentials: ~/key.json, impersonate: a@b.iam.x, billed_to: us}\n"
+        "  open: {url: gs://runs, credentials: anonymous}\n  mine: {url: gs://mine, project: p}\n"
+    )
+    assert [fleet.store_of(name) for name in "abc"] == ["gs://runs/p", "gs://other/x", ""]
+    key = str(Path("~/key.json").expanduser())
+    assert access_for(fleet, "gs://runs/p/runs/r") == Access(key, "a@b.iam.x", "", "us")
+    assert access_for(fleet, "gs://runs/pq") == Access("anonymous")
+    assert access_for(fleet, "gs://mine") == Access(project="p")
+    assert access_for(fleet, "gs://nowhere") == access_for(None, "gs://runs") == Access()
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("{}", "stores.s.url is ''"),
+        ("{url: s3://runs}", "stores.s.url is 's3://runs'"),
+        ("{url: gs://runs, bucket: x}", "stores.s.bucket is not known"),
+        ("{url: gs://runs, credentials: key.json}", "neither default nor anonymous nor a whole path"),
+        ('{url: gs://runs, credentials: \'{"private_key": "SECRET"}\'}', "name the key file, never its content"),
+        ("{url: gs://runs, credentials: anonymous, billed_to: us}", "anonymous and has billed_to"),
+        ("{url: gs://runs, credentials: anonymous, impersonate: a@b.c}", "anonymous and has impersonate"),
+        ("{url: gs://runs, impersonate: somebody}", "impersonate is 'somebody'"),
+        ("{url: gs://runs, credentials: [a]}", "credentials"),
+        ("gs://runs", "stores.s is str"),
+    ],
+)
+def test_a_store_that_makes_no_sense_is_refused_in_one_line(entry: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_fleet(HOSTS.replace("runs", "gs://runs") + f"stores: {{s: {entry}}}\n", "fleet.yaml")
+    line = f"{caught.value.message} ({caught.value.fix})"
+    assert "fleet.yaml" in line
+    assert words in line
+    assert "\n" not in line
+    assert "SECRET" not in line
+
+
+def test_hosts_name_stores_that_are_there_and_a_group_has_one() -> None:
+    with pytest.raises(UsageError, match=r"hosts\.a\.store is 'runs'"):
+        parse_fleet(HOSTS)
+    with pytest.raises(UsageError, match=r"stores\.y and stores\.x have the same url"):
+        parse_fleet("stores: {x: {url: gs://runs}, y: {url: gs://runs/}}")
+    with pytest.raises(UsageError, match=r"hosts of targets\.g have different stores"):
+        parse_fleet(HOSTS + "stores: {runs: {url: gs://runs}}\ntargets: {g: {type: hosts, hosts: [a, b]}}")
+    slice_of = "{type: tpu, project: p, zone: z, worker: {store: nothing}}"
+    with pytest.raises(UsageError, match=r"targets\.t\.worker\.store is 'nothing'"):
+        parse_fleet(f"targets: {{t: {slice_of}}}")
