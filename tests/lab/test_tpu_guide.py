@@ -13,7 +13,7 @@ from lab.tpu_api import TpuServer, tpu_server
 
 __all__ = ["tpu_server"]
 pytestmark = pytest.mark.system
-WORKERS = 1
+WORKERS = 4
 KEPT = ("--certify-steps", "3", "--healthy-steps", "3")
 
 
@@ -36,7 +36,7 @@ def test_a_run_moves_to_a_slice_that_is_made_for_it(lab: Lab, tpu_server: TpuSer
     refused(midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--dry-run"), 3, "pod is not there")
     assert tpu_server.created == []
 
-    moved = midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", "--json", *KEPT, timeout=400)
+    moved = midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", "--json", *KEPT, timeout=480)
     certified(moved, source, there, "pod")
     assert moved.of("created")[0]["slice"] == "lab/here-a/n"
     assert len(tpu_server.created) == 1
