@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 from lab.command_line import COMPILED, step_of
 from lab.migration_faults import KINDS, MODES, PATIENCE, Broken, Campaign, UnderWay, said
 from lab.sshd import SSHD
+from midstream.errors import MidstreamError
 from midstream.migrate import process
 from midstream.migrate.model import HANDOVER
 from midstream_engine import records
@@ -169,7 +170,7 @@ def part(options: argparse.Namespace) -> int:
     room = Path(tempfile.mkdtemp(prefix="midstream-moves-"))
     broken = options.results.with_suffix(".broken.jsonl")
     campaign = Campaign(room, Path(tempfile.gettempdir()) / "midstream-campaign-compiled")
-    code = 0
+    code, ended = 0, False
     try:
         for number in options.only or range(options.job, options.runs, options.jobs):
             if (options.seed, number) in done(options.results) | done(broken):
@@ -178,15 +179,16 @@ def part(options: argparse.Namespace) -> int:
                 break
             try:
                 row, file = campaign.move(options.seed, number), options.results
-            except Broken as error:
+            except (Broken, MidstreamError) as error:
                 code, file = 1, broken
                 row = {"seed": options.seed, "run": number, "error": str(error), "kept": str(campaign.give_up())}
             with file.open("a") as lines:
                 lines.write(json.dumps(row) + "\n")
             print(f"{time.monotonic() - began:6.1f}  {json.dumps(row)}", flush=True)
+        ended = True
     finally:
         campaign.close()
-        if not code:
+        if ended and not code:
             shutil.rmtree(room)
     return code
 

@@ -33,7 +33,7 @@ from midstream.migrate import plan as planning
 from midstream.migrate import process
 from midstream.migrate.directory import MigrationDirectory
 from midstream.migrate.journal import JournalReader
-from midstream.migrate.model import HANDOVER, OVERTAKE, PROGRESS, STOP, Event, Request
+from midstream.migrate.model import COMPLETED, HANDOVER, OVERTAKE, PROGRESS, STOP, Event, Request
 from midstream_engine import records
 
 MODES = (HANDOVER, OVERTAKE, STOP)
@@ -248,6 +248,8 @@ class Campaign:
                 raise Broken(f"{row}: no line says how it goes on: {printed[-1]}")
             goes_on(directory.migration)
         row["continued"], row["outcome"] = continued, directory.view().state
+        if not reached and row["outcome"] != COMPLETED:
+            raise Broken(f"{row}: nothing struck it, and it did not come through: {directory.view().error}")
         self._settle(row, directory, sealed_before)
         row["step"] = self.step
         return row
