@@ -33,6 +33,7 @@ def test_a_run_that_was_moved_is_the_run_that_was_not(lab: Lab, runs):
         "--certify-steps", "4", "--healthy-steps", "8", "--json",
     )  # fmt: skip
     assert moved.code == 0, moved.stderr
+    assert moved.of("plan")[0]["route"].startswith("direct, small -> large over TLS ("), "as probed"
     target.wait(lambda run: (status := run.status()) is not None and status.state == "finished", "the end")
 
     # Sealed is restored, and what was sealed on one side is what lies on the other.
@@ -79,6 +80,7 @@ def test_a_living_run_is_sealed_moved_and_retired(lab: Lab, runs):
     assert dry.code == 0, dry.stderr
     (plan,) = dry.of("plan")
     assert (plan["accumulation"], plan["per_device_parallelism"], plan["epoch"]) == (2, 8, 2)
+    assert plan["route"].startswith("here -> there over SSH (")
     assert sorted(path.name for path in there.directory.iterdir()) == before, "a dry run leaves nothing behind"
     assert source.alive
 

@@ -60,6 +60,7 @@ def plan_for(root: Path, kind: str, count: int, gibibytes: int | None, *override
 def test_the_batch_stays_and_is_cut_to_what_the_devices_hold(tmp_path: Path):
     roomy = plan_for(tmp_path / "1", "NVIDIA A100-SXM4-80GB", 8, 80)
     assert (roomy.per_device_parallelism, roomy.accumulation) == (32, 1)
+    assert roomy.route == "a -> b on this machine"
     tight = plan_for(tmp_path / "2", "TPU v3", 8, None)  # 16 GiB, as its maker says
     assert tight.per_device_parallelism < 32
     for plan in (roomy, tight):

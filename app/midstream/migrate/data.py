@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from midstream.errors import MidstreamError
-from midstream.migrate import plan as planning
+from midstream.migrate import readers
 from midstream.migrate.move import Move
 from midstream.transfer import copy_objects
 from midstream_engine import records
@@ -19,13 +19,13 @@ def copy_all(move: Move, digests: Iterable[str]) -> None:
 
 def copy_data(move: Move, digest: str) -> None:
     """Bring the token cache ``digest`` to the target, unless it is there."""
-    there = planning.data_directory(move.target, digest)
-    here = planning.data_directory(move.source, digest)
-    if planning.has_manifest(move.target, there):
+    there = readers.data_directory(move.target, digest)
+    here = readers.data_directory(move.source, digest)
+    if readers.has_manifest(move.target, there):
         move.note("the target has the data already", what="data")
         _hand_out(move, digest)
         return
-    if not planning.has_manifest(move.source, here):
+    if not readers.has_manifest(move.source, here):
         raise MidstreamError(
             f"the token cache {digest[:12]} is neither on {move.source.name} nor on {move.target.name}",
             f"it belongs in {here}; without it the run cannot go on with the same data",
@@ -37,4 +37,4 @@ def copy_data(move: Move, digest: str) -> None:
 
 def _hand_out(move: Move, digest: str) -> None:
     """From the target's first host to its others."""
-    move.target_side.hand_out(lambda host: planning.data_directory(host, digest), move.progress("data, to each host"))
+    move.target_side.hand_out(lambda host: readers.data_directory(host, digest), move.progress("data, to each host"))

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from midstream.errors import HostError, MidstreamError, RemoteError, UsageError
+from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.config import default_fleet_path
-from midstream.migrate import cost, directory, fit, ledger, rates, schedule, shape
+from midstream.migrate import cost, directory, fit, ledger, rates, readers, schedule, shape
 from midstream.migrate.model import MODES, OVERTAKE, Change, Plan, Request
 from midstream.migrate.side import hosts_of_run
 from midstream_engine import records
@@ -59,10 +59,10 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         )
 
     _check_store(source, run)
-    config = training_config(source, run.run_id)
+    config = readers.training_config(source, run.run_id)
     trainer = config.get("trainer") or {}
     checkpoint = _choose_checkpoint(run, request)
-    newest, manifest, data = _newest_state(source, run)
+    newest, manifest, data = readers.newest_state(source, run)
 
     source_devices = max(1, len(run.status.devices))
     devices = [device for name in target.hosts for device in _devices(snapshot.host(name), name)]
@@ -92,7 +92,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     for size in later:  # a schedule that will not divide some day is refused today
         shape.batch_shape(size, target_devices, limit, model_axis)
 
-    data_bytes = sum(_missing_data(source, destination, digest) for digest in data)
+    data_bytes = sum(readers.missing_data(source, destination, digest) for digest in data)
     size = manifest.size if manifest else 0
     sealed = checkpoint.step if checkpoint else None
     lost = max(0, run.status.step - sealed) if sealed is not None else 0
@@ -126,7 +126,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
             *_changes(run, before, after, source_devices, target_devices, trainer, precision, wanted.steps),
             *other,
         ),
-        route="relayed through this machine",
+        route=_route(source, destination),
         checkpoint_bytes=size,
         data_digests=data,
         data_place="" if data else str((config.get("data") or {}).get("cache_dir") or ""),
@@ -154,6 +154,16 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         source_hosts=source_hosts,
         target_hosts=target.hosts,
     )
+
+
+def _route(source: Host, target: Host) -> str:
+    """The way that the bytes will take, looked for by a short probe; why there is none, which the preflight refuses."""
+    from midstream.transfer.route import probe
+
+    try:
+        return probe(source, target).text(source.name, target.name)
+    except HostError as error:
+        return f"none: {error.message}"
 
 
 def _price(fleet: Fleet, names: Sequence[str]) -> float | None:
@@ -226,10 +236,18 @@ def _find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
         if silent:
             hint += "; not answering: " + ", ".join(f"{host.name} ({host.error or host.link})" for host in silent)
         raise UsageError(f"no run {request.run_id!r}" + (f" on {request.source}" if request.source else ""), hint)
-    run = copies[0]
+    run = _held(fleet, copies)
     if not request.source_lost:
         _check_holder(fleet, snapshot, run)
     return run
+
+
+def _held(fleet: Fleet, copies: Sequence[RunView]) -> RunView:
+    """Of the copies with the highest epoch the holder's own, also where it has just begun and says little as yet."""
+    first = copies[0]
+    holder = first.fence.holder if first.fence is not None else ""
+    hosts = fleet.target(holder).hosts if holder in fleet.target_names else ()
+    return next((copy for copy in copies if copy.host in hosts and copy.epoch == first.epoch), first)
 
 
 def _check_holder(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
@@ -291,71 +309,6 @@ def _choose_checkpoint(run: RunView, request: Request):
             f"complete ones: {steps}",
         )
     return max(chosen, key=lambda point: point.attempt)
-
-
-def _newest_state(source: Host, run: RunView) -> tuple[str, records.Manifest | None, tuple[str, ...]]:
-    """The newest complete checkpoint: its name (empty where there is none), its manifest and its token caches."""
-    found = source.call("standby.newest_state", root=source.root, run_id=run.run_id)
-    if found is None:
-        return "", None, tuple(run.status.data_digests) if run.status else ()
-    manifest = records.Manifest.from_json(found["manifest"], f"{source.name}: manifest of {found['name']}")
-    return found["name"], manifest, tuple(records.data_digests(found["train"]))
-
-
-def training_config(source: Host, run_id: str) -> dict[str, Any]:
-    import yaml
-
-    path = records.RunPaths(source.root, run_id).config
-    try:
-        text = source.call("runs.read_text", path=path)
-        return yaml.safe_load(text) or {}
-    except (RemoteError, yaml.YAMLError) as error:
-        raise MidstreamError(
-            f"{source.name}:{path} cannot be read: {error}", "the run directory needs its run.yaml"
-        ) from error
-
-
-def _json_at(host: Host, path: str) -> Any:
-    import json
-
-    return json.loads(host.call("runs.read_text", path=path))
-
-
-def read_manifest(host: Host, run_id: str, name: str) -> records.Manifest:
-    path = f"{records.RunPaths(host.root, run_id).checkpoint(name)}/{records.MANIFEST}"
-    return records.Manifest.from_json(_json_at(host, path), f"{host.name}:{path}")
-
-
-def data_digests(host: Host, run_id: str, checkpoint: str) -> tuple[str, ...]:
-    """The token caches that a checkpoint's run reads from its host: the one that it trains on, then its validation
-    sets. Empty where they lie in a bucket."""
-    train = _json_at(host, f"{records.RunPaths(host.root, run_id).checkpoint(checkpoint)}/{records.TRAIN}")
-    return tuple(records.data_digests(train))
-
-
-def data_directory(host: Host, digest: str) -> str:
-    """Where a token cache lies on a host."""
-    return f"{host.root}/data/{digest}"
-
-
-def has_manifest(host: Host, directory: str) -> bool:
-    """Whether a complete tree of objects lies there."""
-    try:
-        _json_at(host, f"{directory}/{records.MANIFEST}")
-    except RemoteError:
-        return False
-    return True
-
-
-def _missing_data(source: Host, target: Host, digest: str) -> int:
-    """Bytes of a token cache that the target lacks."""
-    if has_manifest(target, data_directory(target, digest)):
-        return 0
-    try:
-        described = _json_at(source, f"{data_directory(source, digest)}/{records.MANIFEST}")
-    except RemoteError:
-        return 0  # preflight says so
-    return sum(entry["size"] for entry in described["objects"])
 
 
 def _devices(host: HostView | None, name: str) -> tuple[Accelerator, ...]:

@@ -10,8 +10,7 @@ from midstream.check.host import check_libc, check_packages, check_python
 from midstream.check.target import clock_skew
 from midstream.check.together import check_together
 from midstream.errors import HostError, MidstreamError, RemoteError
-from midstream.migrate import plan as planning
-from midstream.migrate import shape
+from midstream.migrate import readers, shape
 from midstream.migrate.model import FAIL, PASS, WARN, Check, Plan
 from midstream_engine import records
 
@@ -210,12 +209,12 @@ def check_data(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
         )
     for digest in plan.data_digests:
         name = f"token cache {digest[:12]}"
-        if planning.has_manifest(target, planning.data_directory(target, digest)):
+        if readers.has_manifest(target, readers.data_directory(target, digest)):
             yield Check("data", PASS, f"{name}: the target has it")
-        elif planning.has_manifest(source, planning.data_directory(source, digest)):
+        elif readers.has_manifest(source, readers.data_directory(source, digest)):
             yield Check("data", PASS, f"{name}: to copy, {plan.data_bytes / 1e6:.1f} MB in all")
         else:
-            where = planning.data_directory(source, digest)
+            where = readers.data_directory(source, digest)
             yield Check("data", FAIL, f"{name} is on neither host", f"it belongs in {where}: copy or build it there")
 
 
@@ -231,8 +230,8 @@ def _fit(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
     newest = max(complete, key=lambda point: point["step"])["name"]
     path = f"{records.RunPaths(source.root, plan.run_id).checkpoint(newest)}/{records.MANIFEST}"
     try:
-        manifest = planning.read_manifest(source, plan.run_id, newest)
-        trainer = planning.training_config(source, plan.run_id).get("trainer") or {}
+        manifest = readers.read_manifest(source, plan.run_id, newest)
+        trainer = readers.training_config(source, plan.run_id).get("trainer") or {}
     except (RemoteError, MidstreamError) as error:
         yield Check("divisibility", FAIL, f"{path}: {error}")
         return

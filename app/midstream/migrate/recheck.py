@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.errors import HostError, MidstreamError
 from midstream.migrate import certificate, certificate_overtake, evidence
 from midstream.migrate.model import FAIL, OVERTAKE, PASS, PROVEN, REFUTED, UNWITNESSED, WARN, Certificate, Check, Plan
-from midstream.migrate.plan import has_manifest, read_manifest
+from midstream.migrate.readers import has_manifest, read_manifest
 from midstream.transfer import verify_objects
 from midstream_engine import records
 

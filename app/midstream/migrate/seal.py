@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from midstream.errors import HostError, MidstreamError, RemoteError
-from midstream.migrate import plan as planning
+from midstream.migrate import readers
 from midstream.migrate.move import Move, replayed
 from midstream.migrate.stream import Answer, Streamed, stream_until_answered
 from midstream.watch.model import RunView
@@ -98,7 +98,7 @@ def _answer(move: Move, attempt: int, serial: int, described: dict[str, Any], st
     one = len(move.source_side.homes) == 1  # shares of several hosts are collected afterwards
     if one and plan.stands_by and plan.checkpoint == "now" and not replayed(move):
         rehearsal = move.journal.known("rehearsal")
-        manifest = planning.read_manifest(move.target, plan.run_id, rehearsal["name"])
+        manifest = readers.read_manifest(move.target, plan.run_id, rehearsal["name"])
         sizes = {entry.path: entry.size for entry in manifest.object_entries}
     try:
         return stream_until_answered(move, attempt, serial, since, sizes, streamed)

@@ -12,8 +12,7 @@ from typing import Any
 
 from midstream.errors import HostError, MidstreamError
 from midstream.launch.errors import LaunchError
-from midstream.migrate import outlook
-from midstream.migrate import plan as planning
+from midstream.migrate import outlook, readers
 from midstream.migrate.data import copy_all
 from midstream.migrate.move import Move, pin, pin_expires, replayed
 from midstream.migrate.stream import bring_checkpoint
@@ -37,7 +36,7 @@ def ensure(move: Move) -> int:
         if move.journal.known("standby_attempt") is not None:
             move.note("the attempt that stood by on the target is gone; starting another one")
         point = bring_rehearsal(move)
-        copy_all(move, planning.data_digests(move.target, move.plan.run_id, point["name"]))
+        copy_all(move, readers.data_digests(move.target, move.plan.run_id, point["name"]))
         number = _start(move, point)
         move.journal.fact(standby_attempt=number)
     return _wait_ready(move, number)

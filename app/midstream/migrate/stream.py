@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from midstream.errors import LostContact, MidstreamError
-from midstream.migrate import plan as planning
+from midstream.migrate import readers
 from midstream.migrate.move import Move
 from midstream.transfer import collect_objects, copy_objects
 from midstream_engine import records
@@ -113,7 +113,7 @@ def bring_checkpoint(move: Move, name: str, what: str) -> int:
     others. The bytes that left the source: what lies there already is not sent again. Errors as of ``complete``."""
     source, target = move.source, move.target
     here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
-    holders = [entry.host for entry in planning.read_manifest(source, move.plan.run_id, name).spread_hosts]
+    holders = [entry.host for entry in readers.read_manifest(source, move.plan.run_id, name).spread_hosts]
     if holders:
         known = {host: move.hosts.get(host) for host in holders if host in move.fleet.hosts}
         move.command(source, f"collect {here} from {', '.join(holders)} to {target.name}:{there}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from midstream.errors import MidstreamError
-from midstream.migrate import overtake, standby
-from midstream.migrate import plan as planning
+from midstream.migrate import overtake, readers, standby
 from midstream.migrate.data import copy_all
 from midstream.migrate.model import CUTOVER
 from midstream.migrate.move import Move, pin, replayed
@@ -43,7 +42,7 @@ class Cutover:
         bring_history(move)
         bring_state(move, name, streamed)
         self._verify(move, name, sealed["root_digest"])
-        needed = planning.data_digests(move.target, move.plan.run_id, name)
+        needed = readers.data_digests(move.target, move.plan.run_id, name)
         copy_all(move, [digest for digest in needed if digest not in move.plan.data_digests])
 
     def _verify(self, move: Move, name: str, expected: str) -> None:
