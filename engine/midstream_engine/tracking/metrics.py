@@ -16,9 +16,17 @@ class MetricsFile:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Floats are written so that they read back exactly; one that is not finite becomes null."""
+        """Floats are written so that they read back exactly; one that is not finite becomes null. OSError where there
+        is no room for the row; the file then ends with the row before."""
         spelled = {key: _finite(value) for key, value in row.items()}
-        os.write(self._descriptor, json.dumps(spelled, allow_nan=False).encode() + b"\n")
+        line = memoryview(json.dumps(spelled, allow_nan=False).encode() + b"\n")
+        whole = os.fstat(self._descriptor).st_size
+        try:
+            while line:  # a disk that fills up takes a part of it, and says so at the next part alone
+                line = line[os.write(self._descriptor, line) :]
+        except OSError:
+            os.ftruncate(self._descriptor, whole)
+            raise
 
     def close(self) -> None:
         os.close(self._descriptor)
