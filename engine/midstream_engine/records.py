@@ -246,6 +246,18 @@ def write_bytes(path: str, data: bytes, *, durable: bool = True, mode: int = 0o6
         sync_directory(os.path.dirname(path) or ".")
 
 
+def append(descriptor: int, line: bytes) -> None:
+    """Append ``line`` to a file that nobody else writes. OSError where there is no room; nothing of it stays then."""
+    whole = os.fstat(descriptor).st_size
+    left = memoryview(line)
+    try:
+        while left:  # a disk that fills up takes a part of it, and says so at the next part alone
+            left = left[os.write(descriptor, left) :]
+    except OSError:
+        os.ftruncate(descriptor, whole)
+        raise
+
+
 def sync_directory(path: str) -> None:
     """Wait until the names in a directory are on the disk (where the file system can be asked)."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -18,6 +18,7 @@ from typing import Any
 
 from midstream.migrate import model
 from midstream.migrate.model import Event
+from midstream_engine import records
 
 
 class Journal:
@@ -40,7 +41,7 @@ class Journal:
         """Append one line; it is on the disk when this returns. Progress lines are many, and not waited for."""
         line = Event(event, time.time(), phase, state, message, detail)
         with self._lock:
-            os.write(self._descriptor, line.line().encode() + b"\n")
+            records.append(self._descriptor, line.line().encode() + b"\n")
             if state != "progress":
                 os.fsync(self._descriptor)
         return line

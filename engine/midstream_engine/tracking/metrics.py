@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from midstream_engine import records
+
 
 class MetricsFile:
     """Appends rows. Each row is one write, so a reader never sees more than one torn line, and that the last."""
@@ -19,14 +21,7 @@ class MetricsFile:
         """Floats are written so that they read back exactly; one that is not finite becomes null. OSError where there
         is no room for the row; the file then ends with the row before."""
         spelled = {key: _finite(value) for key, value in row.items()}
-        line = memoryview(json.dumps(spelled, allow_nan=False).encode() + b"\n")
-        whole = os.fstat(self._descriptor).st_size
-        try:
-            while line:  # a disk that fills up takes a part of it, and says so at the next part alone
-                line = line[os.write(self._descriptor, line) :]
-        except OSError:
-            os.ftruncate(self._descriptor, whole)
-            raise
+        records.append(self._descriptor, json.dumps(spelled, allow_nan=False).encode() + b"\n")
 
     def close(self) -> None:
         os.close(self._descriptor)
