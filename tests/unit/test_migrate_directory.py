@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 
 import pytest
@@ -37,6 +38,21 @@ def test_a_torn_last_line_is_left_out_and_does_not_swallow_the_next(migration: M
     assert again.known("one") == 1
     again.fact(two=2)
     assert Journal(migration.journal_file).known("two") == 2
+    assert [event.detail for event in read_events(migration.journal_file)] == [{"one": 1}, {"two": 2}]
+
+
+def test_a_line_for_which_there_is_no_room_does_not_swallow_the_next(migration: MigrationDirectory):
+    journal = Journal(migration.journal_file)
+    journal.fact(one=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (migration.journal_file.stat().st_size + 5, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            journal.fact(lost=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    journal.fact(two=2)
+    journal.close()
     assert [event.detail for event in read_events(migration.journal_file)] == [{"one": 1}, {"two": 2}]
 
 
