@@ -167,6 +167,7 @@ def run_json(run: RunView) -> dict[str, Any]:
         "attempt": run.attempt,
         "fence": run.fence.to_json() if run.fence else None,
         "trouble": run.trouble,
+        "store": run.store,
         "lineage": run.lineage.attempts if run.lineage else [],
         "status": run.status.to_json() if run.status else None,
         "checkpoints": [plain(point) for point in run.checkpoints],
@@ -196,14 +197,20 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
         runs = [run for run in snapshot.runs if not options.checkpoints or run.run_id == options.checkpoints]
         if options.checkpoints and not runs:
             raise unknown_run(options.checkpoints, snapshot)
-        buckets = {id(run): bucket_checkpoints(hosts, run) for run in runs}
     finally:
         hosts.close()
     rows = [("RUN", "HOST", "CHECKPOINT", "SIZE", "AGE", "STATE", "ROOT DIGEST")]
     for run in runs:
-        points = [*run.checkpoints, *buckets[id(run)]]
-        for point in sorted(points, key=lambda point: (point.step, point.attempt)):
-            output_value = {"event": "checkpoint", "run": run.run_id, "host": run.host, **plain(point)}
+        if run.trouble:
+            output.talk(f"midstream: {run.run_id} on {run.host}: {run.trouble}")
+        for point in sorted(run.checkpoints, key=lambda point: (point.step, point.attempt)):
+            output_value = {
+                "event": "checkpoint",
+                "run": run.run_id,
+                "host": run.host,
+                "store": run.store,
+                **plain(point),
+            }
             if output.as_json:
                 output.value(output_value)
             rows.append(
@@ -217,22 +224,10 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
                     point.root_digest[:16],
                 )
             )
+    unknown = any(run.store and run.trouble and not run.checkpoints for run in runs)
     if not output.as_json:
-        output.value({}, table(rows) if len(rows) > 1 else ["no checkpoints yet"])
-    return Exit.DONE
-
-
-def bucket_checkpoints(hosts: Hosts, run: RunView) -> list[CheckpointView]:
-    """The checkpoints of a run that keeps them in a bucket; none where it keeps them on its host."""
-    from midstream.watch.model import CheckpointView
-
-    host = hosts.get(run.host)
-    store = None if run.checkpoints else host.call("tree.store_of", root=host.root, run_id=run.run_id)
-    if store is None:
-        return []
-    from midstream.stores.shelf import BucketRun
-
-    return [CheckpointView(**value) for value in BucketRun(store, run.run_id).checkpoints()]
+        output.value({}, table(rows) if len(rows) > 1 else [] if unknown else ["no checkpoints yet"])
+    return Exit.FAILED if unknown and options.checkpoints else Exit.DONE
 
 
 def _point_state(point: CheckpointView) -> str:

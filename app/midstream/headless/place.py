@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from midstream.errors import MidstreamError, UsageError
-from midstream.headless.look import bucket_checkpoints, look, unknown_run
+from midstream.headless.look import look, unknown_run
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -41,13 +41,11 @@ def _newest_of(fleet: Fleet, hosts: Hosts, run_id: str) -> tuple[Host, str]:
     copies = snapshot.copies(run_id)
     if not copies:
         raise unknown_run(run_id, snapshot)
-    in_bucket = bucket_checkpoints(hosts, copies[0])
-    points = [point for point in [*copies[0].checkpoints, *in_bucket] if point.complete and point.accepted]
+    run = copies[0]
+    points = [point for point in run.checkpoints if point.complete and point.accepted]
     if not points:
-        raise MidstreamError(f"run {run_id} on {copies[0].host} has no complete checkpoint", "wait for its first save")
+        words = f"run {run_id} on {run.host} has no complete checkpoint"
+        raise MidstreamError(f"{words}: {run.trouble}" if run.trouble else words, "wait for its first save")
     newest = max(points, key=lambda point: (point.step, point.attempt))
-    host = hosts.get(copies[0].host)
-    if in_bucket:
-        store = host.call("tree.store_of", root=host.root, run_id=run_id)
-        return host, records.RunPaths(host.root, run_id, store).checkpoint(newest.name)
-    return host, records.RunPaths(host.root, run_id).checkpoint(newest.name)
+    host = hosts.get(run.host)
+    return host, records.RunPaths(host.root, run_id, run.store).checkpoint(newest.name)

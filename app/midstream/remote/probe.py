@@ -1,8 +1,8 @@
 """What goes on on this host, told as it happens: one JSON object a line on stdout, until stdin closes.
 
 ``hello``    the machine's names, once
-``run``      of one run whatever changed since the last such line: fence, lineage, attempts, attempt, status, alive,
-             checkpoints, trouble
+``run``      of one run whatever changed since the last such line: fence, lineage, store, attempts, attempt, status,
+             alive, checkpoints, trouble
 ``metrics``  whole lines of an attempt's metrics.jsonl from byte ``offset`` to ``end``; offset 0 starts the file anew
 ``log``      text that the newest attempt's log grew by; ``first`` where it is the beginning of what is told
 ``gone``     the run's directory is no longer there
@@ -194,7 +194,7 @@ class _Run:
         """What cannot be read is told as trouble; of that, what was told before stands until it can be read again."""
         troubles: List[str] = []
         news: Dict[str, Any] = {}
-        for part in (self._attempts, self._fence, self._lineage, self._checkpoints):
+        for part in (self._attempts, self._fence, self._lineage, self._store, self._checkpoints):
             try:
                 news.update(part())
             except (OSError, records.RecordError) as error:
@@ -223,6 +223,9 @@ class _Run:
 
     def _lineage(self) -> Dict[str, Any]:
         return {"lineage": self._record("lineage", self._paths.lineage)}
+
+    def _store(self) -> Dict[str, Any]:
+        return {"store": self._record("store", self._paths.store_file)}
 
     def _checkpoints(self) -> Dict[str, Any]:
         return {"checkpoints": runs.checkpoints(self._paths, self._manifests)}

@@ -43,8 +43,10 @@ class BucketRun:
                 found.add(pin.checkpoint)
         return found
 
-    def checkpoints(self) -> list[dict[str, Any]]:
-        """The fields of a ``CheckpointView`` for each, by step, then attempt."""
+    def checkpoints(self, known: dict[str, tuple[Any, records.Manifest]] | None = None) -> list[dict[str, Any]]:
+        """The fields of a ``CheckpointView`` for each, by step, then attempt. ``known`` keeps manifests for the next
+        call: one that has not changed is not read again."""
+        known = {} if known is None else known
         fence, pinned = self.fence(), self.pinned()
         found = []
         for name, objects in self._folders.items():
@@ -52,14 +54,26 @@ class BucketRun:
             if key is None:
                 continue
             value = {"name": name, "step": key[0], "attempt": key[1], "complete": False, "accepted": False}
-            data = self._bucket.get(f"checkpoints/{name}/{records.MANIFEST}") if records.MANIFEST in objects else None
-            if data is not None:
-                manifest = records.Manifest.from_json(json.loads(data), f"{self.url}/checkpoints/{name}")
+            manifest = self._manifest(name, objects, known)
+            if manifest is not None:
                 value |= {"complete": True, "size": manifest.size, "created": manifest.created}
                 value |= {"root_digest": manifest.root_digest, "epoch": manifest.epoch, "pinned": name in pinned}
                 value["accepted"] = fence is None or fence.accepts(manifest.epoch, manifest.step)
             found.append(value)
         return sorted(found, key=lambda value: (value["step"], value["attempt"]))
+
+    def _manifest(
+        self, name: str, objects: Mapping[str, Any], known: dict[str, tuple[Any, records.Manifest]]
+    ) -> records.Manifest | None:
+        if records.MANIFEST not in objects:
+            return None
+        generation = objects[records.MANIFEST].generation
+        if name not in known or known[name][0] != generation:
+            data = self._bucket.get(f"checkpoints/{name}/{records.MANIFEST}")
+            if data is None:
+                return None
+            known[name] = generation, records.Manifest.from_json(json.loads(data), f"{self.url}/checkpoints/{name}")
+        return known[name][1]
 
     def leftovers(self, alive: Mapping[int, str]) -> list[dict[str, Any]]:
         """``path``, ``kind`` (torn, trash), ``bytes`` and ``kept``: why it is not to be removed, or nothing. ``alive``:

@@ -172,20 +172,33 @@ class FleetActions:
     def verify(self, run: RunView, checkpoint: str) -> list[str]:
         from midstream.transfer import verify_objects
 
-        report = verify_objects(self._hosts.get(run.host), self._checkpoint(run, checkpoint))
-        return [f"{path}: {what}" for path, what in report.problems]
+        place = self._checkpoint(run, checkpoint)
+        if run.store:
+            from midstream.stores.bucket import Bucket
+
+            (found,) = Bucket(place).examine()
+            problems = [*found["problems"]]
+            if not problems and found["recomputed"] != found["recorded"]:
+                problems = [
+                    [records.MANIFEST, f"the root digest is {found['recomputed']}, it says {found['recorded']}"]
+                ]
+        else:
+            problems = verify_objects(self._hosts.get(run.host), place).problems
+        return [f"{path}: {what}" for path, what in problems]
 
     def compare(self, run: RunView, first: str, second: str) -> list[str]:
         from midstream.transfer.compare import compare, line
 
-        host = self._hosts.get(run.host)
-        sides = [
-            records.Manifest.from_json(
-                host.call("tree.manifest_value", directory=self._checkpoint(run, name), manifest=records.MANIFEST), name
-            )
-            for name in (first, second)
-        ]
-        return [line(entry) for entry in compare(*sides)]
+        return [line(entry) for entry in compare(self._manifest(run, first), self._manifest(run, second))]
+
+    def _manifest(self, run: RunView, name: str) -> records.Manifest:
+        place = self._checkpoint(run, name)
+        if run.store:
+            from midstream.stores.bucket import Bucket
+
+            return Bucket(place).manifest()
+        value = self._hosts.get(run.host).call("tree.manifest_value", directory=place, manifest=records.MANIFEST)
+        return records.Manifest.from_json(value, name)
 
     def config(self, run: RunView, attempt: int) -> str:
         path = self._log(run, attempt)
@@ -201,7 +214,7 @@ class FleetActions:
         return [*"".join(parts).splitlines()]
 
     def _checkpoint(self, run: RunView, name: str) -> str:
-        return records.RunPaths(self._hosts.get(run.host).root, run.run_id).checkpoint(name)
+        return records.RunPaths(self._hosts.get(run.host).root, run.run_id, run.store).checkpoint(name)
 
     def _log(self, run: RunView, attempt: int) -> str:
         return records.RunPaths(self._hosts.get(run.host).root, run.run_id).attempt(attempt).log(0)

@@ -1,7 +1,8 @@
 """A session in a file: what the hosts told and how the migrations went on, with the time of each. Shown again, it makes
 the same screens, and a person may look around in them.
 
-One JSON object a line: ``{"at": seconds, "do": "hosts|take|skew|link|migration", ...}``; the first tells the version.
+One JSON object a line: ``{"at": seconds, "do": "hosts|take|skew|link|shelf|migration", ...}``; the first tells the
+version.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class Replay:
         what = entry["do"]
         if what == "hosts":
             self._store = Store(entry["words"][0], clock=self.clock)
-        elif what in ("take", "skew", "link"):
+        elif what in ("take", "skew", "link", "shelf"):
             getattr(self._store, what)(*entry["words"])
         elif what == "migration":
             with self._lock:

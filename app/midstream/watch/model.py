@@ -128,6 +128,8 @@ class RunView:
     curve: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # spliced rows; see records.splice
     log: Sequence[str] = field(default=(), repr=False)  # the last lines of the newest attempt's process 0
     trouble: str = ""  # one line: what of its directory cannot be read; the rest is what was known before
+    store: str = ""  # gs://bucket/prefix, where its checkpoints lie there and not on its host
+    listed: bool = True  # whether its checkpoints were looked for: a bucket is asked from here, and may be slow
 
     @property
     def key(self) -> tuple[str, str]:

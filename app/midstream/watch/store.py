@@ -51,13 +51,14 @@ class Store:
         self._heard("hosts", dict(hosts))
         self.changed = threading.Condition()
         self._hosts = {name: HostView(name, kind, CONNECTING) for name, kind in hosts.items()}
-        self._runs: dict[tuple[str, str], _Run] = {}
+        self._runs: dict[str, dict[str, _Run]] = {name: {} for name in hosts}  # host -> run id -> run
         self._shown: dict[str, tuple[RunView, ...]] = dict.fromkeys(hosts, ())  # as of each host's last beat
         self._told: dict[str, set[str]] = {name: set() for name in hosts}
         self._hello: dict[str, dict[str, Any]] = {}
         self._inventory: dict[str, dict[str, Any]] = {}
         self._gauges: dict[str, dict[str, Any]] = {}  # of each host; beats tell what changed of them
         self._skew: dict[str, float] = {}
+        self._shelves: dict[tuple[str, str], tuple[Sequence[Mapping[str, Any]], str]] = {}  # (bucket's prefix, run)
         self._version = 0
         self._snapshot: Snapshot | None = None
 
@@ -81,8 +82,7 @@ class Store:
         with self.changed:
             return {
                 run_id: {str(attempt): list(place) for attempt, place in run.places.items()}
-                for (name, run_id), run in self._runs.items()
-                if name == host
+                for run_id, run in self._runs[host].items()
             }
 
     # ------------------------------------------------------------------------------------------ in
@@ -102,9 +102,12 @@ class Store:
                 self._beat(host, line)
                 self._note()
             elif event == "gone":
-                self._runs.pop((host, line["run"]), None)
+                self._runs[host].pop(line["run"], None)
             else:
-                self._run(host, line["run"]).take(event, line)
+                run = self._run(host, line["run"])
+                run.take(event, line)
+                if "store" in line and (run.store, line["run"]) in self._shelves:
+                    run.stored(*self._shelves[run.store, line["run"]])
                 self._told[host].add(line["run"])
 
     def skew(self, host: str, seconds: float) -> None:
@@ -123,6 +126,26 @@ class Store:
             self._hosts[host] = replace(view, link=link, error=error)
             self._note()
 
+    def shelf(self, url: str, run_id: str, checkpoints: Sequence[Mapping[str, Any]], error: str = "") -> None:
+        """What a run keeps below ``url``; or why that is not known: then what was known before stands."""
+        with self.changed:
+            before = self._shelves.get((url, run_id))
+            if before is not None and error:
+                checkpoints = before[0]
+            if before == (checkpoints, error):
+                return
+            self._heard("shelf", url, run_id, checkpoints, error)
+            self._shelves[url, run_id] = (checkpoints, error)
+            for host, runs in self._runs.items():
+                run = runs.get(run_id)
+                if run is not None and run.store == url:
+                    run.stored(checkpoints, error)
+                    # Of a look that is under way nothing is shown before its beat.
+                    self._shown[host] = tuple(
+                        run.with_stored(view) if view.run_id == run_id else view for view in self._shown[host]
+                    )
+            self._note()
+
     def connecting(self, host: str) -> None:
         """A first attempt is under way; a later one changes nothing that is shown."""
         if self._hosts[host].last_seen is None and self._hosts[host].link != DOWN:
@@ -134,23 +157,26 @@ class Store:
             self.link(host, STALE, why)
 
     def unheard(self, why: str) -> None:
-        """Whoever is still being connected to has not answered in time."""
+        """Whoever is still being connected to has not answered in time, nor has a bucket that is still being listed."""
         for host, view in self._hosts.items():
             if view.link == CONNECTING:
                 self.link(host, DOWN, why)
+        for run in self.snapshot().runs:
+            if not run.listed:
+                self.shelf(run.store, run.run_id, (), why)
 
     def _run(self, host: str, run_id: str) -> _Run:
-        if (host, run_id) not in self._runs:
-            self._runs[host, run_id] = _Run(host, run_id)
-        return self._runs[host, run_id]
+        runs = self._runs[host]
+        if run_id not in runs:
+            runs[run_id] = _Run(host, run_id)
+        return runs[run_id]
 
     def _beat(self, host: str, line: Mapping[str, Any]) -> None:
         view = self._hosts[host]
         if view.link != LIVE:
             # The first beat of a probe closes a complete account: what it did not tell of is no longer there.
-            for key in [key for key in self._runs if key[0] == host and key[1] not in self._told[host]]:
-                del self._runs[key]
-        self._shown[host] = tuple(run.view() for (name, _), run in self._runs.items() if name == host)
+            self._runs[host] = {name: run for name, run in self._runs[host].items() if name in self._told[host]}
+        self._shown[host] = tuple(run.view() for run in self._runs[host].values())
         now = self._clock()
         # Before a ping was answered: short of what the way here took.
         skew = self._skew[host] if host in self._skew else line["time"] - now
@@ -198,6 +224,28 @@ class _Run:
             self._dirty = False
         return self._view
 
+    @property
+    def store(self) -> str:
+        return self._view.store
+
+    def stored(self, checkpoints: Sequence[Mapping[str, Any]], error: str) -> None:
+        """What its bucket holds, in the place of what its host does."""
+        points = tuple(_value(CheckpointView, each) for each in checkpoints)
+        self._misread["shelf"] = f"its checkpoints in {self.store} are not known: {error}" if error else ""
+        self._view = replace(self._view, checkpoints=points, listed=True, trouble=self._trouble)
+        self._dirty = True
+
+    def with_stored(self, view: RunView) -> RunView:
+        """An older view of this run, with what its bucket holds now."""
+        now = self._view
+        if view.store != now.store:
+            return view
+        return replace(view, checkpoints=now.checkpoints, listed=now.listed, trouble=now.trouble)
+
+    @property
+    def _trouble(self) -> str:
+        return "; ".join(filter(None, self._misread.values()))
+
     def take(self, event: str, line: Mapping[str, Any]) -> None:
         if event == "run":
             self._change(line)
@@ -213,7 +261,9 @@ class _Run:
         changes: dict[str, Any] = {key: line[key] for key in ("attempt", "alive") if key in line}
         if "attempt" in changes:
             self._log.clear()  # it is the newest attempt's; the new one may not have written any yet
-        if "checkpoints" in line:
+        if "store" in line:
+            changes |= self._understood("store", lambda: self._placed(_record(records.Store, "store", line["store"])))
+        if "checkpoints" in line and not changes.get("store", self.store):
             changes["checkpoints"] = tuple(_value(CheckpointView, each) for each in line["checkpoints"])
         for key, kind in (("fence", records.Fence), ("lineage", records.Lineage), ("status", records.Status)):
             if key in line:
@@ -225,7 +275,15 @@ class _Run:
             self._understood("curve", lambda: self._curve.govern(self._view.lineage, self._view.fence))
         if "trouble" in line:
             self._misread["trouble"] = line["trouble"]
-        self._view = replace(self._view, trouble="; ".join(filter(None, self._misread.values())))
+        self._view = replace(self._view, trouble=self._trouble)
+
+    def _placed(self, where: records.Store | None) -> dict[str, Any]:
+        """Where its checkpoints lie. What a bucket holds is told later, by `stored`."""
+        url = where.url.rstrip("/") if where is not None else ""
+        if url == self.store:
+            return {}
+        self._misread.pop("shelf", None)
+        return {"store": url, "listed": not url, "checkpoints": ()}
 
     def _understood(self, what: str, read: Callable[[], Any]) -> Any:
         """What ``read`` returns; where a record has another shape, nothing changes but that the run says so."""

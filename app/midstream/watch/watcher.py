@@ -13,6 +13,7 @@ from midstream.hosts.open import Hosts
 from midstream.watch.feed import ENDING, Feed
 from midstream.watch.model import CONNECTING, Snapshot
 from midstream.watch.pace import Pace
+from midstream.watch.shelves import Shelves
 from midstream.watch.store import Heard, Store
 
 TOGETHER = 0.25  # seconds: changes within them are told as one
@@ -37,6 +38,7 @@ class Watch:
         names = [name for name in fleet.hosts if only is None or name in only]
         kinds = {name: fleet.hosts[name].get_choice_name(type(fleet.hosts[name])) for name in names}
         self._store = Store(kinds, heard=heard)
+        self._shelves = Shelves(self._store)
         self._pace = Pace(interval, len(names))
         self._feeds = [Feed(name, hosts, self._store, self._pace.seconds) for name in names]
         self._tick = min(interval, 0.5)
@@ -54,6 +56,7 @@ class Watch:
     def stop(self) -> None:
         """End all feeds. The hosts stay connected: they belong to whoever gave them. Idempotent."""
         self._stopped.set()
+        self._shelves.stop()
         for feed in self._feeds:
             feed.stop()
         deadline = time.monotonic() + ENDING
@@ -99,7 +102,7 @@ class Watch:
                     changed.wait(left)
 
     def give_up(self, why: str) -> None:
-        """Count hosts that have not answered yet as down, until they do."""
+        """Count hosts that have not answered yet as down, and what buckets hold as unknown, until they do."""
         self._store.unheard(why)
 
     def _tell(self) -> None:
@@ -115,6 +118,7 @@ class Watch:
             if snapshot is None:
                 continue
             version = snapshot.version
+            self._shelves.look(snapshot)
             for callback in self._subscribers:
                 if self._stopped.is_set():
                     return
@@ -128,7 +132,7 @@ class Watch:
 
 def look_once(fleet: Fleet, hosts: Hosts, timeout: float = 10.0, only: Collection[str] | None = None) -> Snapshot:
     """The fleet, looked at once: all hosts in parallel. One that cannot be reached, or does not answer within
-    ``timeout`` seconds, is down, and says why."""
+    ``timeout`` seconds, is down, and says why; so does a run whose bucket does not."""
     watch = Watch(fleet, hosts, only=only)
     watch.start()
     try:
@@ -138,6 +142,11 @@ def look_once(fleet: Fleet, hosts: Hosts, timeout: float = 10.0, only: Collectio
             decided = watch.wait_for(_decided, timeout)
         if decided is None:
             watch.give_up(f"no answer within {timeout:.0f} s")
+            decided = watch.snapshot()
+        if not _listed(decided):  # what a bucket holds is asked from here, and belongs to the look
+            decided = watch.wait_for(_listed, timeout)
+            if decided is None:
+                watch.give_up(f"no answer within {timeout:.0f} s")
         return decided or watch.snapshot()
     finally:
         watch.stop()
@@ -146,3 +155,8 @@ def look_once(fleet: Fleet, hosts: Hosts, timeout: float = 10.0, only: Collectio
 def _decided(snapshot: Snapshot) -> bool:
     """Whether every host has answered, or refused to."""
     return all(host.link != CONNECTING for host in snapshot.hosts)
+
+
+def _listed(snapshot: Snapshot) -> bool:
+    """Whether the checkpoints of every run are known, or why they are not."""
+    return all(run.listed for run in snapshot.runs)

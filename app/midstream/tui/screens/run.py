@@ -138,7 +138,7 @@ class RunScreen(MidstreamScreen):
         elif self._view == CHECKPOINTS:
             self.query_one("#checkpoint-table", Table).show(
                 checkpoint_rows(run, world, self.glyphs, self._verified),
-                empty=("no checkpoints yet.", "The run saves by itself; midstream --stop saves and stops it."),
+                empty=run_text.no_checkpoints(run),
             )
         else:
             text = run_text.info(run, world, self.glyphs, self.size.width, self._changes)

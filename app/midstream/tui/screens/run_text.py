@@ -92,6 +92,15 @@ def facts(run: RunView, world: World, glyphs: Glyphs, width: int) -> Text:
     return text
 
 
+def no_checkpoints(run: RunView) -> tuple[str, ...]:
+    """What to say where there are none."""
+    if not run.listed:
+        return (f"asking {run.store} ...",)
+    if run.store and run.trouble:
+        return ("its checkpoints are not known:", run.trouble, "It is asked again by itself.")
+    return ("no checkpoints yet.", "The run saves by itself; midstream --stop saves and stops it.")
+
+
 class _Page:
     """Headings, and facts under them."""
 
@@ -139,6 +148,9 @@ def info(run: RunView, world: World, glyphs: Glyphs, width: int, changes: Iterab
             page.fact("sealed", f"everything before counts up to step {format.grouped(run.fence.sealed_step)}")
     else:
         page.none("none yet")
+    if run.store:
+        page.heading("Checkpoints")
+        page.fact("lie under", run.store)
     page.heading("Copies")
     for copy in world.snapshot.copies(run.run_id):
         age = format.age(world.run_age(copy))
