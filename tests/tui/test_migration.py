@@ -104,6 +104,20 @@ async def test_new_lines_of_the_journal_appear_and_the_certificate_turns_the_pag
             assert "predicted 14s   measured 14s" in screen_text(app)
 
 
+async def test_the_newest_prediction_is_shown_beside_the_plans(directory: MigrationDirectory) -> None:
+    app = app_over(worlds.small_fleet(), FromDisk())
+    with directory.held():
+        async with app.run_test(size=(100, 30)) as pilot:
+            await open_migration(pilot, app)
+            await pilot.press("3")
+            await settle(pilot, lambda: "predicted 14s   measured once" in screen_text(app))
+            again = {**worlds.PLAN.predicted_seconds, "provision": 1.0, "compile": 0.1}
+            tell(directory, (model.Event("fact", worlds.NOW, detail={"predicted": again}),))
+            await settle(
+                pilot, lambda: "predicted 5.4s by what the move has measured (planned 14s)" in screen_text(app)
+            )
+
+
 async def test_a_move_that_nobody_carries_out_is_interrupted_and_c_goes_on(directory: MigrationDirectory) -> None:
     answers = FromDisk()
     app = app_over(worlds.small_fleet(), answers)

@@ -301,6 +301,16 @@ class MigrationView:
             return self.certificate.step
         return next((int(event.detail["sealed"]["step"]) for event in self.events if "sealed" in event.detail), None)
 
+    @property
+    def predicted_seconds(self) -> Mapping[str, float]:
+        """Seconds of each ledger entry: the newest prediction that was made before the run stood still."""
+        if self.ledger is not None:
+            return self.ledger.predicted
+        newest = next(
+            (event.detail["predicted"] for event in reversed(self.events) if "predicted" in event.detail), None
+        )
+        return newest or self.plan.predicted_seconds
+
     def steps_given_up(self, target_step: int | None) -> int:
         """Updates that a rollback gives up: what the target, which is at ``target_step``, did past the seal."""
         sealed = self.sealed_step

@@ -144,7 +144,7 @@ class FleetScreen(MidstreamScreen):
             view = world.migration(str(key))
             rule.show(str(key), "enter opens it")
             if view is not None:
-                text.update(downtime(self.glyphs, view.ledger, view.plan.predicted_seconds, self.size.width - 2))
+                text.update(downtime(self.glyphs, view.ledger, view.predicted_seconds, self.size.width - 2))
 
     def _selected_run(self) -> RunView | None:
         key = self.table(RUNS).selected

@@ -107,8 +107,10 @@ class MigrationScreen(MidstreamScreen):
         self.query_one(Hints).hide(*hidden)
 
     def _downtime(self, view: model.MigrationView, width: int) -> Text:
-        predicted = dict(view.plan.predicted_seconds)
+        predicted, first = view.predicted_seconds, view.plan.predicted_seconds
         text = Text(f"  predicted {format.seconds(sum(predicted.values()))}", palette.DIM)
+        if predicted != first:
+            text.append(f" by what the move has measured (planned {format.seconds(sum(first.values()))})", palette.DIM)
         found = view.ledger.downtime if view.ledger else None
         text.append(
             f"   measured {format.seconds(found)}\n\n"
