@@ -72,6 +72,8 @@ def touch(size: int) -> None:
 
     gc.collect()
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     np.frombuffer(memory, np.uint8).fill(1)
 
 

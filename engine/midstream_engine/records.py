@@ -15,6 +15,7 @@ import base64
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import json
 import math
@@ -753,11 +754,11 @@ class Manifest(_Record):
     def name(self) -> str:
         return checkpoint_name(self.step, self.attempt)
 
-    @property
+    @functools.cached_property
     def object_entries(self) -> List[ObjectEntry]:
         return [ObjectEntry.from_json(entry, MANIFEST) for entry in self.objects]
 
-    @property
+    @functools.cached_property
     def array_entries(self) -> List[ArrayEntry]:
         return [ArrayEntry.from_json(entry, MANIFEST) for entry in self.arrays]
 

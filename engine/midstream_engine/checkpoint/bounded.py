@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 IN_FLIGHT = 256 << 20  # bytes
 THREADS = min(16, 2 * (os.cpu_count() or 1))
@@ -14,33 +14,48 @@ Task = tuple[int, Callable[[], None]]
 
 
 def run_bounded(tasks: Iterable[Task], *, in_flight: int = IN_FLIGHT, threads: int = THREADS) -> None:
-    """Run ``(bytes, function)`` tasks, in the order given; those under way hold at most ``in_flight`` bytes.
+    """Run ``(bytes, function)`` tasks, begun in the order given; those under way hold at most ``in_flight`` bytes.
 
     A task larger than the bound runs alone. The first exception stops the beginning of further tasks and is raised when
     those under way have ended.
     """
-    running: dict[Future[None], int] = {}
+    upcoming = iter(tasks)
+    taking = threading.Lock()  # held by the thread whose task is the next to begin, while it waits for room
+    room = threading.Condition()
+    held = 0
     failed = threading.Event()
 
-    def guarded(function: Callable[[], None]) -> None:
-        if failed.is_set():
-            return
+    def begin() -> Task | None:
+        """The next task, once there is room for it. None where there is none, or another failed."""
+        nonlocal held
+        with taking:
+            if failed.is_set() or (task := next(upcoming, None)) is None:
+                return None
+            with room:
+                room.wait_for(lambda: not held or held + task[0] <= in_flight)
+                held += task[0]
+            return task
+
+    def work() -> None:
+        nonlocal held
         try:
-            function()
+            while (task := begin()) is not None:
+                size, function = task
+                try:
+                    function()
+                finally:
+                    with room:
+                        held -= size
+                        room.notify_all()
         except BaseException:
             failed.set()
             raise
 
-    def settle() -> None:
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            del running[future]
-            future.result()
-
+    # Threads take their tasks themselves: one that hands them out would be woken, and wake, for each.
     with ThreadPoolExecutor(threads, thread_name_prefix="checkpoint") as pool:
-        for size, function in tasks:
-            while running and (sum(running.values()) + size > in_flight or len(running) >= 2 * threads):
-                settle()
-            running[pool.submit(guarded, function)] = size
-        while running:
-            settle()
+        try:
+            for future in [pool.submit(work) for _ in range(threads)]:
+                future.result()
+        except BaseException:  # of a task, or the caller's interruption
+            failed.set()
+            raise

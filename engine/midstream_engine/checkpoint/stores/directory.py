@@ -32,6 +32,7 @@ class Directory:
         self.where = path
         self._unsynced: deque[int] = deque()  # descriptors: only those are sure to report that a write went wrong
         self._made: set[str] = set()  # directories that are there
+        self._expected: set[str] = set()  # what the disk was asked for ahead of being read
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -106,14 +107,15 @@ class Directory:
         return os.stat(self._at(path)).st_size
 
     def expect(self, path: str) -> None:
-        if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError), open(self._at(path), "rb", buffering=0) as file:  # reading will tell
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        with contextlib.suppress(OSError), open(self._at(path), "rb", buffering=0) as file:  # reading will tell
+            _fetch_soon(file.fileno())
+            self._expected.add(path)
 
     def read(self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object]) -> int:
         total = 0
-        self.expect(path)  # all of it, while its first block is hashed
         with open(self._at(path), "rb", buffering=0) as file:
+            if path not in self._expected:
+                _fetch_soon(file.fileno())  # all of it, while its first block is hashed
             for buffer in into:
                 done = 0
                 while done < len(buffer):
@@ -181,6 +183,13 @@ def _sync(descriptor: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _fetch_soon(descriptor: int) -> None:
+    """Have the disk begin to read the whole file, and do not wait for it."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _start_writing(descriptor: int) -> None:
