@@ -16,6 +16,7 @@ from midstream_engine import records
 if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
     from midstream.hosts.open import Hosts
+    from midstream.stores.bucket import Bucket
     from midstream.watch.model import RunView, Snapshot
 
 _STAMPED = re.compile(r"\d{4}-\d\d-\d\dT")
@@ -174,9 +175,7 @@ class FleetActions:
 
         place = self._checkpoint(run, checkpoint)
         if run.store:
-            from midstream.stores.bucket import Bucket
-
-            (found,) = Bucket(place).examine()
+            (found,) = self._bucket(place).examine()
             problems = [*found["problems"]]
             if not problems and found["recomputed"] != found["recorded"]:
                 problems = [
@@ -194,9 +193,7 @@ class FleetActions:
     def _manifest(self, run: RunView, name: str) -> records.Manifest:
         place = self._checkpoint(run, name)
         if run.store:
-            from midstream.stores.bucket import Bucket
-
-            return Bucket(place).manifest()
+            return self._bucket(place).manifest()
         value = self._hosts.get(run.host).call("tree.manifest_value", directory=place, manifest=records.MANIFEST)
         return records.Manifest.from_json(value, name)
 
@@ -212,6 +209,12 @@ class FleetActions:
             parts.append(part["text"])
             offset = part["offset"]
         return [*"".join(parts).splitlines()]
+
+    def _bucket(self, place: str) -> Bucket:
+        from midstream.stores.access import access_for
+        from midstream.stores.bucket import Bucket
+
+        return Bucket(place, access_for(self._fleet, place))
 
     def _checkpoint(self, run: RunView, name: str) -> str:
         return records.RunPaths(self._hosts.get(run.host).root, run.run_id, run.store).checkpoint(name)

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from midstream.errors import MidstreamError
+from midstream.fleet.config import Fleet
 from midstream.watch.model import RunView, Snapshot
 from midstream.watch.store import Store
 from midstream_engine import records
@@ -19,7 +20,8 @@ AGAIN = 10.0  # the same, after it could not be
 class Shelves:
     """Lists what runs with a ``store.json`` keep elsewhere, and tells the store. Threads start when they are needed."""
 
-    def __init__(self, store: Store):
+    def __init__(self, fleet: Fleet, store: Store):
+        self._fleet = fleet
         self._store = store
         self._threads: dict[str, _Shelf] = {}
         self._stopped = threading.Event()
@@ -32,7 +34,7 @@ class Shelves:
                 wanted.setdefault(run.store, {}).setdefault(run.run_id, {})[run.host] = _news(run)
         for url in wanted.keys() | self._threads.keys():
             if url not in self._threads:
-                self._threads[url] = _Shelf(url, self._store, self._stopped)
+                self._threads[url] = _Shelf(self._fleet, url, self._store, self._stopped)
             self._threads[url].want(wanted.get(url, {}))
 
     def stop(self) -> None:
@@ -50,7 +52,8 @@ def _news(run: RunView) -> tuple[Any, ...]:
 class _Shelf:
     """The runs below one ``gs://`` prefix, one after the other."""
 
-    def __init__(self, url: str, store: Store, stopped: threading.Event):
+    def __init__(self, fleet: Fleet, url: str, store: Store, stopped: threading.Event):
+        self._fleet = fleet
         self._url = url
         self._store = store
         self._stopped = stopped
@@ -93,10 +96,12 @@ class _Shelf:
 
     def _list(self, run_id: str) -> tuple[list[dict[str, Any]], str]:
         """The checkpoints, or why they are not known."""
+        from midstream.stores.access import access_for
         from midstream.stores.shelf import BucketRun
 
         try:
-            return BucketRun(self._url, run_id).checkpoints(self._known.setdefault(run_id, {})), ""
+            there = BucketRun(self._url, run_id, access_for(self._fleet, self._url))
+            return there.checkpoints(self._known.setdefault(run_id, {})), ""
         except MidstreamError as error:
             return [], " ".join(str(error).split())
         except (records.RecordError, ValueError, KeyError, TypeError) as error:

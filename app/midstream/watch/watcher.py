@@ -38,7 +38,7 @@ class Watch:
         names = [name for name in fleet.hosts if only is None or name in only]
         kinds = {name: fleet.hosts[name].get_choice_name(type(fleet.hosts[name])) for name in names}
         self._store = Store(kinds, heard=heard)
-        self._shelves = Shelves(self._store)
+        self._shelves = Shelves(fleet, self._store)
         self._pace = Pace(interval, len(names))
         self._feeds = [Feed(name, hosts, self._store, self._pace.seconds) for name in names]
         self._tick = min(interval, 0.5)
