@@ -33,6 +33,8 @@ def run_bounded(tasks: Iterable[Task], *, in_flight: int = IN_FLIGHT, threads: i
                 return None
             with room:
                 room.wait_for(lambda: not held or held + task[0] <= in_flight)
+                if failed.is_set():
+                    return None
                 held += task[0]
             return task
 
