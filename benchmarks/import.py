@@ -1,24 +1,37 @@
 """How quickly a NeoX checkpoint is imported: against plain reading of the same bytes, and DeepSpeed's ds_to_universal.
 
-    python benchmarks/import.py [--hidden 1024] [--layers 8] [--ranks 4] [--work DIR] [--deepspeed PYTHON]
+    python benchmarks/import.py [--hidden 1024] [--layers 8] [--ranks 4] [--rounds 3] [--work DIR] [--deepspeed PYTHON]
 
-Makes a checkpoint of a Pythia-shaped model (bfloat16, ZeRO 1, no pipeline) with numpy alone, and measures, each in a
-process of its own, in this order: plain reading of all files; the import; with ``--deepspeed`` (a Python that has torch
-and deepspeed) ds_to_universal. Files are in the page cache for all of them. Memory is the peak of what is the process's
-own (anonymous pages), less what it had before it began: pages of mapped files are the system's to take back.
+Makes a checkpoint of a Pythia-shaped model (bfloat16, ZeRO 1, no pipeline) with numpy alone, and measures in turn, each
+in a process of its own:
+
+- plain reading of all files;
+- copying them: each byte is read, put into a SHA-256, written and waited for, with a thread for each core. This is the
+  floor of the import, where plain reading writes nothing;
+- the import, which reads, checks every CRC-32, turns, hashes twice, writes, and waits for the disk;
+- with ``--deepspeed`` (a Python that has torch and deepspeed) ds_to_universal, with a process for each core. It writes
+  all twice, and neither checks nor hashes nor waits for the disk.
+
+The source is dropped from the page cache before each of them, and what was written is removed after it. Times are
+medians of the rounds. Memory is the peak of what is the processes' own (anonymous pages, all of them together), less
+what the process had before it began: pages of mapped files are the system's to take back.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -82,7 +95,7 @@ def make(folder: Path, hidden: int, layers: int, ranks: int) -> None:
     hyper = [{"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": decay} for decay in (0.1, 0.0)]
     for rank in range(ranks):
         parts = [{kind: np.split(array, ranks)[rank] for kind, array in row.items()} for row in rows]
-        state = {
+        state: dict[str, Any] = {
             "single_partition_of_fp32_groups": [part["fp32"] for part in parts],
             "base_optimizer_state": {
                 "state": {
@@ -92,6 +105,8 @@ def make(folder: Path, hidden: int, layers: int, ranks: int) -> None:
                 "param_groups": hyper,
             },
         }
+        mappings = [fragments(group, rank, len(rows[number]["fp32"]) // ranks) for number, group in enumerate(groups)]
+        state["param_slice_mappings"] = mappings
         path = step / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         torch_files.save(path, {"optimizer_state_dict": state})
     config = {
@@ -104,8 +119,21 @@ def make(folder: Path, hidden: int, layers: int, ranks: int) -> None:
     (step / "configs" / "pythia.yml").write_text(yaml.safe_dump(config))
 
 
+def fragments(named: dict[str, tuple[int, ...]], rank: int, size: int) -> dict[str, torch_files.Made]:
+    """Which part of a rank's ``size`` numbers of a group is whose, as DeepSpeed says it."""
+    found, place = {}, 0
+    for name, shape in named.items():
+        end = place + int(np.prod(shape))
+        start, stop = max(place, rank * size), min(end, (rank + 1) * size)
+        if start < stop:
+            kind = "deepspeed.utils.tensor_fragment fragment_address"
+            found[name] = torch_files.Made(kind, stop - start, start - rank * size)
+        place = end
+    return found
+
+
 class Peak:
-    """The process's own memory at its highest, in bytes above where it began."""
+    """The own memory of a process and its children at its highest, in bytes above where it began."""
 
     def __enter__(self) -> Peak:
         self._before, self._over = self._now(), threading.Event()
@@ -124,20 +152,54 @@ class Peak:
 
     @staticmethod
     def _now() -> int:
-        with open("/proc/self/status") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["RssAnon"].split()[0]) * 1024
+        found, waiting = 0, [os.getpid()]
+        while waiting:
+            folder = Path(f"/proc/{waiting.pop()}")
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+                found += int(fields.get("RssAnon", "0 kB").split()[0]) * 1024
+                for task in (folder / "task").iterdir():
+                    waiting += map(int, (task / "children").read_text().split())
+        return found
+
+
+def files_of(source: str) -> list[Path]:
+    return sorted(Path(source).rglob("*.pt"))
+
+
+def drop(source: str) -> None:
+    """Have the system forget the files' contents, so that they come from the disk."""
+    for path in files_of(source):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read_plainly(source: str) -> dict[str, float]:
-    paths = sorted(Path(source).rglob("*.pt"))
     buffer = bytearray(16 << 20)
     with Peak() as peak:
         began = time.monotonic()
-        for path in paths:
+        for path in files_of(source):
             with open(path, "rb", buffering=0) as file:
                 while file.readinto(buffer):
                     pass
+        seconds = time.monotonic() - began
+    return {"seconds": seconds, "memory": peak.highest}
+
+
+def copy(source: str, target: str) -> dict[str, float]:
+    def one(path: Path) -> None:
+        digest, buffer = hashlib.sha256(), memoryview(bytearray(4 << 20))
+        with open(path, "rb", buffering=0) as file, open(Path(target, path.name), "wb", buffering=0) as out:
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+                out.write(buffer[:count])
+            os.fsync(out.fileno())
+
+    os.makedirs(target)
+    with Peak() as peak, ThreadPoolExecutor(os.cpu_count()) as pool:
+        began = time.monotonic()
+        for done in [pool.submit(one, path) for path in files_of(source)]:
+            done.result()
         seconds = time.monotonic() - began
     return {"seconds": seconds, "memory": peak.highest}
 
@@ -150,6 +212,7 @@ def import_once(source: str, target: str) -> dict[str, float]:
     from midstream_engine.interop.neox.importer import open_neox
 
     open_neox(source)  # jax is imported, and what depends on the shapes alone is traced, outside of what is measured
+    drop(source)
     with Peak() as peak:
         began = time.monotonic()
         adopted = open_neox(source)
@@ -159,61 +222,89 @@ def import_once(source: str, target: str) -> dict[str, float]:
     return {"seconds": seconds, "memory": peak.highest, "largest": largest}
 
 
-def universal(python: str, source: Path, target: Path) -> dict[str, float]:
-    """ds_to_universal as its own program; its memory is that of all its processes' largest one."""
-    import resource
-
-    command = [python, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(source / "global_step10")]
-    command += ["--output_folder", str(target), "--inject_missing_state"]
+def universal(source: str, target: str, python: str) -> dict[str, float]:
+    """ds_to_universal as its own program; starting Python and importing torch are taken off."""
+    command = [python, "-m", "deepspeed.checkpoint.ds_to_universal"]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     began = time.monotonic()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "DS_ACCELERATOR": "cpu"})
-    seconds = time.monotonic() - began
-    return {"seconds": seconds, "memory": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024}
+    subprocess.run([*command, "--help"], check=True, stdout=subprocess.DEVNULL, env=environment)
+    starting = time.monotonic() - began
+    command += ["--input_folder", f"{source}/global_step10", "--output_folder", target, "--inject_missing_state"]
+    workers = str(os.cpu_count())
+    command += ["--num_extract_workers", workers, "--num_merge_workers", workers]
+    with Peak() as peak:
+        began = time.monotonic()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+        seconds = time.monotonic() - began - starting
+    return {"seconds": seconds, "memory": peak.highest}
 
 
-def apart(*arguments: str) -> dict[str, float]:
-    """One measurement in a process of its own."""
+MEASURED = {"read": read_plainly, "copy": copy, "import": import_once, "universal": universal}
+
+
+def apart(name: str, source: Path, *arguments: str) -> dict[str, float]:
+    """One measurement in a process of its own, from the disk; what it wrote is removed."""
+    target = source.parent / "target"
+    drop(str(source))
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(HERE / "import.py"), *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    given = [str(source), *([] if name == "read" else [str(target)]), *arguments]
+    command = [sys.executable, str(HERE / "import.py"), "--one", name, *given]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
+    shutil.rmtree(target, ignore_errors=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def line(name: str, size: int, found: dict[str, float], read: dict[str, float]) -> str:
-    """Rate, and its ratio to plain reading."""
-    return f"{name:16} {size / found['seconds'] / 1e9:6.2f} GB/s {read['seconds'] / found['seconds']:6.2f}"
+def middle(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """The median time, the highest memory."""
+    return {
+        "seconds": statistics.median(one["seconds"] for one in rounds),
+        "memory": max(one["memory"] for one in rounds),
+        "largest": rounds[0].get("largest", 0.0),
+    }
+
+
+def report(size: int, found: dict[str, dict[str, float]]) -> None:
+    print(f"{'':16} {'GB/s':>6} {'of reading':>11} {'of copying':>11} {'memory MB':>10}")
+    for name, one in found.items():
+        of = [found[other]["seconds"] / one["seconds"] for other in ("read", "copy")]
+        print(f"{name:16} {size / one['seconds'] / 1e9:6.2f} {of[0]:11.2f} {of[1]:11.2f} {one['memory'] / 1e6:10.0f}")
+    imported = found["import"]
+    print(f"the import's memory is {imported['memory'] / imported['largest']:.2f} x the largest array")
+    if "universal" in found:
+        print(f"the import is {found['universal']['seconds'] / imported['seconds']:.1f} x as fast as ds_to_universal")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Import against plain reading and ds_to_universal.")
+    parser = argparse.ArgumentParser(description="Import against plain reading, copying and ds_to_universal.")
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", help="a directory for some gigabytes; default: a temporary one")
     parser.add_argument("--deepspeed", metavar="PYTHON", help="measure ds_to_universal with this interpreter")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         name, *rest = options.one
-        print(json.dumps({"read": read_plainly, "import": import_once}[name](*rest)))
+        print(json.dumps(MEASURED[name](*rest)))
         return
     work = Path(tempfile.mkdtemp(prefix="midstream-import-", dir=options.work))
     try:
-        make(work / "source", options.hidden, options.layers, options.ranks)
-        size = sum(path.stat().st_size for path in (work / "source").rglob("*.pt"))
-        read = apart("--one", "read", str(work / "source"))
-        found = apart("--one", "import", str(work / "source"), str(work / "target"))
+        source = work / "source"
+        make(source, options.hidden, options.layers, options.ranks)
+        os.sync()
+        size = sum(path.stat().st_size for path in files_of(str(source)))
+        found: dict[str, list[dict[str, float]]] = {}
+        for _ in range(options.rounds):
+            for name in ("read", "copy", "import"):
+                found.setdefault(name, []).append(apart(name, source))
+            if options.deepspeed:
+                found.setdefault("universal", []).append(apart("universal", source, options.deepspeed))
         now = f"{datetime.now(UTC):%Y-%m-%d}, Python {sys.version.split()[0]}, numpy {np.__version__}"
         print(f"{now}, {os.cpu_count()} cores: {size / 1e9:.2f} GB in {options.ranks + 1} files")
-        print(line("plain reading", size, read, read))
-        part = found["memory"] / found["largest"]
-        print(
-            line("import", size, found, read),
-            f"  memory {found['memory'] / 1e6:.0f} MB, {part:.2f} x the largest array",
-        )
-        if options.deepspeed:
-            other = universal(options.deepspeed, work / "source", work / "universal")
-            print(line("ds_to_universal", size, other, read), f"  memory {other['memory'] / 1e6:.0f} MB")
+        report(size, {name: middle(rounds) for name, rounds in found.items()})
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -18,7 +18,7 @@ def continued(adopted: Adopted, batches: list[Any]) -> list[float]:
     """The losses of the updates on ``batches`` (each [batch, position]), whose last position is a target alone."""
     config = from_mapping(adopted.mapping).config
     plan = make_plan(config, jax.devices()[:1], step=adopted.step)
-    arrays = {array.name: jax.numpy.asarray(array.make().pieces[0][1]) for array in adopted.arrays}
+    arrays = {array.name: jax.numpy.asarray(array.value()) for array in adopted.arrays}
     state = unflatten(plan.template, arrays)
     step = train_step(plan.optimizer, plan.schedule, plan.policy, plan.layout, eos=plan.eos, dropout=plan.dropout)
     losses = []

@@ -26,6 +26,13 @@ class Global:
         self.name = name
 
 
+class Made:
+    """What calling a global with arguments gives."""
+
+    def __init__(self, name: str, *arguments: Any):
+        self.name, self.arguments = name, arguments
+
+
 _PlainPickler: Any = pickle._Pickler  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -48,6 +55,10 @@ class _Pickler(_PlainPickler):
             for item in (0, obj.shape, strides, False):
                 super().save(item)
             self.write(b"ccollections\nOrderedDict\n)Rt" + b"R")
+        elif isinstance(obj, Made):
+            self.save(Global(obj.name))
+            super().save(obj.arguments)
+            self.write(b"R")
         elif isinstance(obj, Global):
             module, name = obj.name.split(" ")
             self.write(f"c{module}\n{name}\n".encode())
@@ -70,6 +81,7 @@ def write(path: Path, data: bytes, storages: dict[str, bytes] | None = None, **o
     with zipfile.ZipFile(path, "w", options.get("compression", zipfile.ZIP_STORED)) as archive:
         archive.writestr("archive/data.pkl", data)
         archive.writestr("archive/byteorder", options.get("byteorder", "little"))
+        archive.writestr("archive/version", "3\n")
         for name, content in (storages or {}).items():
             archive.writestr(f"archive/data/{name}", content)
 

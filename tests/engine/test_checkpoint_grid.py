@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream_engine.checkpoint.bounded import run_bounded
-from midstream_engine.checkpoint.boxes import extent, gather, overlap, volume
+from midstream_engine.checkpoint.boxes import copy_rows, extent, gather, overlap, volume
 from midstream_engine.checkpoint.dtypes import SAFETENSORS, numpy_dtype
 from midstream_engine.checkpoint.grid import LARGEST, PACK_BELOW, SMALLEST, cell_shape, cells_of, grid_of
 
@@ -136,3 +137,14 @@ def test_the_first_failure_stops_what_has_not_begun():
     with pytest.raises(OSError, match="no"):
         run_bounded(tasks, threads=2)
     assert len(begun) < 10_000
+
+
+@pytest.mark.parametrize("axes", [(1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("dtype", ["<f4", "<u2"])
+def test_arrays_that_lie_transposed_are_copied_whole(axes: tuple[int, ...], dtype: str):
+    """Larger than a tile and no multiple of one, along each axis; from within a larger array, too."""
+    source = np.arange(70 * 131 * 201, dtype=np.uint32).astype(dtype).reshape(70, 131, 201)
+    for view in (source.transpose(axes), source[3:, 1:130, ::2].transpose(axes)):
+        target = np.zeros(view.shape, dtype)
+        copy_rows(target, view)
+        np.testing.assert_array_equal(target, view)

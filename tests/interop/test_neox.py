@@ -6,6 +6,7 @@ The fixtures were made with deepspeed and torch by tests/fixtures/neox/generate.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -24,11 +25,11 @@ from midstream_engine.convert import main
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.neox.directory import find
 from midstream_engine.interop.neox.importer import open_neox
-from midstream_engine.interop.neox.partitions import KINDS
+from midstream_engine.interop.neox.partitions import KINDS, Row
 from midstream_engine.interop.neox.reader import Read, read
 from midstream_engine.interop.neox.tensors import key_of
 from midstream_engine.interop.torchfile.archive import TorchFile
-from midstream_engine.interop.torchfile.calls import Record, Tensor
+from midstream_engine.interop.torchfile.calls import Record, Storage, Tensor
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 is giving up.
@@ -70,7 +71,10 @@ def test_masters_and_moments_are_those_of_the_living_deepspeed(name: str) -> Non
 
 def filled(path: Path | str) -> dict[str, np.ndarray]:
     """Every array of ours that the checkpoint gives."""
-    return {array.name: array.make().pieces[0][1] for array in open_neox(str(path)).arrays}
+    arrays = open_neox(str(path)).arrays
+    for array in arrays:
+        array.check()
+    return {array.name: array.value() for array in arrays}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "fp32" in name])
@@ -90,6 +94,26 @@ def test_half_precision_goes_on_within_its_band() -> None:
 def continued(path: Path, batches: list[Any]) -> list[float]:
     """The losses of the next updates of an imported run."""
     return imported_runs.continued(open_neox(str(path)), batches)
+
+
+@pytest.mark.parametrize("cuts", [[], [7], [6], [3], [1, 2, 3], [5, 7, 20], [12]])
+def test_rows_that_lie_in_several_files_are_read_whole(cuts: list[int]) -> None:
+    """[7, 3] numbers that several ranks have between them, cut in the midst of a row or between two."""
+    numbers = np.arange(21, dtype=np.float32)
+    parts = tuple((held(numbers[start:stop]), 0, stop - start) for start, stop in itertools.pairwise([0, *cuts, 21]))
+    row = Row(parts, (7, 3))
+    np.testing.assert_array_equal(np.concatenate(list(row.blocks())), row.read())
+    np.testing.assert_array_equal(row.read(), numbers.reshape(7, 3))
+    found = list(row.stretches(4))
+    np.testing.assert_array_equal(np.concatenate([part for _, part in found]), numbers)
+    assert all(len(part) <= 4 and part[0] == place for place, part in found)
+
+
+def held(numbers: np.ndarray) -> Tensor:
+    storage = Storage()
+    storage.dtype, storage.size = numbers.dtype, len(numbers)
+    storage.read = lambda: numbers
+    return Tensor(storage, 0, (len(numbers),), (1,))
 
 
 # -------------------------------------------------------------------------------------------- tensor parallelism

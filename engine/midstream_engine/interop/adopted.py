@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from midstream_engine.checkpoint.boxes import whole
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.tree import LogicalArray, flatten
 from midstream_engine.config.model import LmConfig
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.interop.stream import Incoming
+from midstream_engine.interop.stream import Incoming, Piece
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,11 @@ def state_arrays(config: TrainLmConfig, vocab_size: int) -> dict[str, LogicalArr
 def constant(array: LogicalArray, value: Any) -> Incoming:
     """``array`` with ``value`` everywhere; None: as ``state_arrays`` has it."""
 
-    def fill(out: np.ndarray) -> None:
-        out[...] = np.asarray(array.value) if value is None else value
+    def pieces() -> list[Piece]:
+        found = np.asarray(array.value) if value is None else np.asarray(value, numpy_dtype(array.dtype))
+        return [(whole(array.shape), np.broadcast_to(found, array.shape))]
 
-    return Incoming(array.name, array.axes, array.shape, array.dtype, fill)
+    return Incoming(array.name, array.axes, array.shape, array.dtype, pieces)
 
 
 def encoded_model(model: LmConfig) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Writes an imported state: one array at a time, with a record of what is done, so that a killed import goes on.
 
-What is in memory is one stacked array, filled from the source, and the blocks under way to the disk. The record
-(``import.jsonl`` beside the arrays) names the source as it was: an import of another source begins anew.
+An array is not put together in memory: its cells are cut from the mapped source. What is in memory is the blocks under
+way to the disk, and those parts of one array that lie in the source in pieces. While an array is written, the source of
+the next is read and checked. The record (``import.jsonl`` beside the arrays) names the source as it was: an import of
+another source begins anew.
 """
 
 from __future__ import annotations
@@ -12,16 +14,16 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.boxes import whole
+from midstream_engine.checkpoint.boxes import Box, copy_rows, whole, within
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointFull
 from midstream_engine.checkpoint.grid import grid_of
-from midstream_engine.checkpoint.memory import pages
 from midstream_engine.checkpoint.save import Written, describe_arrays, write_cells, write_rest, written_of
 from midstream_engine.checkpoint.snapshot import HostArray
 from midstream_engine.checkpoint.stores.directory import Directory
@@ -29,18 +31,25 @@ from midstream_engine.records import ObjectEntry, canonical_json
 
 RECORD = "import.jsonl"
 SYNC_BYTES = 1 << 30  # written between two waits for the disk: what a killed import does again, at most
+Piece = tuple[Box, np.ndarray]  # a part of an array, and its contents
 Progress = Callable[[str, int, int], None]  # name of the array, bytes done, bytes of all
+
+
+def nothing() -> None:
+    """What is sound already has nothing to check."""
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """An array to be. ``fill`` writes its contents into an array of its shape, and checks what it reads."""
+    """An array to be. ``pieces`` gives its contents as disjoint parts, views of the mapped source where they can be;
+    ``check`` reads what they are made from and raises ConversionError where it contradicts itself."""
 
     name: str
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
-    fill: Callable[[np.ndarray], None]
+    pieces: Callable[[], list[Piece]]
+    check: Callable[[], None] = nothing
 
     @property
     def size(self) -> int:
@@ -52,12 +61,17 @@ class Incoming:
         """Whether it is cut into objects of its own."""
         return bool(grid_of(self.axes, self.shape, self.dtype))
 
+    def value(self) -> np.ndarray:
+        """All of it, in memory of its own."""
+        out = np.empty(self.shape, numpy_dtype(self.dtype))
+        for box, data in self.pieces():
+            copy_rows(out[(*within(box, whole(self.shape)), ...)], data)
+        return out
+
     def make(self) -> HostArray:
-        """The array, filled."""
-        dtype = numpy_dtype(self.dtype)
-        data = pages(self.size).view(dtype).reshape(self.shape) if self.cut else np.empty(self.shape, dtype)
-        self.fill(data)
-        return HostArray(self.name, self.axes, self.shape, self.dtype, [(whole(self.shape), data)])
+        """The array with its contents; what is packed with others is copied, so that the source can be let go."""
+        pieces = self.pieces() if self.cut else [(whole(self.shape), self.value())]
+        return HostArray(self.name, self.axes, self.shape, self.dtype, pieces)
 
     def described(self) -> HostArray:
         """The same without contents: what its description is made from."""
@@ -65,10 +79,16 @@ class Incoming:
 
 
 def write_state(
-    directory: str, arrays: Sequence[Incoming], document: dict[str, Any], source: Any, progress: Progress | None = None
+    directory: str,
+    arrays: Sequence[Incoming],
+    document: dict[str, Any],
+    source: Any,
+    progress: Progress | None = None,
+    forget: Callable[[], None] = nothing,
 ) -> Written:
     """Write all but the manifest into ``directory``; what an earlier try finished is kept where it was of the same
-    ``source`` (any JSON that names it as it is). Raises CheckpointFull where there is no room."""
+    ``source`` (any JSON that names it as it is). ``forget`` is called after each array: nothing of it is needed any
+    more. Raises CheckpointFull where there is no room."""
     store = Directory(directory)
     done = _resume(directory, source)
     total = sum(array.size for array in arrays)
@@ -90,11 +110,17 @@ def write_state(
             _note(directory, line)
         unsynced.clear()
 
+    ordered = sorted(arrays, key=lambda array: array.name)
+    checks = [array.check for array in ordered if array.name not in done]
+    reader = ThreadPoolExecutor(1, thread_name_prefix="import")
     try:
-        for array in sorted(arrays, key=lambda array: array.name):
+        checked = _ahead(reader, checks)
+        for array in ordered:
             if array.name in done:
                 ready_arrays.append(array.described())
                 continue
+            checked.result()
+            checked = _ahead(reader, checks)
             made = array.make()
             if not array.cut:
                 ready_arrays.append(made)
@@ -108,15 +134,22 @@ def write_state(
                 objects += written
                 ready_arrays.append(array.described())
             del made
+            forget()
             ready += array.size
             if progress is not None:
                 progress(array.name, ready, total)
         objects += write_rest(store, ready_arrays, document)
         store.sync()
     finally:
+        reader.shutdown(cancel_futures=True)
         store.close()
     os.unlink(os.path.join(directory, RECORD))
     return written_of(describe_arrays(ready_arrays), objects, document)
+
+
+def _ahead(reader: ThreadPoolExecutor, checks: list[Callable[[], None]]) -> Future[None]:
+    """The first of ``checks`` under way; it is taken off them."""
+    return reader.submit(checks.pop(0) if checks else nothing)
 
 
 def _resume(directory: str, source: Any) -> dict[str, list[dict[str, Any]]]:

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from midstream_engine.checkpoint.boxes import whole
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LlamaConfig, LmConfig
 from midstream_engine.interop.adopted import Adopted, constant, state_arrays
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.arrays import Stored, find, open_arrays, read_metadata
 from midstream_engine.interop.levanter.configuration import read_config, translate
-from midstream_engine.interop.stream import Incoming
+from midstream_engine.interop.stream import Incoming, Piece
 
 _OPTIMIZER = "opt_state/"
 _COUNTS = ("count", "hyperparams_states/learning_rate/count")
@@ -71,8 +73,8 @@ def open_levanter(path: str, config_path: str | None = None) -> Adopted:
         if not fits or (stacked and stored.shape[0] != array.shape[0]):
             wrong.append(f"{stored.name} {stored.shape}")
             continue
-        fill = partial(_fill, stored, rule, stacked)
-        arrays.append(Incoming(array.name, array.axes, array.shape, array.dtype, fill))
+        pieces = partial(_pieces, stored, rule, stacked, array.shape, numpy_dtype(array.dtype))
+        arrays.append(Incoming(array.name, array.axes, array.shape, array.dtype, pieces))
     left = sorted(found.keys() - used)
     problems = [
         f"{what}: {', '.join(names[:10])}{' ...' if names[10:] else ''}"
@@ -135,12 +137,12 @@ def _adam(directory: str, found: dict[str, Stored]) -> str:
     return places[0]
 
 
-def _fill(stored: Stored, rule: Rule, stacked: bool, out: np.ndarray) -> None:
+def _pieces(stored: Stored, rule: Rule, stacked: bool, shape: tuple[int, ...], dtype: np.dtype) -> list[Piece]:
+    """A layer each, where it is stacked."""
     if not stacked:
-        out[...] = rule.turn(stored.read(), out.shape)
-        return
-    for layer in range(out.shape[0]):
-        out[layer] = rule.turn(stored.read(layer), out.shape[1:])
+        return [(whole(shape), rule.turn(stored.read(), shape).astype(dtype, copy=False))]
+    layers = [rule.turn(stored.read(layer), shape[1:]).astype(dtype, copy=False) for layer in range(shape[0])]
+    return [(((number, number + 1), *whole(shape[1:])), layer[None]) for number, layer in enumerate(layers)]
 
 
 def _same(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

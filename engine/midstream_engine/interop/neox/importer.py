@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from midstream_engine.checkpoint.boxes import whole
 from midstream_engine.checkpoint.tree import LogicalArray
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LmConfig
@@ -22,10 +23,11 @@ from midstream_engine.interop.neox.architecture import Settings, Shapes, model_o
 from midstream_engine.interop.neox.directory import find, read_configs
 from midstream_engine.interop.neox.names import Source, parameters_of, sources_of
 from midstream_engine.interop.neox.reader import Read, read
-from midstream_engine.interop.neox.tensors import DOWN, FIRST_BLOCK, UP, Key, Merging
-from midstream_engine.interop.stream import Incoming
+from midstream_engine.interop.neox.tensors import DOWN, FIRST_BLOCK, ROWS, UP, Key, Merging
+from midstream_engine.interop.stream import Incoming, Piece
 
 _MODEL, _MU, _NU = "model/", "optimizer/adam/mu/", "optimizer/adam/nu/"
+_AT_ONCE = 1 << 20  # numbers that are compared at a time
 _KINDS = {_MODEL: "fp32", _MU: "exp_avg", _NU: "exp_avg_sq"}
 # What a resumed run does not need from the file; named, so that nothing is silently left out.
 _SILENT = {
@@ -183,8 +185,9 @@ class _Build:
                 array = self.wanted[prefix + form.ours]
                 shape = array.shape[1:] if form.stacked else array.shape
                 wrong += self._misshapen(form, source, keys, shape) if kind == "fp32" else []
-                fill = partial(self._fill, form, source, keys, kind)
-                result.append(Incoming(array.name, array.axes, array.shape, array.dtype, fill))
+                pieces = partial(self._pieces, form, source, keys, kind, array.shape)
+                check = partial(self._check, keys, kind)
+                result.append(Incoming(array.name, array.axes, array.shape, array.dtype, pieces, check))
         left = sorted(self.found.parameters.keys() - used)
         problems = [
             f"{what}: {', '.join(f'{layer}.{name}' for layer, name in keys[:10])}{' ...' if keys[10:] else ''}"
@@ -212,20 +215,47 @@ class _Build:
                 wrong.append(key)
         return wrong
 
-    def _fill(self, form: Form, source: Source, keys: list[Key], kind: str, out: np.ndarray) -> None:
+    def _pieces(self, form: Form, source: Source, keys: list[Key], kind: str, shape: tuple[int, ...]) -> list[Piece]:
+        """The array's contents, views of the files but for what lies there in parts."""
+        if source[1] in ROWS:
+            return self._rows(keys[0], kind, shape, 0 if source[1] == ROWS[0] else 1)
         pick: Callable[[np.ndarray], np.ndarray] | None = source[2]
+        inner = shape[1:] if form.stacked else shape
+        pieces: list[Piece] = []
         for place, key in enumerate(keys):
+            rows = self.found.parameters[key].rows
+            merged = self.merging.merge(key[1], kind, [rows[rank][kind].read() for rank in sorted(rows)])
+            ours = form.form.ours(merged if pick is None else pick(merged), inner)
+            box = whole(inner)
+            pieces.append((((place, place + 1), *box), ours[None]) if form.stacked else (box, ours))
+        return pieces
+
+    def _rows(self, key: Key, kind: str, shape: tuple[int, ...], axis: int) -> list[Piece]:
+        """The embedding or the head, which are larger than a layer: its rows [vocab, embed] wherever they lie, along
+        ``axis`` of ours; the tensor-parallel ranks have them one after the other."""
+        pieces: list[Piece] = []
+        first = 0
+        rows = self.found.parameters[key].rows
+        for rank in sorted(rows):
+            for block in rows[rank][kind].blocks():
+                span = first, first + len(block)
+                box = (span, (0, shape[1])) if axis == 0 else ((0, shape[0]), span)
+                pieces.append((box, block if axis == 0 else block.T))
+                first += len(block)
+        return pieces
+
+    def _check(self, keys: list[Key], kind: str) -> None:
+        """Reads what the array is made from, and so checks its CRCs; masters have to agree with the weights."""
+        for key in keys:
             parameter = self.found.parameters[key]
-            parts = []
             for rank in sorted(parameter.rows):
-                part = parameter.rows[rank][kind].read()
-                if kind == "fp32":
-                    _check_weight(key, part, parameter.weights[rank].read())
-                parts.append(part)
-            merged = self.merging.merge(key[1], kind, parts)
-            target = out[place] if form.stacked else out
-            target[...] = form.form.ours(merged if pick is None else pick(merged), target.shape)
-        self.found.forget()
+                row = parameter.rows[rank][kind]
+                if kind != "fp32":
+                    row.touch()
+                    continue
+                weight = parameter.weights[rank].read().reshape(-1)
+                for start, master in row.stretches(_AT_ONCE):
+                    _check_weight(key, master, weight[start : start + len(master)])
 
     def check_all_made(self, arrays: list[Incoming]) -> None:
         """ConversionError where the state of the configuration has other arrays."""

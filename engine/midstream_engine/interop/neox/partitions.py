@@ -8,7 +8,7 @@ a file is decided by its keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,39 @@ class Row:
         pieces = [tensor.read().reshape(-1)[start:stop] for tensor, start, stop in self.parts]
         row = pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty(0, np.float32)
         return row.reshape(self.shape)
+
+    def touch(self) -> None:
+        """Have every file that it lies in read and its CRC checked."""
+        for tensor, _, _ in self.parts:
+            tensor.read()
+
+    def stretches(self, most: int) -> Iterator[tuple[int, np.ndarray]]:
+        """The numbers one after the other, at most ``most`` at a time: place of the first, and they as views."""
+        place = 0
+        for tensor, start, stop in self.parts:
+            flat = tensor.read().reshape(-1)
+            for first in range(start, stop, most):
+                part = flat[first : min(first + most, stop)]
+                yield place, part
+                place += len(part)
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The parameter's rows [n, ...] one block after the other: views, but for a row that lies in two tensors."""
+        width = math.prod(self.shape[1:])
+        rest = np.empty(0, np.float32)
+        for tensor, start, stop in self.parts:
+            flat = tensor.read().reshape(-1)[start:stop]
+            if rest.size:
+                missing = min(width - rest.size, flat.size)
+                rest, flat = np.concatenate([rest, flat[:missing]]), flat[missing:]
+                if rest.size == width:
+                    yield rest.reshape(1, *self.shape[1:])
+                    rest = rest[:0]
+            count = flat.size // width
+            if count:
+                yield flat[: count * width].reshape(count, *self.shape[1:])
+            if flat.size > count * width:
+                rest = flat[count * width :]
 
 
 @dataclass

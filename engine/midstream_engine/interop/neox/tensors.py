@@ -22,7 +22,8 @@ _TIED = "tied_modules.embed.word_embeddings.weight"
 CONSTANTS = re.compile(r".*(inv_freq|masked_bias|attention\.bias)$")
 UP = ("mlp.linear1", "mlp.dense_h_to_4h")
 DOWN = ("mlp.linear2", "mlp.dense_4h_to_h")
-_ROWS = ("word_embeddings.weight", "final_linear.weight")
+# [vocab, embed]: the embedding, the head.
+ROWS = ("word_embeddings.weight", "final_linear.weight")
 _SUMMED = ("attention.dense.bias", *(f"{name}.bias" for name in DOWN))
 
 
@@ -57,7 +58,7 @@ class Merging:
 
     def axis(self, name: str) -> int | None:
         """The axis that ranks share; None: each has all of it."""
-        if name in _ROWS or name.startswith("attention.query_key_value") or name.startswith(UP):
+        if name in ROWS or name.startswith("attention.query_key_value") or name.startswith(UP):
             return 0
         return 1 if name == "attention.dense.weight" or name in [f"{down}.weight" for down in DOWN] else None
 

@@ -63,10 +63,17 @@ class TorchFile:
         view = np.frombuffer(self._map, np.uint8, member.size, member.start)
         crc = 0
         for start in range(0, member.size, _BLOCK):
+            self._expect(member.start + start + _BLOCK, min(_BLOCK, member.size - start - _BLOCK))
             crc = zlib.crc32(view[start : start + _BLOCK].data, crc)
         if crc != member.crc:
             raise ConversionError(f"{self.path}: {name} is damaged: its CRC-32 is {crc:08x}, not {member.crc:08x}")
         return view
+
+    def _expect(self, start: int, size: int) -> None:
+        """Have the system read these bytes while the ones before are looked at."""
+        if size > 0:
+            begin = start - start % mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_WILLNEED, begin, start + size - begin)
 
     def _directory(self, file: Any) -> tuple[dict[str, _Member], str]:
         try:
