@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -69,14 +70,14 @@ def snapshot(tree: Any, *, copy: bool = False) -> list[HostArray]:
     held: dict[str, list[tuple[Box, np.ndarray]]] = {array.name: [] for array in logical}
     copied = [part for part in parts if copy and not part.lasting]
     slices = Slices(_copies.take(sum(Slices.room(part.size) for part in copied)))
-    with ThreadPoolExecutor(COPIERS, thread_name_prefix="snapshot") as pool:
-        copying: list[Future[None]] = []
-        for part, view in _fetch(parts):
-            if copy and not part.lasting:
-                view = _copied(view, slices.cut(view.shape, view.dtype), pool, copying)
-            held[part.name].append((part.box, view))
-        for future in copying:
-            future.result()
+    copies: list[tuple[np.ndarray, np.ndarray]] = []
+    for part, view in _fetch(parts):
+        if copy and not part.lasting:
+            target = slices.cut(view.shape, view.dtype)
+            copies.append((target, view))
+            view = target
+        held[part.name].append((part.box, view))
+    _copy(copies)
     return [
         HostArray(array.name, array.axes, array.shape, array.dtype, held[array.name], _holders(array))
         for array in logical
@@ -122,12 +123,30 @@ def _fetch(parts: list[_Part]) -> Iterator[tuple[_Part, np.ndarray]]:
         yield part, np.asarray(part.data)
 
 
-def _copied(view: np.ndarray, result: np.ndarray, pool: ThreadPoolExecutor, copying: list[Future[None]]) -> np.ndarray:
-    """``result``, which threads are filling with a copy of ``view``."""
-    if not view.flags.c_contiguous or view.nbytes <= CHUNK:
-        copying.append(pool.submit(np.copyto, result, view))
-        return result
-    target, source = result.reshape(-1).view(np.uint8), view.reshape(-1).view(np.uint8)
-    for start in range(0, view.nbytes, CHUNK):
-        copying.append(pool.submit(np.copyto, target[start : start + CHUNK], source[start : start + CHUNK]))
-    return result
+def _copy(copies: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Fill each first array with the second, in threads, of which the caller is one."""
+    pieces = deque(piece for target, source in copies for piece in _pieces(target, source))
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                np.copyto(*pieces.popleft())
+
+    helpers = min(COPIERS, len(pieces)) - 1
+    if helpers < 1:
+        return work()
+    with ThreadPoolExecutor(helpers, thread_name_prefix="snapshot") as pool:
+        helping = [pool.submit(work) for _ in range(helpers)]
+        work()
+        for future in helping:
+            future.result()
+
+
+def _pieces(target: np.ndarray, source: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The same copy in parts of at most ``CHUNK`` bytes, where it has no gaps."""
+    if not source.flags.c_contiguous or source.nbytes <= CHUNK:
+        yield target, source
+        return
+    target, source = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
+    for start in range(0, source.nbytes, CHUNK):
+        yield target[start : start + CHUNK], source[start : start + CHUNK]
