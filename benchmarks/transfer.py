@@ -1,6 +1,6 @@
 """Copy trees between two hosts with midstream and with public tools, side by side in one run.
 
-    python benchmarks/transfer.py [--mib 512] [--small 4000] [--rounds 3] [--disk DIR]
+    python benchmarks/transfer.py [--mib 512] [--small 4000] [--rounds 3] [--disk DIR] [--cases one large small]
     python benchmarks/transfer.py --link [--mib 512] [--milliseconds 50] [--mbit 1000]
 
 Without ``--link`` the target is a real sshd on loopback, and two of them for copies between hosts. midstream hashes
@@ -52,6 +52,7 @@ GCM = "aes128-gcm@openssh.com"
 OURS = "midstream, over ssh"
 VERIFIED = ", verified"
 NOT_SSH = ("midstream", "cp", "socket")
+CASES = ("one", "large", "small")
 Way = Callable[[Path, Path], None]
 
 
@@ -170,8 +171,9 @@ def measure(case: str, source: Path, room: Path, ways: dict[str, Way], base: str
         print(json.dumps(row), flush=True)
 
 
-def cases(room: Path, mib: int, small: int) -> Iterator[tuple[str, Path]]:
-    """Each tree, on the disk only while it is used."""
+def cases(room: Path, options: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    """Each tree that is wanted, on the disk only while it is used."""
+    mib, small = options.mib, options.small
     rng = random.Random(0)
     block = rng.randbytes(16 * MIB)
     trees: dict[str, Callable[[], dict[str, bytes]]] = {
@@ -179,11 +181,9 @@ def cases(room: Path, mib: int, small: int) -> Iterator[tuple[str, Path]]:
         "files of 16 MiB": lambda: {f"{i}": i.to_bytes(8, "big") + block[8:] for i in range(mib // 8)},
         "files of 64 KiB": lambda: {f"{i % 50}/{i}": rng.randbytes(65536) for i in range(small)},
     }
-    for case, make in trees.items():
-        contents = make()
-        if contents:
-            write_tree(room / "source", contents)
-            del contents
+    for (case, make), short in zip(trees.items(), CASES, strict=True):
+        if short in options.cases:
+            write_tree(room / "source", make())
             yield case, room / "source"
             shutil.rmtree(room / "source")
 
@@ -212,7 +212,7 @@ def on_loopback(room: Path, options: argparse.Namespace) -> None:
             "cp -r": lambda source, target: _run("cp", "-r", str(source), str(target)),
             "socket": over_socket,
         }
-        for case, source in cases(room, options.mib, options.small):
+        for case, source in cases(room, options):
             measure(case, source, room, ways, OURS, options.rounds)
         for host in (far, near):
             host.close()
@@ -231,7 +231,7 @@ def on_a_link(room: Path, options: argparse.Namespace) -> None:
             OURS: _copies(here, far),
             **{name: way for name, way in tools(server).items() if "gcm" not in name},
         }
-        for case, source in cases(room, options.mib, options.small):
+        for case, source in cases(room, options):
             size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
             for number in range(options.rounds):
                 for name, copy in ways.items():
@@ -248,7 +248,8 @@ def on_a_link(room: Path, options: argparse.Namespace) -> None:
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     flags.add_argument("--mib", type=int, default=512, help="size of the one file; the files of 16 MiB are twice that")
-    flags.add_argument("--small", type=int, default=4000, help="files of 64 KiB; 0: leave them out")
+    flags.add_argument("--small", type=int, default=4000, help="files of 64 KiB")
+    flags.add_argument("--cases", nargs="+", choices=CASES, default=CASES, help="one file, many large, many small")
     flags.add_argument("--rounds", type=int, default=3)
     flags.add_argument("--disk", help="where the trees lie: by default with temporary files; /dev/shm is memory")
     flags.add_argument("--link", action="store_true")

@@ -98,6 +98,23 @@ def test_what_is_received_is_what_was_sent(tmp_path: Path, seed: int) -> None:
     assert not (tmp_path / "target" / tree.INCOMING).exists()
 
 
+def test_what_has_landed_is_told_though_nothing_follows(tmp_path: Path) -> None:
+    """The operator gives a sender more work as it hears that the last has landed."""
+    entries = write_tree(tmp_path / "source", {"one": b"1" * 1000, "two": b"2" * 1000})
+    arguments = {"directory": str(tmp_path / "target"), "generation": GENERATION}
+    stream = stream_of(tmp_path / "source", whole(entries)).removesuffix(frames.HEADER.pack(frames.FINISH, 0))
+    with far_program("receiving.receive", arguments) as receiver:
+        assert receiver.stdin is not None
+        assert receiver.stdout is not None
+        receiver.stdin.write(stream)
+        receiver.stdin.flush()
+        told: list[str] = []
+        while len(told) < 2:
+            told += landed([json.loads(receiver.stdout.readline())], "objects")
+        assert told == ["one", "two"]
+        receiver.stdin.close()
+
+
 def test_small_files_share_writes_to_the_stream(tmp_path: Path) -> None:
     """1000 files of 100 bytes are one write, not a thousand: the operator's machine sees few, large packets."""
     entries = write_tree(tmp_path, {f"{index}": b"x" * 100 for index in range(1000)})

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Optional
 
 from midstream.remote import gcs
 from midstream.remote import peer as tls
@@ -16,8 +15,7 @@ from midstream.remote.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, By
 from midstream.remote.gcs_arrivals import part_path
 from midstream.remote.lines import Lines
 from midstream.remote.staging import part_name
-
-CALM = 0.1  # seconds between two reports
+from midstream.remote.telling import Telling
 
 
 class _Arriving:
@@ -44,10 +42,7 @@ class _Receiver:
         self.room = threading.Semaphore(gcs.AT_ONCE + 4)  # chunks in memory
         self.lock = threading.Lock()
         self.error: Optional[BaseException] = None
-        self.bytes = 0
-        self.objects: List[str] = []
-        self.ranges: List[List[Any]] = []
-        self.spoke = time.monotonic()
+        self.telling = Telling()
 
     def run(self) -> None:
         try:
@@ -69,13 +64,11 @@ class _Receiver:
                 raise Problem("truncated")
         finally:
             self.pool.shutdown(wait=True)
-            self._report()
+            self.telling.close()
         self._look()
 
     def _look(self) -> None:
-        """Tell what has been done; raise what a thread raised."""
-        if time.monotonic() - self.spoke > CALM:
-            self._report()
+        """Raise what a thread raised."""
         if self.error is not None:
             raise self.error
 
@@ -143,21 +136,19 @@ class _Receiver:
 
     def _put_whole(self, arriving: _Arriving, sha256: str) -> None:
         self.bucket.put(arriving.item["path"], arriving.chunk, sha256)
-        self._landed(len(arriving.chunk), arriving.item["path"])
+        self.telling.landed(len(arriving.chunk), [arriving.item["path"]])
 
     def _put_range(self, arriving: _Arriving, sha256: str) -> None:
         item = arriving.item
         self.bucket.put(part_path(item, item["offset"], item["length"]), arriving.chunk, sha256, part=True)
-        with self.lock:
-            self.ranges.append([item["path"], item["offset"], item["length"]])
-            self.bytes += item["length"]
+        self.telling.landed(item["length"], ranges=[[item["path"], item["offset"], item["length"]]])
 
     def _put_part(self, arriving: _Arriving, offset: int, chunk: bytearray) -> None:
         item = arriving.item
         path = part_path(item, offset, len(chunk))
         blob = self.bucket.put(path, chunk, hashlib.sha256(chunk).hexdigest(), part=True)
+        self.telling.landed(len(chunk))
         with self.lock:
-            self.bytes += len(chunk)
             arriving.parts[offset] = blob
             arriving.under_way -= 1
             whole = arriving.sent and not arriving.under_way
@@ -165,21 +156,7 @@ class _Receiver:
             parts = [blob for _, blob in sorted(arriving.parts.items())]
             temporary = "{}/{}/joined".format(INCOMING, part_name(item))
             self.bucket.join(item["path"], parts, item["size"], item["sha256"], temporary)
-            self._landed(0, item["path"])
-
-    def _landed(self, count: int, path: str) -> None:
-        with self.lock:
-            self.bytes += count
-            self.objects.append(path)
-
-    def _report(self) -> None:
-        self.spoke = time.monotonic()
-        with self.lock:
-            count, self.bytes = self.bytes, 0
-            objects, self.objects = self.objects, []
-            ranges, self.ranges = self.ranges, []
-        if count or objects or ranges:
-            emit("landed", bytes=count, objects=objects, ranges=ranges)
+            self.telling.landed(objects=[item["path"]])
 
 
 def receive(directory: str, generation: str, access: Dict[str, Any], peer: Optional[Dict[str, Any]] = None) -> int:

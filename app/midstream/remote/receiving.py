@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from typing import Any, Callable, Dict, List, Optional
 
 from midstream.remote import peer as tls
@@ -18,9 +17,8 @@ from midstream.remote.files import emit, inside
 from midstream.remote.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, Bytes, Problem, from_stdin, widen
 from midstream.remote.lines import Lines
 from midstream.remote.staging import CHUNK, Stage, problem
+from midstream.remote.telling import Telling
 
-REPORT = 4 << 20  # bytes between two reports of progress
-CALM = 0.1  # seconds between two reports
 SETTLING = 4  # threads that fsync finished objects while the next ones arrive
 SYNCED = 1 << 20  # objects from this size on are on the disk before they are named; the others before the manifest is
 
@@ -95,10 +93,7 @@ class _Receiver:
         self.stream = stream
         self.arriving: Optional[_Arriving] = None
         self.settling = _Settling()
-        self.bytes = 0
-        self.objects: List[str] = []
-        self.ranges: List[List[Any]] = []
-        self.spoke = time.monotonic()
+        self.telling = Telling()
 
     def run(self) -> None:
         try:
@@ -115,8 +110,6 @@ class _Receiver:
                     raise Problem("source", path=self._item_path(), message=words)
                 elif kind != IDLE:
                     raise Problem("protocol", message="a frame of kind {}".format(kind))
-                if time.monotonic() - self.spoke > CALM:
-                    self._report()
             if self.arriving is not None:
                 raise Problem("truncated")
             self.settling.finish()
@@ -124,7 +117,7 @@ class _Receiver:
             self.settling.close()
             if self.arriving is not None:
                 self.arriving.give_up()
-            self._report()
+            self.telling.close()
 
     def _item_path(self) -> str:
         return self.arriving.item["path"] if self.arriving is not None else ""
@@ -144,9 +137,7 @@ class _Receiver:
             data = self.stream.some(length)
             arriving.write(data)
             length -= len(data)
-            self.bytes += len(data)
-            if self.bytes >= REPORT and time.monotonic() - self.spoke > CALM:
-                self._report()
+            self.telling.landed(len(data))
         if arriving.received == arriving.item["length"]:
             self._arrived()
 
@@ -155,7 +146,7 @@ class _Receiver:
         assert arriving is not None
         item = arriving.item
         if arriving.digest is None:
-            self.ranges.append([item["path"], item["offset"], item["length"]])
+            self.telling.landed(ranges=[[item["path"], item["offset"], item["length"]]])
             self.settling.submit(self._sync, arriving)
             return
         found = arriving.digest.hexdigest()
@@ -179,15 +170,7 @@ class _Receiver:
             os.fsync(arriving.file)
         arriving.close()
         self.stage.name(arriving.part, arriving.place)
-        self.objects.append(arriving.item["path"])
-
-    def _report(self) -> None:
-        self.spoke = time.monotonic()
-        count, self.bytes = self.bytes, 0
-        objects, ranges = self.objects[:], self.ranges[:]
-        del self.objects[: len(objects)], self.ranges[: len(ranges)]
-        if count or objects or ranges:
-            emit("landed", bytes=count, objects=objects, ranges=ranges)
+        self.telling.landed(objects=[arriving.item["path"]])
 
 
 def receive(directory: str, generation: str, peer: Optional[Dict[str, Any]] = None) -> int:

@@ -19,7 +19,7 @@ from midstream.transfer.places import Place
 CHUNK = 1 << 18  # bytes taken from the source at once, where the kernel cannot join the pipes
 PIPE = 1 << 20  # bytes a pipe holds
 ENDING = 10.0  # seconds that a program may take to end once its pipes are closed
-AHEAD = 16 << 20  # bytes of work that the sender knows of in advance
+AHEAD = 32 << 20  # bytes of work that the sender knows of in advance: what it sends until it hears of more
 AHEAD_ITEMS = 4096
 
 Item = dict[str, Any]
