@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from lab.sshd import Lab
+from lab.sshd import Lab, environment
 from midstream.fleet.config import Fleet, SshHost
 from midstream_engine import records
 from run_directory import RunDirectory
@@ -74,7 +74,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     lab = Lab(folder)
     try:
         servers = [
-            lab.host(f"server{number}", sshd=f"SetEnv PATH={folder}:{os.environ['PATH']}\nMaxStartups 1000\n")
+            lab.host(f"server{number}", sshd=environment(PATH=f"{folder}:{os.environ['PATH']}") + "MaxStartups 1000\n")
             for number in range(options.servers)
         ]
         hosts: dict[str, dict[str, object]] = {}

@@ -16,16 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from lab.sshd import Lab, SshServer
+from lab.sshd import Lab, SshServer, environment
 from lab.tpu_nodes import Worker
 
 _networks = itertools.count(1)
 
 
 class Slice:
-    """``count`` workers of a node called ``name``. ``environment`` is what they find beside their home."""
+    """``count`` workers of a node called ``name``. ``finds``: what their sessions find in the environment beside their
+    home."""
 
-    def __init__(self, lab: Lab, name: str, count: int, environment: str = ""):
+    def __init__(self, lab: Lab, name: str, count: int, finds: Mapping[str, str] | None = None):
         self.name = name
         network = f"127.{os.getpid() % 200 + 20}.{next(_networks)}"
         addresses = [f"{network}.{index + 1}" for index in range(count)]
@@ -33,7 +34,7 @@ class Slice:
         self.servers: list[SshServer] = [
             lab.host(
                 f"{name}-{index}",
-                sshd=f"SetEnv HOME={lab.directory / f'{name}-{index}'} {environment}\n",
+                sshd=environment(HOME=lab.directory / f"{name}-{index}", **(finds or {})),
                 address=address,
                 port=self.port,
             )

@@ -20,6 +20,15 @@ from midstream.fleet.config import Fleet, HostConfig, LocalHost, SshHost
 SSHD = next((path for path in ("/usr/sbin/sshd", shutil.which("sshd") or "") if path and os.path.exists(path)), "")
 
 
+def environment(**variables: object) -> str:
+    """The line of an sshd's configuration that sets what its sessions find (the first such line counts).
+
+    It also keeps bash from the start-up files of whoever runs the tests (bash reads ~/.bashrc for sshd, at the first
+    level alone): they cost more than what is tested, and one that locks something is killed with its lock."""
+    given = {"SHLVL": "1", "PATH": os.environ["PATH"], **variables}
+    return "SetEnv " + " ".join(f'"{name}={value}"' for name, value in given.items()) + "\n"
+
+
 @dataclass
 class SshServer:
     """A running sshd. ``config`` is the fleet entry that reaches it."""
@@ -137,6 +146,7 @@ class Lab:
             f"AuthorizedKeysFile {directory / 'authorized_keys'}\nPidFile {directory / 'sshd.pid'}\n"
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
             "MaxSessions 100\nMaxStartups 100\nSubsystem sftp internal-sftp\nPrintMotd no\nPrintLastLog no\n"
+            f"{environment()}"
         )
         config = SshHost(
             address=name,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from lab.sshd import Lab, SshServer
+from lab.sshd import Lab, SshServer, environment
 from midstream.hosts.base import Host
 from midstream.hosts.open import open_host
 from midstream.launch import environment as environments
@@ -70,8 +70,8 @@ def with_tools(server: SshServer, names: Sequence[str]) -> SshServer:
         if found:
             (tools / name).symlink_to(found)
     server.stop()
-    with (server.directory / "sshd_config").open("a") as file:
-        file.write(f"SetEnv PATH={tools} HOME={server.directory} BASH_ENV=\n")
+    config = server.directory / "sshd_config"
+    config.write_text(environment(PATH=tools, HOME=server.directory) + config.read_text())
     server.start()
     return server
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lab.slurm import write_slurm
-from lab.sshd import Lab, SshServer
+from lab.sshd import Lab, SshServer, environment
 from midstream.check.target import check_target
 from midstream.fleet.config import Fleet, SlurmTarget
 from midstream.hosts.open import Hosts
@@ -38,8 +38,8 @@ def login(lab: Lab) -> Iterator[SshServer]:
     server = lab.host("login", devices=1)
     tools = write_slurm(server.directory / "slurm")
     server.stop()
-    with (server.directory / "sshd_config").open("a") as file:
-        file.write(f"SetEnv PATH={tools}:{os.environ['PATH']} BASH_ENV=\n")
+    config = server.directory / "sshd_config"
+    config.write_text(environment(PATH=f"{tools}:{os.environ['PATH']}") + config.read_text())
     server.start()
     yield server
     for job in (tools / "state").glob("*.json"):

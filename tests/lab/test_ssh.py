@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.sshd import Lab, SshServer, free_port
+from lab.sshd import Lab, SshServer, environment, free_port
 from midstream.errors import HostError, LostContact, RemoteError
 from midstream.hosts.far import start_program
 from midstream.hosts.open import open_host
@@ -216,7 +216,7 @@ def test_a_host_without_python_is_reached_and_says_what_it_lacks(server: SshServ
     tools.mkdir()
     for tool in ("sh", "cat", "env"):
         (tools / tool).symlink_to(f"/bin/{tool}")
-    config.write_text(f"SetEnv PATH={tools}\n" + config.read_text())
+    config.write_text(environment(PATH=tools) + config.read_text())
     server.stop()
     server.start()
     machine = connect(server, python=None)

@@ -36,7 +36,7 @@ def metadata() -> Iterator[MetadataServer]:
 @pytest.fixture
 def pod(lab: Lab, tpu_server: TpuServer, metadata: MetadataServer) -> Iterator[Slice]:
     """What was started there is ended."""
-    node = Slice(lab, "n", WORKERS, f"{notices.SERVER}={metadata.address}")
+    node = Slice(lab, "n", WORKERS, {notices.SERVER: metadata.address})
     tpu_server.workers["n"] = node.workers
     yield node
     for launched in lab.directory.glob("**/runs/*/attempts/*/launch*.json"):

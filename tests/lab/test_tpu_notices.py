@@ -57,7 +57,7 @@ def test_notices_of_the_metadata_server(metadata: MetadataServer, monkeypatch: p
 
 @pytest.mark.system
 def test_a_worker_is_asked_over_ssh(lab: Lab, tpu_server: TpuServer, metadata: MetadataServer) -> None:
-    node = Slice(lab, "n", 1, f"{notices.SERVER}={metadata.address}")
+    node = Slice(lab, "n", 1, {notices.SERVER: metadata.address})
     tpu_server.workers["n"] = node.workers
     fleet = fleet_of(lab, node)
     slices.provider(fleet.targets["pod"]).create("pod", fleet.targets["pod"], print)
@@ -74,7 +74,7 @@ def test_a_worker_is_asked_over_ssh(lab: Lab, tpu_server: TpuServer, metadata: M
 def test_workers_that_are_numbered_otherwise_are_refused(
     lab: Lab, tpu_server: TpuServer, metadata: MetadataServer
 ) -> None:
-    node = Slice(lab, "n", 2, f"{notices.SERVER}={metadata.address}")
+    node = Slice(lab, "n", 2, {notices.SERVER: metadata.address})
     tpu_server.workers["n"] = node.workers
     fleet = fleet_of(lab, node)
     slices.provider(fleet.targets["pod"]).create("pod", fleet.targets["pod"], print)

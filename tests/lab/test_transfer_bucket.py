@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lab.bucket import BucketServer, Fault, bucket_server
-from lab.sshd import Lab
+from lab.sshd import Lab, environment
 from midstream.errors import MidstreamError
 from midstream.fleet.config import LocalHost
 from midstream.hosts.local import LocalMachine
@@ -86,8 +86,7 @@ def test_from_a_host_over_the_bucket_to_another_host(
 def test_a_host_with_an_identity_of_its_own_talks_to_the_bucket_itself(
     lab: Lab, server: BucketServer, tmp_path: Path
 ) -> None:
-    told = "".join(f"SetEnv {name}={value}\n" for name, value in server.environment.items())
-    host = open_host("cloud", lab.host("cloud", sshd=told).config)
+    host = open_host("cloud", lab.host("cloud", sshd=environment(**server.environment)).config)
     host.connect()
     write_checkpoint(tmp_path / "source", random.Random(3), size=400_000)
     there = bucket_place(URL, via=host)

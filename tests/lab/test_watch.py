@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.sshd import Lab, SshServer
+from lab.sshd import Lab, SshServer, environment
 from midstream.fleet.config import Fleet
 from midstream.hosts.open import Hosts
 from midstream.remote import inventory
@@ -153,7 +153,7 @@ def test_a_host_without_python_is_watched_with_its_shell_alone(lab: Lab, tmp_pat
     tools.mkdir()
     for name in ("sh", "cat", "sed", "awk", "date", "df", "uname", "getconf", "sleep", "ls", "sort", "tr", "ps"):
         (tools / name).symlink_to(shutil.which(name) or f"/bin/{name}")
-    server = lab.host("old", python=None, sshd=f"SetEnv PATH={tools}\n")
+    server = lab.host("old", python=None, sshd=environment(PATH=tools))
     fleet = Fleet(hosts={"old": server.config})
     hosts = Hosts(fleet)
     watch = Watch(fleet, hosts, interval=0.05)
@@ -201,7 +201,7 @@ def test_the_status_tells_what_a_host_is_made_of_and_who_uses_it(lab: Lab, tmp_p
         "*) echo '| Driver Version: 550.54.15   CUDA Version: 12.4 |' ;;\nesac\n"
     )
     program.chmod(0o755)
-    server = lab.host("gpu1", sshd=f"SetEnv PATH={tmp_path}:{os.environ['PATH']}\n")
+    server = lab.host("gpu1", sshd=environment(PATH=f"{tmp_path}:{os.environ['PATH']}"))
     argv = [sys.executable, "-m", "midstream", "--fleet", str(lab.fleet_file(gpu1=server.config)), "--status"]
     told = subprocess.run([*argv, "--json"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
     [host] = [event for event in map(json.loads, told.stdout.splitlines()) if event["event"] == "host"]
