@@ -49,6 +49,13 @@ class Terminal:
         """The command's exit code, None while it runs."""
         return int(self._code.read_text()) if self._code.exists() else None
 
+    @property
+    def pid(self) -> int:
+        """Of the command."""
+        shell = self._tmux("list-panes", "-F", "#{pane_pid}").strip()
+        found = subprocess.run(["ps", "-o", "pid=", "--ppid", shell], capture_output=True, text=True, check=True)
+        return int(found.stdout.split()[0])
+
     def press(self, *keys: str) -> None:
         """Keys by tmux' names, and words, one after the other."""
         self._tmux("send-keys", *keys)

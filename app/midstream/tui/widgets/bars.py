@@ -38,9 +38,9 @@ def copy_progress(glyphs: Glyphs, detail: dict, width: int) -> Text:
     for word in words:
         if len(tail) + len(word) + 2 <= width - 14 - 16:
             tail += f"  {word}"
-    line = Text(f"  {detail.get('what', 'copy'):<11}", palette.DIM, no_wrap=True)
+    line = Text(f"  {detail.get('what', 'copy'):<10} ", palette.DIM, no_wrap=True)
     colour = palette.GOOD if done >= total else palette.ACCENT
-    line.append_text(bar(glyphs, share, max(8, min(60, width - len(tail) - 15)), colour))
+    line.append_text(bar(glyphs, share, max(8, min(60, width - len(tail) - len(line) - 2)), colour))
     return line.append(tail, palette.TEXT)
 
 

@@ -1,0 +1,95 @@
+"""A whole move in a real terminal of 80x24, onto a real SSH host: left alone, killed in the middle, taken back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+
+import pytest
+
+from lab.command_line import SLOWER, TINY, midstream, runs
+from lab.sshd import Lab, lab
+from tui.terminal import TMUX, Terminal
+
+__all__ = ["lab", "runs"]
+
+pytestmark = [pytest.mark.system, pytest.mark.skipif(TMUX is None, reason="no tmux: apt-get install tmux")]
+
+PATIENCE = 300.0  # seconds for what engines do
+COPY = "250kB/s"  # so slow that a person can leave and come back
+COPIED = re.compile(r"\d+% +[\d.]+ [kM]?B of [\d.]+ [kM]?B")
+TRAINING = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.train_batch_size", "64")
+
+
+@pytest.mark.slow  # three engines start, on two cores
+@pytest.mark.timeout(1500)
+def test_a_move_is_left_killed_come_back_to_certified_and_taken_back(
+    tmp_path_factory: pytest.TempPathFactory, lab: Lab, runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = lab.directory / "state"
+    monkeypatch.setenv("MIDSTREAM_STATE", str(state))
+    here, there = lab.local("here", devices=1), lab.host("there", devices=2)
+    there.config = type(there.config)(**{**vars(there.config), "copy_rate": COPY})
+    fleet = lab.fleet_file(here=here, another=lab.local("another", devices=1), there=there.config)
+    launched = midstream("--fleet", fleet, "--launch", TINY, "--on", "here", "--run-id", "nano", "--", *TRAINING)
+    assert launched.code == 0, launched.stderr
+    source, target = runs(here.root, "nano"), runs(there.root, "nano")
+    source.wait_step(3, PATIENCE)
+
+    env = {"MIDSTREAM_STATE": str(state), "TERM": "screen-256color"}
+    command = [sys.executable, "-m", "midstream", "--fleet", str(fleet)]
+    first, second = (Terminal(tmp_path_factory.mktemp("tmux")) for _ in range(2))
+    try:
+        first.start(command, env)
+        first.wait(lambda screen: "nano" in screen and "training" in screen and "3 live" in screen, "the run")
+        first.press("Enter")
+        first.wait(lambda screen: "1 Curves" in screen and "train/loss" in screen, "its curves")
+        first.press("m")
+        first.wait(lambda screen: re.search(r"> another", screen) and "downtime" in screen, "a plan", PATIENCE)
+        first.press("j")
+        first.wait(
+            lambda screen: re.search(r"> there +2×cpu", screen) and re.search(r"to +there", screen),
+            "its plan",
+            PATIENCE,
+        )
+        first.press("Enter")
+        ready = first.wait(lambda screen: "Ready." in screen or "cannot be moved" in screen, "preflight", PATIENCE)
+        assert "Ready." in ready, ready
+        first.press("Enter")
+        first.wait(lambda screen: "type nano and press enter" in screen, "the question")
+        first.press("nan", "Enter")
+        first.wait(lambda screen: "that is not nano" in screen, "a name that is not the run's")
+        first.press("o", "Enter")
+        first.wait(COPIED.search, "a copy", PATIENCE)
+        first.press("Escape")
+        first.wait(lambda screen: "1 Curves" in screen and "detached" in screen, "the run: the move goes on")
+        first.press("Escape")
+        first.wait(lambda screen: "3 Migrations 1" in screen, "the fleet")
+        first.press("3", "Enter")
+        first.wait(lambda screen: "▶" in screen and COPIED.search(screen), "the move again")
+        os.kill(first.pid, signal.SIGKILL)
+        assert first.wait_end(60)[0] == 128 + signal.SIGKILL
+
+        second.start(command, env)
+        second.wait(lambda screen: "1 moving" in screen and "3 Migrations 1" in screen, "a move under way")
+        second.press("3", "Enter")
+        proof = second.wait(lambda screen: re.search(r"sealed at [\d,]+", screen), "the certificate", PATIENCE)
+        for claim in ("state", "data", "witness"):
+            assert re.search(rf"✓ {claim} +proven", proof), proof
+        assert max(map(len, proof.splitlines())) <= 80
+        second.press("r")
+        second.wait(lambda screen: "Roll back nano" in screen, "the question")
+        second.press("nano", "Enter")
+        second.wait(lambda screen: "here has the run again" in screen, "the source", PATIENCE)
+        second.press("o")
+        second.wait(lambda screen: re.search(r"training +here", screen), "the run on its source", PATIENCE)
+        second.press("q")
+        assert second.wait_end(100)[0] == 0
+    finally:
+        first.close()
+        second.close()
+    assert not target.alive
+    assert source.alive
+    assert source.fence.holder == "here"
