@@ -346,9 +346,9 @@ class Campaign:
             self.link.cut()
             return "no small disk here: every connection to one"
         filler = self.disk / "somebody else's"
-        with filler.open("wb") as file:
-            found = os.statvfs(self.disk)
-            os.posix_fallocate(file.fileno(), 0, max(1, found.f_bavail * found.f_frsize))
+        with filler.open("wb", buffering=0) as file, suppress(OSError):  # no space left: what is wanted
+            while True:
+                file.write(bytes(1 << 20))
         time.sleep(lasts)
         filler.unlink()
         return "the disk of two"
