@@ -36,6 +36,7 @@ MODULES = (
     "tensorstore",
     "yaml",
 )
+BUCKETS = "google.cloud.storage"  # where checkpoints lie in one
 IMPORTS = 300.0  # seconds that the engine's packages may take to import: cold, from a shared disk
 CALL = 120.0  # seconds that a host may take to look for its interpreters
 
@@ -81,6 +82,7 @@ def prepare_environment(
     lock file of the host's flavour (or the text ``lock``), with uv where the host has it, and with an interpreter that
     is brought there where its own is too old. ``progress`` gets a line at a time. LaunchError with the line that mends
     it."""
+    modules = [*modules, BUCKETS] if config.store else modules
     if config.python:
         wrong = _wrong(host, config, config.python, modules)
         if wrong:
