@@ -58,22 +58,22 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
     if options.verify and headless_path(options.verify):
         from midstream import headless
 
-        return headless.verify(None, options, output)
+        return headless.verify(_stores(options, options.verify), options, output)
     if options.diff and all(map(headless_path, options.diff)):
         from midstream import headless
 
-        return headless.diff(None, options, output)
+        return headless.diff(_stores(options, *options.diff), options, output)
     if options.checkpoints and headless_path(options.checkpoints):
         from midstream import headless
 
-        return headless.show_tree(None, options, output)
+        return headless.show_tree(_stores(options, options.checkpoints), options, output)
     if options.replay:
         return _replay(options)
     fleet = _load_fleet(options)
     if fleet.comes_and_goes:
         from midstream.headless.slices import with_slices
 
-        fleet = with_slices(fleet, options, output)
+        fleet = with_slices(fleet, options, output, engine)
     modes = ("status", "metrics", "log", "check", "launch", "migrate", "guard", "stop", "verify", "diff", "delete")
     chosen = next((mode for mode in modes if getattr(options, mode)), None)
     if options.checkpoints is not None:
@@ -98,9 +98,12 @@ def _on_slices(mode, fleet, options: argparse.Namespace, engine: tuple[str, ...]
     code = int(Exit.FAILED)
     try:
         code = int(mode(fleet, options, engine, output))
+    except MidstreamError as error:
+        code = int(error.code)
+        raise
     finally:
         if code != Exit.DONE:
-            made_in_vain(options, output)
+            made_in_vain(fleet, options, code, output)
     return code
 
 
@@ -111,6 +114,14 @@ def headless_path(text: str) -> bool:
     if text.startswith("gs://"):
         return True
     return "/" in text and ":" not in text.split("/")[0] and os.path.isdir(text)
+
+
+def _stores(options: argparse.Namespace, *places: str):
+    """The fleet file, where a bucket is to be read and there is one: it may say in whose name."""
+    from midstream.fleet.config import default_fleet_path, load_fleet
+
+    wanted = any(place.startswith("gs://") for place in places)
+    return load_fleet(options.fleet) if wanted and (options.fleet or default_fleet_path().exists()) else None
 
 
 def _load_fleet(options: argparse.Namespace):

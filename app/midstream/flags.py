@@ -115,6 +115,9 @@ def parser() -> argparse.ArgumentParser:
         "--healthy-steps", type=int, default=100, metavar="N", help="then the source is retired (default 100)"
     )
     migrate.add_argument("--tries", type=int, default=3, metavar="N", help="moves a --guard may begin (default 3)")
+    migrate.add_argument(
+        "--keep-slice", action="store_true", help="what was made for this command stays where it is refused"
+    )
     migrate.add_argument("--dry-run", action="store_true", help="plan and preflight; touch nothing")
     migrate.add_argument("--yes", action="store_true", help="agree to the loss, the price, the deletion that is named")
     return result

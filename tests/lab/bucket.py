@@ -17,14 +17,13 @@ import dataclasses
 import itertools
 import json
 import re
-import threading
 from collections.abc import Iterator
 from email.parser import BytesParser
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from lab.bucket_objects import Blob, Buckets, Refused
+from lab.http_server import Loopback, Quiet
 
 Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 
@@ -60,33 +59,19 @@ class _Upload:
     done: Blob | None = None
 
 
-class BucketServer(Buckets):
-    """Buckets in memory, served on a free port of 127.0.0.1 by threads of this process."""
+class BucketServer(Loopback, Buckets):
+    """Buckets in memory, served by threads of this process."""
 
     def __init__(self) -> None:
-        super().__init__()
+        Buckets.__init__(self)
+        Loopback.__init__(self, _Handler, "bucket")
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []  # (method, path with query), in the order of arrival
         self.requester_pays: set[str] = set()  # buckets
+        self.admits: str | None = None  # the token that requests have to carry; empty: they must have none; None: any
         self.sent = 0  # bytes of objects' contents that were answered
         self.uploads: dict[str, _Upload] = {}
         self._ids = itertools.count(1)
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"server_of": self}))
-        self._http.daemon_threads = True
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), name="bucket", daemon=True)
-
-    def __enter__(self) -> BucketServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -136,14 +121,10 @@ _BUCKET = re.compile(r"/storage/v1/b/([^/]+)")
 _UPLOAD = re.compile(r"/(?:resumable/)?upload/storage/v1/b/([^/]+)/o")
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Quiet):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1  # headers and body leave together
-    server_of: BucketServer  # set in a subclass, one for each server
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Tests look at ``BucketServer.requests`` instead."""
 
     def do_GET(self) -> None:
         self._answer("GET")
@@ -169,6 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
         try:
+            self._admitted()
             self._pays(parts.path, query)
             status, headers, data = self._route(method, parts.path, query, body)
         except Refused as refusal:
@@ -240,6 +222,12 @@ class _Handler(BaseHTTPRequestHandler):
                 raise Refused(404, "The specified bucket does not exist")
             return _json({"kind": "storage#bucket", "id": unquote(match[1]), "name": unquote(match[1])})
         raise Refused(501, f"{method} {path} is not served in the lab")
+
+    def _admitted(self) -> None:
+        """Refused where a request does not carry the token that is wanted, or any where none is."""
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self.server_of.admits not in (None, token):
+            raise Refused(401, f"Invalid Credentials: {token or 'none'}")
 
     def _pays(self, path: str, query: dict[str, str]) -> None:
         match = re.search(r"/b/([^/]+)", path)

@@ -29,6 +29,8 @@ from midstream.hosts.open import Hosts
 from midstream.hosts.providers import slices
 from midstream.hosts.providers.base import ProviderError
 from midstream.hosts.providers.google import login
+from midstream_engine import records
+from run_directory import RunDirectory
 
 __all__ = ["tpu_server"]
 pytestmark = pytest.mark.system
@@ -249,6 +251,74 @@ def test_leftovers_are_named_and_only_what_runs_nothing_is_removed(lab: Lab, tpu
     cleaned = midstream("--fleet", file, "--clean", "--yes", "--json")
     assert cleaned.code == 0
     assert sorted(each.rpartition("/")[2] for each in tpu_server.nodes) == ["living", "n"]
+
+
+def waiting_run(lab: Lab, file: Path, batch: int) -> Path:
+    """A run that was stopped on host ``gpu`` of the fleet file, at step 20."""
+    run = RunDirectory(lab.directory / "gpu", "r")
+    Path(run.paths.config).write_text(f"trainer: {{train_batch_size: {batch}, num_train_steps: 100}}\n")
+    run.status(1, records.STOPPED, 20, records.ProcessIdentity("no such boot", 1, 1))
+    run.fence(1, "gpu")
+    name = run.checkpoint(20)
+    Path(run.paths.checkpoint(name), records.TRAIN).write_text(json.dumps({"state": {"data_digest": "d" * 64}}))
+    file.write_text(file.read_text().replace("hosts: {}", f"hosts: {{gpu: {{type: local, root: {run.paths.root}}}}}"))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("batch", "flags", "words"),
+    [
+        (48, (), "a batch of 48 cannot be divided over 32 data-parallel devices"),
+        (64, ("--checkpoint", "7"), "no complete checkpoint at step 7"),
+        (64, ("--mode", "jump"), "mode 'jump' is not known"),
+    ],
+)
+def test_a_move_that_is_refused_anyway_has_nothing_made(
+    lab: Lab, tpu_server: TpuServer, pod: Slice, batch: int, flags: tuple[str, ...], words: str
+) -> None:
+    file = waiting_run(lab, fleet_file(lab, pod, worker="{}"), batch)
+    ended = midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", *flags)
+    assert ended.code in (1, 2, 3)
+    assert words in ended.stderr.splitlines()[-1]
+    assert tpu_server.created == []
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_slice_whose_move_is_refused_is_given_back_unless_it_is_to_stay(
+    lab: Lab, tpu_server: TpuServer, pod: Slice, keep: bool
+) -> None:
+    file = waiting_run(lab, fleet_file(lab, pod, worker="{devices: 1, python: /no/such/python}"), 64)
+    flags = ["--keep-slice"] if keep else []
+    ended = midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", "--json", *flags)
+    assert ended.code == 3, ended.stderr
+    assert len(tpu_server.created) == 1
+    assert (NODE in tpu_server.nodes) == keep
+    assert len(ended.of("kept")) == int(keep)
+    told = "it is kept, and costs money until" if keep else "lab/here-a/n is deleted, it costs nothing any more"
+    assert told in ended.stderr
+    assert "preflight refused" in ended.stderr
+
+
+def test_a_slice_that_cannot_be_given_back_is_named(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
+    file = waiting_run(lab, fleet_file(lab, pod, worker="{devices: 1, python: /no/such/python}"), 64)
+    tpu_server.faults.append(Fault("DeleteNode", grpc.StatusCode.PERMISSION_DENIED, times=99))
+    ended = midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", "--json")
+    assert ended.code == 3
+    assert "it is kept, and costs money until midstream --delete pod" in ended.stderr
+    assert NODE in tpu_server.nodes
+
+
+def test_workers_are_reached_at_their_internal_addresses(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
+    tpu_server.workers["n"] = [replace(worker, external="") for worker in pod.workers]
+    file = fleet_file(lab, pod, reach="internal")
+    target = load_fleet(file).targets["pod"]
+    slices.provider(target).create("pod", target, print)
+    assert not tpu_server.nodes[NODE].network_config.enable_external_ips, "none is paid for"
+    hosts = Hosts(found(file))
+    assert [hosts.get(f"pod-{index}").root for index in range(2)] == [str(root) for root in pod.roots]
+    hosts.close()
+    outside = fleet_file(lab, pod)
+    assert "reach: internal, from within its network" in str(found(outside).absent["pod"])
 
 
 def test_a_slice_that_was_made_in_vain_is_told(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:

@@ -1,15 +1,18 @@
-"""The guide's story: one command asks for a TPU slice, and moves a run there from a GPU server."""
+"""The guide's story: GPU server, bucket, TPU slice, and back. One command each way, nothing by hand."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import pytest
 
+from lab.bucket import BucketServer, bucket_server
 from lab.command_line import SLOWER, TINY, Run, midstream, refused
 from lab.slice import Slice, target_text
 from lab.sshd import Lab
 from lab.tpu_api import TpuServer, tpu_server
+from midstream_engine import records
 
 __all__ = ["tpu_server"]
 pytestmark = pytest.mark.system
@@ -17,15 +20,26 @@ WORKERS = 4
 KEPT = ("--certify-steps", "3", "--healthy-steps", "3")
 
 
-@pytest.mark.timeout(600)
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
+    with bucket_server("runs") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.mark.timeout(1200)
 @pytest.mark.slow
-def test_a_run_moves_to_a_slice_that_is_made_for_it(lab: Lab, tpu_server: TpuServer, runs) -> None:
-    gpu, pod = lab.host("gpu", devices=2), Slice(lab, "n", WORKERS)
+def test_a_run_moves_over_a_bucket_to_a_slice_that_is_made_for_it_and_back(
+    lab: Lab, tpu_server: TpuServer, bucket: BucketServer, runs
+) -> None:
+    # The workers have an identity of their own, and read and write the bucket; the GPU server has none.
+    gpu, pod = lab.host("gpu", devices=2), Slice(lab, "n", WORKERS, bucket.environment)
     tpu_server.workers["n"] = pod.workers
     file = lab.fleet_file(gpu=gpu.config)
-    worker = f"{{devices: {4 // WORKERS}, python: {sys.executable}}}"
+    worker = f"{{devices: {4 // WORKERS}, python: {sys.executable}, store: ckpt}}"
     target = target_text("pod", pod, lab.directory / "key", create="true", spot="true", worker=worker)
-    file.write_text(file.read_text() + "targets:\n" + target)
+    file.write_text(file.read_text() + "stores: {ckpt: {url: gs://runs/mine}}\ntargets:\n" + target)
 
     training = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[{every: 20}]")
     launched = midstream("--fleet", file, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *training)
@@ -40,9 +54,24 @@ def test_a_run_moves_to_a_slice_that_is_made_for_it(lab: Lab, tpu_server: TpuSer
     certified(moved, source, there, "pod")
     assert moved.of("created")[0]["slice"] == "lab/here-a/n"
     assert len(tpu_server.created) == 1
+    restored = there.paths.attempt(2)
+    assert records.Restore.read(restored.restore).root_digest == moved.result["certificate"]["root_digest"]
+    assert [status for number in range(WORKERS) if (status := worker_status(pod, number)).processes == WORKERS]
+    assert not any(list(root.glob("runs/r/checkpoints/*")) for root in pod.roots), "no copy on the workers' disks"
+    assert any("/r/checkpoints/" in name for name in bucket.blobs("runs", "mine/runs/"))
+    there.wait_step(moved.result["certificate"]["step"] + 5, timeout=240)
 
+    back = midstream("--fleet", file, "--migrate", "r", "--to", "gpu", "--json", *KEPT, timeout=480)
+    certified(back, there, source, "gpu")
+    assert [event["message"] for event in back.events if "gs://runs -> this machine -> gpu" in event.get("message", "")]
+    assert midstream("--fleet", file, "--verify", back.result["migration"]).code == 0
     assert midstream("--fleet", file, "--delete", "pod", "--yes").code == 0
     assert tpu_server.nodes == {}
+
+
+def worker_status(pod: Slice, number: int) -> records.Status:
+    """Of the process of a worker."""
+    return records.Status.read(records.RunPaths(str(pod.roots[number]), "r").attempt(2).status(number))
 
 
 def certified(moved, source: Run, target: Run, holder: str) -> None:

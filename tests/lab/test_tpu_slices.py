@@ -90,6 +90,34 @@ def test_what_is_asked_for_is_what_the_fleet_file_says() -> None:
         create.node_message("pod", TpuTarget(**{**words, "accelerator_type": "v9"}), "token")
 
 
+def test_a_reservation_is_named_and_what_comes_of_it_is_reserved(server: TpuServer, google: GoogleTpus) -> None:
+    name = "projects/p/reservations/ours"
+    target = TpuTarget(**{**vars(POD), "spot": False, "reservation": name, "queued": True})
+    assert target.price_class == "reserved"
+    google.create("pod", target, print)
+    (request,) = server.queued.values()
+    assert request.reservation_name == name
+    assert "guaranteed" in request
+    assert "spot" not in request
+    found = google.find("pod", target)
+    assert found is not None
+    assert found.price_class == "reserved"
+    google.delete(found.place, print)
+    assert nothing_costs(server)
+
+
+@pytest.mark.parametrize(
+    ("kind", "topology", "devices"),
+    [
+        ("v2-8", None, 8), ("v3-32", None, 32), ("v4-8", None, 4), ("v5p-16", None, 8), ("v5litepod-16", None, 16),
+        ("v6e-8", None, 8), ("v4", "2x2x2", 8), ("v3", "4x4", 32), ("v9-8", None, None), ("v4", "2by2", None),
+    ],
+)  # fmt: skip
+def test_how_many_devices_a_slice_has_follows_from_its_name(kind: str, topology: str | None, devices: int) -> None:
+    assert slices.devices(TpuTarget(accelerator_type=kind, topology=topology)) == devices
+    assert slices.devices(TpuTarget(accelerator_type=kind, topology=topology, worker={"devices": 1})) is None
+
+
 @pytest.mark.parametrize(
     ("outcome", "kind", "words"),
     [
@@ -376,6 +404,7 @@ def test_a_worker_takes_the_name_of_no_other_host(server: TpuServer, tmp_path: p
         (("project: p, ", ""), "has no project"),
         (("accelerator_type: v3-32, ", ""), "may be created, and does not say as what"),
         (("create: true", "create: true, spot: true, reserved: true"), "is spot and reserved"),
+        (("create: true", "create: true, reservation: projects/p/reservations/r"), "names a reservation, and is not"),
         (("create: true", "create: true, reach: externel"), "did you mean external"),
         (("create: true", "create: true, valid_until: soon"), "duration 'soon' cannot be read"),
         (("devices: 1", "device: 1"), "targets.pod.worker.device is not known (did you mean devices"),

@@ -73,13 +73,15 @@ def test_devices_that_cannot_hold_the_run_are_refused_with_the_numbers(tmp_path:
     assert "of them would hold it" in caught.value.fix
 
 
-def test_a_run_with_its_checkpoints_in_a_bucket_is_refused_before_anything_is_touched(tmp_path: Path):
+def test_a_run_does_not_change_its_bucket(tmp_path: Path):
     paths = records.RunPaths(str(tmp_path / "a"), "r")
     Path(paths.dir).mkdir(parents=True)
     records.Store("gs://bucket/prefix").write(paths.store_file)
-    with pytest.raises(MidstreamError, match="r on a keeps its checkpoints in gs://bucket/prefix: ") as caught:
-        plan_for(tmp_path, "NVIDIA A100-SXM4-80GB", 8, 80)
-    assert "midstream --stop r, then --launch its run.yaml there with --run-id r" in caught.value.fix
+    other = ("--trainer.checkpointer.base_path", "gs://other/prefix")
+    words = "r keeps its checkpoints in gs://bucket/prefix, and b would in gs://other/prefix"
+    with pytest.raises(MidstreamError, match=words) as caught:
+        plan_for(tmp_path, "NVIDIA A100-SXM4-80GB", 8, 80, *other)
+    assert "store: gs://bucket/prefix for b" in caught.value.fix
     assert not (tmp_path / "b").exists()
 
 

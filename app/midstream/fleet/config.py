@@ -184,7 +184,10 @@ class Fleet:
 
     def store_of(self, host: str) -> str:
         """The ``gs://`` prefix under which a host's runs keep their checkpoints; empty: in their own directories."""
-        given = self.hosts[host].store or ""
+        return self.store_url(self.hosts[host].store or "")
+
+    def store_url(self, given: str) -> str:
+        """Of what ``store:`` says: a name or an address."""
         return (self.stores[given].url if given in self.stores else given).rstrip("/")
 
     def hosts_of(self, name: str) -> tuple[str, ...]:
@@ -337,6 +340,9 @@ def _check_tpu(path: str, name: str, target: TpuTarget) -> None:
         raise UsageError(f"{path}: targets.{name} may be created, and does not say as what", fix)
     if target.spot and (target.reserved or target.reservation):
         raise UsageError(f"{path}: targets.{name} is spot and reserved", "one of them")
+    if target.reservation and not target.queued:
+        fix = "queued: true, the only way to name one; or reserved: true alone, for whichever the project has"
+        raise UsageError(f"{path}: targets.{name} names a reservation, and is not queued", fix)
     if target.reach not in REACHES:
         raise UsageError(f"{path}: targets.{name}.reach is {target.reach!r}", nearest(target.reach, REACHES))
     try:

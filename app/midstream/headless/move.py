@@ -12,7 +12,7 @@ from midstream.output import Output, size
 
 if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
-    from midstream.migrate.model import Event, MigrationView
+    from midstream.migrate.model import Event, MigrationView, Request
 
 
 def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
@@ -20,7 +20,7 @@ def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
     from midstream.hosts.open import Hosts
     from midstream.migrate import plan as planning
     from midstream.migrate import preflight, process
-    from midstream.migrate.model import FAIL, HANDOVER, Request
+    from midstream.migrate.model import FAIL
 
     hosts = Hosts(fleet)
     run_id, source = options.migrate, ""
@@ -30,17 +30,7 @@ def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
         except BaseException:
             hosts.close()
             raise
-    request = Request(
-        run_id=run_id,
-        source=source,
-        target=options.to,
-        mode=options.mode or HANDOVER,
-        checkpoint=options.checkpoint,
-        source_lost=options.source_lost,
-        certify_steps=options.certify_steps,
-        healthy_steps=options.healthy_steps,
-        overrides=engine,
-    )
+    request = request_of(options, run_id, source, engine)
     try:
         plan = planning.make_plan(fleet, hosts, look(fleet, hosts), request)
         output.value({"event": "plan", **plan.to_json()}, planning.describe(plan) if options.dry_run else "")
@@ -77,6 +67,23 @@ def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
     if plan.consent and not options.yes:
         raise MidstreamError(plan.consent[0], "say --yes to agree, or --mode handover, which copies", Exit.REFUSED)
     return follow(process.start(fleet, plan), output)
+
+
+def request_of(options: argparse.Namespace, run_id: str, source: str, engine: tuple[str, ...]) -> Request:
+    """What the flags ask for."""
+    from midstream.migrate.model import HANDOVER, Request
+
+    return Request(
+        run_id=run_id,
+        source=source,
+        target=options.to,
+        mode=options.mode or HANDOVER,
+        checkpoint=options.checkpoint,
+        source_lost=options.source_lost,
+        certify_steps=options.certify_steps,
+        healthy_steps=options.healthy_steps,
+        overrides=engine,
+    )
 
 
 def resume(options: argparse.Namespace, output: Output) -> int:

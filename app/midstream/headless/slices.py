@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LOOKS = ("status", "checkpoints", "clean", "diff", "verify")  # modes that let no key in anywhere
 
 
-def with_slices(fleet: Fleet, options: argparse.Namespace, output: Output) -> Fleet:
+def with_slices(fleet: Fleet, options: argparse.Namespace, output: Output, engine: tuple[str, ...] = ()) -> Fleet:
     """The fleet with the workers of its slices. The one that a run is to be started on or moved to is asked for where
     it is not there and may be: its price is told first, and somebody has to agree."""
     known = slices.of(fleet)
@@ -27,29 +27,35 @@ def with_slices(fleet: Fleet, options: argparse.Namespace, output: Output) -> Fl
     found = slices.found(fleet, output.talk, touch=not looks)
     wanted: str = (options.launch and options.on) or (options.migrate and options.to) or ""
     if wanted in found.absent and known[wanted].create:
-        _check_sense(found, options)
+        _check_sense(found, options, known[wanted], engine)
         return _created(found, wanted, known[wanted], options, output)
     return found
 
 
-def _check_sense(fleet: Fleet, options: argparse.Namespace) -> None:
-    """Nothing is paid for because of a misspelt name."""
+def _check_sense(fleet: Fleet, options: argparse.Namespace, target: TpuTarget, engine: tuple[str, ...]) -> None:
+    """Nothing is paid for because of a misspelt name, or for a move that would be refused once it is there."""
     from pathlib import Path
 
-    from midstream.headless.look import look, unknown_run
+    from midstream.headless.adopt import is_path
+    from midstream.headless.look import look
+    from midstream.headless.move import request_of
     from midstream.hosts.open import Hosts
     from midstream.launch.config_file import read_config
 
     if options.launch:
         read_config(Path(options.launch))
         return
+    if is_path(options.migrate):
+        return
+    from midstream.migrate.plan import check_ahead
+
     hosts = Hosts(fleet)
     try:
-        snapshot = look(fleet, hosts)
+        request = request_of(options, options.migrate, "", engine)
+        store = fleet.store_url(str(target.worker.get("store") or ""))
+        check_ahead(fleet, hosts, look(fleet, hosts), request, store, slices.devices(target))
     finally:
         hosts.close()
-    if not snapshot.copies(options.migrate):
-        raise unknown_run(options.migrate, snapshot)
 
 
 def _created(fleet: Fleet, name: str, target: TpuTarget, options: argparse.Namespace, output: Output) -> Fleet:
@@ -75,12 +81,25 @@ def _created(fleet: Fleet, name: str, target: TpuTarget, options: argparse.Names
     return found
 
 
-def made_in_vain(options: argparse.Namespace, output: Output) -> None:
-    """What was made for a command that came to nothing is told: it is kept, because capacity is hard to get."""
+def made_in_vain(fleet: Fleet, options: argparse.Namespace, code: int, output: Output) -> None:
+    """What was made for a command that came to nothing: given back where the command was refused, because nothing of it
+    is there; else kept, because capacity is hard to get and the next try can use it. Either is told."""
     name = getattr(options, "made", "")
-    if name:
-        output.value({"event": "kept", "target": name})
-        output.talk(f"midstream: {name} was made for this; it is kept, and costs money until midstream --delete {name}")
+    if not name:
+        return
+    where = slices.place(name, slices.of(fleet)[name])
+    if code in (Exit.REFUSED, Exit.USAGE) and not options.keep_slice:
+        output.talk(f"midstream: {name} was made for this alone, which was refused (--keep-slice keeps it)")
+        try:
+            slices.provider(slices.of(fleet)[name]).delete(where, output.talk)
+        except MidstreamError as error:
+            output.talk(f"midstream: {error}")
+        else:
+            output.value({"event": "deleted", "target": name, "slice": where})
+            output.talk(f"midstream: {where} is deleted, it costs nothing any more")
+            return
+    output.value({"event": "kept", "target": name, "slice": where})
+    output.talk(f"midstream: {name} was made for this; it is kept, and costs money until midstream --delete {name}")
 
 
 def _agreed(question: str, output: Output) -> bool:

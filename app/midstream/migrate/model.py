@@ -128,12 +128,21 @@ class Plan:
     source_hosts: tuple[str, ...] = ()  # all that carry the run out, that of process 0 first; empty: source alone
     target_hosts: tuple[str, ...] = ()  # all that will; empty: target_host alone
     cost: Cost | None = None  # None where a price is not known
+    source_store: str = ""  # gs://bucket/prefix with the run's checkpoints; empty: in its own directory
+    target_store: str = ""  # the same, from the move on
     data_place: str = ""  # the bucket or server with the token caches, where the hosts have none of their own
 
     @property
     def stands_by(self) -> bool:
         """Whether an attempt stands by on the target before the source is sealed."""
         return self.mode != STOP
+
+    @property
+    def target_flags(self) -> tuple[str, ...]:
+        """Engine flags of the target's attempts."""
+        if self.source_store == self.target_store:
+            return self.overrides
+        return ("--trainer.checkpointer.base_path", self.target_store or "null", *self.overrides)
 
     @property
     def predicted_downtime(self) -> float:

@@ -68,8 +68,8 @@ class Move:
         plan, fleet = self.plan, self.fleet
         source = target_of(fleet, plan.source_target, plan.source_hosts or (plan.source,))
         target = target_of(fleet, plan.target, plan.target_hosts or (plan.target_host,))
-        self.source_side = Side(self.hosts, source, plan.run_id)
-        self.target_side = Side(self.hosts, target, plan.run_id)
+        self.source_side = Side(self.hosts, source, plan.run_id, plan.source_store)
+        self.target_side = Side(self.hosts, target, plan.run_id, plan.target_store)
 
     @property
     def source(self) -> Host:
@@ -96,7 +96,7 @@ class Move:
         ``at_least`` that. One that a killed process of this migration had asked for, and that came through meanwhile,
         is taken for it."""
         plan = self.plan
-        overrides = plan.overrides if side is self.target_side else ()
+        overrides = plan.target_flags if side is self.target_side else ()
         launch = Launch(plan.run_id, holder, order.epoch, order, overrides, at_least=at_least)
         try:
             number = start(self.hosts, self.fleet, side.target, launch, side.prepared(self.fleet)).number
@@ -224,14 +224,7 @@ PIN_SECONDS = 86400.0
 
 def pin(move: Move, checkpoint: str) -> None:
     """Keep the source's retention away from a checkpoint while the migration needs it."""
-    move.source.call(
-        "runs.pin",
-        root=move.source.root,
-        run_id=move.plan.run_id,
-        migration=move.plan.migration,
-        checkpoint=checkpoint,
-        expires=pin_expires(move),
-    )
+    move.source_side.shelf.pin(move.plan.migration, checkpoint, pin_expires(move))
 
 
 def pin_expires(move: Move) -> float:

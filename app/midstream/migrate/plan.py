@@ -12,7 +12,9 @@ from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.config import default_fleet_path
 from midstream.migrate import cost, directory, fit, ledger, rates, readers, schedule, shape
 from midstream.migrate.model import MODES, OVERTAKE, Change, Plan, Request
+from midstream.migrate.shelf import Shelf, shelf_of, way
 from midstream.migrate.side import hosts_of_run
+from midstream.watch.model import CheckpointView
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -58,11 +60,15 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
             "--mode handover moves groups of hosts",
         )
 
-    _check_store(source, run)
+    given = _engine_flags(request.overrides)
+    here = shelf_of(fleet, source, run.run_id, source.call("tree.store_of", root=source.root, run_id=run.run_id) or "")
+    store = given.get("trainer.checkpointer.base_path", fleet.store_of(target_host)).rstrip("/")
+    there = shelf_of(fleet, destination, run.run_id, "" if store == "null" else store)
+    _check_stores(request, run, here.store, there.store)
     config = readers.training_config(source, run.run_id)
     trainer = config.get("trainer") or {}
-    checkpoint = _choose_checkpoint(run, request)
-    newest, manifest, data = readers.newest_state(source, run)
+    checkpoint = _choose_checkpoint(_shelved(run, source, here), request)
+    newest, manifest, data = readers.newest_state(source, here.newest_state(), run)
 
     source_devices = max(1, len(run.status.devices))
     devices = [device for name in target.hosts for device in _devices(snapshot.host(name), name)]
@@ -75,7 +81,6 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     model_axis = int(trainer.get("model_axis_size") or 1)
     limit = int(trainer.get("per_device_parallelism") or -1)
     before = shape.batch_shape(rhythm.size(run.status.step), source_devices, limit, model_axis)
-    given = _engine_flags(request.overrides)
     precision = given.get("trainer.mp") or trainer.get("mp")
     if "trainer.per_device_parallelism" in given:
         limit = _whole("trainer.per_device_parallelism", given["trainer.per_device_parallelism"])
@@ -97,8 +102,8 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     sealed = checkpoint.step if checkpoint else None
     lost = max(0, run.status.step - sealed) if sealed is not None else 0
     known = rates.measured(rates.look_back(), run.run_id, run.host, target_host, request.mode, size)
-    there = rates.pace_on(run.curve, run.lineage, target.name)
-    known = known if there is None else replace(known, step=there)
+    pace = rates.pace_on(run.curve, run.lineage, target.name)
+    known = known if pace is None else replace(known, step=pace)
     predicted = ledger.predict(run.curve, size, request.mode, known)
     step, first = ledger.step_seconds(run.curve)
     prices = (_price(fleet, source_hosts), _price(fleet, target.hosts))
@@ -126,7 +131,9 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
             *_changes(run, before, after, source_devices, target_devices, trainer, precision, wanted.steps),
             *other,
         ),
-        route=_route(source, destination),
+        route=_route(here, there, source, destination),
+        source_store=here.store,
+        target_store=there.store,
         checkpoint_bytes=size,
         data_digests=data,
         data_place="" if data else str((config.get("data") or {}).get("cache_dir") or ""),
@@ -156,14 +163,39 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     )
 
 
-def _route(source: Host, target: Host) -> str:
+def _route(here: Shelf, there: Shelf, source: Host, target: Host) -> str:
     """The way that the bytes will take, looked for by a short probe; why there is none, which the preflight refuses."""
-    from midstream.transfer.route import probe
-
     try:
-        return probe(source, target).text(source.name, target.name)
+        return way(here, there, source, target)
     except HostError as error:
         return f"none: {error.message}"
+
+
+def check_ahead(
+    fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request, store: str, devices: int | None
+) -> None:
+    """Refuse what can be refused while the target's hosts are not there yet: it would be made in vain. ``store``: where
+    it would keep checkpoints; ``devices`` that it would have, None where that is not known. Errors of `make_plan`."""
+    if request.mode not in MODES:
+        raise UsageError(f"mode {request.mode!r} is not known", f"this version moves runs in mode {', '.join(MODES)}")
+    run = _find_run(fleet, snapshot, request)
+    source = hosts.get(run.host)
+    if run.status is None or run.fence is None:
+        raise UsageError(
+            f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {request.target}"
+        )
+    known = source.call("tree.store_of", root=source.root, run_id=run.run_id)
+    here = shelf_of(fleet, source, run.run_id, known or "")
+    _check_stores(request, run, here.store, store)
+    _choose_checkpoint(_shelved(run, source, here), request)
+    if devices is None:
+        return
+    config = readers.training_config(source, run.run_id)
+    trainer = config.get("trainer") or {}
+    wanted = schedule.rhythm(config, _engine_flags(request.overrides))
+    points = [{"start": start, "value": size} for start, size in wanted.points]
+    for size in shape.batch_sizes(points, run.status.step):
+        shape.batch_shape(size, devices, -1, int(trainer.get("model_axis_size") or 1))
 
 
 def _price(fleet: Fleet, names: Sequence[str]) -> float | None:
@@ -268,16 +300,26 @@ def _check_holder(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
     raise UsageError(f"{belongs}, which has no copy", f"midstream --continue finishes a move that was begun; {lost}")
 
 
-def _check_store(source: Host, run: RunView) -> None:
-    """Refuse a run whose checkpoints a migration would not find beside it."""
-    store = source.call("tree.store_of", root=source.root, run_id=run.run_id)
-    if store is not None:
-        raise MidstreamError(
-            f"run {run.run_id} on {run.host} keeps its checkpoints in {store}: this version moves runs that keep them "
-            "in their run directory",
-            f"a host that reads the bucket goes on by itself: midstream --stop {run.run_id}, then --launch its "
-            f"run.yaml there with --run-id {run.run_id}",
+def _check_stores(request: Request, run: RunView, here: str, there: str) -> None:
+    """Refuse what cannot be done with checkpoints in these places."""
+    if here and there and here != there:
+        raise UsageError(
+            f"run {run.run_id} keeps its checkpoints in {here}, and {request.target} would in {there}",
+            f"store: {here} for {request.target} in the fleet file; nothing is copied then",
         )
+    if request.mode == OVERTAKE and (here or there):
+        raise UsageError(
+            f"an overtake of {run.run_id} would compare states that lie in {here or there}",
+            "--mode handover moves what lies in a bucket",
+        )
+
+
+def _shelved(run: RunView, source: Host, shelf: Shelf) -> RunView:
+    """The run with what lies in its bucket, where it has one."""
+    if not shelf.store:
+        return run
+    described = source.call("runs.describe", root=source.root, run_id=run.run_id)
+    return replace(run, checkpoints=tuple(CheckpointView(**point) for point in shelf.points(described)))
 
 
 def _choose_checkpoint(run: RunView, request: Request):
@@ -407,6 +449,8 @@ def describe(plan: Plan) -> list[str]:
     megabyte = 1e6
     state = f"{plan.checkpoint_bytes / megabyte:.1f} MB" if plan.checkpoint_bytes else "an unknown amount"
     source, target = _shown(plan.source, plan.source_hosts), _shown(plan.target, plan.target_hosts)
+    stores = (plan.source_store, plan.target_store)
+    keeps = [store or "on its host" for store in stores]
     lines = [
         f"migration  {plan.migration}",
         f"run        {plan.run_id}  step {plan.source_step} ({plan.source_state})",
@@ -417,6 +461,7 @@ def describe(plan: Plan) -> list[str]:
         + ("" if plan.checkpoint_step is not None else " (a final save when the source is sealed)"),
         f"copies     {state} of state, {plan.data_bytes / megabyte:.1f} MB of data",
         f"route      {plan.route}",
+        *([f"keeps      checkpoints {' -> '.join(dict.fromkeys(keeps))}"] if any(stores) else []),
         f"loses      {plan.steps_lost} steps",
     ]
     for change in plan.changes:

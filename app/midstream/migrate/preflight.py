@@ -12,6 +12,7 @@ from midstream.check.together import check_together
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.migrate import readers, shape
 from midstream.migrate.model import FAIL, PASS, WARN, Check, Plan
+from midstream.migrate.shelf import Shelf, in_the_way, shelf_of, way
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -37,7 +38,11 @@ def run_checks(fleet: Fleet, hosts: Hosts, plan: Plan) -> Iterator[Check]:
     if None in (*sources, *targets):
         return
     source, target = sources[0], targets[0]
-    yield from _source(source, plan)
+    here = shelf_of(fleet, source, plan.run_id, plan.source_store)
+    there = shelf_of(fleet, target, plan.run_id, plan.target_store)
+    described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+    described = {**described, "checkpoints": here.points(described)}
+    yield from _source(source, described, plan)
     surveys = {}
     for host in targets:
         surveys[host.name] = host.call("checks.survey", root=host.root, timeout=SURVEY)
@@ -46,8 +51,12 @@ def run_checks(fleet: Fleet, hosts: Hosts, plan: Plan) -> Iterator[Check]:
     if len(targets) > 1:
         skews = {host.name: clock_skew(host) for host in targets}
         yield from check_together(fleet, fleet.target(plan.target), targets, surveys, skews)
-    yield _route(source, target)
-    yield from _fit(source, target, plan)
+    for host in targets:
+        why, fix = in_the_way(host, plan.run_id, there, plan.source_epoch)
+        if why or plan.target_store:
+            yield Check("store", FAIL if why else PASS, why or f"{host.name}: checkpoints in {there.store}", fix)
+    yield _route(here, there, source, target)
+    yield from _fit(source, described, here, target, plan)
 
 
 def _reach(hosts: Hosts, name: str, role: str):
@@ -61,18 +70,15 @@ def _reach(hosts: Hosts, name: str, role: str):
     return host
 
 
-def _route(source: Host, target: Host) -> Check:
+def _route(here: Shelf, there: Shelf, source: Host, target: Host) -> Check:
     """The way that the checkpoint's bytes will take."""
-    from midstream.transfer.route import probe
-
     try:
-        return Check("route", PASS, probe(source, target).text(source.name, target.name))
+        return Check("route", PASS, way(here, there, source, target))
     except HostError as error:
         return Check("route", FAIL, error.message, error.fix)
 
 
-def _source(source: Host, plan: Plan) -> Iterator[Check]:
-    described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
+def _source(source: Host, described: dict[str, Any], plan: Plan) -> Iterator[Check]:
     fence = records.Fence.from_json(described["fence"], f"{source.name}: fence.json of {plan.run_id}")
     mover = source.call("runs.mover", root=source.root, run_id=plan.run_id)
     # By the host's own clock, which wrote it.
@@ -122,7 +128,8 @@ def _target(target: Host, plan: Plan, fleet: Fleet, facts: dict[str, Any]) -> It
     yield check_python(target, config, facts)
     yield check_libc(target.name, facts["libc"])
     copies = 2 if plan.stands_by and plan.checkpoint == "now" else 1  # an earlier checkpoint, for the rehearsal
-    needed = (copies * plan.checkpoint_bytes + plan.data_bytes) * DISK_SLACK
+    arriving = 0 if plan.target_store else copies * plan.checkpoint_bytes
+    needed = (arriving + plan.data_bytes) * DISK_SLACK
     if not config.python and not facts["root_exists"]:
         needed += ENVIRONMENT_BYTES
     free = facts["disk_free"]
@@ -218,9 +225,8 @@ def check_data(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
             yield Check("data", FAIL, f"{name} is on neither host", f"it belongs in {where}: copy or build it there")
 
 
-def _fit(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
+def _fit(source: Host, described: dict[str, Any], here: Shelf, target: Host, plan: Plan) -> Iterator[Check]:
     yield from check_data(source, target, plan)
-    described = source.call("runs.describe", root=source.root, run_id=plan.run_id)
     complete = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
     if not complete:
         yield Check(
@@ -228,12 +234,11 @@ def _fit(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
         )
         return
     newest = max(complete, key=lambda point: point["step"])["name"]
-    path = f"{records.RunPaths(source.root, plan.run_id).checkpoint(newest)}/{records.MANIFEST}"
     try:
-        manifest = readers.read_manifest(source, plan.run_id, newest)
+        manifest = here.manifest(newest)
         trainer = readers.training_config(source, plan.run_id).get("trainer") or {}
     except (RemoteError, MidstreamError) as error:
-        yield Check("divisibility", FAIL, f"{path}: {error}")
+        yield Check("divisibility", FAIL, f"{here.place(newest)}: {error}")
         return
     problems = shape.check_axes(manifest.array_entries, trainer, plan.target_devices)
     if problems:

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from midstream.watch.model import RunView
 
 
-def newest_state(source: Host, run: RunView) -> tuple[str, records.Manifest | None, tuple[str, ...]]:
-    """The newest complete checkpoint: its name (empty where there is none), its manifest and its token caches."""
-    found = source.call("standby.newest_state", root=source.root, run_id=run.run_id)
+def newest_state(
+    source: Host, found: dict[str, Any] | None, run: RunView
+) -> tuple[str, records.Manifest | None, tuple[str, ...]]:
+    """The newest complete checkpoint (see `shelf.Shelf.newest_state`): its name (empty where there is none), its
+    manifest and its token caches."""
     if found is None:
         return "", None, tuple(run.status.data_digests) if run.status else ()
     manifest = records.Manifest.from_json(found["manifest"], f"{source.name}: manifest of {found['name']}")

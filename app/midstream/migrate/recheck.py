@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.errors import HostError, MidstreamError
 from midstream.migrate import certificate, certificate_overtake, evidence
 from midstream.migrate.model import FAIL, OVERTAKE, PASS, PROVEN, REFUTED, UNWITNESSED, WARN, Certificate, Check, Plan
-from midstream.migrate.readers import has_manifest, read_manifest
+from midstream.migrate.shelf import shelf_of
 from midstream.transfer import verify_objects
 from midstream_engine import records
 
@@ -32,8 +32,8 @@ def recheck(hosts: Hosts, view: MigrationView) -> Iterator[Check]:
     sealed = _fact(view, "sealed")
     source, target = _reach(hosts, plan.source), _reach(hosts, plan.target_host)
     yield from _claims(source, target, view, proof, sealed)
-    for role, host in (("source", source), ("target", target)):
-        yield _objects(role, host, proof, hosts)
+    for role, host, store in (("source", source, plan.source_store), ("target", target, plan.target_store)):
+        yield _objects(role, host, proof, hosts, store)
     yield _lineage(target, plan, proof)
 
 
@@ -110,19 +110,19 @@ def _overtaken(
             yield Check(claim.name, FAIL, f"was {claim.verdict}, now {found.verdict}: {found.statement}")
 
 
-def _objects(role: str, host: Host | str, proof: Certificate, hosts: Hosts) -> Check:
+def _objects(role: str, host: Host | str, proof: Certificate, hosts: Hosts, store: str) -> Check:
     """Every byte of the sealed checkpoint hashed again where it lies, against the certificate's root digest."""
     name = f"{role}'s checkpoint"
     if isinstance(host, str):
         return Check(name, WARN, f"not checked: {host}")
-    directory = records.RunPaths(host.root, proof.run_id).checkpoint(proof.checkpoint)
-    where = f"{host.name}:{directory}"
-    if not has_manifest(host, directory):
+    shelf = shelf_of(hosts.fleet, host, proof.run_id, store)
+    where = shelf.place(proof.checkpoint)
+    if not shelf.has(proof.checkpoint):
         return Check(name, WARN, f"{where} is no longer there")
-    manifest = read_manifest(host, proof.run_id, proof.checkpoint)
+    manifest = shelf.manifest(proof.checkpoint)
     if manifest.hosts:
         return _shares(name, host, manifest, proof, hosts)
-    report = verify_objects(host, directory)
+    report = shelf.verify(proof.checkpoint)
     if report.problems:
         # What is wrong with an object says more than that the manifest no longer adds up.
         path, what = max(report.problems, key=lambda problem: problem[0] != records.MANIFEST)

@@ -76,7 +76,8 @@ def _stop(move: Move, described: dict[str, Any], streamed: Streamed, at: int | N
             f"{source.name} cannot save what is to be moved: {message}",
             f"mend that on {source.name} and move again; the run trains on",
         )
-    described = answer.described or move.source_side.describe()
+    told = answer.described
+    described = move.source_side.describe() if told is None else move.source_side.shelved(told)
     if records.Fence.from_json(described["fence"]).epoch >= plan.epoch:
         # What its process still does, it does under an epoch that is over.
         return described, answer.mover is not None and answer.mover["migration"] == plan.migration
@@ -95,7 +96,8 @@ def _answer(move: Move, attempt: int, serial: int, described: dict[str, Any], st
     plan, source = move.plan, move.source
     since = int((described["status"] or {}).get("step", 0))
     sizes = {}
-    one = len(move.source_side.homes) == 1  # shares of several hosts are collected afterwards
+    # Shares of several hosts are collected afterwards; a bucket's objects come with the rest of its checkpoint.
+    one = len(move.source_side.homes) == 1 and not (plan.source_store or plan.target_store)
     if one and plan.stands_by and plan.checkpoint == "now" and not replayed(move):
         rehearsal = move.journal.known("rehearsal")
         manifest = readers.read_manifest(move.target, plan.run_id, rehearsal["name"])

@@ -20,6 +20,7 @@ from midstream.hosts.open import Hosts
 from midstream.launch import follow
 from midstream.launch.group import AT_ONCE, homes_of, prepare_target
 from midstream.launch.start import Prepared, Rank, wait_gone
+from midstream.migrate.shelf import Shelf, shelf_of
 from midstream.transfer import Place, Progress, fan_out
 from midstream.watch.model import RunView
 from midstream_engine import records
@@ -34,8 +35,8 @@ def target_of(fleet: Fleet, name: str, hosts: Sequence[str]) -> Target:
 class Side:
     """One side of a move of the run ``run_id``."""
 
-    def __init__(self, hosts: Hosts, target: Target, run_id: str):
-        self.target, self.run_id = target, run_id
+    def __init__(self, hosts: Hosts, target: Target, run_id: str, store: str = ""):
+        self.target, self.run_id, self.store = target, run_id, store
         self._hosts = hosts
         self._prepared: Mapping[str, Prepared] | None = None
 
@@ -58,6 +59,18 @@ class Side:
     def homes(self) -> list[Host]:
         """One host of each file system, ``first`` before the others: looked at, not assumed."""
         return homes_of(self.target, self.members)
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        """Where the run keeps its checkpoints here."""
+        return shelf_of(self._hosts.fleet, self.first, self.run_id, self.store)
+
+    @property
+    def python(self) -> str:
+        """On the first host, an interpreter with the engine's packages, where one is known; else empty."""
+        if self._prepared is not None:
+            return self._prepared[self.first.name].environment.python
+        return self._hosts.fleet.hosts[self.first.name].python or ""
 
     @property
     def paths(self) -> records.RunPaths:
@@ -91,9 +104,14 @@ class Side:
     def describe(self) -> dict[str, Any]:
         """The run as the first host has it; alive where any of its processes is. See ``remote.runs.describe``."""
         first, *others = self._ask("runs.describe")
+        first = self.shelved(first)
         attempts = {number for found in (first, *others) for number in found["attempts"]}
         living = any(found["alive"] for found in (first, *others))
         return {**first, "alive": living, "attempts": sorted(attempts)}
+
+    def shelved(self, described: Mapping[str, Any]) -> dict[str, Any]:
+        """What ``runs.describe`` said on the first host, with the checkpoints that lie elsewhere."""
+        return {**described, "checkpoints": self.shelf.points(described)}
 
     def attempt_of_migration(self, migration: str) -> dict[str, Any] | None:
         """The newest attempt that the migration ordered, and whether any of its processes lives; None without one."""
@@ -127,7 +145,7 @@ class Side:
 
     def let_go(self, migration: str) -> None:
         """End what ``take`` began, and the pin."""
-        self.first.call("runs.unpin", root=self.first.root, run_id=self.run_id, migration=migration)
+        self.shelf.unpin(migration)
         self._tell("runs.let_go", migration=migration)
 
     def put_fence(self, fence: Mapping[str, Any], migration: str) -> None:
@@ -178,7 +196,7 @@ class Side:
 
     def hand_out_checkpoint(self, name: str, progress: Callable[[Progress], None] | None = None) -> None:
         """``hand_out`` of a checkpoint, unless these hosts have saved it: then each has what its processes need."""
-        if len(self.homes) > 1:
+        if len(self.homes) > 1 and not self.store:
             path = f"{self.paths.checkpoint(name)}/{records.MANIFEST}"
             manifest = json.loads(self.first.call("runs.read_text", path=path))
             if not manifest.get("hosts"):

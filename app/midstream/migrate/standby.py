@@ -12,7 +12,7 @@ from typing import Any
 
 from midstream.errors import HostError, MidstreamError
 from midstream.launch.errors import LaunchError
-from midstream.migrate import outlook, readers
+from midstream.migrate import outlook
 from midstream.migrate.data import copy_all
 from midstream.migrate.move import Move, pin, pin_expires, replayed
 from midstream.migrate.stream import bring_checkpoint
@@ -36,7 +36,7 @@ def ensure(move: Move) -> int:
         if move.journal.known("standby_attempt") is not None:
             move.note("the attempt that stood by on the target is gone; starting another one")
         point = bring_rehearsal(move)
-        copy_all(move, readers.data_digests(move.target, move.plan.run_id, point["name"]))
+        copy_all(move, move.target_side.shelf.data_digests(point["name"]))
         number = _start(move, point)
         move.journal.fact(standby_attempt=number)
     return _wait_ready(move, number)
@@ -83,15 +83,8 @@ def _choose(move: Move) -> dict[str, Any]:
     plan, source = move.plan, move.source
 
     def pinned() -> dict[str, Any] | None:
-        point: dict[str, Any] | None = source.call(
-            "standby.pin_newest",
-            root=source.root,
-            run_id=plan.run_id,
-            migration=plan.migration,
-            expires=pin_expires(move),
-            name="" if plan.checkpoint == "now" else plan.checkpoint,
-        )
-        return point
+        name = "" if plan.checkpoint == "now" else plan.checkpoint
+        return move.source_side.shelf.pin_newest(plan.migration, pin_expires(move), name)
 
     point = pinned()
     if point is None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from midstream.errors import LostContact, MidstreamError
-from midstream.migrate import readers
 from midstream.migrate.move import Move
-from midstream.transfer import collect_objects, copy_objects
+from midstream.migrate.shelf import same_bucket
+from midstream.transfer import collect_objects, copy_objects, copy_tree
 from midstream_engine import records
 
 WORTHWHILE = 32 << 20  # bytes of a checkpoint below which sending ahead saves nothing
@@ -111,16 +111,27 @@ def complete(move: Move, name: str, streamed: Streamed) -> int:
 def bring_checkpoint(move: Move, name: str, what: str) -> int:
     """Bring a checkpoint to the target's first host, from all hosts that hold a share of it, and from there to its
     others. The bytes that left the source: what lies there already is not sent again. Errors as of ``complete``."""
-    source, target = move.source, move.target
-    here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
-    holders = [entry.host for entry in readers.read_manifest(source, move.plan.run_id, name).spread_hosts]
+    source, target = move.source_side, move.target_side
+    manifest = source.shelf.manifest(name)
+    if same_bucket(source.shelf, target.shelf):
+        move.note(f"{name} lies in {source.store}, which {target.target.name} reads itself: nothing is copied")
+        return 0
+    holders = [entry.host for entry in manifest.spread_hosts]
+    here = source.shelf.place(name, target.first, target.python)
+    there = target.shelf.place(name, None if holders else source.first, source.python)
+    progress = move.progress(what)
     if holders:
         known = {host: move.hosts.get(host) for host in holders if host in move.fleet.hosts}
-        move.command(source, f"collect {here} from {', '.join(holders)} to {target.name}:{there}")
-        sent = collect_objects(known, source, here, target, there, progress=move.progress(what)).bytes_sent
+        move.command(source.first, f"collect {here.directory} from {', '.join(holders)} to {there}")
+        sent = collect_objects(
+            known, here.host, here.directory, there.host, there.directory, progress=progress
+        ).bytes_sent
     else:
-        move.command(source, f"copy {here} to {target.name}:{there}")
-        sent = copy_objects(source, here, target, there, progress=move.progress(what)).bytes_sent
+        move.command(source.first, f"copy {here.directory} to {there}")
+        copied = copy_tree(here, there, progress=progress)
+        sent = copied.bytes_sent
+        if here.in_bucket or there.in_bucket:
+            move.note("; ".join(copied.routes))
     move.target_side.hand_out_checkpoint(name, move.progress(f"{what}, to each host"))
     return sent
 

@@ -44,6 +44,11 @@ class Bucket:
         except FileNotFoundError:
             return None
 
+    def put(self, path: str, data: bytes) -> None:
+        """Make an object, or replace it, whatever is there."""
+        with _errors(f"{self.url}/{path}"):
+            self._blob(path).upload_from_string(data, "application/json", retry=gcs.patient())
+
     def delete(self, path: str) -> None:
         """One that is gone is no error."""
         with contextlib.suppress(FileNotFoundError), _errors(f"{self.url}/{path}"):

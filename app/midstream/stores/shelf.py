@@ -75,6 +75,15 @@ class BucketRun:
             known[name] = generation, records.Manifest.from_json(json.loads(data), f"{self.url}/checkpoints/{name}")
         return known[name][1]
 
+    def pin(self, migration: str, checkpoint: str, expires: float) -> None:
+        """Keep retention away from a checkpoint until ``expires`` (UTC seconds), on behalf of a migration."""
+        pin = records.Pin(checkpoint, expires)
+        self._bucket.put(f"pins/{records.check_run_id(migration)}.json", json.dumps(pin.to_json()).encode())
+
+    def unpin(self, migration: str) -> None:
+        """End what ``pin`` began."""
+        self._bucket.delete(f"pins/{records.check_run_id(migration)}.json")
+
     def leftovers(self, alive: Mapping[int, str]) -> list[dict[str, Any]]:
         """``path``, ``kind`` (torn, trash), ``bytes`` and ``kept``: why it is not to be removed, or nothing. ``alive``:
         attempts that run or may run, each with the reason to think so."""

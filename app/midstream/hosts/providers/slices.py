@@ -8,6 +8,8 @@ of its own and keeps the file that it was planned with, needs no provider to fin
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,7 @@ from midstream.hosts.providers.base import Inventory, Pauses, Provider, Say, Sli
 AT_ONCE = 32
 LOGIN = 120.0  # seconds for a worker that is ready to let us in
 ALL_ZONES = "-"
+_TOPOLOGY = re.compile(r"\d{1,4}(x\d{1,4}){1,2}")
 
 
 def provider(target: object) -> Provider:
@@ -137,6 +140,21 @@ def inventory(fleet: Fleet) -> Inventory:
     if not places:
         return Inventory()
     return google().inventory(places)
+
+
+def devices(target: TpuTarget) -> int | None:
+    """As many as jax will see on all workers together, by the name of what is asked for; None where that does not say.
+    v2 and v3 have two cores a chip, each a device; v4 and v5p count cores too, of which two are one device; v5e and v6e
+    count chips. https://cloud.google.com/tpu/docs/supported-tpu-configurations"""
+    if target.worker.get("devices"):
+        return None  # virtual ones
+    kind, _, count = target.accelerator_type.partition("-")
+    if target.topology:
+        if not _TOPOLOGY.fullmatch(target.topology):
+            return None
+        return math.prod(int(side) for side in target.topology.split("x")) * (2 if kind in ("v2", "v3") else 1)
+    per_device = {"v2": 1, "v3": 1, "v4": 2, "v5p": 2, "v5litepod": 1, "v6e": 1}.get(kind)
+    return int(count) // per_device if per_device and count.isdigit() else None
 
 
 def price(target: TpuTarget) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from midstream.errors import MidstreamError
-from midstream.migrate import overtake, readers, standby
+from midstream.migrate import overtake, standby
 from midstream.migrate.data import copy_all
 from midstream.migrate.model import CUTOVER
 from midstream.migrate.move import Move, pin, replayed
 from midstream.migrate.seal import seal
 from midstream.migrate.stream import Streamed, complete
-from midstream.transfer import copy_history, verify_objects
+from midstream.transfer import copy_history
 
 
 class Cutover:
@@ -42,27 +42,25 @@ class Cutover:
         bring_history(move)
         bring_state(move, name, streamed)
         self._verify(move, name, sealed["root_digest"])
-        needed = readers.data_digests(move.target, move.plan.run_id, name)
+        needed = move.target_side.shelf.data_digests(name)
         copy_all(move, [digest for digest in needed if digest not in move.plan.data_digests])
 
     def _verify(self, move: Move, name: str, expected: str) -> None:
         """Read every object back from the target's disk. The root digest is computed there, from those bytes."""
         began = time.monotonic()
-        directory = move.target_paths.checkpoint(name)
-        move.command(move.target, f"sha256 of every object in {directory}")
-        report = verify_objects(move.target, directory)
+        where = move.target_side.shelf.place(name)
+        move.command(move.target, f"sha256 of every object in {where.directory}")
+        report = move.target_side.shelf.verify(name)
         if not report.ok:
             path, what = report.problems[0]
-            raise MidstreamError(
-                f"{move.target.name}:{directory}/{path}: {what} after the copy", "the copy is not used; try again"
-            )
+            raise MidstreamError(f"{where}/{path}: {what} after the copy", "the copy is not used; try again")
         if report.root_digest != expected:
             raise MidstreamError(
-                f"{move.target.name}:{directory} has another root digest ({report.root_digest}) than was sealed",
+                f"{where} has another root digest ({report.root_digest}) than was sealed",
                 "the copy is not used; midstream --verify shows which objects differ",
             )
         move.journal.fact(verify_seconds=time.monotonic() - began)
-        move.note(f"{report.objects} objects verified on {move.target.name}, root digest {expected[:12]}")
+        move.note(f"{report.objects} objects verified in {where}, root digest {expected[:12]}")
 
 
 def bring_state(move: Move, name: str, streamed: Streamed) -> None:

@@ -37,5 +37,5 @@ class Finish:
                 f"before {plan.healthy_steps} healthy steps",
                 ways_on(move),
             )
-        move.source.call("runs.unpin", root=move.source.root, run_id=plan.run_id, migration=plan.migration)
+        move.source_side.shelf.unpin(plan.migration)
         move.note(f"{plan.source} is retired: its copy of {plan.run_id} stays as it is, under epoch {plan.epoch}")

@@ -92,8 +92,7 @@ def _present_attempt(move: Move) -> int | None:
 def _newest(move: Move) -> dict[str, Any] | None:
     """The target's own newest checkpoint under this epoch, where an earlier attempt there has saved one: a run that
     goes on again must not fall back to the migrated state."""
-    target, plan = move.target, move.plan
-    described = target.call("runs.describe", root=target.root, run_id=plan.run_id)
+    plan, described = move.plan, move.target_side.describe()
     own = [p for p in described["checkpoints"] if p["complete"] and p["accepted"] and p["epoch"] == plan.epoch]
     if not own:
         return None

@@ -1,0 +1,52 @@
+"""What the lab's HTTP servers have in common: a free port of this machine, threads, and a quiet end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that is killed, or goes, is no news."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class Loopback:
+    """Serves on 127.0.0.1 as long as the context lasts. The handler finds it as ``server_of``."""
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler], name: str) -> None:
+        self._http = _Server(("127.0.0.1", 0), type("Handler", (handler,), {"server_of": self}))
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"127.0.0.1:{self._http.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+
+class Quiet(BaseHTTPRequestHandler):
+    """A handler that writes nothing to stderr: servers keep what was asked."""
+
+    server_of: Any  # set in a subclass, one for each server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Tests look at what the server kept instead."""
