@@ -8,6 +8,7 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.fleet.config import parse_fleet
+from midstream.launch.run import store_flags
 from midstream.stores.access import Access, access_for
 
 HOSTS = "hosts: {a: {type: local, store: runs}, b: {type: local, store: 'gs://other/x/'}, c: {type: local}}\n"
@@ -61,3 +62,13 @@ def test_hosts_name_stores_that_are_there_and_a_group_has_one() -> None:
     slice_of = "{type: tpu, project: p, zone: z, worker: {store: nothing}}"
     with pytest.raises(UsageError, match=r"targets\.t\.worker\.store is 'nothing'"):
         parse_fleet(f"targets: {{t: {slice_of}}}")
+
+
+def test_a_new_run_keeps_its_checkpoints_where_its_host_does_unless_it_says_otherwise() -> None:
+    flag = "--trainer.checkpointer.base_path"
+    assert store_flags("gs://runs/p", "trainer: {id: r}", ()) == (flag, "gs://runs/p")
+    assert store_flags("gs://runs/p", "model: {type: gpt2}", ("--trainer.id", "r")) == (flag, "gs://runs/p")
+    assert store_flags("", "trainer: {id: r}", ()) == ()
+    assert store_flags("gs://runs/p", "trainer: {checkpointer: {base_path: null}}", ()) == ()
+    assert store_flags("gs://runs/p", "trainer: {id: r}", (f"{flag}=gs://other",)) == ()
+    assert store_flags("gs://runs/p", "trainer: {id: r}", (flag, "null")) == ()

@@ -42,7 +42,7 @@ class HostConfig(draccus.ChoiceRegistry):
     stuck_after: float | None = None  # seconds without a step after which an engine that lives is ended; None: 900
     devices: int | None = None
     price_per_hour: float | None = None  # in whatever currency all of the file's prices are
-    store: str | None = None  # where runs that are moved here keep their checkpoints: of stores:, or gs://BUCKET/PREFIX
+    store: str | None = None  # where runs here keep their checkpoints: a name of stores:, or gs://BUCKET/PREFIX
     copy_rate: str | None = None  # at most, of what is copied to and from it: 100MB/s
     copy_route: str | None = None  # to other SSH hosts: one of COPY_ROUTES
     copy_ports: str | None = None  # FIRST-LAST, where other hosts may call it for a direct copy; any where it is open

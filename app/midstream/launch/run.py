@@ -40,6 +40,8 @@ def launch_run(
     _check_elsewhere(hosts, fleet, chosen, run_id, epoch, say)
     if any(found["attempt"] for _, found in known):
         say(f"{run_id} is known on {chosen.name}: it goes on with the config it has; only overrides change it")
+    else:
+        overrides = (*store_flags(fleet.store_of(chosen.hosts[0]), text, overrides), *overrides)
     prepared = prepare_target(hosts, fleet, chosen, say)
     fence = next((found["fence"] for _, found in known if found["fence"] is not None), None)
     for host, found in known:
@@ -50,6 +52,17 @@ def launch_run(
     attempt = start(hosts, fleet, chosen, launch, prepared)
     say(_started(attempt))
     return attempt
+
+
+def store_flags(store: str, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
+    """The engine's flags for a new run on a host with a ``store:``; none where config or overrides say it already."""
+    trainer = config_values(config).get("trainer")
+    checkpointer = trainer.get("checkpointer") if isinstance(trainer, dict) else None
+    said = isinstance(checkpointer, dict) and "base_path" in checkpointer
+    flag = "--trainer.checkpointer.base_path"
+    if not store or said or any(word.partition("=")[0] == flag for word in overrides):
+        return ()
+    return flag, store
 
 
 def _started(attempt: Attempt) -> str:
