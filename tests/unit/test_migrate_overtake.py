@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from midstream.errors import MidstreamError
+from midstream.fleet.config import LocalHost
+from midstream.hosts.local import LocalMachine
 from midstream.migrate import certificate_overtake, ledger
 from midstream.migrate.model import LEDGER_ENTRIES, PROVEN, REFUTED, UNWITNESSED, Certificate
+from midstream.migrate.move import Move, pinned_there
 from midstream.migrate.overtake import Agreement, NotLevel, Outlook, pace
 from midstream_engine import records
+from run_directory import RunDirectory
 from unit.sample_plan import PLAN
 
 REHEARSAL = {"name": "step-10-a001", "step": 10, "root_digest": "d1"}
@@ -116,3 +123,21 @@ def test_the_ledger_of_an_overtake_holds_the_wait_for_the_next_step_alone(ended:
     entry = ledger.overtaken({}, 100.0, ended)
     assert list(entry.measured) == list(LEDGER_ENTRIES)
     assert entry.downtime == pytest.approx(downtime) == pytest.approx(sum(entry.measured.values()))
+
+
+def test_what_is_compared_on_the_target_is_not_tidied_away_there(tmp_path: Path):
+    """The run trains on there, and the sealed checkpoint is older than its own."""
+    run = RunDirectory(tmp_path, "r")
+    host = LocalMachine("b", LocalHost(root=str(tmp_path)))
+    move = cast(Move, SimpleNamespace(plan=PLAN, target=host, skew=lambda name: 0.0))
+    with pinned_there(move, "step-14-a001"):
+        assert pinned(run) == ["step-14-a001"]
+    assert pinned(run) == []
+    with pytest.raises(MidstreamError, match="cut"), pinned_there(move, "step-14-a001"):
+        raise MidstreamError("cut")
+    assert pinned(run) == ["step-14-a001"], "whoever continues compares it"
+
+
+def pinned(run: RunDirectory) -> list[str]:
+    found = [records.Pin.read(str(file)) for file in Path(run.paths.pins).iterdir()]
+    return [pin.checkpoint for pin in found if pin.expires > time.time() + 3600]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -225,6 +226,22 @@ PIN_SECONDS = 86400.0
 def pin(move: Move, checkpoint: str) -> None:
     """Keep the source's retention away from a checkpoint while the migration needs it."""
     move.source_side.shelf.pin(move.plan.migration, checkpoint, pin_expires(move))
+
+
+@contextmanager
+def pinned_there(move: Move, checkpoint: str) -> Iterator[None]:
+    """Meanwhile the retention of the run that trains on the target keeps away from a checkpoint that is brought there
+    to be looked at: it is older than those of its own."""
+    target = move.target
+    _pin(move, target, checkpoint, time.time() + move.skew(move.plan.target_host) + PIN_SECONDS)
+    yield  # where it breaks off, whoever continues needs it, or it expires
+    target.call("runs.unpin", root=target.root, run_id=move.plan.run_id, migration=move.plan.migration)
+
+
+def _pin(move: Move, host: Host, checkpoint: str, expires: float) -> None:
+    plan = move.plan
+    words = {"migration": plan.migration, "checkpoint": checkpoint, "expires": expires}
+    host.call("runs.pin", root=host.root, run_id=plan.run_id, **words)
 
 
 def pin_expires(move: Move) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from midstream.errors import Exit, MidstreamError
 from midstream.migrate import certificate, certificate_overtake, evidence, ledger, outlook, picture
 from midstream.migrate.model import CERTIFY, Certificate, Ledger
-from midstream.migrate.move import Move, replayed
+from midstream.migrate.move import Move, pinned_there, replayed
 from midstream.migrate.phases.cutover import bring_state
 from midstream.migrate.stream import Streamed
 from midstream.watch.model import RunView
@@ -63,9 +63,10 @@ class Certify:
     def _overtaken(self, move: Move, sealed: Mapping[str, Any]) -> None:
         """The state was computed twice: bring the source's own along now, and compare."""
         plan, source, target = move.plan, move.source, move.target
-        bring_state(move, sealed["checkpoint"], Streamed())
         facts = {name: move.journal.known(name) for name in ("rehearsal", "standby_attempt", "crossing_step")}
-        proof = certificate_overtake.gather(source, target, plan, sealed, facts)
+        with pinned_there(move, sealed["checkpoint"]):
+            bring_state(move, sealed["checkpoint"], Streamed())
+            proof = certificate_overtake.gather(source, target, plan, sealed, facts)
         if proof is None:
             raise NotCertified(f"the target's attempt on {target.name} left no evidence of its start", "see its log")
         run = move.wait_for("the promoted run", target.name, lambda run: bool(run.curve), EVIDENCE_TIMEOUT)
