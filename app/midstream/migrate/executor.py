@@ -8,6 +8,7 @@ from typing import Any
 
 from midstream.errors import Exit, HostError, LostContact, MidstreamError
 from midstream.migrate import model
+from midstream.migrate.gone import Asked
 from midstream.migrate.journal import outcome, read_events
 from midstream.migrate.move import Move, MovedOn, NeedsOperator, Phase, RollbackRequested, ways_on
 from midstream.migrate.phases import phases
@@ -17,6 +18,7 @@ from midstream_engine import records
 ASKED = "a person asked for it"
 CUTS = 5  # of a connection, in one phase
 RECONNECT = 120.0  # seconds that a lost connection is tried again before the phase counts as failed
+PAUSE = 1.0  # seconds between two tries
 
 
 def execute(move: Move, *, rollback: bool = False) -> Exit:
@@ -72,8 +74,9 @@ def _run(move: Move, phase: Phase) -> None:
 
 def _patiently(move: Move, phase: Phase) -> None:
     """Run the phase; where a connection is cut, make it anew and run the phase again, which goes on where it was. A
-    host that does not come back in time raises LostContact, as does a link that is cut again and again."""
-    cuts = 0
+    host that does not come back in time raises LostContact, as does a link that is cut again and again; TakenBack where
+    the target's provider says that it never will."""
+    cuts, provider = 0, Asked(move.fleet, move.target_side.target)
     while True:
         try:
             return phase.run(move)
@@ -87,9 +90,11 @@ def _patiently(move: Move, phase: Phase) -> None:
             deadline = time.monotonic() + RECONNECT
             while not _connected(move):
                 move.check_requests()
+                if phase.name != model.ROLLBACK:
+                    provider.check()
                 if time.monotonic() >= deadline:
                     raise
-                time.sleep(1.0)
+                time.sleep(PAUSE)
 
 
 def _connected(move: Move) -> bool:

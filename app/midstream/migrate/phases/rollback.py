@@ -8,6 +8,7 @@ from typing import Any
 from midstream.errors import HostError, MidstreamError
 from midstream.launch.errors import LaunchError
 from midstream.migrate import standby
+from midstream.migrate.gone import taken_back
 from midstream.migrate.model import ROLLBACK
 from midstream.migrate.move import Move, MovedOn
 from midstream.migrate.phases.relaunch import wait_training
@@ -44,7 +45,8 @@ class Rollback:
                 self._close_target(move, back)
                 self._reopen_source(move, back)
         move.source_side.let_go(plan.migration)
-        if not dismissed:  # the run is safe; what stands by costs accelerators
+        if not dismissed and not taken_back(move.fleet, move.target_side.target):
+            # The run is safe; what stands by costs accelerators.
             standby.dismiss_if_reachable(move, SILENCE)
         move.journal.fact(rolled_back=time.time())
 
@@ -133,6 +135,10 @@ class Rollback:
         try:
             self._stop_target(move, back)
         except HostError as error:
+            gone = taken_back(move.fleet, move.target_side.target)
+            if gone:
+                move.note(f"{error.message}; {gone}: nothing runs there any more, so the source goes on without it")
+                return
             if started:
                 raise
             # No engine was ever started there, and without a fence of this epoch none will be.

@@ -1,0 +1,279 @@
+"""A slice that is taken back, or only falls silent, at a random moment of a move that goes there.
+
+    python tests/lab/test_tpu_preemption_campaign.py [--runs 500] [--seed 1] [--results FILE]
+
+The move is carried out by the executor, with its journal, its rollback, two run directories and the lab's Cloud TPU
+service; in the place of the engine's work each phase leaves what a real one would have left when it was struck. What is
+drawn: the phase, whether it was half done, what the service says (preempted, terminated, gone, only its queued resource
+knows, or ready), whether the API answers, and whether the worker comes back.
+
+Where the service says that the slice is gone, the run is back on its source at once, which alone may commit; once it
+was certified on the slice a person is asked. Where nobody says so, silence proves nothing: the move goes on where the
+worker comes back; where it does not, the source goes on only if no engine was ever started there.
+
+Results are appended one line a run, so that a campaign that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+import grpc
+import pytest
+from google.cloud import tpu_v2
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
+
+from lab.test_tpu_campaign import hurry
+from lab.tpu_api import Fault, TpuServer
+from lab.tpu_nodes import QueuedState, State
+from midstream.errors import Exit, LostContact
+from midstream.fleet.config import load_fleet
+from midstream.hosts.local import LocalMachine
+from midstream.hosts.open import Hosts
+from midstream.hosts.providers.google import client
+from midstream.migrate import directory, executor, gone, model
+from midstream.migrate.journal import Journal
+from midstream.migrate.move import Move
+from midstream.migrate.phases import rollback
+from midstream.watch.watcher import Watch
+from midstream_engine import records
+from run_directory import RunDirectory
+from unit.sample_plan import PLAN
+
+RESULTS = Path(__file__).parents[2] / "docs/campaigns/tpu-preemptions.jsonl"
+SAMPLE = 6
+PARENT = "projects/p/locations/z"
+PHASES = (model.PREPARE, model.CUTOVER, model.RELAUNCH, model.CERTIFY, model.FINISH)
+SAYS = ("preempted", "terminated", "gone", "queue", "queue", "ready", "ready")
+STEP = 20
+
+
+def draw(random_: random.Random) -> dict[str, Any]:
+    """What happens in a run, as JSON."""
+    return {
+        "phase": random_.choice(PHASES),
+        "half": random_.random() < 0.5,  # the phase had done its work, and had not said so yet
+        "says": random_.choice(SAYS),
+        "deaf": random_.choice((0, 0, 0, 1, 3)),  # calls of the API that fail for a while
+        "back_after": random_.choice((None, None, 1, 3)),  # tries to reach the worker
+        "standby": random_.random() < 0.5,
+    }
+
+
+class Worker(LocalMachine):
+    """The slice's, which may stop answering."""
+
+    silent = False
+    tries = 0
+    back_after: int | None = None
+
+    def _reached(self) -> None:
+        if self.silent:
+            raise LostContact(f"{self.name}: the connection is gone")
+
+    def connect(self) -> None:
+        if self.silent and self.back_after is not None:
+            self.tries += 1
+            self.silent = self.tries < self.back_after
+        self._reached()
+        super().connect()
+
+    def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
+        self._reached()
+        return super().call(function, timeout=timeout, **arguments)
+
+
+class Step:
+    """A phase that leaves on the disks what a real one does."""
+
+    def __init__(self, name: str, case: dict[str, Any], strike: Callable[[], None]):
+        self.name, self._case, self._strike = name, case, strike
+        self._struck = False
+
+    def run(self, move: Move) -> None:
+        first = self._case["phase"] == self.name and not self._struck
+        if first and not self._case["half"]:
+            self._hit(move)
+        getattr(self, f"_{self.name}")(move)
+        if first:
+            self._hit(move)
+
+    def _hit(self, move: Move) -> None:
+        if not self._struck:
+            self._struck = True
+            self._strike()
+        move.target.call("standby.clock")
+
+    def _prepare(self, move: Move) -> None:
+        move.target.call("standby.clock")
+
+    def _cutover(self, move: Move) -> None:
+        plan, side = move.plan, move.source_side
+        side.take(plan.migration, plan.epoch, plan.target, 600.0)
+        if move.journal.known("sealed") is None:
+            move.journal.fact(holder_before="gpu")
+            side.seal(plan.migration, plan.epoch, plan.target, STEP)
+            fence = side.describe()["fence"]
+            move.journal.fact(sealed={"step": STEP, "fence": fence, "attempt": 1, "checkpoint": "step-20-a001"})
+        move.target.call("standby.clock")
+
+    def _relaunch(self, move: Move) -> None:
+        move.journal.fact(relaunching=True)
+        move.target_side.put_fence(move.journal.known("sealed")["fence"], move.plan.migration)
+        move.journal.fact(target_attempt=2)
+
+    def _certify(self, move: Move) -> None:
+        move.target.call("standby.clock")
+
+    _finish = _certify
+
+
+def one_run(case: dict[str, Any], server: TpuServer, room: Path) -> str:
+    """How it came out. AssertionError where the run belongs to nobody, to two, or to silence."""
+    server.nodes.clear()
+    server.queued.clear()
+    server.faults.clear()
+    server.create(PARENT, "pod", tpu_v2.Node(accelerator_type="v3-8"))
+    server._ready(f"{PARENT}/nodes/pod").queued_resource = f"{PARENT}/queuedResources/pod"
+    spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=PARENT, node_id="pod", node=tpu_v2.Node(accelerator_type="v3-8"))
+    server.queued[f"{PARENT}/queuedResources/pod"] = tpu_v2.QueuedResource(
+        name=f"{PARENT}/queuedResources/pod",
+        tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]),
+        state=tpu_v2.QueuedResourceState(state=QueuedState.ACTIVE),
+    )
+    os.environ["MIDSTREAM_STATE"] = str(room / "state")
+    file = room / "fleet.yaml"
+    file.write_text(
+        f"hosts:\n  gpu: {{type: local, root: {room}/gpu}}\n  pod-0: {{type: local, root: {room}/pod}}\n"
+        "targets: {pod: {type: tpu, project: p, zone: z, hosts: [pod-0]}}\n"
+    )
+    fleet = load_fleet(file)
+    run = RunDirectory(room / "gpu", "r")
+    run.fence(1, "gpu")
+    run.checkpoint(STEP)
+    plan = replace(PLAN, migration="m", source="gpu", target="pod", target_host="pod-0", target_hosts=("pod-0",))
+    plan = replace(plan, mode=model.HANDOVER if case["standby"] else model.STOP)
+    hosts = Hosts(fleet)
+    worker = hosts._hosts["pod-0"] = Worker("pod-0", fleet.hosts["pod-0"])  # type: ignore[arg-type]
+    place = directory.create(plan, fleet.text)
+    move = Move(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts))
+
+    def strike() -> None:
+        worker.silent, worker.back_after = True, case["back_after"]
+        node = server.nodes[f"{PARENT}/nodes/pod"]
+        if case["says"] == "preempted":
+            node.state = State.PREEMPTED
+        elif case["says"] == "terminated":
+            node.state = State.TERMINATED
+        elif case["says"] == "gone":
+            server.nodes.clear()
+            server.queued.clear()
+        elif case["says"] == "queue":
+            server.preempt("pod", says_so=False)
+        if case["deaf"]:
+            server.faults.append(Fault("Get", grpc.StatusCode.PERMISSION_DENIED, times=case["deaf"]))
+
+    steps = tuple(Step(name, case, strike) for name in PHASES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "phases", lambda: steps)
+        code = executor.execute(move)
+    hosts.close()
+    return judged(case, code, move, run, worker)
+
+
+def judged(case: dict[str, Any], code: Exit, move: Move, run: RunDirectory, worker: Worker) -> str:
+    view, fence = move.directory.view(), records.Fence.read(run.paths.fence)
+    taken = case["says"] != "ready"
+    sealed = move.journal.known("sealed") is not None
+    started = move.journal.known("relaunching") is not None
+    told = [event.message for event in view.events if "says its provider" in event.message]
+    if not worker.silent:  # it came back before anybody had to decide, or was said to be gone and then rolled back
+        assert code in (Exit.DONE, Exit.FAILED, Exit.INTERRUPTED)
+    if view.state == model.COMPLETED:
+        assert (fence.epoch, fence.holder) == (2, "pod")
+        assert case["back_after"] is not None, "a move that goes on needs its target"
+        return "went on"
+    if view.state == model.INTERRUPTED:
+        assert case["phase"] == model.FINISH, "what was certified is not given up by itself"
+        assert "--rollback m" in view.error
+        return "asked a person"
+    if view.state == model.ROLLBACK_INCOMPLETE:
+        assert started, "an engine may run there"
+        assert not told, "and nobody says that it does not"
+        assert not taken or case["deaf"], view.error
+        return "waits for evidence"
+    assert view.state == model.ROLLED_BACK, view.state
+    holder = ("gpu", 3) if sealed else ("gpu", 1)
+    assert (fence.holder, fence.epoch) == holder
+    assert fence.accepts(fence.epoch, STEP + 1), "the source may commit"
+    assert records.Mover.read_or_none(run.paths.mover) is None, "nobody has the run in hand any more"
+    if started and worker.silent:
+        assert taken, "silence proves nothing"
+        assert told
+    return "back at once" if told else "back after silence"
+
+
+def campaign(seed: int, numbers: range, tell: Any, seconds: float = 600.0) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    with TpuServer() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(client.ENDPOINT, server.endpoint)
+        patch.setenv("MIDSTREAM_STATE", "")
+        hurry(patch.setattr)
+        patch.setattr(executor, "RECONNECT", 0.3)
+        patch.setattr(executor, "PAUSE", 0.05)
+        patch.setattr(gone, "EVERY", 0.1)
+        patch.setattr(rollback, "SILENCE", 0.1)
+        until = time.monotonic() + seconds
+        for number in numbers:
+            if time.monotonic() > until:
+                break
+            case = draw(random.Random(f"{seed}-{number}"))
+            try:
+                with tempfile.TemporaryDirectory(prefix="preemption-") as room:
+                    outcome = one_run(case, server, Path(room))
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}, run {number}: {str(error)[:1500]}\n{json.dumps(case)}") from error
+            counts[outcome] += 1
+            tell({"seed": seed, "run": number, **case, "outcome": outcome})
+    return counts
+
+
+def test_a_sample_of_the_campaign() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    counts = campaign(seed, range(SAMPLE), lambda line: None)
+    assert sum(counts.values()) == SAMPLE
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=480.0, help="then it stops, to be gone on with")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    done = sum(json.loads(line)["seed"] == options.seed for line in lines)
+    with options.results.open("a", buffering=1) as file:
+        numbers = range(done, options.runs)
+        campaign(options.seed, numbers, lambda line: file.write(json.dumps(line) + "\n"), options.seconds)
+    results = [json.loads(line) for line in options.results.read_text().splitlines()]
+    print(len(results), dict(Counter(line["outcome"] for line in results).most_common()))
+
+
+if __name__ == "__main__":
+    main()
