@@ -33,7 +33,7 @@ CHUNK = 256 << 10  # resumable uploads come in multiples of this many bytes
 
 @dataclasses.dataclass
 class Fault:
-    """What happens to the next ``times`` requests whose method and path (with query) match.
+    """What happens to the next ``times`` requests whose method and path (with query) match, ``after`` so many of them.
 
     ``kind``: a status code (429, 503, ...), answered instead; ``"truncate"``: the answer breaks off in the middle of
     its body; ``"close"``: the connection closes before an answer, but the request has its effect; ``"drop"``: the same,
@@ -45,6 +45,7 @@ class Fault:
     kind: int | str
     times: int = 1
     message: str = "planted"  # with a status code
+    after: int = 0
 
 
 @dataclasses.dataclass
@@ -108,6 +109,9 @@ class BucketServer(Loopback, Buckets):
             self.requests.append((method, path))
             for fault in self.faults:
                 if fault.times and fault.method == method and re.search(fault.path, path):
+                    if fault.after:
+                        fault.after -= 1
+                        continue
                     fault.times -= 1
                     return Refused(fault.kind, fault.message) if isinstance(fault.kind, int) else fault.kind
         return None

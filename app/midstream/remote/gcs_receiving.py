@@ -3,120 +3,81 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Optional
 
-from midstream.remote import gcs
-from midstream.remote import peer as tls
+from midstream.remote import gcs, incoming
 from midstream.remote.files import INCOMING, emit, inside
-from midstream.remote.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, Bytes, Problem, from_stdin, widen
+from midstream.remote.frames import Bytes
 from midstream.remote.gcs_arrivals import part_path
-from midstream.remote.lines import Lines
 from midstream.remote.staging import part_name
-from midstream.remote.telling import Telling
 
 
-class _Arriving:
-    """One item on its way in: its bytes since the last chunk, and, of a whole object that is larger, its parts."""
+class _Arriving(incoming.Arriving):
+    """Its bytes since the last chunk, and, of a whole object that is larger, its parts."""
 
     def __init__(self, item: Dict[str, Any]):
+        super().__init__(item)
         inside("", item["path"])
-        self.item = item
-        self.whole = item["length"] == item["size"]
         self.large = self.whole and item["size"] > gcs.CHUNK
-        self.digest = hashlib.sha256()
-        self.received = 0
         self.chunk = bytearray()
         self.parts: Dict[int, Any] = {}  # offset -> blob
         self.sent = False  # all of its parts are under way
         self.under_way = 0
 
 
-class _Receiver:
+class _Receiver(incoming.Receiver):
     def __init__(self, bucket: gcs.Bucket, stream: Bytes):
-        self.bucket, self.stream = bucket, stream
-        self.arriving: Optional[_Arriving] = None
+        super().__init__(stream)
+        self.bucket = bucket
         self.pool = ThreadPoolExecutor(gcs.AT_ONCE)
         self.room = threading.Semaphore(gcs.AT_ONCE + 4)  # chunks in memory
         self.lock = threading.Lock()
         self.error: Optional[BaseException] = None
-        self.telling = Telling()
 
-    def run(self) -> None:
-        try:
-            while True:
-                kind, length = HEADER.unpack(self.stream.exactly(HEADER.size))
-                if kind == DATA:
-                    self._data(length)
-                elif kind == ITEM:
-                    self._item(json.loads(bytes(self.stream.exactly(length))))
-                elif kind == FINISH:
-                    break
-                elif kind == FAILED:
-                    path = self.arriving.item["path"] if self.arriving else ""
-                    raise Problem("source", path=path, message=bytes(self.stream.exactly(length)).decode())
-                elif kind != IDLE:
-                    raise Problem("protocol", message="a frame of kind {}".format(kind))
-                self._look()
-            if self.arriving is not None:
-                raise Problem("truncated")
-        finally:
-            self.pool.shutdown(wait=True)
-            self.telling.close()
-        self._look()
+    def begin(self, item: Dict[str, Any]) -> _Arriving:
+        return _Arriving(item)
 
-    def _look(self) -> None:
-        """Raise what a thread raised."""
-        if self.error is not None:
-            raise self.error
+    def most(self, arriving: _Arriving) -> int:
+        return gcs.CHUNK - len(arriving.chunk)
 
-    def _item(self, item: Dict[str, Any]) -> None:
-        if self.arriving is not None:
-            raise Problem("protocol", message="{} begins inside another".format(item["path"]))
-        self.arriving = _Arriving(item)
-        if not item["length"]:
-            self._arrived(self.arriving)
-
-    def _data(self, length: int) -> None:
-        arriving = self.arriving
-        if arriving is None or arriving.received + length > arriving.item["length"]:
-            raise Problem("protocol", message="more bytes than announced")
-        while length:
-            data = self.stream.some(min(length, gcs.CHUNK - len(arriving.chunk)))
-            arriving.digest.update(data)
-            arriving.chunk += data
-            arriving.received += len(data)
-            length -= len(data)
-            if arriving.large and (len(arriving.chunk) == gcs.CHUNK or arriving.received == arriving.item["size"]):
-                self._part(arriving)
-        if arriving.received == arriving.item["length"]:
-            self._arrived(arriving)
+    def take(self, arriving: _Arriving, data: memoryview) -> None:
+        arriving.digest.update(data)
+        arriving.chunk += data
+        arriving.received += len(data)
+        if arriving.large and (len(arriving.chunk) == gcs.CHUNK or arriving.received == arriving.item["size"]):
+            self._part(arriving)
 
     def _part(self, arriving: _Arriving) -> None:
         """A chunk of a large object. The one that comes last waits until the hash of all is known to be right."""
         chunk, arriving.chunk = arriving.chunk, bytearray()
         last = arriving.received == arriving.item["size"]
-        if last and arriving.digest.hexdigest() != arriving.item["sha256"]:
-            raise self._wrong(arriving)
+        if last:
+            arriving.check()
         with self.lock:
             arriving.under_way += 1
             arriving.sent = last
         self._submit(self._put_part, arriving, arriving.received - len(chunk), chunk)
 
-    def _arrived(self, arriving: _Arriving) -> None:
-        self.arriving = None
+    def arrived(self, arriving: _Arriving) -> None:
         if arriving.large:
             return
-        found = arriving.digest.hexdigest()
-        if arriving.whole and found != arriving.item["sha256"]:
-            raise self._wrong(arriving)
-        self._submit(self._put_whole if arriving.whole else self._put_range, arriving, found)
+        if arriving.whole:
+            arriving.check()
+        work = self._put_whole if arriving.whole else self._put_range
+        self._submit(work, arriving, arriving.digest.hexdigest())
 
-    def _wrong(self, arriving: _Arriving) -> Problem:
-        message = "SHA-256 is {}".format(arriving.digest.hexdigest())
-        return Problem("hash", path=arriving.item["path"], message=message)
+    def look(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def finish(self) -> None:
+        self.pool.shutdown(wait=True)
+        self.look()
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=True)
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -161,23 +122,8 @@ class _Receiver:
 
 def receive(directory: str, generation: str, access: Dict[str, Any], peer: Optional[Dict[str, Any]] = None) -> int:
     """As ``receiving.receive``, whose lines it speaks, into a bucket: ``directory`` is ``gs://bucket/prefix``."""
-    if peer is None:
-        widen(0)
-        read_into = from_stdin
-    else:
-        Lines()
-        try:
-            read_into = tls.reader(tls.meet(peer))
-        except OSError as error:
-            emit("problem", kind="truncated", message="no connection: {}".format(error))
-            return 1
     try:
-        _Receiver(gcs.Bucket(directory, access), Bytes(read_into)).run()
-    except Problem as problem:
-        emit("problem", **problem.fields)
-        return 1
+        return incoming.receive(peer, lambda stream: _Receiver(gcs.Bucket(directory, access), stream).run())
     except (gcs.GcsError, OSError, ValueError) as error:
         gcs.tell(error, emit)
         return 1
-    emit("done")
-    return 0

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Deque, Dict, Iterator, Optional, Tuple
+from typing import Any, Deque, Dict, Iterator, Optional, Sequence, Tuple
 
 from midstream.remote import gcs
-from midstream.remote import peer as tls
 from midstream.remote.files import inside
-from midstream.remote.frames import DATA, FINISH, IDLE, ITEM
-from midstream.remote.lines import Lines
-from midstream.remote.sending import TICK, Pipe, Sender, SocketOut
+from midstream.remote.frames import DATA, ITEM
+from midstream.remote.sending import Sender, Take, serve
 
 
 class _Ahead:
@@ -44,38 +40,21 @@ class _Ahead:
 
 def send(directory: str, access: Dict[str, Any], peer: Optional[Dict[str, Any]] = None) -> int:
     """As ``sending.send``, whose lines it understands, from a bucket: ``directory`` is ``gs://bucket/prefix``."""
-    lines = Lines()
-    sock = tls.meet(peer) if peer is not None else None
-    sender = Sender(directory, Pipe(sys.stdout.buffer.fileno()) if sock is None else SocketOut(sock))
-    try:
+
+    def begin(sender: Sender) -> Take:
         ahead = _Ahead(gcs.Bucket(directory, access))
-        while True:
-            line = lines.get(0.0)
-            if line is None:
-                sender.flush()
-                line = lines.get(TICK)
-            if line is None:
-                sender.frame(IDLE)
-                continue
-            if "rate" in line:
-                sender.pace.rate = line["rate"]
-            for item in line.get("items", ()):
+
+        def take(items: Sequence[Dict[str, Any]]) -> bool:
+            for item in items:
                 ahead.want(item)
-            if not _sent(sender, ahead):
-                return 1
-            if line.get("end"):
-                sender.frame(FINISH)
-                sender.flush()
-                if sock is not None:
-                    tls.part(sock)
-                return 0
+            return _sent(sender, ahead)
+
+        return take
+
+    try:
+        return serve(directory, peer, begin)
     except gcs.GcsError as error:
         sys.stderr.write(str(error) + "\n")  # stdout carries frames
-        return 1
-    except OSError as error:  # the receiver has ended, and says why on its own channel
-        if error.errno not in (errno.EPIPE, errno.ECONNRESET) and sock is None:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.buffer.fileno())
         return 1
 
 

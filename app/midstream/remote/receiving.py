@@ -7,37 +7,30 @@ arrives in ranges, over several streams or in several attempts, `assembly.py` ha
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 from typing import Any, Callable, Dict, List, Optional
 
-from midstream.remote import peer as tls
-from midstream.remote.files import emit, inside
-from midstream.remote.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, Bytes, Problem, from_stdin, widen
-from midstream.remote.lines import Lines
+from midstream.remote import incoming
+from midstream.remote.files import inside
+from midstream.remote.frames import Bytes, Problem
 from midstream.remote.staging import CHUNK, Stage, problem
-from midstream.remote.telling import Telling
 
 SETTLING = 4  # threads that fsync finished objects while the next ones arrive
 SYNCED = 1 << 20  # objects from this size on are on the disk before they are named; the others before the manifest is
 
 
-class _Arriving:
-    """One item on its way in."""
+class _Arriving(incoming.Arriving):
+    """Its bytes go into a file of the staging directory."""
 
     def __init__(self, stage: Stage, item: Dict[str, Any]):
-        self.item = item
-        self.whole = item["length"] == item["size"]
+        super().__init__(item)
         self.place = inside(stage.directory, item["path"])
         self.part = stage.part(item)
-        self.digest = hashlib.sha256() if self.whole else None
-        self.received = 0
         # Whole or not: what a cut leaves behind is looked at again chunk by chunk.
         self.file = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def write(self, data: memoryview) -> None:
-        if self.digest is not None:
+        if self.whole:
             self.digest.update(data)
         at = self.item["offset"] + self.received
         self.received += len(data)
@@ -87,77 +80,46 @@ class _Settling:
             self._pool.shutdown(wait=True)
 
 
-class _Receiver:
+class _Receiver(incoming.Receiver):
     def __init__(self, stage: Stage, stream: Bytes):
+        super().__init__(stream)
         self.stage = stage
-        self.stream = stream
-        self.arriving: Optional[_Arriving] = None
         self.settling = _Settling()
-        self.telling = Telling()
 
-    def run(self) -> None:
-        try:
-            while True:
-                kind, length = HEADER.unpack(self.stream.exactly(HEADER.size))
-                if kind == DATA:
-                    self._data(length)
-                elif kind == ITEM:
-                    self._item(json.loads(bytes(self.stream.exactly(length))))
-                elif kind == FINISH:
-                    break
-                elif kind == FAILED:
-                    words = bytes(self.stream.exactly(length)).decode()
-                    raise Problem("source", path=self._item_path(), message=words)
-                elif kind != IDLE:
-                    raise Problem("protocol", message="a frame of kind {}".format(kind))
-            if self.arriving is not None:
-                raise Problem("truncated")
-            self.settling.finish()
-        finally:
-            self.settling.close()
-            if self.arriving is not None:
-                self.arriving.give_up()
-            self.telling.close()
+    def begin(self, item: Dict[str, Any]) -> _Arriving:
+        return _Arriving(self.stage, item)
 
-    def _item_path(self) -> str:
-        return self.arriving.item["path"] if self.arriving is not None else ""
+    def most(self, arriving: _Arriving) -> int:
+        return int(arriving.item["length"]) - arriving.received
 
-    def _item(self, item: Dict[str, Any]) -> None:
-        if self.arriving is not None:
-            raise Problem("protocol", message="{} begins inside another".format(item["path"]))
-        self.arriving = _Arriving(self.stage, item)
-        if not item["length"]:
-            self._arrived()
+    def take(self, arriving: _Arriving, data: memoryview) -> None:
+        arriving.write(data)
+        self.telling.landed(len(data))
 
-    def _data(self, length: int) -> None:
-        arriving = self.arriving
-        if arriving is None or arriving.received + length > arriving.item["length"]:
-            raise Problem("protocol", message="more bytes than announced for {}".format(self._item_path()))
-        while length:
-            data = self.stream.some(length)
-            arriving.write(data)
-            length -= len(data)
-            self.telling.landed(len(data))
-        if arriving.received == arriving.item["length"]:
-            self._arrived()
-
-    def _arrived(self) -> None:
-        arriving, self.arriving = self.arriving, None
-        assert arriving is not None
+    def arrived(self, arriving: _Arriving) -> None:
         item = arriving.item
-        if arriving.digest is None:
+        if not arriving.whole:
             self.telling.landed(ranges=[[item["path"], item["offset"], item["length"]]])
             self.settling.submit(self._sync, arriving)
             return
-        found = arriving.digest.hexdigest()
-        if found != item["sha256"]:
+        try:
+            arriving.check()
+        except Problem:
             arriving.close()
             os.unlink(arriving.part)
-            raise Problem("hash", path=item["path"], message="SHA-256 is {}".format(found))
+            raise
         if item["size"] < SYNCED:
             self._settle(arriving)
         else:
             self.settling.submit(self._settle, arriving, True)
+
+    def finish(self) -> None:
+        self.settling.finish()
+
+    def close(self) -> None:
+        self.settling.close()
+        if self.arriving is not None:
+            self.arriving.give_up()
 
     def _sync(self, arriving: _Arriving) -> None:
         """Begin writing a range to the disk while others arrive."""
@@ -177,26 +139,16 @@ def receive(directory: str, generation: str, peer: Optional[Dict[str, Any]] = No
     """Read frames from stdin, or through TLS from ``peer``, into the staging directory ``generation`` of ``directory``.
     Lines: ``landed`` (``bytes`` since the last such line; ``objects``, verified and named; ``ranges``, written), and at
     the end ``done`` or ``problem`` (kinds truncated, source, hash, full, protocol, system)."""
-    if peer is None:
-        widen(0)
-        read_into = from_stdin
-    else:
-        Lines()  # the operator's end is ours
+
+    def keep(stream: Bytes) -> None:
+        stage = Stage(directory, generation)
         try:
-            read_into = tls.reader(tls.meet(peer))
-        except OSError as error:
-            emit("problem", kind="truncated", message="no connection: {}".format(error))
-            return 1
-    stage = Stage(directory, generation)
+            _Receiver(stage, stream).run()
+        finally:
+            stage.leave()
+
     try:
-        _Receiver(stage, Bytes(read_into)).run()
-    except Problem as found:
-        emit("problem", **found.fields)
-        return 1
+        return incoming.receive(peer, keep)
     except OSError as error:
         problem(error, directory)
         return 1
-    finally:
-        stage.leave()
-    emit("done")
-    return 0

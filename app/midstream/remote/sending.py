@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence
 
 from midstream.remote import peer as tls
 from midstream.remote.files import inside
@@ -164,14 +164,18 @@ def _short(found: int, item: Dict[str, Any]) -> str:
     return "{} bytes, the manifest says {}".format(found, item["size"] + item.get("from", 0))
 
 
-def send(directory: str, peer: Optional[Dict[str, Any]] = None) -> int:
-    """Send what the lines on stdin ask for: ``{"items": [...]}``, ``{"rate": BYTES_PER_SECOND}``, ``{"end": true}``.
-    Frames go to stdout, or through TLS to ``peer``."""
+Take = Callable[[Sequence[Dict[str, Any]]], bool]
+
+
+def serve(directory: str, peer: Optional[Dict[str, Any]], begin: Callable[[Sender], Take]) -> int:
+    """The loop of a source, whatever it reads from: what ``begin`` gives sends items, and says False where they cannot
+    be read, which the stream has then been told. Lines: see `send`. The program's exit status."""
     lines = Lines()
     # With TLS the certificate's key is in memory only; the listening side says its port on stdout.
     sock = tls.meet(peer) if peer is not None else None
     sender = Sender(directory, Pipe(sys.stdout.buffer.fileno()) if sock is None else SocketOut(sock))
     try:
+        take = begin(sender)
         while True:
             line = lines.get(0.0)
             if line is None:
@@ -182,9 +186,8 @@ def send(directory: str, peer: Optional[Dict[str, Any]] = None) -> int:
                 continue
             if "rate" in line:
                 sender.pace.rate = line["rate"]
-            for item in line.get("items", ()):
-                if not sender.item(item):
-                    return 1
+            if not take(line.get("items", ())):
+                return 1
             if line.get("end"):
                 sender.frame(FINISH)
                 sender.flush()
@@ -196,3 +199,9 @@ def send(directory: str, peer: Optional[Dict[str, Any]] = None) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.buffer.fileno())
         return 1
+
+
+def send(directory: str, peer: Optional[Dict[str, Any]] = None) -> int:
+    """Send what the lines on stdin ask for: ``{"items": [...]}``, ``{"rate": BYTES_PER_SECOND}``, ``{"end": true}``.
+    Frames go to stdout, or through TLS to ``peer``."""
+    return serve(directory, peer, lambda sender: lambda items: all(sender.item(item) for item in items))
