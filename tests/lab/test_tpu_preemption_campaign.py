@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 from lab.test_tpu_campaign import hurry
 from lab.tpu_api import Fault, TpuServer
 from lab.tpu_nodes import QueuedState, State
-from midstream.errors import Exit, LostContact
+from midstream.errors import Exit, LostContact, MidstreamError
 from midstream.fleet.config import load_fleet
 from midstream.hosts.local import LocalMachine
 from midstream.hosts.open import Hosts
@@ -142,13 +142,14 @@ class Step:
     _finish = _certify
 
 
-def one_run(case: dict[str, Any], server: TpuServer, room: Path) -> str:
-    """How it came out. AssertionError where the run belongs to nobody, to two, or to silence."""
+def begun(server: TpuServer, room: Path, mode: str) -> tuple[Move, RunDirectory, Worker]:
+    """A move of run ``r`` from host ``gpu`` to the slice ``pod``, which is ready."""
     server.nodes.clear()
     server.queued.clear()
     server.faults.clear()
     server.create(PARENT, "pod", tpu_v2.Node(accelerator_type="v3-8"))
     server._ready(f"{PARENT}/nodes/pod").queued_resource = f"{PARENT}/queuedResources/pod"
+    server.operations.clear()  # it is made, and stays as it is
     spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=PARENT, node_id="pod", node=tpu_v2.Node(accelerator_type="v3-8"))
     server.queued[f"{PARENT}/queuedResources/pod"] = tpu_v2.QueuedResource(
         name=f"{PARENT}/queuedResources/pod",
@@ -166,11 +167,16 @@ def one_run(case: dict[str, Any], server: TpuServer, room: Path) -> str:
     run.fence(1, "gpu")
     run.checkpoint(STEP)
     plan = replace(PLAN, migration="m", source="gpu", target="pod", target_host="pod-0", target_hosts=("pod-0",))
-    plan = replace(plan, mode=model.HANDOVER if case["standby"] else model.STOP)
+    plan = replace(plan, mode=mode)
     hosts = Hosts(fleet)
     worker = hosts._hosts["pod-0"] = Worker("pod-0", fleet.hosts["pod-0"])  # type: ignore[arg-type]
     place = directory.create(plan, fleet.text)
-    move = Move(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts))
+    return Move(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts)), run, worker
+
+
+def one_run(case: dict[str, Any], server: TpuServer, room: Path) -> str:
+    """How it came out. AssertionError where the run belongs to nobody, to two, or to silence."""
+    move, run, worker = begun(server, room, model.HANDOVER if case["standby"] else model.STOP)
 
     def strike() -> None:
         worker.silent, worker.back_after = True, case["back_after"]
@@ -191,7 +197,7 @@ def one_run(case: dict[str, Any], server: TpuServer, room: Path) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "phases", lambda: steps)
         code = executor.execute(move)
-    hosts.close()
+    move.hosts.close()
     return judged(case, code, move, run, worker)
 
 
@@ -250,6 +256,23 @@ def campaign(seed: int, numbers: range, tell: Any, seconds: float = 600.0) -> Co
             counts[outcome] += 1
             tell({"seed": seed, "run": number, **case, "outcome": outcome})
     return counts
+
+
+def test_nobody_waits_for_a_slice_that_its_provider_has_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_STATE", "")  # and as it was, afterwards
+    with TpuServer() as server:
+        monkeypatch.setenv(client.ENDPOINT, server.endpoint)
+        move, _, _ = begun(server, tmp_path, model.STOP)  # nobody watches: the worker is silent
+        with pytest.raises(MidstreamError, match="x: not within 0 s on pod-0"):
+            move.wait_for("x", "pod-0", lambda run: True, 0.1)
+        server.preempt("pod")
+        with pytest.raises(gone.TakenBack, match=r"pod was taken back: p/z/pod is PREEMPTED.*says its provider"):
+            move.wait_for("x", "pod-0", lambda run: True, 600.0)
+        with pytest.raises(MidstreamError, match="x: not within 0 s on gpu"):
+            move.wait_for("x", "gpu", lambda run: True, 0.1)
+        move.hosts.close()
 
 
 def test_a_sample_of_the_campaign() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from midstream.errors import MidstreamError, RemoteError
 from midstream.launch.group import start
 from midstream.launch.start import Launch
+from midstream.migrate.gone import Asked
 from midstream.migrate.model import OVERTAKE
 from midstream.migrate.side import Side, target_of
 from midstream_engine import records
@@ -171,8 +172,10 @@ class Move:
         """The run's copy on ``host`` once ``predicate`` holds for it.
 
         While the host does not answer, its silence is no evidence of anything: time without contact does not count
-        towards ``timeout``, up to ten times of it. MidstreamError names ``what`` was waited for.
+        towards ``timeout``, up to ten times of it. MidstreamError names ``what`` was waited for; TakenBack where the
+        provider of a silent target says that it is gone.
         """
+        provider = Asked(self.fleet, self.target_side.target)
         deadline = time.monotonic() + 10 * timeout
         heard = 0.0
         told = False
@@ -194,9 +197,12 @@ class Move:
             if view is not None and view.link == "live":
                 heard += time.monotonic() - began
                 told = False
-            elif not told:
+                continue
+            if not told:
                 self.note(f"{host} does not answer; waiting: losing contact is not losing the run")
                 told = True
+            if host in self.target_side.target.hosts:
+                provider.check()
         raise MidstreamError(
             f"{what}: not within {timeout:.0f} s on {host}", f"midstream --status shows what {host} does"
         )
