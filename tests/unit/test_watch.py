@@ -95,6 +95,18 @@ def test_a_claim_to_run_without_a_process_is_lost(tmp_path: Path, watching: Watc
     assert view.state == "lost"
 
 
+def test_a_process_that_ended_before_it_had_a_status_is_lost(tmp_path: Path, watching: Watching):
+    """On a full disk, say. A number that was claimed, and under which nothing was started, is not."""
+    run = RunDirectory(tmp_path)
+    attempt = run.attempt(1)
+    watch = watching(here=LocalHost(root=str(tmp_path)))
+    view = run_of(seen(watch, lambda now: run_of(now) is not None))
+    assert view is not None
+    assert view.state == "empty"
+    records.write_json(attempt.launched(0), dead_process().to_json())
+    seen(watch, lambda now: (it := run_of(now)) is not None and it.state == "lost")
+
+
 def test_the_machine_is_described(tmp_path: Path, watching: Watching):
     host = seen(watching(here=LocalHost(root=str(tmp_path), devices=2)), live).host("here")
     assert host is not None

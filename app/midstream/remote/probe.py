@@ -216,7 +216,7 @@ class _Run:
         numbers = runs.attempts(self._paths)
         newest = runs.newest_started(self._paths, numbers)
         state = runs.status(self._root, self._id, newest) if newest else {"status": None, "alive": False}
-        return {"attempts": numbers, "attempt": newest, **state}
+        return {"attempts": numbers, "attempt": newest, "wordless": runs.wordless(self._paths.attempt(newest)), **state}
 
     def _fence(self) -> Dict[str, Any]:
         return {"fence": self._record("fence", self._paths.fence)}

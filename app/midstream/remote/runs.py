@@ -121,6 +121,16 @@ def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.
     return records.ProcessIdentity.from_json(value, "launch.json") if value else None
 
 
+def wordless(path: records.AttemptPaths) -> bool:
+    """Whether a process that was started for the attempt is gone and has left no status: it ended before its first (on
+    a full disk, say). Of a job of a cluster that is not known."""
+    for process in processes(path):
+        identity = _launched(path, process)
+        if identity is not None and not records.is_alive(identity) and not os.path.exists(path.status(process)):
+            return True
+    return False
+
+
 def launched_alive(path: records.AttemptPaths, process: int = 0) -> bool:
     """Whether what was started for a process still runs: the engine itself, or what stands beside it."""
     identity = _launched(path, process)

@@ -129,6 +129,7 @@ class RunView:
     log: Sequence[str] = field(default=(), repr=False)  # the last lines of the newest attempt's process 0
     trouble: str = ""  # one line: what of its directory cannot be read; the rest is what was known before
     store: str = ""  # gs://bucket/prefix, where its checkpoints lie there and not on its host
+    wordless: bool = False  # what was started has ended before it had a status
     listed: bool = True  # whether its checkpoints were looked for: a bucket is asked from here, and may be slow
 
     @property
@@ -141,9 +142,10 @@ class RunView:
 
     @property
     def state(self) -> str:
-        """The status' state; ``lost`` where it claims to run and no such process does; ``empty`` without status."""
+        """The status' state; ``lost`` where it claims to run and no such process does, or ended before it had a status
+        (on a full disk, say); ``empty`` where nothing was started."""
         if self.status is None:
-            return "empty"
+            return "lost" if self.wordless else "empty"
         if self.status.state not in records.ENDED and not self.alive:
             return "lost"
         return self.status.state
