@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import events
 from textual.app import App
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.message import Message
@@ -23,6 +24,7 @@ from midstream.tui.background import Background
 from midstream.tui.book import Book
 from midstream.tui.glyphs import ASCII, UNICODE
 from midstream.tui.layout import Layout
+from midstream.tui.pauses import Pauses
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet import FleetScreen
 from midstream.tui.screens.rows import utilisation
@@ -38,6 +40,7 @@ REPAINT = 0.25  # seconds between repaints, at least, however often hosts report
 TICK = 1.0  # seconds after which ages are painted anew without any change
 HISTORY = 120  # looks at a host that are remembered
 TOLD = 3  # toasts at once
+ROWS = 40_000  # of long runs, taken into curves at a time: some milliseconds
 MIGRATIONS = 0.5  # seconds between looks at the migrations' journals
 
 
@@ -91,7 +94,8 @@ class MidstreamApp(App[int], inherit_bindings=False):
     ) -> None:
         super().__init__()
         self.kept = layout or Layout()
-        self.book = Book()
+        self.book = Book(ROWS)
+        self._pauses: Pauses | None = None
         self.history: dict[str, deque[float]] = {}  # host -> what its accelerators were busy, 0..1, over time
         self.source = source
         self.actions = actions
@@ -125,6 +129,16 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self.set_interval(MIGRATIONS, self.read_migrations)
         self.read_migrations()
 
+    def run_alone(self) -> None:
+        """Run in a process that is there for it: no pause of the interpreter is to be felt."""
+        with Pauses() as self._pauses:
+            self.run()
+
+    async def on_event(self, event: events.Event) -> None:
+        if self._pauses is not None and isinstance(event, events.InputEvent):
+            self._pauses.touched()
+        await super().on_event(event)
+
     def on_unmount(self) -> None:
         if self._unsubscribe is not None:
             self._unsubscribe()
@@ -138,6 +152,8 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self._changed = True
 
     def _repaint(self) -> None:
+        if self._pauses is not None:
+            self._pauses.settle()
         if self._changed or time.monotonic() - self._painted >= TICK:
             self.publish()
 
@@ -155,8 +171,9 @@ class MidstreamApp(App[int], inherit_bindings=False):
             front.refresh_world()
 
     def _remember(self, before: World) -> None:
+        known = set(map(id, before.snapshot.hosts))
         for host in self.world.snapshot.hosts:
-            if host is not before.snapshot.host(host.name) and (busy := utilisation(host)) is not None:
+            if id(host) not in known and (busy := utilisation(host)) is not None:
                 self.history.setdefault(host.name, deque(maxlen=HISTORY)).append(busy)
 
     def _tell(self, before: World) -> None:
@@ -306,7 +323,7 @@ def run_tui(
     with DESK.of(person):  # from the first host that is reached to the last: nobody asks beside the screen
         watch.start()
         try:
-            app.run()
+            app.run_alone()
         finally:
             person.leave()
             watch.stop()
@@ -325,7 +342,7 @@ def replay_tui(file: str, *, ascii_only: bool = False, speed: float = 1.0) -> in
     app = MidstreamApp(replay, replay, readonly=True, ascii_only=ascii_only, clock=replay.clock)
     replay.play()
     try:
-        app.run()
+        app.run_alone()
     finally:
         replay.stop()
     return app.return_code or 0

@@ -21,14 +21,21 @@ KEPT = 48  # series; the one that was asked for the longest ago goes first
 @dataclass
 class _Entry:
     rows: Sequence[Mapping[str, Any]]
+    taken: int  # of the rows
     series: Series
 
 
 class Book:
-    """Series by what they are of."""
+    """Series by what they are of. Millions of rows are taken in by and by: ``rows_at_once`` after each `begin`."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows_at_once: int | None = None) -> None:
         self._entries: dict[Hashable, _Entry] = {}
+        self._at_once = self._left = rows_at_once
+        self.behind = False
+
+    def begin(self) -> None:
+        """Take in more. ``behind`` says afterwards whether a series that was asked for is not whole yet."""
+        self._left, self.behind = self._at_once, False
 
     def series(
         self, key: Hashable, rows: Sequence[Mapping[str, Any]], metric: str, axis: str = STEP
@@ -39,10 +46,14 @@ class Book:
         entry = self._entries.pop(full, None)
         fresh = entry is None
         if entry is None or not (rows is entry.rows or (isinstance(rows, Rows) and rows.continues(entry.rows))):
-            entry, fresh = _Entry((), Series()), True
-        if rows is not entry.rows:
-            _take(entry.series, rows, len(entry.rows), metric, axis)
-            entry.rows = rows
+            entry, fresh = _Entry((), 0, Series()), True
+        entry.rows = rows
+        stop = len(rows) if self._left is None else min(len(rows), entry.taken + self._left)
+        if stop > entry.taken:
+            _take(entry.series, rows, entry.taken, stop, metric, axis)
+            self._left = None if self._left is None else self._left - (stop - entry.taken)
+            entry.taken = stop
+        self.behind = self.behind or entry.taken < len(rows)
         self._entries[full] = entry
         while len(self._entries) > KEPT:
             del self._entries[next(iter(self._entries))]
@@ -63,19 +74,17 @@ def x_of_step(rows: Sequence[Mapping[str, Any]], step: int, axis: str) -> float 
     return None if value is None else value - (rows[0].get("time") or 0.0 if axis == TIME else 0.0)
 
 
-def _take(series: Series, rows: Sequence[Mapping[str, Any]], start: int, metric: str, axis: str) -> None:
-    if not len(rows) or start == len(rows):
-        return
+def _take(series: Series, rows: Sequence[Mapping[str, Any]], start: int, stop: int, metric: str, axis: str) -> None:
     origin = (rows[0].get("time") or 0.0) if axis == TIME else 0.0
     if isinstance(rows, Rows):
-        for attempt, begin, end in rows.stretches(start, len(rows)):
+        for attempt, begin, end in rows.stretches(start, stop):
             values, there = rows.numbers(metric, begin, end)
             x = array("d", rows.steps(begin, end)) if axis == STEP else rows.numbers(_OF_AXIS[axis], begin, end)[0]
             if 0 in there:
                 values, x = array("d", compress(values, there)), array("d", compress(x, there))
             _append(series, x, values, attempt, axis, origin)
         return
-    for row in rows[start:]:
+    for row in rows[start:stop]:
         if metric in row:
             at = row["global_step"] if axis == STEP else row.get(_OF_AXIS[axis])
             number = row[metric]

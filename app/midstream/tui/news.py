@@ -32,11 +32,15 @@ def between(before: World, after: World) -> list[Item]:
 
 
 def _runs(before: World, after: World) -> list[Item]:
+    same = set(map(id, before.snapshot.runs))
+    changed = [run for run in after.snapshot.runs if id(run) not in same]
+    if not changed:
+        return []
     known = {run.key: run for run in before.snapshot.runs}
     found = []
-    for run in after.snapshot.runs:
+    for run in changed:
         old = known.get(run.key)
-        if old is None or old is run or old.state == run.state:
+        if old is None or old.state == run.state:
             continue
         if run.state == records.FAILED:
             why = f": {run.status.message}" if run.status and run.status.message else ""
@@ -50,7 +54,10 @@ def _runs(before: World, after: World) -> list[Item]:
 
 def _hosts(before: World, after: World) -> list[Item]:
     found = []
+    same = set(map(id, before.snapshot.hosts))
     for host in after.snapshot.hosts:
+        if id(host) in same:
+            continue
         old = before.snapshot.host(host.name)
         if old is None or old.link == host.link:
             continue

@@ -37,6 +37,12 @@ class World:
         return next((view for view in self.migrations if view.migration == migration), None)
 
     @cached_property
+    def runs_in_order(self) -> list[RunView]:
+        """One a run: the copy with the highest fence epoch. Those that run come first."""
+        current = self.snapshot.current()  # by their ids
+        return [run for run in current if run.alive] + [run for run in current if not run.alive]
+
+    @cached_property
     def _training(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for run in self.snapshot.runs:

@@ -198,7 +198,8 @@ class Snapshot:
             process = run.status.process if run.status else 0
             return run.epoch, run.status.epoch if run.status else 0, run.attempt, -process
 
-        return tuple(sorted(self._by_run.get(run_id, ()), key=newest, reverse=True))
+        found = self._by_run.get(run_id, ())
+        return tuple(sorted(found, key=newest, reverse=True)) if len(found) > 1 else tuple(found)
 
     def members(self, run: RunView) -> tuple[RunView, ...]:
         """The views of one attempt on all hosts that carry it out, process 0 first; itself where it has one."""
@@ -218,4 +219,6 @@ class Snapshot:
 
     def current(self) -> tuple[RunView, ...]:
         """One view a run: the copy with the highest fence epoch."""
-        return tuple(self.copies(run_id)[0] for run_id in sorted(self._by_run))
+        return tuple(
+            found[0] if len(found) == 1 else self.copies(run_id)[0] for run_id, found in sorted(self._by_run.items())
+        )

@@ -66,6 +66,8 @@ class Store:
 
     def snapshot(self) -> Snapshot:
         """The fleet now. The same object until something changes."""
+        if (known := self._snapshot) is not None:
+            return known  # without waiting for a line that is being taken in
         with self.changed:
             if self._snapshot is None:
                 runs = tuple(sorted((run for shown in self._shown.values() for run in shown), key=lambda run: run.key))
@@ -90,6 +92,7 @@ class Store:
     def take(self, host: str, line: Mapping[str, Any]) -> None:
         """One line of a host's probe. RecordError where it is of another shape."""
         event = line["event"]
+        rows = parse_rows(line["text"]) if event == "metrics" else ()  # it takes a while, in which nobody has to wait
         with self.changed:
             self._heard("take", host, line)
             if event == "hello":
@@ -105,7 +108,7 @@ class Store:
                 self._runs[host].pop(line["run"], None)
             else:
                 run = self._run(host, line["run"])
-                run.take(event, line)
+                run.take(event, line, rows)
                 if "store" in line and (run.store, line["run"]) in self._shelves:
                     run.stored(*self._shelves[run.store, line["run"]])
                 self._told[host].add(line["run"])
@@ -246,11 +249,12 @@ class _Run:
     def _trouble(self) -> str:
         return "; ".join(filter(None, self._misread.values()))
 
-    def take(self, event: str, line: Mapping[str, Any]) -> None:
+    def take(self, event: str, line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        """A line; of metrics its rows, too."""
         if event == "run":
             self._change(line)
         elif event == "metrics":
-            self._metrics(line)
+            self._metrics(line, rows)
         elif event == "log":
             if line["first"]:
                 self._log.clear()
@@ -295,11 +299,11 @@ class _Run:
         self._misread.pop(what, None)
         return value
 
-    def _metrics(self, line: Mapping[str, Any]) -> None:
+    def _metrics(self, line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
         attempt = line["attempt"]
         if line["offset"] == 0:
             self._restart(attempt)
-        self._curve.extend(attempt, parse_rows(line["text"]))
+        self._curve.extend(attempt, rows)
         self.places[attempt] = (line["inode"], line["end"])
 
     def _restart(self, attempt: int) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, cast
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.screen import Screen
+from textual.timer import Timer
+from textual.widgets import Static
 
 from midstream.errors import MidstreamError
 from midstream.tui import palette
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from midstream.tui.app import MidstreamApp
 
 
+SOON = 0.02  # seconds
+
+
 class MidstreamScreen(Screen[None]):
     """A screen under breadcrumbs and above the hint line. ``SCOPE`` is its name in the command table.
 
@@ -29,6 +34,8 @@ class MidstreamScreen(Screen[None]):
 
     SCOPE = ""
     _ready = False  # its parts are there
+    _lines: dict[str, int]  # text -> its lines
+    _reading: Timer | None = None  # until long curves are read on
 
     @property
     def midstream(self) -> MidstreamApp:
@@ -43,6 +50,10 @@ class MidstreamScreen(Screen[None]):
     @property
     def world(self) -> World:
         return self.midstream.world
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = {}
 
     def compose(self) -> ComposeResult:
         yield Breadcrumbs(self.glyphs)
@@ -62,7 +73,25 @@ class MidstreamScreen(Screen[None]):
         """Show the present world."""
         if self._ready:
             self.query_one(Breadcrumbs).show(self.crumbs(), self._fleet_state(self.world))
+            self.midstream.book.begin()
             self.show(self.world)
+            self.read_on()
+
+    def read_on(self) -> None:
+        """Where a curve in sight is so long that it is taken in by and by: go on soon, after keys that wait."""
+        if self.midstream.book.behind and self._reading is None:
+            self._reading = self.set_timer(SOON, self._read_on)
+
+    def _read_on(self) -> None:
+        self._reading = None
+        if self.midstream.front is self:
+            self.refresh_world()
+
+    def put(self, selector: str, text: Text) -> None:
+        """Show a text whose lines are not folded. The screen is laid out anew only where their number has changed."""
+        count = text.plain.count("\n")
+        self.query_one(selector, Static).update(text, layout=count != self._lines.get(selector))
+        self._lines[selector] = count
 
     def on_mount(self) -> None:
         """Textual calls this after the subclass' own."""

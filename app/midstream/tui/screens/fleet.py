@@ -13,6 +13,7 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.widgets.bars import downtime
 from midstream.tui.widgets.chrome import Hints, Rule, Views
 from midstream.tui.widgets.curve import CurveView
+from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.table import Table
 from midstream.tui.world import World, attempt_hues, attempt_names
 from midstream.watch import model as watch
@@ -62,7 +63,7 @@ class FleetScreen(MidstreamScreen):
     def show(self, world: World) -> None:
         items = {
             HOSTS: world.snapshot.hosts,
-            RUNS: rows.runs_in_order(world) if self._view == RUNS else (),
+            RUNS: world.runs_in_order if self._view == RUNS else (),
             MIGRATIONS: world.migrations,
         }
         listing, sort = LISTS[self._view], self._sort
@@ -134,17 +135,23 @@ class FleetScreen(MidstreamScreen):
             if run is not None:
                 rule.show(run.run_id, "enter opens it")
                 names = attempt_names(run, self.glyphs.times)
-                curve.show(run.curve, names=names, hues=attempt_hues(run), empty=f"no steps yet ({run.state})")
+                series, _ = self.midstream.book.series(run.key, run.curve, curve.metric)
+                drawn = Drawn(series, hues=attempt_hues(run))
+                curve.draw((drawn,), metric=curve.metric, names=names, empty=f"no steps yet ({run.state})")
         elif self._view == HOSTS:
             host = world.snapshot.host(str(key))
             rule.show(str(key))
             history = self.midstream.history.get(str(key), ())
-            text.update(rows.describe_host(host, world, self.glyphs, self.size.width, history) if host else Text())
+            words = rows.describe_host(host, world, self.glyphs, self.size.width, history) if host else Text()
+            self.put("#preview-text", words)
         else:
             view = world.migration(str(key))
             rule.show(str(key), "enter opens it")
             if view is not None:
-                text.update(downtime(self.glyphs, view.ledger, view.predicted_seconds, self.size.width - 2))
+                self.put(
+                    "#preview-text",
+                    downtime(self.glyphs, view.ledger, view.predicted_seconds, self.size.width - 2),
+                )
 
     def _selected_run(self) -> RunView | None:
         key = self.table(RUNS).selected
@@ -153,7 +160,9 @@ class FleetScreen(MidstreamScreen):
 
     def on_table_moved(self, event: Table.Moved) -> None:
         if event.table is self.table():
+            self.midstream.book.begin()
             self._preview(self.world)
+            self.read_on()
 
     def on_table_headed(self, event: Table.Headed) -> None:
         sort = self._sort

@@ -83,15 +83,14 @@ class MigrationScreen(MidstreamScreen):
                 self.action_view(CERTIFICATE)
                 return
         glyphs, width = self.glyphs, max(40, self.size.width)
-        self.query_one("#steps", Static).update(steps.line(glyphs, steps.of_migration(view), width))
-        self.query_one("#headline", Static).update(
-            words.headline(view, glyphs, world.now, world.run(view.plan.target_host, view.plan.run_id))
-        )
+        self.put("#steps", steps.line(glyphs, steps.of_migration(view), width))
+        target = world.run(view.plan.target_host, view.plan.run_id)
+        self.put("#headline", words.headline(view, glyphs, world.now, target))
         proof = view.certificate
         notes = {} if proof is None else {CERTIFICATE: glyphs.passed if proof.valid else glyphs.failed}
         self.query_one(Views).show(self._view, notes)
         if self._view == PROGRESS:
-            self.query_one("#progress-words", Static).update(words.progress(view, world, glyphs, width))
+            self.put("#progress-words", words.progress(view, world, glyphs, width))
             self.query_one("#move-risk", Static).update(words.risk(view))
             self.query_one("#command-log", LogPane).show(words.command_log(view))
         elif self._view == CERTIFICATE:

@@ -202,11 +202,6 @@ RUNS = Listing(
 )
 
 
-def runs_in_order(world: World) -> list[RunView]:
-    """One a run: the copy with the highest fence epoch. Those that run come first."""
-    return sorted(world.snapshot.current(), key=lambda run: (not run.alive, run.run_id))
-
-
 def _migration_row(view: MigrationView, world: World, glyphs: Glyphs) -> Row:
     glyph, colour = signs.migration_state(glyphs, view.state)
     verdict = _verdict(view)

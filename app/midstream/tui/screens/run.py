@@ -18,7 +18,7 @@ from midstream.tui import book, commands, format, palette
 from midstream.tui.screens import run_stop, run_text
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.choose import ChooseScreen
-from midstream.tui.screens.rows import CHECKPOINT_COLUMNS, checkpoint_rows, runs_in_order
+from midstream.tui.screens.rows import CHECKPOINT_COLUMNS, checkpoint_rows
 from midstream.tui.screens.run_text import metrics_of
 from midstream.tui.widgets.chrome import Hints, Views
 from midstream.tui.widgets.curve import SMOOTHINGS, CurveView, Look
@@ -28,7 +28,7 @@ from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.table import Column, Row, Table
 from midstream.tui.widgets.viewport import Viewport
-from midstream.tui.world import World, attempt_hues, attempt_names
+from midstream.tui.world import World, attempt_hues, attempt_names, latest
 from midstream.watch import model as watch
 from midstream.watch.model import RunView
 
@@ -240,9 +240,8 @@ class RunScreen(MidstreamScreen):
             return
         rows = []
         for name in metrics_of(run):
-            series, _ = self.midstream.book.series(run.key, run.curve, name)
-            rows.append(Row(name, (name, format.loss(series.last), format.grouped(len(series)))))
-        columns = (Column("METRIC"), Column("LAST", right=True), Column("POINTS", right=True))
+            rows.append(Row(name, (name, format.loss(latest(run, name)))))
+        columns = (Column("METRIC"), Column("LAST", right=True))
 
         def chosen(name: Hashable) -> None:
             if name is not None:
@@ -301,7 +300,7 @@ class RunScreen(MidstreamScreen):
                     format.loss(run.loss),
                 ),
             )
-            for run in runs_in_order(self.world)
+            for run in self.world.runs_in_order
             if run.run_id != self.run_id
         ]
         if not rows:
