@@ -9,6 +9,7 @@ someone else.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ import secrets
 import string
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import yaml
@@ -129,9 +130,7 @@ def _attempt(
         if not attempt.held and (attempt.places is None or attempt.places.leads):
             write_config(attempt.paths, resolved)
         log.info("resolved configuration:\n%s", yaml.safe_dump(resolved, sort_keys=False).rstrip())
-        from midstream_engine.trainer.run import run  # jax and haliax are imported here
-
-        ended = run(config, root, attempt, status, signals)
+        ended = _import_run()(config, root, attempt, status, signals)
         status.update(state=ended)
         processes.leave()
     except Exception as happened:
@@ -144,6 +143,25 @@ def _attempt(
         return code, processes
     log.info("%s at step %d", ended, status.value.step)
     return records.EXIT_DONE, processes
+
+
+def _import_run() -> Callable[..., str]:
+    """``trainer.run.run``; jax and haliax are imported here.
+
+    A million objects come with them and stay. The collector of cycles would look through all of them several times
+    while they are imported, and again whenever it looks for garbage; a restart would take a tenth longer.
+    """
+    if "jax" in sys.modules:
+        from midstream_engine.trainer.run import run
+
+        return run
+    gc.disable()
+    try:
+        from midstream_engine.trainer.run import run
+    finally:
+        gc.freeze()
+        gc.enable()
+    return run
 
 
 def _mourn(obituary: str, status: StatusFile) -> None:

@@ -115,7 +115,7 @@ def test_devices_settings_and_code_are_part_of_the_name(monkeypatch: pytest.Monk
     keys.add(stored._key(plan(), "witness"))
     monkeypatch.setenv("XLA_FLAGS", "--xla_of_another_kind")
     keys.add(stored._key(plan(), "step"))
-    monkeypatch.setattr(stored, "_code", lambda: "of another engine")
+    monkeypatch.setattr(stored, "engine_digest", lambda: "of another engine")
     keys.add(stored._key(plan(), "step"))
     assert len(keys) == 6
 

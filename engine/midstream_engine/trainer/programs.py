@@ -19,7 +19,7 @@ from midstream_engine.trainer.batching import Cut
 from midstream_engine.trainer.setup import Plan, Setup
 from midstream_engine.trainer.state import TrainState
 from midstream_engine.trainer.step import StepResult, evaluation_step, train_step
-from midstream_engine.trainer.stored import stored
+from midstream_engine.trainer.stored import engine_digest, stored
 from midstream_engine.trainer.witness import Witness
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class Programs:
 
     def __init__(self, setup: Setup, processes: Processes = ALONE):
         self._began = time.monotonic()
+        engine_digest()  # here it takes milliseconds; beside the threads that restore, twenty times as long
         with _one_thread() as thread:
             self._step: Future[Step] = thread.submit(compile_steps, setup, processes)
             self._witness: Future[Witness] = thread.submit(compile_witness, setup, processes)

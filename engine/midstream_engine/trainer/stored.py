@@ -142,13 +142,13 @@ def _key(setup: Plan, name: str) -> str:
             key: value for key, value in os.environ.items() if key.startswith(_SETTINGS) and key not in _PLACES
         },
         "versions": {**versions(), "machine": platform.machine()},
-        "engine": _code(),
+        "engine": engine_digest(),
     }
     return hashlib.sha256(records.canonical_json(said)).hexdigest()
 
 
 @cache
-def _code() -> str:
+def engine_digest() -> str:
     """SHA-256 over the engine's own source."""
     total = hashlib.sha256()
     root = Path(__file__).parents[1]
