@@ -51,7 +51,8 @@ AVERAGED = [
     "--optimizer.skip_bad_steps",
     "4",
 ]
-KEPT = ["--trainer.checkpointer.keep", "[{every: 3}]"]
+SKIPPING = ["--optimizer.skip_bad_steps", "{rolling_interval_length: 2, sigma_factor: 1.0e-9}"]
+KEPT = ["--trainer.checkpointer.keep", "[{every: 3}]", *SKIPPING]
 VALIDATED = ["--data.validation_urls", "stdlib:json/tool.py", "--trainer.max_eval_batches", "2"]
 
 
@@ -69,7 +70,7 @@ class Attempts:
         ]  # fmt: skip
         runs = {
             "rehearsed": run("rehearsed", 2, *VALIDATED),
-            "first": run("grown", 3),
+            "first": run("grown", 3, *SKIPPING),
             "grown": run("grown", 6, *KEPT, "--trainer.train_batch_size", "16"),
             "shrunk": run("grown", 8, *KEPT, "--trainer.train_batch_size", "4"),
             "planned": run("planned", 4, "--trainer.train_batch_size", json.dumps(halves)),
@@ -166,6 +167,29 @@ def test_a_changed_batch_size_goes_on_in_the_data_where_it_was(left: Attempts) -
     evidence = records.Restore.read(records.RunPaths(str(left.root), "grown").attempt(3).restore)
     assert evidence.batch_digest == evidence.recorded_batch_digest
     assert evidence.witness_error == 0.0
+
+
+def test_updates_that_were_left_out_are_not_in_the_optimizers_count(left: Attempts) -> None:
+    for attempt, (step, name) in enumerate([(3, "step-3-a001"), (6, "step-6-a002"), (8, "step-8-a003")], 1):
+        state = left.train("grown", name)
+        skipped = left.rows("grown", attempt)[-1]["optim/skipped_updates"]
+        assert (state["schedule_count"], state["optimizer_count"]) == (step, step - skipped)
+    assert skipped > 0
+
+
+def test_a_checkpoint_carries_its_configuration_and_a_resume_says_what_is_another(left: Attempts) -> None:
+    directory = left.root / "runs" / "grown" / "checkpoints" / "step-6-a002"
+    config = json.loads((directory / "train.json").read_text())["provenance"]["config"]
+    given = load_config(run("grown", 6, *KEPT, "--trainer.train_batch_size", "16")).config.resolved()
+    assert {**config["trainer"], "root": None} == {**json.loads(json.dumps(given))["trainer"], "root": None}
+    assert {key: config[key] for key in ("model", "data", "optimizer")} == {
+        key: json.loads(json.dumps(given))[key] for key in ("model", "data", "optimizer")
+    }
+    said = (
+        "not that of step-6-a002: trainer.num_train_steps: was 6, is now 8; trainer.train_batch_size: was 16, is now 4"
+    )
+    assert f"the configuration is {said}\n" in left.text("grown", 3)
+    assert "the configuration is not that of" not in left.text("begun", 1)
 
 
 def test_a_resumed_run_says_where_in_the_data_it_goes_on(left: Attempts) -> None:

@@ -12,6 +12,7 @@ from midstream_engine.optim.decay import decay_mask
 from midstream_engine.optim.schedule import Schedule
 from midstream_engine.optim.skip_step import skip_step
 
+ADAM = "adam"  # the name of the part that holds the moments
 SCHEDULE = "schedule"  # the name of the chain's last part, which holds the count
 
 
@@ -28,7 +29,7 @@ def build_optimizer(config: OptimizerConfig, schedule: Schedule) -> optax.Gradie
     if config.max_grad_norm:
         parts.append(("clip", optax.clip_by_global_norm(config.max_grad_norm)))
     adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, nesterov=config.nesterov)
-    parts.append(("adam", adam))
+    parts.append((ADAM, adam))
     if config.weight_decay > 0:
         parts.append(("decay", optax.add_decayed_weights(config.weight_decay, mask=decay_mask(config))))
     inner = optax.named_chain(*parts)
@@ -57,3 +58,8 @@ def _scaled(inner: optax.GradientTransformationExtraArgs, schedule: Schedule) ->
 def schedule_count(optimizer_state: Any) -> jax.Array:
     """How many updates the optimizer's schedule has seen: what the next learning rate is taken from. int32 []."""
     return optimizer_state[SCHEDULE].count
+
+
+def adam_count(optimizer_state: Any) -> jax.Array:
+    """How many updates are in Adam's moments: those that SkipStep left out are not. int32 []."""
+    return optimizer_state[ADAM].count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import sys
@@ -29,6 +30,8 @@ from midstream_engine.trainer.state import TrainState
 from midstream_engine.trainer.witness import TOLERANCE, Witness, worst_error
 
 log = logging.getLogger(__name__)
+# Where things lie: another host has other places, and the run is the same.
+_PLACES = ("data.cache_dir", "trainer.id", "trainer.jax_compilation_cache_dir", "trainer.log_dir", "trainer.root")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Origin:
     migration: str
     state: dict[str, Any]  # train.json's state
     validation: dict[str, Any] = field(default_factory=dict)  # the validation sets of its run, by name
+    config: dict[str, Any] = field(default_factory=dict)  # that it was trained with, resolved; empty: not known
 
     @property
     def name(self) -> str:
@@ -126,8 +130,9 @@ def _origin(
 ) -> Origin:
     read_manifest(directory)  # without one it is none
     train = read_train(directory)
-    validation = (train.get("provenance") or {}).get("validation") or {}
-    return Origin(directory, own, same_run, root_digest, migration, train["state"], validation)
+    provenance = train.get("provenance") or {}
+    validation, config = (provenance.get(key) or {} for key in ("validation", "config"))
+    return Origin(directory, own, same_run, root_digest, migration, train["state"], validation, config)
 
 
 def _resolve(path: str, name: str) -> str:
@@ -178,6 +183,28 @@ def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> No
             )
 
 
+def report_changes(origin: Origin, config: TrainLmConfig) -> None:
+    """Say where the configuration is another than the one that ``origin`` was trained with: one line, if any."""
+    if not origin.same_run or not origin.config:
+        return
+    before, now = (_flat(json.loads(json.dumps(each))) for each in (origin.config, config.resolved()))
+    changed = [
+        f"{key}: was {json.dumps(before.get(key))}, is now {json.dumps(now.get(key))}"
+        for key in sorted(before.keys() | now.keys())
+        if key not in _PLACES and before.get(key) != now.get(key)
+    ]
+    if changed:
+        log.warning("the configuration is not that of %s: %s", origin.name, "; ".join(changed))
+
+
+def _flat(value: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """The values by the names that flags have."""
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        found |= _flat(inner, f"{above}{key}.") if isinstance(inner, dict) else {above + key: inner}
+    return found
+
+
 def restore(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, Any]]:
     """The state that ``origin`` gives on the devices, and its train.json. Raises EngineError where it is another than
     meant."""
@@ -191,8 +218,8 @@ def restore(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, Any]]:
         )
     state: TrainState = restored.tree
     count = int(np.asarray(schedule_count(state.optimizer)))
-    if count != restored.train["state"]["optimizer_count"]:
-        raise EngineError(f"{origin.directory}: the optimizer has counted {count} updates, train.json says otherwise")
+    if count != restored.train["state"]["schedule_count"]:
+        raise EngineError(f"{origin.directory}: the schedule has counted {count} updates, train.json says otherwise")
     log.info("restored %s in %.2f s: root digest %s", origin.name, restored.seconds, restored.root_digest)
     return Resumed(state, origin.step, restored.root_digest), restored.train
 

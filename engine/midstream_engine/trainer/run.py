@@ -33,6 +33,7 @@ from midstream_engine.trainer.resume import (
     find_origin,
     origin_of,
     prove,
+    report_changes,
     restore,
 )
 from midstream_engine.trainer.saving import NotSaved, Saver
@@ -150,6 +151,7 @@ def get_ready(
     check_alike(attempt.processes, "data", setup.batches.cache.digest)
     if origin is not None and origin.same_run:
         check_same_data(origin, config, setup.tokenizer.id)
+        report_changes(origin, config)
     digest, digests = setup.batches.cache.digest, setup.data_digests
     status.update(state=records.COMPILING, step=step, data_digest=digest, data_digests=digests)
     return Ready(setup, Programs(setup, attempt.processes))

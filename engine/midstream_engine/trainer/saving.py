@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from midstream_engine import records
 from midstream_engine.checkpoint.background import Background
 from midstream_engine.checkpoint.errors import CheckpointError
@@ -17,6 +19,7 @@ from midstream_engine.checkpoint.group import Group, give_up
 from midstream_engine.checkpoint.policy import Retention
 from midstream_engine.checkpoint.save import PendingSave, begin_save
 from midstream_engine.checkpoint.stores import in_bucket, open_shelf
+from midstream_engine.optim.adam import adam_count, schedule_count
 from midstream_engine.records import RecordError
 from midstream_engine.trainer.attempt import Attempt
 from midstream_engine.trainer.setup import Setup
@@ -28,12 +31,16 @@ log = logging.getLogger(__name__)
 NOT_SAVED, FENCED = 1, 2  # how a save ended that did not end well, as processes tell each other
 
 
-def train_state(setup: Setup, step: int) -> dict[str, Any]:
-    """``train.json``'s state: what continues with the arrays, the same whatever the mesh. Part of the root digest."""
+def train_state(setup: Setup, step: int, optimizer: Any) -> dict[str, Any]:
+    """``train.json``'s state: what continues with the arrays, the same whatever the mesh. Part of the root digest.
+
+    The counts are the ``optimizer``'s own: Adam does not count what SkipStep left out, and an imported run's counts
+    need not be its steps.
+    """
     return {
         "step": step,
-        "optimizer_count": step,
-        "schedule_count": step,
+        "optimizer_count": int(np.asarray(adam_count(optimizer))),
+        "schedule_count": int(np.asarray(schedule_count(optimizer))),
         "next_sample": setup.batch_schedule.first_sample(step),
         "batch_schedule": setup.batch_schedule.to_json(),
         "seed": setup.config.trainer.seed,
@@ -157,7 +164,7 @@ class Saver:
                     step=step,
                     attempt=self._attempt.number,
                     epoch=self._attempt.epoch,
-                    state=train_state(self._setup, step),
+                    state=train_state(self._setup, step, state.optimizer),
                     provenance=self._provenance(),
                     witness=measured.to_json(),
                     copy=copy,
