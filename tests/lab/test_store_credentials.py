@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.bucket import BucketServer, bucket_server
+from lab.bucket import BucketServer, Fault, bucket_server
 from lab.command_line import midstream, refused
 from lab.identities import Identities
 from lab.sshd import Lab
@@ -19,6 +19,8 @@ from midstream.hosts.local import LocalMachine
 from midstream.hosts.open import open_host
 from midstream.stores.access import access_for
 from midstream.transfer import Place, bucket_place, copy_tree
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.stores import open_store
 from trees import assert_same_tree, write_checkpoint
 
 URL = "gs://runs/ours"
@@ -126,3 +128,16 @@ def test_commands_ask_as_the_fleet_file_says_and_no_key_reaches_a_host(
         assert not path.is_file() or secret not in path.read_text(errors="replace"), path
     file.write_text(file.read_text().replace(str(key), f"{tmp_path}/gone.json"))
     refused(midstream("--fleet", file, "--verify", f"{URL}/tree"), 1, "gone.json: no service account's key")
+
+
+def test_the_role_that_the_guide_names_is_enough_for_the_engine(google: tuple[BucketServer, Identities]) -> None:
+    """roles/storage.objectUser: all of objects, nothing of the bucket itself (storage.buckets.get)."""
+    server, _ = google
+    server.faults.append(Fault("GET", r"/b/runs([?]|$)", 403, times=999, message="storage.buckets.get is not granted"))
+    store = open_store(f"{URL}/step-1-a001")
+    store.prepare(1)
+    store.write("a", [memoryview(b"cell")])
+    store.sync()
+    assert store.get("a") == b"cell"
+    with pytest.raises(CheckpointError, match="there is no bucket elsewhere"):
+        open_store("gs://elsewhere/step-1-a001").prepare(1)

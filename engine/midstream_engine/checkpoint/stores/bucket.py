@@ -42,9 +42,14 @@ class Bucket:
 
     def prepare(self, needed: int) -> None:
         """A bucket has room for everything."""
-        with client.errors(self.where):
-            if not client.client().bucket(self._bucket).exists():
-                raise CheckpointError(f"{self.where}: there is no bucket {self._bucket}; create it, or mend the name")
+        try:  # by a listing: who may write objects need not be allowed to look at the bucket itself
+            with client.errors(self.where):
+                for _ in client.client().list_blobs(self._bucket, prefix=self._prefix, max_results=1):
+                    break
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{self.where}: there is no bucket {self._bucket}; create it, or mend the name"
+            ) from None
 
     def write(self, path: str, blocks: Iterable[memoryview]) -> None:
         gathered = io.BytesIO()
