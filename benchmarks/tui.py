@@ -3,8 +3,9 @@
     python benchmarks/tui.py [--rounds 7] [--keys 60] [--idle 20] [--points 1000000] [--hosts 500] [--only first,...]
 
 - first: from the start of the interpreter to the first text on the screen.
-- keys: from a key press to the text that answers it, while ``--hosts`` simulated hosts change every second and the
-  curve in sight holds ``--points`` points. The empty app answers a key with another word.
+- keys: from a key press to the text that answers it, while each of ``--hosts`` simulated hosts tells of itself every
+  second, in the lines that probes write, and the curve in sight holds ``--points`` points and grows by one a second.
+  The empty app answers a key with another word, ours with the curve of another metric.
 - idle: processor time of a process that nobody touches, with a run that does not change; the kernel counts it.
 - memory: what ten metrics of ``--points`` steps take, in the store and on the screen with small multiples; the kernel's
   own count of resident memory.
@@ -30,7 +31,6 @@ import termios
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
 from typing import Any
@@ -203,7 +203,7 @@ def measure_keys(options: argparse.Namespace) -> dict[str, float]:
     ):
         screen = started(kind, options)
         screen.until(lambda text, word=words[1]: word.encode() in text, 300)
-        screen.rest(5)
+        screen.rest(10)
         before = screen.cpu_seconds
         screen.rest(5)
         base[kind] = (screen.cpu_seconds - before) / 5
@@ -323,13 +323,13 @@ def child(options: argparse.Namespace) -> None:
         return
     sys.path[0] = str(ROOT / "tests")  # for this folder: this file has the name of a package there
     if options.child == "list":
-        run_ours(small_world(), start_run=None)
+        run_ours(Still(small_world()), start_run=None)
     elif options.child == "small":
-        run_ours(small_world(), start_run="nano")
+        run_ours(Still(small_world()), start_run="nano")
     elif options.child == "fleet":
-        run_ours(fleet_world(options.hosts, long_curve(options.points, 2)), start_run="nano", changing=True)
+        run_ours(Told(options.hosts, options.points), start_run="nano")
     else:
-        run_ours(fleet_world(2, long_curve(options.points, METRICS)), start_run="nano", tiles=True)
+        run_ours(Still(fleet_world(2, long_curve(options.points, METRICS))), start_run="nano", tiles=True)
 
 
 def empty_app() -> None:
@@ -349,33 +349,87 @@ def empty_app() -> None:
     Empty().run()
 
 
-def run_ours(snapshot: Any, *, start_run: str | None, changing: bool = False, tiles: bool = False) -> None:
+def run_ours(source: Any, *, start_run: str | None, tiles: bool = False) -> None:
     from midstream.tui.app import MidstreamApp
     from midstream.tui.layout import Layout
-    from tui.worlds import NOW, Answers, Values
+    from tui.worlds import NOW, Answers
 
-    values = Values(snapshot)
-    app = MidstreamApp(values, Answers(), start_run=start_run, clock=lambda: NOW, layout=Layout(tiles=tiles))
-    if changing:
-        threading.Thread(target=change, args=(values,), daemon=True).start()
-    app.run()
+    MidstreamApp(source, Answers(), start_run=start_run, clock=lambda: NOW, layout=Layout(tiles=tiles)).run_alone()
 
 
-def change(values: Any) -> None:
-    """Every host's gauges change every second, each host at a moment of its own."""
-    chance = random.Random(2)
-    parts = 20
-    while True:
-        for part in range(parts):
-            time.sleep(1 / parts)
-            snapshot = values.snapshot()
-            hosts = [
-                replace(host, machine=replace(host.machine, cpu_used=chance.random()))
-                if place % parts == part
-                else host
-                for place, host in enumerate(snapshot.hosts)
-            ]
-            values.set(replace(snapshot, version=snapshot.version + 1, hosts=tuple(hosts)))
+class Still:
+    """A fleet in which nothing changes."""
+
+    def __init__(self, snapshot: Any) -> None:
+        self._snapshot = snapshot
+
+    def snapshot(self) -> Any:
+        return self._snapshot
+
+    def subscribe(self, callback: Callable[..., Any], /) -> Callable[[], None]:
+        return lambda: None
+
+
+class Told:
+    """A fleet of which probes tell, as they do: a store takes their lines, one host after the other, every second."""
+
+    def __init__(self, hosts: int, points: int) -> None:
+        from midstream.watch.store import Store
+
+        still = fleet_world(hosts, ())
+        self._store = Store({host.name: "ssh" for host in still.hosts})
+        self._machines = {host.name: host.machine for host in still.hosts}
+        self._chance = random.Random(2)
+        self._points = points
+        self._callbacks: list[Callable[..., Any]] = []
+        for host, run in zip(still.hosts, still.runs, strict=True):
+            self._first(host.name, run, points if run.run_id == "nano" else 50)
+        threading.Thread(target=self._go_on, daemon=True).start()
+
+    def snapshot(self) -> Any:
+        return self._store.snapshot()
+
+    def subscribe(self, callback: Callable[..., Any], /) -> Callable[[], None]:
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    def _tell(self, host: str, **line: Any) -> None:
+        self._store.take(host, json.loads(json.dumps(line)))
+
+    def _first(self, host: str, run: Any, points: int) -> None:
+        machine = self._machines[host]
+        self._tell(host, event="hello", hostname=host, platform=machine.platform, python=machine.python, cpus=96)
+        records = {name: getattr(run, name).to_json() for name in ("fence", "lineage", "status")}
+        records["status"]["step"] = points
+        self._tell(host, event="run", run=run.run_id, attempts=[1], attempt=1, alive=True, **records)
+        for start in range(0, points, 2000):
+            self._metrics(host, run.run_id, start, min(points, start + 2000))
+        kept = ("memory_total", "memory_used", "disk_total", "disk_free")
+        gauges = {name: getattr(machine, name) for name in kept}
+        accelerators = [vars(each) for each in machine.accelerators]
+        self._tell(host, event="beat", time=time.time(), cpu_used=0.5, accelerators=accelerators, **gauges)
+
+    def _metrics(self, host: str, run: str, start: int, stop: int) -> None:
+        text = "".join(
+            f'{{"global_step": {step}, "time": {1e9 + step}, "train/loss": {value}, "grad/norm/total": {value}}}\n'
+            for step in range(start, stop)
+            for value in (2.0 + 3.0 * math.exp(-step / 2e5) + 0.1 * self._chance.random(),)
+        )
+        self._tell(host, event="metrics", run=run, attempt=1, inode=1, offset=start, end=stop, text=text)
+
+    def _go_on(self) -> None:
+        names = list(self._machines)
+        while True:
+            began = time.monotonic()
+            for number, host in enumerate(names):
+                time.sleep(max(0.0, began + number / len(names) - time.monotonic()))
+                if number == 0:
+                    self._metrics(host, "nano", self._points, self._points + 1)
+                    self._points += 1
+                self._tell(host, event="beat", time=time.time(), cpu_used=round(self._chance.random(), 2))
+                for callback in tuple(self._callbacks):
+                    callback()
+            time.sleep(max(0.0, began + 1 - time.monotonic()))
 
 
 def small_world() -> Any:
