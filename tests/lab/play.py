@@ -30,7 +30,8 @@ A Cloud TPU service, the bucket gs://lab-runs and SSH servers run on this machin
 
   midstream --status                                                     the fleet, and every slice
   midstream --launch {config} --on gpu --run-id guide
-  midstream --launch {config} --on pod --yes                 asks for the slice, and starts a run there
+  midstream --migrate guide --to pod --yes                               asks for the slice; over the bucket
+  midstream --migrate guide --to gpu                                     and back
   midstream --delete pod --yes                                           gives the slice back
   midstream --clean                                                      what is left over
 
@@ -48,12 +49,15 @@ def main(command: list[str]) -> int:
         stack.callback(lab.close)
         service, bucket = stack.enter_context(TpuServer()), stack.enter_context(BucketServer())
         bucket.create("lab-runs")
-        gpu, pod = lab.host("gpu", devices=2), Slice(lab, "pod", WORKERS)
+        gpu, pod = lab.host("gpu", devices=2), Slice(lab, "pod", WORKERS, bucket.environment)
         service.workers["pod"] = pod.workers
         fleet = lab.fleet_file(gpu=gpu.config)
-        worker = f"{{devices: 1, python: {sys.executable}}}"
+        worker = f"{{devices: 1, python: {sys.executable}, store: ckpt}}"
         words = {"create": "true", "spot": "true", "worker": worker, "price_per_hour": "8"}
-        fleet.write_text(fleet.read_text() + "targets:\n" + target_text("pod", pod, directory / "key", **words))
+        stores = "stores: {ckpt: {url: gs://lab-runs/mine}}\n"
+        fleet.write_text(
+            fleet.read_text() + stores + "targets:\n" + target_text("pod", pod, directory / "key", **words)
+        )
         environment = {
             **os.environ,
             **service.environment,

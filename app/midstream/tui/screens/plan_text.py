@@ -36,6 +36,9 @@ def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "") -> Text:
     if kept:
         line("kept", kept)
     line("copies", f"{format.size(plan.checkpoint_bytes)} of state, {format.size(plan.data_bytes)} of data", plan.route)
+    if plan.source_store or plan.target_store:
+        places = [store or "on its host" for store in (plan.source_store, plan.target_store)]
+        line("checkpoints", f" {glyphs.arrow} ".join(dict.fromkeys(places)))
     parts = sorted(plan.predicted_seconds.items(), key=lambda item: -item[1])
     most = ", ".join(f"{name} {format.seconds(value)}" for name, value in parts[:3] if value)
     line("downtime", f"about {format.seconds(plan.predicted_downtime)}", f"most of it {most}" if most else "")
