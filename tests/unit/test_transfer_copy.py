@@ -265,6 +265,26 @@ def test_metrics_of_another_attempt_of_the_same_number_are_set_aside_and_kept(pa
     assert [entry.attempt for entry in records.Lineage.read(theirs.lineage).entries] == [1, 2, 3]
 
 
+def test_files_of_tensorboard_travel_and_none_is_cut_short(pair: Pair) -> None:
+    """The source may still write as its history is read; what came to an end elsewhere is not replaced by less."""
+    ours = write_history(pair[0].root, {1: "x\n"})
+    name = "tblogs/run/events.out.tfevents.17.gpu.001"
+    mine = Path(ours.dir, name)
+    theirs = Path(records.RunPaths(pair[1].root, "run").dir, name)
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"event" * 9)
+    Path(ours.checkpoint("step-1-a001")).mkdir(parents=True)
+    Path(ours.checkpoint("step-1-a001"), mine.name).write_bytes(b"not the tracker's")
+    assert name in bring(pair).copied
+    assert theirs.read_bytes() == b"event" * 9
+    mine.write_bytes(b"event" * 12)
+    assert bring(pair).copied == (name,)
+    mine.write_bytes(b"event" * 10)
+    assert bring(pair).kept == (name,)
+    assert theirs.read_bytes() == b"event" * 12
+    assert not Path(records.RunPaths(pair[1].root, "run").checkpoints).exists()
+
+
 def test_of_a_long_log_the_end_travels(pair: Pair) -> None:
     ours = write_history(pair[0].root, {1: ""})
     Path(ours.attempt(1).log()).write_bytes(b"begin" + b"." * (3 << 20) + b"end")

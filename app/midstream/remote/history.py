@@ -10,7 +10,7 @@ import contextlib
 import os
 import posixpath
 import re
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from midstream.remote.tree import file_sha256
 from midstream_engine import records
@@ -22,6 +22,8 @@ _STATUS = re.compile(r"status-\d+\.json")
 _LOG = re.compile(r"log-\d+\.txt")
 _METRICS = "metrics.jsonl"
 _RESTORE = "restore.json"
+_EVENTS = re.compile(r"events\.out\.tfevents\..+")  # TensorBoard's, under a logdir that is relative
+_OWN = ("attempts", "checkpoints", "pins")  # directories of a run that trackers do not write in
 
 
 def _entry(directory: str, path: str, tail: Optional[int] = None) -> Dict[str, Any]:
@@ -32,7 +34,8 @@ def _entry(directory: str, path: str, tail: Optional[int] = None) -> Dict[str, A
 
 
 def describe(root: str, run_id: str) -> Dict[str, Any]:
-    """``{files: [{path, offset, size, sha256}], lineage}``. Orders and the fence are not history."""
+    """``{files: [{path, offset, size, sha256}], lineage}``. Orders and the fence are not history, TensorBoard's files
+    are."""
     directory = records.RunPaths(root, records.check_run_id(run_id)).dir
     if not os.path.isdir(directory):
         raise records.RecordError("{}: there is no such run".format(directory))
@@ -53,7 +56,19 @@ def describe(root: str, run_id: str) -> Dict[str, Any]:
                 entry = _entry(directory, path, min(LOG_TAIL, logs))
                 logs -= entry["size"]
                 files.append(entry)
+    files += [_entry(directory, path) for path in _event_files(directory)]
     return {"files": files, "lineage": records.read_json_or_none(posixpath.join(directory, "lineage.json"))}
+
+
+def _event_files(directory: str) -> Iterator[str]:
+    """Paths of the event files in a run's directory, where engines start."""
+    for place, folders, names in os.walk(directory):
+        if place == directory:
+            folders[:] = [name for name in folders if name not in _OWN]
+        folders.sort()
+        for name in sorted(names):
+            if _EVENTS.fullmatch(name):
+                yield posixpath.relpath(posixpath.join(place, name), directory)
 
 
 def sizes(root: str, run_id: str, paths: Sequence[str]) -> List[Optional[int]]:

@@ -1,4 +1,5 @@
-"""Bring a run's history along: config, lineage, and every attempt's metrics, status, restore evidence and log.
+"""Bring a run's history along: config, lineage, every attempt's metrics, status, restore evidence and log, and the
+files that TensorBoard reads.
 
 A target that knew the run before may know an attempt further than the source does: its metrics are never replaced
 by a part of themselves. Orders are not history, and the fence is the migration's to write.
@@ -22,6 +23,7 @@ from midstream.transfer.settings import CopySettings
 from midstream_engine import records
 
 METRICS = "metrics.jsonl"
+EVENTS = "events.out.tfevents."  # beginning of a name: one file an attempt, appended to
 CALL = 300.0  # seconds
 
 
@@ -97,6 +99,12 @@ class _Both:
         return posixpath.basename(self.path) == METRICS
 
     @property
+    def ends_there(self) -> bool:
+        """A file of events that the target has had to a later end."""
+        named = posixpath.basename(self.path).startswith(EVENTS)
+        return named and self.shared and self.size is not None and self.size > self.entry["size"]
+
+    @property
     def same(self) -> bool:
         return self.shared and self.size == self.entry["size"]
 
@@ -117,7 +125,7 @@ def _sort_out(files: list[_Both]) -> tuple[list[dict[str, Any]], list[str], list
         if file.same:
             continue
         whole_log = "offset" in file.entry and file.entry["offset"] > 0 and (file.size or 0) >= file.entry["size"]
-        if file.attempt in further or whole_log:
+        if file.attempt in further or whole_log or file.ends_there:
             kept.append(file.path)
             continue
         if file.is_metrics and file.size is not None and not file.shared:

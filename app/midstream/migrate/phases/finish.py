@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from midstream.errors import MidstreamError
 from midstream.migrate.model import FINISH
 from midstream.migrate.move import Move, NeedsOperator, ways_on
+from midstream.migrate.phases.cutover import bring_history
 from midstream.watch.model import RunView
 from midstream_engine import records
 
@@ -37,5 +39,16 @@ class Finish:
                 f"before {plan.healthy_steps} healthy steps",
                 ways_on(move),
             )
+        else:
+            self._last_words(move)
         move.source_side.shelf.unpin(plan.migration)
         move.note(f"{plan.source} is retired: its copy of {plan.run_id} stays as it is, under epoch {plan.epoch}")
+
+    @staticmethod
+    def _last_words(move: Move) -> None:
+        """What the source's trackers and log said as it ended, after the history had left it. The run needs none of it:
+        a source that is gone by now is no reason to fail."""
+        try:
+            bring_history(move, resolved=True)
+        except MidstreamError as error:
+            move.note(f"{error.message}; the last lines of the source's log stay there")
