@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -37,21 +38,25 @@ from google.cloud import tpu_v2
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
+from lab.bucket import bucket_server
 from lab.test_tpu_campaign import hurry
 from lab.tpu_api import Fault, TpuServer
 from lab.tpu_nodes import QueuedState, State
 from midstream.errors import Exit, LostContact, MidstreamError
-from midstream.fleet.config import load_fleet
+from midstream.fleet.config import LocalHost, load_fleet
 from midstream.hosts.local import LocalMachine
 from midstream.hosts.open import Hosts
 from midstream.hosts.providers.google import client
 from midstream.migrate import directory, executor, gone, model
-from midstream.migrate.journal import Journal
+from midstream.migrate.journal import Journal, read_events
 from midstream.migrate.move import Move
 from midstream.migrate.phases import rollback
+from midstream.migrate.stream import Streamed, complete
+from midstream.transfer import Place, bucket_place, copy_tree
 from midstream.watch.watcher import Watch
 from midstream_engine import records
 from run_directory import RunDirectory
+from trees import assert_same_tree, write_checkpoint
 from unit.sample_plan import PLAN
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/tpu-preemptions.jsonl"
@@ -272,6 +277,42 @@ def test_nobody_waits_for_a_slice_that_its_provider_has_taken_back(
             move.wait_for("x", "pod-0", lambda run: True, 600.0)
         with pytest.raises(MidstreamError, match="x: not within 0 s on gpu"):
             move.wait_for("x", "gpu", lambda run: True, 0.1)
+        move.hosts.close()
+
+
+def test_a_source_that_is_taken_back_after_the_seal_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints lie in a bucket; what it alone has is told as lost, once its provider says that it is gone."""
+    monkeypatch.setenv("MIDSTREAM_STATE", "")  # and as it was, afterwards
+    with TpuServer() as server, bucket_server("runs") as bucket:
+        for name, value in {**bucket.environment, client.ENDPOINT: server.endpoint}.items():
+            monkeypatch.setenv(name, value)
+        there, _, _ = begun(server, tmp_path, model.STOP)
+        plan = replace(
+            there.plan, source="pod-0", source_target="pod", target="gpu", target_host="gpu", target_hosts=("gpu",),
+            source_store="gs://runs/ours",
+        )  # fmt: skip
+        move = Move(plan, there.directory, there.journal, there.fleet, there.hosts, there.watch)
+        write_checkpoint(tmp_path / "sealed", random.Random(1), size=5_000)
+        here = LocalMachine("here", LocalHost(root=str(tmp_path)))
+        copy_tree(Place(here, str(tmp_path / "sealed")), bucket_place("gs://runs/ours/runs/r/checkpoints/step-20-a001"))
+        worker = move.hosts.peek("pod-0")
+        assert isinstance(worker, Worker)
+        worker.silent = True
+
+        shutil.rmtree(move.target_side.shelf.place("step-20-a001").directory)
+        assert complete(move, "step-20-a001", Streamed()) > 0
+        assert_same_tree(Path(move.target_paths.checkpoint("step-20-a001")), tmp_path / "sealed")
+
+        with pytest.raises(LostContact), gone.unless_taken_back(move, move.source_side, "its log stays there"):
+            move.source.call("standby.clock")
+        server.preempt("pod")
+        with gone.unless_taken_back(move, move.source_side, "its log stays there"):
+            move.source.call("standby.clock")
+        told = [event.message for event in read_events(move.directory.journal_file) if "its log stays" in event.message]
+        assert len(told) == 1
+        assert "p/z/pod is PREEMPTED" in told[0]
         move.hosts.close()
 
 

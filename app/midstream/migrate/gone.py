@@ -4,8 +4,11 @@ says is gone, nothing runs any more: that is the evidence that silence is not.""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from midstream.errors import MidstreamError
+from midstream.errors import HostError, MidstreamError
 from midstream.fleet.config import Fleet, Target
 from midstream.hosts.providers import base, slices
 
@@ -14,6 +17,19 @@ EVERY = 10.0  # seconds between two questions to a provider
 
 class TakenBack(MidstreamError):
     """A machine of the target is gone for good."""
+
+
+@contextmanager
+def unless_taken_back(move: Any, side: Any, what: str) -> Iterator[None]:
+    """What is done with a side that is not needed any more: where its machines are gone, the move goes on without it,
+    and ``what`` says what is lost. A side that only falls silent is waited for, as everywhere."""
+    try:
+        yield
+    except HostError as error:
+        line = taken_back(move.fleet, side.target)
+        if not line:
+            raise
+        move.note(f"{error.message}; {line}: {what}")
 
 
 def taken_back(fleet: Fleet, target: Target) -> str:

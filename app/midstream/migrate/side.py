@@ -62,15 +62,16 @@ class Side:
 
     @cached_property
     def shelf(self) -> Shelf:
-        """Where the run keeps its checkpoints here."""
-        return shelf_of(self._hosts.fleet, self.first, self.run_id, self.store)
+        """Where the run keeps its checkpoints here. A bucket is there whether or not its hosts answer."""
+        first = self._hosts.peek(self.target.hosts[0]) if self.store else self.first
+        return shelf_of(self._hosts.fleet, first, self.run_id, self.store)
 
     @property
     def python(self) -> str:
         """On the first host, an interpreter with the engine's packages, where one is known; else empty."""
         if self._prepared is not None:
-            return self._prepared[self.first.name].environment.python
-        return self._hosts.fleet.hosts[self.first.name].python or ""
+            return self._prepared[self.target.hosts[0]].environment.python
+        return self._hosts.fleet.hosts[self.target.hosts[0]].python or ""
 
     @property
     def paths(self) -> records.RunPaths:

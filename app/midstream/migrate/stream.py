@@ -91,10 +91,10 @@ def stream_until_answered(
 def complete(move: Move, name: str, streamed: Streamed) -> int:
     """After the seal: send what of the sealed checkpoint ``name`` has not arrived yet, and the manifest last. Returns
     the bytes that were sent here. TransferError, LostContact: the same call goes on."""
-    source, target = move.source, move.target
-    here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
     if streamed.name != name or not streamed.arrived:
         return bring_checkpoint(move, name, "checkpoint")
+    source, target = move.source, move.target
+    here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
     move.command(source, f"copy the rest of {here} to {target.name}:{there}")
     lot = streamed.lots + 1
     rest = source.call("growing.rest", directory=here, arrived=streamed.arrived, lot=lot, timeout=CALL)
@@ -118,7 +118,9 @@ def bring_checkpoint(move: Move, name: str, what: str) -> int:
         return 0
     holders = [entry.host for entry in manifest.spread_hosts]
     here = source.shelf.place(name, target.first, target.python)
-    there = target.shelf.place(name, None if holders else source.first, source.python)
+    # What lies in a bucket is brought whether or not its host still answers.
+    beside = None if holders or source.store else source.first
+    there = target.shelf.place(name, beside, source.python)
     progress = move.progress(what)
     if holders:
         known = {host: move.hosts.get(host) for host in holders if host in move.fleet.hosts}
@@ -127,7 +129,7 @@ def bring_checkpoint(move: Move, name: str, what: str) -> int:
             known, here.host, here.directory, there.host, there.directory, progress=progress
         ).bytes_sent
     else:
-        move.command(source.first, f"copy {here.directory} to {there}")
+        move.command(target.first if here.in_bucket else source.first, f"copy {here.directory} to {there}")
         copied = copy_tree(here, there, progress=progress)
         sent = copied.bytes_sent
         if here.in_bucket or there.in_bucket:

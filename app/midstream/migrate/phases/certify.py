@@ -7,6 +7,7 @@ from typing import Any
 
 from midstream.errors import Exit, MidstreamError
 from midstream.migrate import certificate, certificate_overtake, evidence, ledger, outlook, picture
+from midstream.migrate.gone import unless_taken_back
 from midstream.migrate.model import CERTIFY, Certificate, Ledger
 from midstream.migrate.move import Move, pinned_there, replayed
 from midstream.migrate.phases.cutover import bring_state
@@ -105,8 +106,11 @@ class Certify:
         return found
 
     def _source_rows(self, move: Move, sealed: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Rows that the source logged, from its last before the seal on."""
-        return evidence.losses(move.source, move.plan.run_id, sealed["attempt"], sealed["step"] - 1)
+        """Rows that the source logged, from its last before the seal on; none where it is gone."""
+        rows: list[dict[str, Any]] = []
+        with unless_taken_back(move, move.source_side, "its losses bear no witness"):
+            rows = evidence.losses(move.source, move.plan.run_id, sealed["attempt"], sealed["step"] - 1)
+        return rows
 
     def _ledger(
         self,
@@ -116,10 +120,13 @@ class Certify:
         restore: records.Restore,
     ) -> None:
         """Write the ledger, where both sides left what it takes."""
-        known, plan, source = move.journal.known, move.plan, move.source
+        known, plan = move.journal.known, move.plan
         sealed = known("sealed")
+        if not rows or not source_rows:
+            return
+        source = move.source
         found = source.call("runs.status", root=source.root, run_id=plan.run_id, attempt=sealed["attempt"])
-        if not rows or not source_rows or not found["status"]:
+        if not found["status"]:
             return
         spent = dict(restore.seconds)
         source_skew, target_skew = move.skew(plan.source), move.skew(plan.target_host)

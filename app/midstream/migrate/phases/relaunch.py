@@ -7,6 +7,7 @@ from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.migrate import overtake, standby
+from midstream.migrate.gone import unless_taken_back
 from midstream.migrate.model import RELAUNCH
 from midstream.migrate.move import Move, replayed
 from midstream.migrate.phases.cutover import bring_history, bring_state
@@ -38,7 +39,8 @@ class Relaunch:
         if move.journal.known("training_seen") is None:
             move.journal.fact(training_seen=time.time())
         if plan.stands_by and not move.journal.known("history"):
-            bring_history(move, resolved=True)
+            with unless_taken_back(move, move.source_side, "the curve up to the seal stays with it"):
+                bring_history(move, resolved=True)
             move.journal.fact(history=True)
 
     @staticmethod
