@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from midstream.errors import MidstreamError
+from midstream.migrate.gone import unless_taken_back
 from midstream.migrate.model import FINISH
 from midstream.migrate.move import Move, NeedsOperator, ways_on
 from midstream.migrate.phases.cutover import bring_history
@@ -41,7 +42,8 @@ class Finish:
             )
         else:
             self._last_words(move)
-        move.source_side.shelf.unpin(plan.migration)
+        with unless_taken_back(move, move.source_side, "its pin goes with it"):
+            move.source_side.shelf.unpin(plan.migration)
         move.note(f"{plan.source} is retired: its copy of {plan.run_id} stays as it is, under epoch {plan.epoch}")
 
     @staticmethod
