@@ -83,7 +83,7 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
         else:
             from midstream_engine.interop.levanter.importer import open_levanter
 
-            adopted = open_levanter(source, options.config)
+            adopted = open_levanter(source, options.config, options.data, without_data=options.without_data)
         bar = _Bar()
         made = adopt.import_run(
             adopted, final, adopt.Wishes(options.data, options.without_data, not options.without_witness), bar.show

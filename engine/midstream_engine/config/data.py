@@ -43,7 +43,7 @@ class SourceConfig:
 class DataConfig(SourceConfig):
     """Text to tokens, and tokens to the order of training. One body of text, or a mixture of those in ``configs``."""
 
-    tokenizer: str = "bytes"  # "bytes", the path of a Hugging Face tokenizer.json, or ids:SIZE (tokenized already)
+    tokenizer: str = "bytes"  # "bytes", the path of a Hugging Face tokenizer.json, or ids:SIZE[:EOS] (tokenized)
     eos_token: str = "<|endoftext|>"  # of tokenizer.json; the byte tokenizer uses id 256
     configs: dict[str, SourceConfig] = field(default_factory=dict)  # the bodies of a mixture, by name
     train_weights: dict[str, float] = field(default_factory=dict)  # share of the sequences; empty: equal shares

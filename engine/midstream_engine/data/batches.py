@@ -73,7 +73,7 @@ class TrainingBatches:
             Shuffle(examples.count, f"{seed}\0{examples.key}" if shuffle else None) for examples in self._examples
         ]
         self._mixed = Interleave([share for _, share, _ in bodies], f"{seed}\0{cache.digest}") if bodies[1:] else None
-        self.sequences = sum(examples.count for examples in self._examples)
+        self.sequences = sum(examples.sequences for examples in self._examples)
 
     def locate(self, sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of each of the run's samples (from 0) its body's number and its example there. int64 [n] -> two int64 [n]."""
@@ -111,7 +111,7 @@ class TrainingBatches:
 
     def sizes(self) -> dict[str, int]:
         """The number of examples of each body of text, by name."""
-        return {name: examples.count for name, examples in zip(self._names, self._examples, strict=True)}
+        return {name: examples.sequences for name, examples in zip(self._names, self._examples, strict=True)}
 
     def epoch(self, index: int) -> float:
         """How many times the data has been read when batch ``index`` begins; of a mixture, its examples all told."""
@@ -121,11 +121,11 @@ class TrainingBatches:
         """The same for each body of text, by name."""
         samples = index * self.batch_size
         if self._mixed is None:
-            return {self._names[0]: samples / self._orders[0].count}
+            return {self._names[0]: samples / self._examples[0].sequences}
         shares = self._mixed.shares / self._mixed.block
         return {
-            name: float(samples * share / order.count)
-            for name, share, order in zip(self._names, shares, self._orders, strict=True)
+            name: float(samples * share / examples.sequences)
+            for name, share, examples in zip(self._names, shares, self._examples, strict=True)
         }
 
 

@@ -11,10 +11,12 @@ from midstream_engine.data.packing import Packs
 
 
 class Examples(Protocol):
-    """``key`` names the content and how it is cut: what the shuffle depends on."""
+    """``key`` names the content and how it is cut: what the shuffle depends on. ``sequences``: how many there are;
+    ``count`` is that, too, where their order is ours, else where the order begins anew."""
 
     key: str
     count: int
+    sequences: int
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens int32 [position] and loss mask uint8 [position] of example ``number``."""
@@ -37,7 +39,7 @@ class Stretches:
 
     def __init__(self, cache: TokenCache, seq_len: int):
         self.key = f"{cache.digest}\0{seq_len}"
-        self.count = cache.tokens // seq_len
+        self.count = self.sequences = cache.tokens // seq_len
         self._cache, self._seq_len, self._mask = cache, seq_len, sequence_mask(seq_len)
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +58,7 @@ class Packed:
 
     def __init__(self, cache: TokenCache, packs: Packs, seq_len: int):
         self.key = f"{cache.digest}\0{seq_len}\0packed"
-        self.count = packs.examples
+        self.count = self.sequences = packs.examples
         self._cache, self._packs, self._seq_len = cache, packs, seq_len
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:

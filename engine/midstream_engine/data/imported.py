@@ -2,7 +2,7 @@
 
 ``<root>/data/<digest>/`` holds ``manifest.json`` and the files, linked from where they lay. The order of samples is
 theirs, so a run that came from there goes on with exactly the samples that it would have read there. What the files
-mean is in ``neox``.
+mean is in ``neox`` and ``levanter``.
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ def open_imported(directory: str, manifest: Mapping[str, Any]) -> Imported:
         from midstream_engine.data.neox import NeoxExamples
 
         return Imported(directory, manifest, NeoxExamples(directory, manifest))
+    if manifest["kind"] == "levanter":
+        from midstream_engine.data.levanter import LevanterExamples
+
+        return Imported(directory, manifest, LevanterExamples(directory, manifest))
     raise DataError(f"{directory}/{records.MANIFEST}: imported data of kind {manifest['kind']!r} is not known")
 
 

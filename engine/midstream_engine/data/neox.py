@@ -98,7 +98,7 @@ class NeoxExamples:
         self._length = manifest["seq_len"] + 1
         self._sets = [_open(directory, str(number)) for number in range(manifest["datasets"])]
         self._blend = mapped(os.path.join(directory, _BLEND), "u1") if manifest["datasets"] > 1 else None
-        self.count = self._sets[0].count if self._blend is None else len(self._blend)
+        self.count = self.sequences = self._sets[0].count if self._blend is None else len(self._blend)
         self._ranks: list[np.ndarray] = []
         self._mask = np.ones(self._length, np.uint8)
         self._mask[-1] = 0

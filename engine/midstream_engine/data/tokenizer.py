@@ -46,14 +46,15 @@ class ByteTokenizer:
 
 
 class IdTokenizer:
-    """Text that is tokenized already: ``ids:SIZE``, the number of rows that the loss runs over."""
+    """Text that is tokenized already: ``ids:SIZE``, the number of rows that the loss runs over, or ``ids:SIZE:EOS``
+    with the id that documents end with."""
 
     def __init__(self, name: str):
-        size = name.removeprefix(IDS)
-        if not size.isdigit() or not int(size):
-            raise DataError(f"data.tokenizer: {name!r}: write ids:SIZE, as ids:50304")
+        size, _, eos = name.removeprefix(IDS).partition(":")
+        if not size.isdigit() or not int(size) or (eos and not (eos.isdigit() and int(eos) < int(size))):
+            raise DataError(f"data.tokenizer: {name!r}: write ids:SIZE or ids:SIZE:EOS, as ids:50304:50256")
         self.id, self.vocab_size = name, int(size)
-        self.eos = self.vocab_size  # none of the ids: where documents end is not marked
+        self.eos = int(eos) if eos else self.vocab_size  # none of the ids: where documents end is not marked
 
     def encode(self, text: bytes) -> np.ndarray:
         raise DataError(f"data.tokenizer: {self.id} stands for text that is tokenized already, and this is none")
@@ -94,7 +95,7 @@ class FileTokenizer:
 
 
 def load_tokenizer(name: str, eos_token: str) -> Tokenizer:
-    """``bytes``, ``ids:SIZE``, or the path of a ``tokenizer.json`` (or of the folder that holds it)."""
+    """``bytes``, ``ids:SIZE[:EOS]``, or the path of a ``tokenizer.json`` (or of the folder that holds it)."""
     if name == "bytes":
         return ByteTokenizer()
     if name.startswith(IDS):

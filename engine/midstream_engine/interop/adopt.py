@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +84,7 @@ def import_run(adopted: Adopted, final: str, wishes: Wishes = Wishes(), progress
 
 def _import(adopted: Adopted, partial: str, final: str, wishes: Wishes, progress: Progress | None) -> Made:
     data = os.path.join(partial, "data")
-    # Levanter's data is not read: see docs/import.md.
-    digest = "" if wishes.without_data or adopted.kind == "levanter" else _import_data(adopted, data, wishes.data)
+    digest = "" if wishes.without_data or adopted.data is None else _import_data(adopted.data, data, wishes.data)
     mapping = {**adopted.mapping, "data": dict(adopted.mapping["data"])}
     notes = list(adopted.notes)
     if digest:
@@ -131,27 +130,15 @@ def measure_witness(config: TrainLmConfig, adopted: Adopted, root: str, digest: 
     return measured.to_json()
 
 
-def _import_data(adopted: Adopted, place: str, given: Sequence[str]) -> str:
+def _import_data(bring: Callable[[str, Sequence[str]], str], place: str, given: Sequence[str]) -> str:
     """The digest of the run's data, which is linked under ``place``."""
-    about: dict[str, Any] = adopted.data
-    paths = list(given) or about["paths"]
-    if not paths:
-        raise ConversionError("the source names no dataset; name it with --data, or leave it out with --without-data")
     shutil.rmtree(place, ignore_errors=True)
     try:
-        from midstream_engine.data.neox import import_neox
-
-        if len(paths) != len(about["paths"] or paths):
-            raise ConversionError(f"--data names {len(paths)} datasets, the run has {len(about['paths'])}")
-        directory = import_neox(
-            place, paths, about["weights"], split=about["split"], samples=about["samples"],
-            seq_len=about["seq_len"], seed=about["seed"], tokenizer=adopted.state["tokenizer"],
-        )  # fmt: skip
+        return os.path.basename(bring(place, given))
     except EngineError as error:
         if isinstance(error, ConversionError):
             raise
         raise ConversionError(f"{error}; --data names another place, --without-data leaves it out") from None
-    return os.path.basename(directory)
 
 
 @contextlib.contextmanager

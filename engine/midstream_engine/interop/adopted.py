@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,9 @@ from midstream_engine.interop.stream import Incoming, Piece
 class Adopted:
     """``mapping``: the configuration that continues the run, as it is written. ``state``: train.json's, but for the
     digest of the data. ``notes``: a line for all that is not carried over as it was; ``remarks`` has more once the
-    arrays are made. ``stamp``: the source as it is. ``forget``: lets go of memory. ``data``: what is known of it."""
+    arrays are made. ``stamp``: the source as it is. ``forget``: lets go of memory. ``data(place, paths)`` links the
+    run's data, which lies at ``paths`` where any are given, under ``place``, and returns its directory; None: the
+    source names none."""
 
     kind: str
     step: int
@@ -33,7 +35,7 @@ class Adopted:
     stamp: list[Any]
     remarks: Callable[[], list[str]]
     forget: Callable[[], None]
-    data: dict[str, Any]
+    data: Callable[[str, Sequence[str]], str] | None
 
 
 def state_arrays(config: TrainLmConfig, vocab_size: int) -> dict[str, LogicalArray]:

@@ -10,6 +10,7 @@ from midstream_engine.config import yaml_file
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.load import from_mapping
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.levanter.data import USED
 
 # What Levanter's code takes where a file says nothing, where that is not what ours takes.
 _OPTIMIZER = {"learning_rate": 6e-4, "weight_decay": 0.1}
@@ -22,8 +23,9 @@ _UNKNOWN = re.compile(r"unknown key ([A-Za-z0-9_.]+)")
 _PLACES = ("config.yaml", "train_lm.yaml", "../config.yaml", "../../config.yaml")
 
 
-def read_config(directory: str, given: str | None) -> dict[str, Any]:
-    """The run's YAML: ``given``, or what lies with the checkpoint or the run. ConversionError where there is none."""
+def read_config(directory: str, given: str | None) -> tuple[dict[str, Any], str]:
+    """The run's YAML, and where it lies: ``given``, or with the checkpoint or the run. ConversionError where there is
+    none."""
     candidates = [given] if given else [os.path.join(directory, place) for place in _PLACES]
     path = next((one for one in candidates if os.path.isfile(one)), None)
     if path is None:
@@ -36,11 +38,11 @@ def read_config(directory: str, given: str | None) -> dict[str, Any]:
         raise ConversionError(str(error)) from None
     if not isinstance(value, dict):
         raise ConversionError(f"{path}: expected keys and values")
-    return value
+    return value, path
 
 
-def translate(found: dict[str, Any], rows: int, notes: list[str]) -> dict[str, Any]:
-    """Our mapping. ``rows``: of the embedding."""
+def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bool) -> dict[str, Any]:
+    """Our mapping. ``rows``: of the embedding; ``ordered``: the data and its order come along, in another way."""
     model = dict(found.get("model") or {})
     kind = model.get("type", "llama")
     if kind not in _MODELS:
@@ -53,15 +55,15 @@ def translate(found: dict[str, Any], rows: int, notes: list[str]) -> dict[str, A
     data = dict(found.get("data") or {})
     tokenizer = str(data.get("tokenizer") or "")
     local = os.path.exists(os.path.expanduser(tokenizer)) and tokenizer != ""
-    if tokenizer and not local:
+    if tokenizer and not local and not ordered:
         notes.append(
             f"data.tokenizer: {tokenizer} is no path here: ids:{rows} stands for it, and for text tokenized already"
         )
     kept = {key: data[key] for key in ("block_cross_document_attention",) if key in data}
     notes += [
-        f"data.{key} has no counterpart: the order of the data is not carried over"
+        f"data.{key} has no counterpart" + ("" if ordered else ": the order of the data is not carried over")
         for key in sorted(data)
-        if key not in (*kept, "tokenizer")
+        if key not in (*kept, "tokenizer", *(USED if ordered else ()))
     ]
     mapping: dict[str, Any] = {
         "data": {"tokenizer": tokenizer if local else f"ids:{rows}", **kept},
@@ -69,7 +71,7 @@ def translate(found: dict[str, Any], rows: int, notes: list[str]) -> dict[str, A
         "optimizer": {**_OPTIMIZER, **optimizer},
         "trainer": {**_TRAINER, **dict(found.get("trainer") or {})},
     }
-    notes += [f"{key} has no counterpart" for key in sorted(found) if key not in mapping]
+    notes += [f"{key} has no counterpart" for key in sorted(found) if key not in (*mapping, "data_seed")]
     for name in ("id", "load_checkpoint", "load_checkpoint_path", "initialize_from"):
         mapping["trainer"].pop(name, None)
     return _without_unknown(mapping, notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,11 +15,13 @@ from midstream_engine.checkpoint.boxes import whole
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LlamaConfig, LmConfig
+from midstream_engine.data.levanter import import_levanter
 from midstream_engine.interop.adopted import Adopted, constant, state_arrays
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.arrays import Stored, find, open_arrays, read_metadata
 from midstream_engine.interop.levanter.configuration import read_config, translate
-from midstream_engine.interop.stream import Incoming, Piece
+from midstream_engine.interop.levanter.data import Data, names_data, read_data
+from midstream_engine.interop.stream import Incoming, Piece, nothing
 
 _OPTIMIZER = "opt_state/"
 _COUNTS = ("count", "hyperparams_states/learning_rate/count")
@@ -34,9 +36,12 @@ class Rule:
     turn: Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
 
 
-def open_levanter(path: str, config_path: str | None = None) -> Adopted:
-    """The checkpoint at ``path`` (one, or a run's newest) as arrays of ours to be. ConversionError where anything is
-    left over, missing or misshapen, or the configuration is not here."""
+def open_levanter(
+    path: str, config_path: str | None = None, caches: Sequence[str] = (), *, without_data: bool = False
+) -> Adopted:
+    """The checkpoint at ``path`` (one, or a run's newest) as arrays of ours to be, and the data that it reads, which
+    lies in ``caches`` where any are given. ConversionError where anything is left over, missing or misshapen, or the
+    configuration or the data is not here."""
     directory = find(path)
     read_metadata(directory)
     kind, found = open_arrays(directory)
@@ -45,8 +50,22 @@ def open_levanter(path: str, config_path: str | None = None) -> Adopted:
     if table not in found:
         raise ConversionError(f"{directory}: has no {table}")
     rows = found[table].shape[0]
-    mapping = translate(read_config(directory, config_path), rows, notes)
+    told, config_path = read_config(directory, config_path)
+    ordered = not without_data and (bool(caches) or names_data(told))
+    mapping = translate(told, rows, notes, ordered=ordered)
     config = from_mapping(mapping).config
+    data = None
+    if ordered:
+        length = told.get("train_seq_len") or config.model.seq_len
+        if length != config.model.seq_len:
+            raise ConversionError(f"train_seq_len: {length} tokens of {config.model.seq_len} are not carried over")
+        near = [os.path.dirname(os.path.abspath(config_path)), directory, os.path.dirname(directory), os.getcwd()]
+        data = read_data(told, near, caches, config.trainer, config.trainer.seed)
+        ends = "" if data.eos is None else f":{data.eos}"
+        mapping["data"] |= {
+            "tokenizer": f"ids:{rows}{ends}", "shuffle": False, "block_cross_document_attention": data.eos is not None,
+        }  # fmt: skip
+        config = from_mapping(mapping).config
     wanted = state_arrays(config, rows)
     steps = _counts(directory, found)
     used = {"step", "training_key", *(name for name in found if _is_count(name))}
@@ -106,11 +125,14 @@ def open_levanter(path: str, config_path: str | None = None) -> Adopted:
     }  # fmt: skip
     stamp: list[Any] = [[name, list(stored.shape), str(stored.dtype)] for name, stored in found.items()]
     stamp.append(os.stat(os.path.join(directory, "metadata.json")).st_mtime_ns)
-    return Adopted("levanter", steps, mapping, arrays, state, provenance, notes, stamp, list, _nothing, {"paths": []})
+    bring = None if data is None else partial(_link_data, data, config.model.seq_len, config.data.tokenizer)
+    return Adopted("levanter", steps, mapping, arrays, state, provenance, notes, stamp, list, nothing, bring)
 
 
-def _nothing() -> None:
-    pass
+def _link_data(data: Data, seq_len: int, tokenizer: str, place: str, given: Sequence[str]) -> str:
+    """Link the token caches, which were found when the checkpoint was opened, under ``place``."""
+    del given
+    return import_levanter(place, data.caches, data.order, seq_len=seq_len, tokenizer=tokenizer)
 
 
 def _is_count(name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -95,18 +95,33 @@ def open_neox(path: str) -> Adopted:
         "vocab_size": shapes.vocab, "neox": {name: str(value) for name, value in settings.unused().items()},
     }  # fmt: skip
     return Adopted("neox", found.iteration, mapping, arrays, state, provenance, notes, files.stamp(), build.remarks,
-                   found.forget, _data(settings, files.directory, batch))  # fmt: skip
+                   found.forget, partial(_link_data, _data(settings, batch), f"ids:{shapes.vocab}"))  # fmt: skip
 
 
-def _data(settings: Settings, directory: str, batch: int) -> dict[str, Any]:
+def _data(settings: Settings, batch: int) -> dict[str, Any]:
     """What is known of the data that the run reads."""
     paths = settings.get("train_data_paths") or ([settings.get("data_path")] if settings.get("data_path") else [])
     return {
         "paths": list(paths), "weights": settings.get("train_data_weights"),
         "split": not settings.get("train_data_paths"),
         "samples": int(settings.must("train_iters")) * batch, "seq_len": int(settings.must("seq_length")),
-        "seed": int(settings.get("seed")), "near": directory,
+        "seed": int(settings.get("seed")),
     }  # fmt: skip
+
+
+def _link_data(about: dict[str, Any], tokenizer: str, place: str, given: Sequence[str]) -> str:
+    """Link the run's datasets under ``place``; returns where they lie."""
+    from midstream_engine.data.neox import import_neox
+
+    paths = list(given) or about["paths"]
+    if not paths:
+        raise ConversionError("the source names no dataset; name it with --data, or leave it out with --without-data")
+    if len(paths) != len(about["paths"] or paths):
+        raise ConversionError(f"--data names {len(paths)} datasets, the run has {len(about['paths'])}")
+    return import_neox(
+        place, paths, about["weights"], split=about["split"], samples=about["samples"], seq_len=about["seq_len"],
+        seed=about["seed"], tokenizer=tokenizer,
+    )  # fmt: skip
 
 
 def _shapes(found: Read) -> tuple[Shapes, tuple[str, str]]:

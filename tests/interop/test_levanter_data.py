@@ -1,0 +1,158 @@
+"""Levanter's token caches as they lie: the samples that Levanter's own code gives, and its losses on them.
+
+The fixtures were made with Levanter by tests/fixtures/levanter/generate_data.py, on a CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+import imported_runs
+from midstream_engine.convert import main
+from midstream_engine.data import threefry
+from midstream_engine.data.batches import TrainingBatches
+from midstream_engine.data.errors import DataError
+from midstream_engine.data.imported import Imported
+from midstream_engine.data.levanter import LEDGER, import_levanter, open_cache
+from midstream_engine.data.mixture import open_data
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.levanter.data import read_data
+from midstream_engine.interop.levanter.importer import open_levanter
+
+pytestmark = [
+    # haliax 1.4 uses names that jax 0.10 is giving up.
+    pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
+]
+DATA = Path(__file__).parent.parent / "fixtures" / "levanter" / "data"
+ORDERS: dict[str, Any] = json.loads((DATA / "orders.json").read_text())
+POSITIONS, BATCH, FIRST, SEED, EOS = 16, 8, 3, 5, 63
+
+
+def ordered(root: Path, told: dict[str, Any]) -> TrainingBatches:
+    from midstream_engine.config.trainer import TrainerConfig
+
+    data = read_data({"data": told}, [str(DATA)], [], TrainerConfig(train_batch_size=BATCH), SEED)
+    assert data.eos == EOS
+    place = import_levanter(str(root), data.caches, data.order, seq_len=POSITIONS, tokenizer="ids:64:63")
+    opened = open_data(place)
+    assert isinstance(opened, Imported)
+    return TrainingBatches(opened, seq_len=POSITIONS, batch_size=BATCH, seed=0, shuffle=False)
+
+
+@pytest.mark.parametrize("name", sorted(ORDERS))
+def test_the_next_updates_read_the_samples_that_levanter_would_have(name: str, tmp_path: Path) -> None:
+    batches = ordered(tmp_path, ORDERS[name]["data"])
+    found = []
+    for update in range(FIRST, FIRST + len(ORDERS[name]["batches"])):
+        batch = batches.batch(update)
+        assert batch.loss_mask[:, :-1].all()
+        assert not batch.loss_mask[:, -1].any()
+        found.append(hashlib.sha256(batch.tokens.astype("<i4").tobytes()).hexdigest())
+    assert found == ORDERS[name]["batches"]
+
+
+def test_any_rows_of_any_batch_are_those_of_the_whole(tmp_path: Path) -> None:
+    """However the batch is split over hosts, and wherever a run goes on."""
+    batches = ordered(tmp_path, ORDERS["three by turns"]["data"])
+    whole = batches.batch(30).tokens
+    for rows in ([0, 3], [7], [1, 2, 4, 5, 6]):
+        part = batches.samples(30, 30 * BATCH, BATCH, np.array(rows))
+        np.testing.assert_array_equal(part.tokens[rows], whole[rows])
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**31 - 1])
+def test_jaxs_random_numbers_are_followed(seed: int) -> None:
+    key, ours = jax.random.PRNGKey(seed), threefry.seeded(seed)
+    np.testing.assert_array_equal(key, ours)
+    np.testing.assert_array_equal(jax.random.split(key, 3), threefry.split(ours, 3))
+    np.testing.assert_array_equal(jax.random.fold_in(key, 77), threefry.fold_in(ours, 77))
+    assert int(jax.random.randint(key, (), 0, 2**30)) == threefry.below_power(ours, 30)
+    for count in (1, 2, 5, 2048):
+        np.testing.assert_array_equal(jax.random.permutation(key, count), threefry.permutation(ours, count))
+
+
+def test_a_run_goes_on_with_its_own_data_and_has_levanters_losses(tmp_path: Path) -> None:
+    """Documents are kept apart by the tokenizer's end of text; the caches' names are relative to the configuration."""
+    assert main([str(DATA / "run"), str(tmp_path / "out")]) == 0
+    expected = json.loads((DATA / "run" / "expected.json").read_text())["losses"]
+    adopted = open_levanter(str(DATA / "run"))
+    (digest,) = (path.name for path in (tmp_path / "out" / "data").iterdir())
+    batches = TrainingBatches(
+        open_data(str(tmp_path / "out" / "data" / digest)), seq_len=POSITIONS, batch_size=BATCH, seed=0, shuffle=False
+    )
+    tokens = [batches.batch(FIRST + number).tokens for number in range(len(expected))]
+    np.testing.assert_allclose(imported_runs.continued(adopted, tokens), expected, rtol=1e-5)
+    train = json.loads((tmp_path / "out" / "checkpoints" / "step-3-a000" / "train.json").read_text())
+    assert train["state"]["data_digest"] == digest
+    assert len(train["witness"]["losses"]) == BATCH
+    assert train["state"]["tokenizer"] == f"ids:64:{EOS}"
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    shutil.copytree(DATA, folder)
+    path = folder / "run" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    change(config)
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return folder / "run"
+
+
+def test_the_end_of_documents_is_seen_in_the_caches_where_the_tokenizer_is_not_here(tmp_path: Path) -> None:
+    source = changed(tmp_path / "x", lambda config: config["data"].update(tokenizer="some-hub/name"))
+    assert open_levanter(str(source)).mapping["data"]["tokenizer"] == f"ids:64:{EOS}"
+
+
+def test_data_that_is_not_carried_over_is_refused_by_name_unless_it_is_left_out(tmp_path: Path) -> None:
+    changes: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "max_train_batches": lambda config: config["data"].update(max_train_batches={"a": 3}),
+        "stop_strategy": lambda config: config["data"].update(stop_strategy="first_exhausted"),
+        "shuffle": lambda config: config["data"].update(shuffle=7),
+        "permutation_type": lambda config: config["data"].update(shuffle=True, permutation_type="sorted"),
+        "block of 32": lambda config: config["data"].update(train_weights=[[0, {"a": 1.0}], [3, {"b": 1.0}]]),
+        "components.a": lambda config: config["data"]["components"]["a"].update(format={"type": "chat"}),
+        "train_seq_len": lambda config: config.update(train_seq_len=8),
+        LEDGER: lambda config: config["data"]["components"]["a"].update(cache_dir="elsewhere"),
+    }
+    source = DATA
+    for number, (word, change) in enumerate(changes.items()):
+        source = changed(tmp_path / str(number), change)
+        with pytest.raises(ConversionError, match=word):
+            open_levanter(str(source))
+        assert open_levanter(str(source), without_data=True).data is None
+    given = [str(DATA / name) for name in "bac"]
+    adopted = open_levanter(str(source), caches=given)
+    assert adopted.mapping["data"]["tokenizer"] == f"ids:64:{EOS}"
+    with pytest.raises(ConversionError, match="3: b, a, c"):
+        open_levanter(str(source), caches=given[:2])
+
+
+def test_caches_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "c", tmp_path / "c")
+    path = tmp_path / "c" / "train" / LEDGER
+    ledger = json.loads(path.read_text())
+
+    def refused(words: str, **fields: Any) -> None:
+        path.write_text(json.dumps({**ledger, **fields}))
+        with pytest.raises(DataError, match=words):
+            open_cache(str(tmp_path / "c"))
+
+    refused("never finished", is_finished=False)
+    refused("documents", total_num_rows=7)
+    name = ledger["finished_shards"][0]
+    refused("does not lie in it", finished_shards=["../a"], shard_rows={"../a": 1})
+    refused("not in a form", finished_shards=None)
+    path.write_text(json.dumps(ledger))
+    shutil.rmtree(tmp_path / "c" / "train" / name / "input_ids" / "data")
+    with pytest.raises(DataError, match="cannot be opened"):
+        open_cache(str(tmp_path / "c")).end_token()
