@@ -21,7 +21,7 @@ USAGE = """midstream [--fleet FILE]                                     the term
        midstream --guard RUN --to TARGET[,TARGET...] [--tries N]    move it when its machine is certainly gone or going
        midstream --delete TARGET|PROJECT/ZONE/NAME [--yes]          delete a TPU slice
        midstream --checkpoints [RUN] | --checkpoints RUN|CHECKPOINT --tree [--deep]
-       midstream --metrics RUN | --log RUN [--json]
+       midstream --metrics RUN | --log RUN [--process P] [--json]
        midstream --verify CHECKPOINT|MIGRATION [--deep] | --diff A B | --clean [RUN] [--yes]"""
 
 
@@ -63,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
         help="checkpoints of a run, or of all; of a CHECKPOINT arrays",
     )
     modes.add_argument("--metrics", metavar="RUN", help="the run's curve: one line a step, of accepted attempts")
-    modes.add_argument("--log", metavar="RUN", help="the log of the run's newest attempt")
+    modes.add_argument(
+        "--log", metavar="RUN", help="the log of the run's newest attempt: of process 0, or of --process"
+    )
     modes.add_argument("--diff", metavar=("A", "B"), nargs=2, help="what differs between two checkpoints, by manifest")
     modes.add_argument("--clean", metavar="RUN", nargs="?", const="", help="name what killed saves left; --yes removes")
     modes.add_argument(
@@ -96,6 +98,9 @@ def parser() -> argparse.ArgumentParser:
         const="",
         help="with --check: install engine and environment there, and compile (default: a small model's config)",
     )
+
+    read = result.add_argument_group("read")
+    read.add_argument("--process", type=int, default=0, metavar="P", help="with --log: of a run on several hosts")
 
     launch = result.add_argument_group("launch")
     launch.add_argument("--on", metavar="TARGET", help="where to start")

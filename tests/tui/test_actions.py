@@ -95,3 +95,5 @@ def test_the_same_from_the_command_line(fleet: Fleet, capfd: pytest.CaptureFixtu
     assert main(["--fleet", fleet.path, "--log", "run"]) == 0
     assert capfd.readouterr().out == LOG + "\n"
     assert main(["--fleet", fleet.path, "--log", "nonesuch"]) == 2
+    assert main(["--fleet", fleet.path, "--log", "run", "--process", "1"]) == 2
+    assert "run has no process 1 (it has 1, from 0 on)" in capfd.readouterr().err

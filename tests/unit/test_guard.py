@@ -11,6 +11,8 @@ from threading import Thread
 
 import pytest
 
+from midstream.hosts.providers import base
+from midstream.launch.follow import RankView
 from midstream.migrate import guard
 from midstream.migrate.notify import notify
 from midstream.remote import notices
@@ -60,6 +62,37 @@ def test_only_positive_evidence_counts(state: str, alive: bool, link: str, notic
 
 def test_a_run_that_nobody_has_is_no_evidence_either():
     assert guard.judge(Snapshot(1, NOW), "r")[1].kind == guard.SILENT
+
+
+def rank(process: int, signal: str = "", code: int | None = None, ended: float = 0.0, stuck: bool = False) -> RankView:
+    """A process that has ended, as what stood beside it wrote; without signal and code nobody wrote anything."""
+    status = records.Status(state=records.TRAINING, step=9, process=process, boot_id="b", pid=1, start_ticks=1,
+                            heartbeat=NOW)  # fmt: skip
+    told = records.ProcessExit(process, code, ended, signal, stuck, message="its last words")
+    known = told if signal or code is not None else None
+    return RankView(process, "abc"[process], status, exit=known, ended=ended if known else None)
+
+
+FAILED_LATER = rank(0, code=1, ended=20.0)  # for want of its peer
+
+
+@pytest.mark.parametrize(
+    ("ranks", "provider", "kind"),
+    [
+        ([FAILED_LATER, rank(1, "SIGKILL", ended=10.0)], base.UNCLEAR, guard.GONE),
+        ([rank(0, "SIGKILL", ended=10.0), rank(1, code=1, ended=20.0)], base.UNCLEAR, guard.GONE),
+        ([FAILED_LATER, rank(1, code=1, ended=10.0)], base.GONE, None),  # an error: it would fail elsewhere too
+        ([FAILED_LATER, rank(1, "SIGABRT", ended=10.0, stuck=True)], base.UNCLEAR, None),
+        ([FAILED_LATER, RankView(1, "b", trouble="timed out")], base.UNCLEAR, guard.SILENT),
+        ([FAILED_LATER, RankView(1, "b", trouble="timed out")], base.GONE, guard.GONE),
+    ],
+)
+def test_a_process_that_was_taken_from_its_group_is_evidence(ranks: list[RankView], provider: str, kind: str | None):
+    verdict = guard.judge_failed(ranks, lambda host: (provider, f"{host} was preempted"))
+    assert (verdict.kind if verdict else None) == kind, verdict
+    if kind == guard.GONE and not any(rank.trouble for rank in ranks):
+        assert verdict is not None
+        assert "its last words" in verdict.reason
 
 
 STEADY = [3.0 + 0.01 * (step % 5) for step in range(200)]

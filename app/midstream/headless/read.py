@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from midstream.errors import Exit
+from midstream.errors import Exit, UsageError
 from midstream.headless.look import look, unknown_run
 from midstream.output import Output
 from midstream_engine import records
@@ -35,14 +35,19 @@ def metrics(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """All lines of the newest attempt's log."""
+    """All lines of the newest attempt's log: that of one process, from the host that it is on."""
     from midstream.hosts.open import Hosts
+    from midstream.launch.follow import ranks_of
 
+    process: int = options.process
     hosts = Hosts(fleet)
     try:
         run = _find(fleet, hosts, options.log)
-        host = hosts.get(run.host)
-        path = records.RunPaths(host.root, run.run_id).attempt(run.attempt).log(0)
+        ranks = ranks_of(hosts, run.host, run.run_id, run.attempt)
+        if not 0 <= process < len(ranks):
+            raise UsageError(f"{run.run_id} has no process {process}", f"it has {len(ranks)}, from 0 on")
+        host = hosts.get(ranks[process].host)
+        path = records.RunPaths(host.root, run.run_id).attempt(run.attempt).log(process)
         offset = 0
         while (part := host.call("runs.read_lines", path=path, offset=offset, limit=PART))["text"]:
             offset = part["offset"]

@@ -59,6 +59,11 @@ class RankView:
         return not (self.alive or self.supervised or self.trouble)
 
     @property
+    def taken(self) -> bool:
+        """Whether it was ended from outside, or went with its machine: not by an error of its own."""
+        return self.failed and (self.exit is None or (bool(self.exit.signal) and not self.exit.stuck))
+
+    @property
     def why(self) -> str:
         """Its last words, in one line."""
         if self.exit is not None and self.exit.message:

@@ -198,7 +198,8 @@ def create(plan: model.Plan, fleet_text: str) -> MigrationDirectory:
     """A directory for a new migration, with its plan and fleet file."""
     directory = MigrationDirectory(plan.migration)
     directory.path.mkdir(parents=True)
-    directory.fleet_file.write_text(fleet_text)
+    # Its env: may hold what others are not to read.
+    records.write_bytes(str(directory.fleet_file), fleet_text.encode(), mode=0o600)
     records.write_json(str(directory.plan_file), plan.to_json())
     return directory
 

@@ -1,8 +1,9 @@
 """Watch over a run, and move it by itself when there is positive evidence that its machine is gone or going.
 
 What counts: a machine that answers and on which the engine's process is gone while its status says that it runs
-(killed, or another boot); a notice that the machine will be taken away; its provider's word that it was. What does not:
-silence. A machine that does not answer may be training; the guard tells a person, and touches nothing.
+(killed, or another boot), be it one of several, whose others have failed for want of it; a notice that the machine will
+be taken away; its provider's word that it was. What does not: silence. A machine that does not answer may be training;
+the guard tells a person, and touches nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit, HostError, MidstreamError
 from midstream.hosts.providers import base, slices
+from midstream.launch.follow import RankView, culprit, look_at_ranks, ranks_of
 from midstream.migrate import model, notify, preflight, process
 from midstream.migrate import plan as planning
 from midstream.migrate.directory import list_migrations
@@ -75,6 +77,20 @@ def judge(
     return run, Verdict(WELL)
 
 
+def judge_failed(ranks: Sequence[RankView], provided: Callable[[str], tuple[str, str]]) -> Verdict | None:
+    """Why a run of several processes has failed, where that is not an error of its own: one was taken from it. None
+    otherwise. ``provided``: what the provider says of a host, see `judge`."""
+    silent = next((rank for rank in ranks if rank.trouble), None)
+    if silent is not None:
+        standing, why = provided(silent.host)
+        what = f"{silent.host} does not answer ({silent.trouble}), and the run has ended on the others"
+        return Verdict(GONE, f"{what}; {why}") if standing == base.GONE else Verdict(SILENT, what)
+    guilty = culprit(ranks)
+    if guilty is None or not guilty.taken:
+        return None
+    return Verdict(GONE, f"{guilty.name} is gone, and the others ended for it: {guilty.why}")
+
+
 @dataclass
 class Guard:
     """Guards one run. ``tell`` gets every event; ``tries`` is the number of moves that it may begin."""
@@ -98,6 +114,8 @@ class Guard:
             if now - asked > NOTICES_EVERY:
                 notice, provided, asked = self._notice(snapshot), self._provided(snapshot), now
             run, verdict = judge(snapshot, self.run_id, notice, provided)
+            if verdict.kind == BROKEN and run is not None:
+                verdict = self._failed(run) or verdict
             since = {verdict.kind: since.get(verdict.kind, now)}
             lasted = now - since[verdict.kind]
             if verdict.kind == ENDED and lasted >= PERSISTS:
@@ -131,6 +149,17 @@ class Guard:
     def _provided(self, snapshot: Snapshot) -> tuple[str, str]:
         copies = snapshot.copies(self.run_id)
         return slices.standing(self.fleet, copies[0].host) if copies else (base.UNCLEAR, "")
+
+    def _failed(self, run: RunView) -> Verdict | None:
+        """`judge_failed` of a run on several hosts; None of any other, or where they cannot be asked."""
+        try:
+            ranks = ranks_of(self.hosts, run.host, run.run_id, run.attempt)
+            if len(ranks) < 2:
+                return None
+            seen = look_at_ranks(self.hosts, ranks, run.run_id, run.attempt)
+        except MidstreamError:
+            return None
+        return judge_failed(seen, lambda host: slices.standing(self.fleet, host))
 
     def _under_way(self) -> bool:
         """A migration of this run is open: its own process, or a person, has the run in its hands."""
