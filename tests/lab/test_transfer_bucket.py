@@ -258,6 +258,14 @@ def test_a_refusal_is_one_line_with_what_mends_it(
     assert in_bucket(server) == {}
 
 
+def test_an_object_with_an_unheard_of_name_is_named_in_one_line(server: BucketServer) -> None:
+    server.put("runs", "some/prefix/a\nb", b"1")
+    server.faults.append(Fault("GET", "alt=media", 400, times=9, message="no"))
+    with gcs.Bucket(URL, {}) as bucket, pytest.raises(gcs.GcsError) as caught:
+        bucket.get("a\nb")
+    assert caught.value.message == URL + r"/a\nb: no"
+
+
 def test_what_the_bucket_says_is_what_a_copy_says(server: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
     write_tree(tmp_path / "source", {"a": b"1"})
     server.faults.append(Fault("POST", "uploadType", 403, times=9, message=DENIED))

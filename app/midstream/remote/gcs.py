@@ -117,6 +117,7 @@ def errors(what: str) -> Iterator[None]:
     from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
     from requests.exceptions import RequestException
 
+    what = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in what)
     try:
         yield
     except exceptions.PreconditionFailed as error:
@@ -152,7 +153,8 @@ def _no_bucket(what: str) -> GcsError:
 
 def _refused(what: str, message: str) -> GcsError:
     """In words: which permission, on which bucket; who pays; which project."""
-    bucket, line = what[len(SCHEME) :].split("/")[0], " ".join(message.split())[:300]
+    said = re.search(r'"message": *"([^"]+)"', message)  # of a download, the whole answer
+    bucket, line = what[len(SCHEME) :].split("/")[0], " ".join((said[1] if said else message).split())[:300]
     lower = line.lower()
     if "requester pays" in lower:
         return GcsError("bucket {}: whoever asks it pays, and nobody was named".format(bucket), "name billed_to")
