@@ -23,12 +23,15 @@ from lab.sshd import Lab
 from lab.tpu_api import Fault, TpuServer, tpu_server
 from lab.tpu_nodes import Outcome
 from midstream.cli import main
-from midstream.errors import HostError
+from midstream.errors import Exit, HostError
+from midstream.flags import parse
 from midstream.fleet.config import Fleet, TpuTarget, load_fleet
+from midstream.headless.slices import made_in_vain
 from midstream.hosts.open import Hosts
-from midstream.hosts.providers import slices
+from midstream.hosts.providers import base, slices
 from midstream.hosts.providers.base import ProviderError
 from midstream.hosts.providers.google import login
+from midstream.output import Output
 from midstream_engine import records
 from run_directory import RunDirectory
 
@@ -59,6 +62,13 @@ def midstream(*arguments: str | Path) -> Ended:
     return Ended(
         code, [json.loads(line) for line in lines if line.startswith("{")], stdout.getvalue(), stderr.getvalue()
     )
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks at a creation follow each other as quickly as the lab's service gets on with it."""
+    monkeypatch.setattr(base, "FIRST", 0.01)
+    monkeypatch.setattr(base, "LONGEST", 0.1)
 
 
 @pytest.fixture
@@ -283,29 +293,40 @@ def test_a_move_that_is_refused_anyway_has_nothing_made(
     assert tpu_server.created == []
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_slice_whose_move_is_refused_is_given_back_unless_it_is_to_stay(
-    lab: Lab, tpu_server: TpuServer, pod: Slice, keep: bool
-) -> None:
+def test_a_slice_whose_move_is_refused_is_given_back(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
     file = waiting_run(lab, fleet_file(lab, pod, worker="{devices: 1, python: /no/such/python}"), 64)
-    flags = ["--keep-slice"] if keep else []
-    ended = midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", "--json", *flags)
+    ended = midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", "--json")
     assert ended.code == 3, ended.stderr
     assert len(tpu_server.created) == 1
-    assert (NODE in tpu_server.nodes) == keep
-    assert len(ended.of("kept")) == int(keep)
-    told = "it is kept, and costs money until" if keep else "lab/here-a/n is deleted, it costs nothing any more"
-    assert told in ended.stderr
+    assert tpu_server.nodes == {}
+    assert ended.of("deleted")[0]["slice"] == "lab/here-a/n"
+    assert "lab/here-a/n is deleted, it costs nothing any more" in ended.stderr
     assert "preflight refused" in ended.stderr
 
 
-def test_a_slice_that_cannot_be_given_back_is_named(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
-    file = waiting_run(lab, fleet_file(lab, pod, worker="{devices: 1, python: /no/such/python}"), 64)
-    tpu_server.faults.append(Fault("DeleteNode", grpc.StatusCode.PERMISSION_DENIED, times=99))
-    ended = midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", "--json")
-    assert ended.code == 3
-    assert "it is kept, and costs money until midstream --delete pod" in ended.stderr
+@pytest.mark.parametrize(
+    ("flags", "code", "denied"),
+    [(["--keep-slice"], Exit.REFUSED, False), ([], Exit.FAILED, False), ([], Exit.REFUSED, True)],
+    ids=["it is to stay", "more than a refusal", "it cannot be"],
+)
+def test_a_slice_that_is_not_given_back_is_said_to_cost_money(
+    lab: Lab,
+    tpu_server: TpuServer,
+    pod: Slice,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    code: Exit,
+    denied: bool,
+) -> None:
+    fleet = load_fleet(fleet_file(lab, pod))
+    slices.provider(fleet.targets["pod"]).create("pod", fleet.targets["pod"], print)
+    if denied:
+        tpu_server.faults.append(Fault("DeleteNode", grpc.StatusCode.PERMISSION_DENIED, times=99))
+    options, _ = parse(["--migrate", "r", "--to", "pod", *flags])
+    options.made = "pod"
+    made_in_vain(fleet, options, code, Output(False))
     assert NODE in tpu_server.nodes
+    assert "it is kept, and costs money until midstream --delete pod" in capsys.readouterr().err
 
 
 def test_workers_are_reached_at_their_internal_addresses(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
