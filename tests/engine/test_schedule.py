@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from midstream_engine.config import AdamConfig, ConfigError
+from midstream_engine.optim.adam import SCHEDULE, build_optimizer, schedule_count
 from midstream_engine.optim.schedule import cycle_ends, learning_rate
 
 TOTAL, PEAK, LOW = 100, 1e-3, 1e-4
@@ -57,6 +58,30 @@ def test_warmup_and_decay_that_overflow_leave_the_warmup_whole() -> None:
     got = rates(lr_schedule="cosine", warmup=0.1, decay=1.0)
     assert got[5] == pytest.approx(PEAK / 2, rel=1e-5)
     assert got[10] == pytest.approx(PEAK, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "inv"])
+def test_without_a_decay_the_rate_stays_at_the_peak(kind: str) -> None:
+    assert rates(lr_schedule=kind, warmup=10, decay=0.0)[10:] == pytest.approx(PEAK)
+
+
+def test_inv_to_zero_is_refused_in_one_line_because_its_curve_never_gets_there() -> None:
+    with pytest.raises(ConfigError, match=r"min_lr_ratio: lr_schedule 'inv' needs one above 0"):
+        AdamConfig(lr_schedule="inv", min_lr_ratio=0.0)
+
+
+def test_the_rate_follows_the_count_in_the_optimizers_own_state() -> None:
+    """Which is what a checkpoint brings along, whatever step it is called."""
+    config = AdamConfig(learning_rate=PEAK, warmup=10, weight_decay=0.0, max_grad_norm=0.0)
+    schedule = learning_rate(config, TOTAL)
+    optimizer = build_optimizer(config, schedule)
+    weights: Any = {"w": np.ones(3, np.float32)}
+    state: Any = optimizer.init(weights)
+    before = {**state, SCHEDULE: state[SCHEDULE]._replace(count=np.int32(5))}
+    updates: Any
+    updates, after = optimizer.update(weights, before, weights)
+    np.testing.assert_allclose(updates["w"], -schedule(5) * np.ones(3), rtol=1e-5)
+    assert int(schedule_count(after)) == 6
 
 
 def test_cycles_warm_up_again_from_where_the_last_one_ended() -> None:
