@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine_runs import held
+from event_files import scalars
 from midstream_engine.config import TensorboardConfig, TrackerConfig, WandbConfig
 from midstream_engine.tracking import trackers as module
 from midstream_engine.tracking.background import BackgroundTracker
@@ -37,22 +37,6 @@ def record(tmp_path: Path, configs: list[TrackerConfig], rows: list[dict[str, An
 
 def written(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-
-
-def scalars(directory: Path) -> dict[tuple[str, int], float]:
-    """(tag, step) -> value of all event files: length, CRC, record, CRC (the TFRecord framing)."""
-    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-
-    found: dict[tuple[str, int], float] = {}
-    for path in sorted(directory.glob("events.*")):
-        data, at = path.read_bytes(), 0
-        while at < len(data):
-            (size,) = struct.unpack_from("<Q", data, at)
-            event = Event.FromString(data[at + 12 : at + 12 + size])
-            at += 16 + size
-            for value in event.summary.value:
-                found[value.tag, event.step] = value.simple_value
-    return found
 
 
 def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from midstream.hosts.open import Hosts
 from midstream.launch.run import launch_run
 from midstream.migrate import plan as planning
 from midstream.migrate import process
-from midstream.migrate.directory import MigrationDirectory
+from midstream.migrate.directory import MigrationDirectory, migration_ids
 from midstream.migrate.journal import JournalReader
 from midstream.migrate.model import COMPLETED, HANDOVER, OVERTAKE, PROGRESS, STOP, Event, Request
 from midstream_engine import records
@@ -137,6 +137,10 @@ class Campaign:
     def give_up(self) -> Path:
         """Leave the run as it is, for a person to look at, and have the next move begin another one. Where it lies."""
         kept = self.room / f"broken-{self.run_id}"
+        for directory in map(MigrationDirectory, migration_ids()):
+            with suppress(FileNotFoundError, ValueError, ProcessLookupError):
+                if directory.is_held():  # it may wait for hours
+                    os.kill(int((directory.path / ".lock").read_text()), signal.SIGKILL)
         for name, run in self.runs.items():
             run.kill()
             if Path(run.paths.dir).exists():

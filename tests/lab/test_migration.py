@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import secrets
+import stat
 from pathlib import Path
 
+import pytest
+
+from event_files import scalars
 from lab.command_line import REPOSITORY, SLOWER, TINY, midstream
 from lab.sshd import Lab
+from midstream.migrate.directory import MigrationDirectory
 from midstream_engine import records
 
 STEPS = 60
@@ -66,8 +73,19 @@ def documented_events() -> set[str]:
     return {name for line in lines if line.startswith("| `") for name in re.findall(r"`(\w+)`", line.split("|")[1])}
 
 
-def test_a_living_run_is_sealed_moved_and_retired(lab: Lab, runs):
+def holding(directory: Path, *secrets: str) -> list[str]:
+    """Names of the files below that hold any of these words."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return sorted(path.name for path in files if any(word.encode() in path.read_bytes() for word in secrets))
+
+
+def test_a_living_run_is_sealed_moved_and_retired(lab: Lab, runs, monkeypatch: pytest.MonkeyPatch):
     here, there = lab.local("here", devices=4), lab.host("there", devices=2)
+    secret, in_env = secrets.token_hex(20), secrets.token_hex(20)
+    monkeypatch.setenv("LAB_TOKEN", secret)
+    there.config = dataclasses.replace(
+        there.config, secrets={"TOKEN": "env:LAB_TOKEN"}, env={**there.config.env, "SETTING": in_env}
+    )
     fleet = lab.fleet_file(here=here, there=there.config)
     training = (*SLOWER, "--trainer.num_train_steps", "5000", "--trainer.per_device_parallelism", "8")
     launched = midstream("--fleet", fleet, "--launch", TINY, "--on", "here", "--run-id", "r", "--", *training)
@@ -95,6 +113,13 @@ def test_a_living_run_is_sealed_moved_and_retired(lab: Lab, runs):
     for event in moved.of("phase"):
         assert event["state"] in ("started", "progress", "done", "failed")
         assert event["state"] != "progress" or {"what", "bytes_done", "bytes_total", "eta_seconds"} <= event.keys()
+    assert not any(word in done.stdout + done.stderr for done in (dry, moved) for word in (secret, in_env))
+    directory = MigrationDirectory(moved.result["migration"]).path
+    assert {"plan.json", "journal.jsonl", "certificate.json", "certificate.md"} <= {p.name for p in directory.iterdir()}
+    assert holding(directory, secret) == []
+    assert holding(directory, in_env) == ["fleet.yaml"], "which is a copy of what the person wrote"
+    assert stat.S_IMODE(Path(directory, "fleet.yaml").stat().st_mode) == 0o600
+    assert holding(there.directory, secret) == [".secrets.json"]
     step = moved.result["certificate"]["step"]
     assert step >= 5
     assert not source.alive
@@ -121,22 +146,38 @@ def test_a_living_run_is_sealed_moved_and_retired(lab: Lab, runs):
     assert not target.alive
 
 
-def test_a_run_goes_there_and_back_again(lab: Lab, runs):
-    one, two = lab.local("one", devices=2), lab.local("two", devices=1)
+@pytest.mark.parametrize("precision", ["f32", "p=f32,c=bf16"], ids=["f32", "bf16"])
+def test_a_run_goes_there_and_back_again(precision: str, lab: Lab, runs):
+    """2 -> 8 devices, and 8 -> 2 with accumulation, at the same global batch."""
+    one, two = lab.local("one", devices=2), lab.local("two", devices=8)
     fleet = lab.fleet_file(one=one, two=two)
+    flags = ("--trainer.per_device_parallelism", "8", "--trainer.mp", precision, "--trainer.num_train_steps", "5000")
+    trackers = ("--trainer.tracker", "[{type: tensorboard, flush_secs: 1}]")
     assert midstream("--fleet", fleet, "--launch", TINY, "--on", "one", "--run-id", "r", "--",
-                     *SLOWER, "--trainer.num_train_steps", "5000").code == 0  # fmt: skip
-    runs(one.root, "r").wait_step(3)
-    there = midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--healthy-steps", "2", "--json")
-    assert there.code == 0, there.stderr
-    runs(two.root, "r")
-    back = midstream("--fleet", fleet, "--migrate", "r", "--to", "one", "--healthy-steps", "2", "--json")
-    assert back.code == 0, back.stderr
-    home = runs(one.root, "r")
+                     *SLOWER, *flags, *trackers).code == 0  # fmt: skip
+    home, away = runs(one.root, "r"), runs(two.root, "r")
+    home.wait_step(3)
+    for target, mode, shape in (("two", "handover", (4, 1)), ("one", "stop", (8, 2))):
+        moved = midstream("--fleet", fleet, "--migrate", "r", "--to", target, "--mode", mode, "--healthy-steps", "2",
+                          "--json")  # fmt: skip
+        assert moved.code == 0, moved.stderr
+        (plan,) = moved.of("plan")
+        assert (plan["train_batch_size"], plan["per_device_parallelism"], plan["accumulation"]) == (32, *shape)
+        assert {claim["name"]: claim["verdict"] for claim in moved.result["certificate"]["claims"]} == {
+            "state": "proven", "data": "proven", "witness": "proven", "trajectory": "unwitnessed",
+        }  # fmt: skip
+    assert not away.alive
     lineage = records.Lineage.read(home.paths.lineage).entries
-    assert [(entry.attempt, entry.target) for entry in lineage] == [(1, "one"), (2, "two"), (3, "one")]
+    assert [(entry.attempt, entry.target, entry.devices) for entry in lineage] == [
+        (1, "one", 2), (2, "two", 8), (3, "one", 2),
+    ]  # fmt: skip
     spliced = home.spliced()
     assert sorted(spliced) == list(range(max(spliced) + 1)), "no step is missing and none is there twice"
     assert {row["attempt"] for row in spliced.values()} == {1, 2, 3}
     assert home.fence.epoch == 3
     assert Path(home.paths.config).exists()
+
+    last = moved.result["certificate"]["step"]
+    curve = scalars(Path(home.paths.dir, "tblogs", "r"))
+    steps = sorted(step for tag, step in curve if tag == "train/loss" and step < last)
+    assert steps == list(range(last)), "TensorBoard shows one curve"
