@@ -119,3 +119,34 @@ def test_an_environment_that_is_built_from_the_locks_reads_and_writes_a_bucket(l
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     assert f"{server.root}/envs/" in done.stdout.decode()
     assert "['a/0', 'manifest.json'] b'cell'" in done.stdout.decode()
+
+
+@pytest.mark.slow  # two whole moves
+def test_a_run_goes_on_from_the_bucket_of_a_machine_that_is_lost(lab: Lab, bucket: BucketServer, runs) -> None:
+    gpu, cloud = lab.host("gpu", devices=2), in_the_cloud(lab, bucket, "cloud", 2)
+    other = in_the_cloud(lab, bucket, "other", 4)
+    file = lab.fleet_file(gpu=gpu.config, cloud=cloud.config, other=other.config)
+    file.write_text(file.read_text() + f"stores: {{ours: {{url: {STORE}}}}}\n")
+    training = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[{every: 10}]")
+    launched = midstream("--fleet", file, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *training)
+    assert launched.code == 0, launched.stderr
+    here, there, beyond = runs(gpu.root, "r"), runs(cloud.root, "r"), runs(other.root, "r")
+    here.wait_step(5)
+    moved = midstream("--fleet", file, "--migrate", "r", "--to", "cloud", "--mode", "stop", *KEPT)
+    certified(moved, here, there, "cloud")
+    first = moved.result["certificate"]["step"]
+    newest = f"step-{(first // 10 + 2) * 10}-a002"
+    there.wait(lambda run: newest in complete(bucket, "r"), newest, timeout=180)
+    there.kill()
+    cloud.stop()  # without a word; what it has on its disks is lost
+
+    refused(midstream("--fleet", file, "--migrate", "r", "--to", "other"), 3, "cloud", f"what it left in {STORE}")
+    again = midstream("--fleet", file, "--migrate", "r", "--to", "other", "--source-lost", "--yes", *KEPT)
+    assert again.code == 0, (again.stdout[-2000:], again.stderr[-2000:])
+    certificate = again.result["certificate"]
+    assert certificate["valid"], certificate
+    assert certificate["step"] >= (first // 10 + 2) * 10, "nothing that it had saved is lost"
+    assert beyond.alive
+    assert (beyond.fence.epoch, beyond.fence.holder) == (3, "other")
+    assert records.Restore.read(beyond.paths.attempt(beyond.attempt).restore).checkpoint == certificate["checkpoint"]
+    beyond.wait(lambda run: any("a003" in name for name in complete(bucket, "r")), "a save of its own", timeout=180)

@@ -12,13 +12,22 @@ import pytest
 
 from lab.bucket import BucketServer, bucket_server
 from midstream.errors import MidstreamError
-from midstream.fleet.config import Fleet, LocalHost
+from midstream.fleet.config import Fleet, LocalHost, parse_fleet
 from midstream.hosts.local import LocalMachine
+from midstream.hosts.open import Hosts
+from midstream.migrate import directory
+from midstream.migrate.journal import Journal
+from midstream.migrate.model import Request
+from midstream.migrate.move import Move
+from midstream.migrate.plan import make_plan
+from midstream.migrate.seal import seal
 from midstream.migrate.shelf import BucketShelf, DiskShelf, in_the_way, same_bucket, shelf_of, way
+from midstream.migrate.stream import Streamed
 from midstream.stores.access import Access
 from midstream.transfer import copy_tree
+from midstream.watch.watcher import Watch, look_once
 from midstream_engine import records
-from run_directory import RunDirectory
+from run_directory import RunDirectory, dead_process
 from trees import write_checkpoint
 
 STORE = "gs://runs/ours"
@@ -135,3 +144,42 @@ def test_the_way_of_a_move_is_told(host: LocalMachine) -> None:
     assert way(bucket, disk, there, host) == "gs://runs -> this machine -> here over HTTPS"
     assert same_bucket(bucket, BucketShelf(host, "r", STORE, Access()))
     assert way(bucket, bucket, there, host) == f"none: both sides read {STORE}"
+
+
+def test_what_a_lost_machine_left_in_its_bucket_is_what_moves(
+    server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / "state"))
+    run = RunDirectory(tmp_path / "gpu", "r")
+    Path(run.paths.config).write_text("trainer: {train_batch_size: 8, num_train_steps: 100}\n")
+    run.status(1, records.STOPPED, 20, dead_process())
+    run.checkpoint(20)
+    run.fence(2, "cloud", 20, [records.Seal(1, 20).to_json()])
+    there = RunDirectory(tmp_path / "lost", "r")  # as the machine that is lost had it, but for its bucket
+    saved = there.checkpoint(40, attempt=2, epoch=2)
+    Path(there.paths.checkpoint(saved), records.TRAIN).write_text('{"state": {"data_digest": ""}}')
+    for path in Path(there.paths.checkpoint(saved)).iterdir():
+        server.put("runs", f"ours/runs/r/checkpoints/{saved}/{path.name}", path.read_bytes())
+    fleet = parse_fleet(
+        f"hosts:\n  gpu: {{type: local, root: {tmp_path}/gpu, devices: 1}}\n"
+        f"  cloud: {{type: local, root: {tmp_path}/cloud, devices: 1, store: {STORE}}}\n"
+        f"  other: {{type: local, root: {tmp_path}/other, devices: 1, store: {STORE}}}\n"
+    )
+    hosts = Hosts(fleet)
+    seen = look_once(fleet, hosts)
+    with pytest.raises(MidstreamError, match=f"handed to cloud .*--source-lost goes on from what it left in {STORE}"):
+        make_plan(fleet, hosts, seen, Request("r", "other", mode="stop"))
+    plan = make_plan(fleet, hosts, seen, Request("r", "other", mode="stop", source_lost=True))
+    assert (plan.source, plan.source_store, plan.target_store, plan.checkpoint) == ("gpu", STORE, STORE, saved)
+    assert plan.target_flags == ("--trainer.checkpointer.base_path", STORE)
+    assert plan.route == f"none: both sides read {STORE}"
+
+    place = directory.create(plan, fleet.text)
+    move = Move(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts))
+    sealed = seal(move, Streamed())
+    assert (sealed["checkpoint"], sealed["step"], sealed["attempt"]) == (saved, 40, 2)
+    fence = records.Fence.read(run.paths.fence)
+    assert (fence.epoch, fence.holder, fence.sealed_step) == (3, "other", 40)
+    assert fence.accepts(2, 40)
+    assert not fence.accepts(2, 41), "should the lost machine come back, what it does is in no lineage"
+    hosts.close()

@@ -190,6 +190,14 @@ class Fleet:
         """Of what ``store:`` says: a name or an address."""
         return (self.stores[given].url if given in self.stores else given).rstrip("/")
 
+    def store_of_target(self, name: str) -> str:
+        """The same of a target, also of one whose hosts are not known now; empty where there is no such target."""
+        config = self.targets.get(name)
+        if isinstance(config, TpuTarget):
+            return self.store_url(str(config.worker.get("store") or ""))
+        hosts = self.hosts_of(name) if name in self.target_names else ()
+        return self.store_of(hosts[0]) if hosts else ""
+
     def hosts_of(self, name: str) -> tuple[str, ...]:
         """The hosts of a target that is known; none where they are not known now."""
         config = self.targets.get(name)

@@ -52,7 +52,7 @@ def _check_sense(fleet: Fleet, options: argparse.Namespace, target: TpuTarget, e
     hosts = Hosts(fleet)
     try:
         request = request_of(options, options.migrate, "", engine)
-        store = fleet.store_url(str(target.worker.get("store") or ""))
+        store = fleet.store_of_target(options.to)
         check_ahead(fleet, hosts, look(fleet, hosts), request, store, slices.devices(target))
     finally:
         hosts.close()

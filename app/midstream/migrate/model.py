@@ -140,7 +140,7 @@ class Plan:
     @property
     def target_flags(self) -> tuple[str, ...]:
         """Engine flags of the target's attempts."""
-        if self.source_store == self.target_store:
+        if not (self.source_store or self.target_store):
             return self.overrides
         return ("--trainer.checkpointer.base_path", self.target_store or "null", *self.overrides)
 

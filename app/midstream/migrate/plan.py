@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.config import default_fleet_path
-from midstream.migrate import cost, directory, fit, ledger, rates, readers, schedule, shape
+from midstream.migrate import cost, directory, fit, ledger, origin, rates, readers, schedule, shape
 from midstream.migrate.model import MODES, OVERTAKE, Change, Plan, Request
 from midstream.migrate.shelf import Shelf, shelf_of, way
 from midstream.migrate.side import hosts_of_run
-from midstream.watch.model import CheckpointView
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
             "--launch starts runs there; this version moves runs to hosts and to groups of hosts",
         )
     target_host = target.hosts[0]
-    run = _find_run(fleet, snapshot, request)
+    run = origin.find_run(fleet, snapshot, request)
     for host in (run.host, *target.hosts):
         root = fleet.hosts[host].root
         if not root.startswith(("/", "~")):
@@ -61,13 +59,13 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         )
 
     given = _engine_flags(request.overrides)
-    here = shelf_of(fleet, source, run.run_id, source.call("tree.store_of", root=source.root, run_id=run.run_id) or "")
     store = given.get("trainer.checkpointer.base_path", fleet.store_of(target_host)).rstrip("/")
+    here = origin.shelf_of_source(fleet, source, run, request, store)
     there = shelf_of(fleet, destination, run.run_id, "" if store == "null" else store)
-    _check_stores(request, run, here.store, there.store)
+    origin.check_stores(request, run, here.store, there.store)
     config = readers.training_config(source, run.run_id)
     trainer = config.get("trainer") or {}
-    checkpoint = _choose_checkpoint(_shelved(run, source, here), request)
+    checkpoint = origin.choose_checkpoint(origin.shelved(run, source, here), request)
     newest, manifest, data = readers.newest_state(source, here.newest_state(), run)
 
     source_devices = max(1, len(run.status.devices))
@@ -178,16 +176,15 @@ def check_ahead(
     it would keep checkpoints; ``devices`` that it would have, None where that is not known. Errors of `make_plan`."""
     if request.mode not in MODES:
         raise UsageError(f"mode {request.mode!r} is not known", f"this version moves runs in mode {', '.join(MODES)}")
-    run = _find_run(fleet, snapshot, request)
+    run = origin.find_run(fleet, snapshot, request)
     source = hosts.get(run.host)
     if run.status is None or run.fence is None:
         raise UsageError(
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {request.target}"
         )
-    known = source.call("tree.store_of", root=source.root, run_id=run.run_id)
-    here = shelf_of(fleet, source, run.run_id, known or "")
-    _check_stores(request, run, here.store, store)
-    _choose_checkpoint(_shelved(run, source, here), request)
+    here = origin.shelf_of_source(fleet, source, run, request, store)
+    origin.check_stores(request, run, here.store, store)
+    origin.choose_checkpoint(origin.shelved(run, source, here), request)
     if devices is None:
         return
     config = readers.training_config(source, run.run_id)
@@ -249,108 +246,6 @@ def _another_schedule(changes: tuple[Change, ...], step: int) -> tuple[str, ...]
         return ()
     told = "; ".join(f"{change.name} {change.before} -> {change.after}" for change in changes if change.changed)
     return (f"from step {step} on the run is not the one that was begun: {told}",)
-
-
-def _find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
-    """The copy to move: the one with the highest fence epoch, whichever hosts answer."""
-    silent = [host for host in snapshot.hosts if host.link != "live"]
-    copies = [copy for copy in snapshot.copies(request.run_id) if not request.source or copy.host == request.source]
-    if not copies:
-        known = sorted({run.run_id for run in snapshot.runs})
-        near = difflib.get_close_matches(request.run_id, known, 3)
-        hint = (
-            f"did you mean {', '.join(near)}?"
-            if near
-            else f"known: {', '.join(known)}"
-            if known
-            else "no host holds a run"
-        )
-        if silent:
-            hint += "; not answering: " + ", ".join(f"{host.name} ({host.error or host.link})" for host in silent)
-        raise UsageError(f"no run {request.run_id!r}" + (f" on {request.source}" if request.source else ""), hint)
-    run = _held(fleet, copies)
-    if not request.source_lost:
-        _check_holder(fleet, snapshot, run)
-    return run
-
-
-def _held(fleet: Fleet, copies: Sequence[RunView]) -> RunView:
-    """Of the copies with the highest epoch the holder's own, also where it has just begun and says little as yet."""
-    first = copies[0]
-    holder = first.fence.holder if first.fence is not None else ""
-    hosts = fleet.target(holder).hosts if holder in fleet.target_names else ()
-    return next((copy for copy in copies if copy.host in hosts and copy.epoch == first.epoch), first)
-
-
-def _check_holder(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
-    """Refuse to move a copy that the fence says belongs elsewhere: that would make a second lineage."""
-    if run.fence is None or run.fence.sealed_step is None:
-        return  # it never moved: whoever started it, under whatever name, is its holder
-    holder = run.fence.holder
-    held_by = fleet.target(holder).hosts if holder in fleet.target_names else ()
-    if not holder or run.host in held_by:
-        return
-    lost = "where that machine is certainly gone, --source-lost goes on from this copy"
-    belongs = f"run {run.run_id} on {run.host} was handed to {holder} (epoch {run.epoch})"
-    if not held_by:
-        raise UsageError(f"{belongs}, which the fleet file does not name", f"add it there; {lost}")
-    silent = [host for host in snapshot.hosts if host.name in held_by and host.link != "live"]
-    if silent:
-        raise HostError(f"{belongs}, which does not answer: {silent[0].error or silent[0].link}", f"mend that; {lost}")
-    raise UsageError(f"{belongs}, which has no copy", f"midstream --continue finishes a move that was begun; {lost}")
-
-
-def _check_stores(request: Request, run: RunView, here: str, there: str) -> None:
-    """Refuse what cannot be done with checkpoints in these places."""
-    if here and there and here != there:
-        raise UsageError(
-            f"run {run.run_id} keeps its checkpoints in {here}, and {request.target} would in {there}",
-            f"store: {here} for {request.target} in the fleet file; nothing is copied then",
-        )
-    if request.mode == OVERTAKE and (here or there):
-        raise UsageError(
-            f"an overtake of {run.run_id} would compare states that lie in {here or there}",
-            "--mode handover moves what lies in a bucket",
-        )
-
-
-def _shelved(run: RunView, source: Host, shelf: Shelf) -> RunView:
-    """The run with what lies in its bucket, where it has one."""
-    if not shelf.store:
-        return run
-    described = source.call("runs.describe", root=source.root, run_id=run.run_id)
-    return replace(run, checkpoints=tuple(CheckpointView(**point) for point in shelf.points(described)))
-
-
-def _choose_checkpoint(run: RunView, request: Request):
-    """None for "now" (a final save at the seal), else the complete, accepted checkpoint to go on from."""
-    usable = [point for point in run.checkpoints if point.complete and point.accepted]
-    if request.checkpoint == "now":
-        if run.alive:
-            return None
-        request_kind = "latest"  # nobody is there to save: the newest complete one is all there is
-    else:
-        request_kind = request.checkpoint
-    if request_kind == "latest":
-        if not usable:
-            raise MidstreamError(
-                f"run {run.run_id} on {run.host} has no complete checkpoint",
-                "start it again there, or wait for its first save",
-            )
-        return max(usable, key=lambda point: (point.step, point.attempt))
-    if not request_kind.isdigit():
-        raise UsageError(
-            f"--checkpoint {request.checkpoint!r}: not now, latest or a step number",
-            "midstream --checkpoints RUN lists them",
-        )
-    chosen = [point for point in usable if point.step == int(request_kind)]
-    if not chosen:
-        steps = ", ".join(str(point.step) for point in sorted(usable, key=lambda point: point.step)) or "none"
-        raise UsageError(
-            f"run {run.run_id} on {run.host} has no complete checkpoint at step {request_kind}",
-            f"complete ones: {steps}",
-        )
-    return max(chosen, key=lambda point: point.attempt)
 
 
 def _devices(host: HostView | None, name: str) -> tuple[Accelerator, ...]:

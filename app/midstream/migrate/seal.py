@@ -156,5 +156,6 @@ def _sealed_facts(move: Move, described: dict[str, Any]) -> dict[str, Any]:
         "root_digest": point["root_digest"],
         "bytes": point["size"],
         "fence": fence.to_json(),
-        "attempt": described["attempt"],
+        # A bucket may hold what a later attempt saved than this host knows of.
+        "attempt": max(described["attempt"], point["attempt"]),
     }

@@ -140,7 +140,8 @@ def _start(move: Move, point: dict[str, Any]) -> int:
         step=point["step"],
         migration=plan.migration,
     )
-    at_least = max([described["attempt"], *described["attempts"]], default=0) + 1
+    saved = [point["attempt"] for point in described["checkpoints"]]
+    at_least = max([described["attempt"], *described["attempts"], *saved], default=0) + 1
     return move.start(move.target_side, order, holder=plan.target, at_least=at_least)
 
 
