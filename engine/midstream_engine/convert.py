@@ -1,4 +1,4 @@
-"""``python -m midstream_engine.convert SRC DST [--from neox|levanter|huggingface|midstream] [--to ...]``.
+"""``python -m midstream_engine.convert SRC DST [--from neox|levanter|huggingface|midstream] [--to ...] [-- FLAGS]``.
 
 Runs and models in and out, without torch. What SRC is, is recognised. Exit codes: 0 done, 1 it cannot be done, 2 wrong
 usage.
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind = options.source or recognise(source)
         if kind == options.to:
             raise EngineError(f"{source} is {kind} already: --to names what it shall become")
-        line = _run(kind, source, final, options) if kind in _RUNS else _model(kind, source, final, options)
+        as_run = kind in _RUNS or (kind == "huggingface" and options.run_id)
+        line = _run(kind, source, final, options) if as_run else _model(kind, source, final, options)
     except (EngineError, ConfigError, CheckpointError, records.RecordError, OSError) as error:
         print(f"midstream: {' '.join(str(error).split())}", file=sys.stderr)
         return records.EXIT_FAILED
@@ -80,6 +81,10 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
             from midstream_engine.interop.neox.importer import open_neox
 
             adopted = open_neox(source)
+        elif kind == "huggingface":
+            from midstream_engine.interop.huggingface_run import open_model
+
+            adopted = open_model(source, options.overrides)
         else:
             from midstream_engine.interop.levanter.importer import open_levanter
 
@@ -169,14 +174,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--without-witness", action="store_true", help="from neox, levanter: do not measure the losses "
                         "of the next batch (needs the model in memory)")  # fmt: skip
     parser.add_argument("--config", metavar="FILE", help="from levanter: the run's YAML file")
-    parser.add_argument("--run-id", metavar="ID", help="from neox, levanter: make it this run under --root; DST is "
-                        "where it is built")  # fmt: skip
+    parser.add_argument("--run-id", metavar="ID", help="make it this run under --root; DST is where it is built. From "
+                        "huggingface: with the engine's flags after --, which name the data at least")  # fmt: skip
     parser.add_argument("--root", metavar="DIR", help="with --run-id: default $MIDSTREAM_ROOT, then ~/.midstream")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="to huggingface")
     parser.add_argument("--vocab-size", type=int, help="to huggingface: rows to keep; default: the tokenizer's")
     parser.add_argument("--tokenizer", metavar="DIR", help="to huggingface: where the tokenizer's files are")
     parser.add_argument("--max-shard-size", type=_size, default=5 * 10**9, help="to huggingface: a file, as 5GB")
-    options = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:cut])
+    options.overrides = words[cut + 1 :]
     if options.source == options.to:
         parser.error(f"--from and --to are both {options.to}: there is nothing to convert")
     if options.source in _RUNS and options.to != "midstream":

@@ -87,7 +87,9 @@ def _import(adopted: Adopted, partial: str, final: str, wishes: Wishes, progress
     digest = "" if wishes.without_data or adopted.data is None else _import_data(adopted.data, data, wishes.data)
     mapping = {**adopted.mapping, "data": dict(adopted.mapping["data"])}
     notes = list(adopted.notes)
-    if digest:
+    if digest and adopted.kind == "huggingface":
+        pass  # its own text, tokenized: the urls stay
+    elif digest:
         mapping["data"]["train_urls"] = [f"{SCHEME}{final}/data/{digest}"]
     else:
         notes.append("the data is left out: name it in data.train_urls; its order is ours from here on")
@@ -196,7 +198,8 @@ def place_in_root(made: Made, folder: str, root: str, run_id: str) -> records.Ru
 
 
 def _move_data(source: str, target: str) -> list[str]:
-    digests = sorted(os.listdir(source)) if os.path.isdir(source) else []
+    names = os.listdir(source) if os.path.isdir(source) else []
+    digests = sorted(name for name in names if not name.startswith("."))
     os.makedirs(target, exist_ok=True)
     for digest in digests:
         if not os.path.exists(os.path.join(target, digest)):

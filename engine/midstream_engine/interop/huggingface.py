@@ -82,15 +82,11 @@ def import_model(source: str, directory: str, final: str) -> Manifest:
     ``final``: the path that ``directory`` will have when all is done. Raises ConversionError unless every tensor of
     the source is used, and every array of the model is there in the right shape.
     """
-    found = _read_json(os.path.join(source, "config.json"))
-    model, vocab_size = from_huggingface(found)
-    # Whatever size the tokenizer turns out to have, the embedding keeps this many rows.
-    rows = model.padded_vocab(vocab_size)
-    model = dataclasses.replace(model, pad_vocab_to_multiple=rows)
+    found, model, vocab_size = described(source)
     carried = _carry(source, os.path.join(directory, TOKENIZER))
-    mapping = _configuration(model, source, final, "tokenizer.json" in carried)
+    mapping = started_with(model, source, final, "tokenizer.json" in carried)
     config = from_mapping(mapping).config
-    arrays = list(_converted(config, vocab_size, read_tensors(source)))
+    arrays = list(converted(config, vocab_size, read_tensors(source)))
     state = {
         "step": 0, "optimizer_count": 0, "schedule_count": 0, "next_sample": 0,
         "batch_schedule": config.trainer.batch_schedule().to_json(), "seed": config.trainer.seed,
@@ -108,6 +104,14 @@ def import_model(source: str, directory: str, final: str) -> Manifest:
         file.write("# Made from a Hugging Face model. Put your text in: data.train_urls.\n")
         yaml.safe_dump(mapping, file, sort_keys=False)
     return commit(paths, target, written, step=0, attempt=0, epoch=1)
+
+
+def described(source: str) -> tuple[dict[str, Any], LmConfig, int]:
+    """A model directory's config.json, our model, and the rows of its vocabulary."""
+    found = _read_json(os.path.join(source, "config.json"))
+    model, vocab_size = from_huggingface(found)
+    # Whatever size the tokenizer turns out to have, the embedding keeps this many rows.
+    return found, dataclasses.replace(model, pad_vocab_to_multiple=model.padded_vocab(vocab_size)), vocab_size
 
 
 def export_model(
@@ -173,7 +177,7 @@ class _Folder(RunPaths):
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def _converted(config: TrainLmConfig, vocab_size: int, tensors: dict[str, np.ndarray]) -> Iterator[HostArray]:
+def converted(config: TrainLmConfig, vocab_size: int, tensors: dict[str, np.ndarray]) -> Iterator[HostArray]:
     """Every array of the state before the first update."""
     tensors = _with_prefix(config.model, tensors)
     wanted = _state_arrays(config, vocab_size)
@@ -245,12 +249,14 @@ def _check_tied(config: LmConfig, tensors: dict[str, np.ndarray]) -> set[str]:
     return {tied[0]}
 
 
-def _configuration(model: LmConfig, source: str, final: str, has_tokenizer: bool) -> dict[str, Any]:
+def started_with(model: LmConfig, source: str, final: str, has_tokenizer: bool) -> dict[str, Any]:
+    """A configuration that begins with the model."""
     import draccus
 
     data: dict[str, Any] = {"tokenizer": "bytes", "train_urls": []}
     if has_tokenizer:
-        data["tokenizer"] = os.path.join(final, TOKENIZER, "tokenizer.json")
+        folder = final if final == source else os.path.join(final, TOKENIZER)
+        data["tokenizer"] = os.path.join(folder, "tokenizer.json")
         eos = _eos_token(source)
         if eos is not None:
             data["eos_token"] = eos

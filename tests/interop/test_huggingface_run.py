@@ -1,0 +1,55 @@
+"""A Hugging Face model as a run of ours before its first update."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from midstream_engine import records
+from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.convert import main
+
+pytestmark = [
+    # haliax 1.4 uses names that jax 0.10 is giving up.
+    pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
+]
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+SOURCE = FIXTURES / "hf" / "llama3-tied"
+TOKENIZER = FIXTURES / "levanter" / "data" / "tokenizer"
+
+
+def convert(folder: Path, *flags: str) -> int:
+    return main([str(SOURCE), str(folder / "b"), "--run-id", "tiny", "--root", str(folder / "root"), "--", *flags])
+
+
+def test_a_model_becomes_a_run_with_the_data_that_flags_name(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(" ".join(str(7 * number % 63) for number in range(3000)))
+    flags = [
+        "--data.train_urls", f"[{tmp_path}/text.txt]", "--data.tokenizer", str(TOKENIZER), "--data.eos_token", "<end>",
+        "--trainer.num_train_steps", "8", "--trainer.train_batch_size", "4",
+    ]  # fmt: skip
+    assert convert(tmp_path, *flags) == 0
+    paths = records.RunPaths(str(tmp_path / "root"), "tiny")
+    checkpoint = paths.checkpoint(records.checkpoint_name(0, 1))
+    assert verify_checkpoint(checkpoint).sound
+    train = json.loads(Path(checkpoint, "train.json").read_text())
+    assert os.listdir(tmp_path / "root" / "data") == [train["state"]["data_digest"]]
+    assert len(train["witness"]["losses"]) == 4
+    assert f"{tmp_path}/text.txt" in Path(paths.config).read_text()
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_model_without_data_or_with_another_vocabulary_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert(tmp_path) == 1
+    assert "data.train_urls" in capsys.readouterr().err
+    assert convert(tmp_path, "--data.train_urls", "[x.txt]", "--data.tokenizer", "bytes") == 1
+    assert "257 tokens" in capsys.readouterr().err
+    assert convert(tmp_path, "--data.train_urls", "[x.txt]", "--model.num_layers", "5") == 1
+    assert "another model" in capsys.readouterr().err
+    assert not (tmp_path / "root").exists()
