@@ -29,6 +29,7 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet import FleetScreen
 from midstream.tui.screens.rows import utilisation
 from midstream.tui.widgets.curve import CurveView
+from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.table import Column, Row
 from midstream.tui.world import Source, World
 
@@ -258,6 +259,8 @@ class MidstreamApp(App[int], inherit_bindings=False):
                 for widget in screen.walk_children():
                     if isinstance(widget, CurveView):
                         widget.see(widget.viewport)
+                    elif isinstance(widget, LogPane):
+                        widget.on_log_view_changed()
                     widget.refresh(layout=False)
             self.publish()
 

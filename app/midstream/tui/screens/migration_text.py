@@ -104,12 +104,12 @@ def progress(view: model.MigrationView, world: World, glyphs: Glyphs, width: int
     for detail in copies(view).values():
         text.append_text(copy_progress(glyphs, dict(detail), width)).append("\n")
         if detail.get("object") and (detail.get("bytes_done") or 0) < (detail.get("bytes_total") or 0):
-            text.append(f"              {detail['object']}\n", palette.FAINT)
+            text.append(f"              {detail['object']}\n", palette.DIM)
     for role, host in (("source", view.plan.source), ("target", view.plan.target_host)):
         run = world.run(host, view.plan.run_id)
         text.append(f"  {role} {host:<10} ", palette.DIM)
         if run is None:
-            text.append("the run is not there yet\n" if role == "target" else "not heard of\n", palette.FAINT)
+            text.append("the run is not there yet\n" if role == "target" else "not heard of\n", palette.DIM)
             continue
         glyph, colour = signs.run_state(glyphs, run.state)
         text.append(f"{glyph} {run.state}", colour)

@@ -58,7 +58,7 @@ def downtime(glyphs: Glyphs, ledger: model.Ledger | None, predicted: Mapping[str
         text.append_text(bar(glyphs, expected / longest, room, palette.DIM))
         text.append(f" {format.seconds(expected):<8}", palette.DIM)
         if found is None:
-            text.append("not yet\n", palette.FAINT)
+            text.append("not yet\n", palette.DIM)
             continue
         colour = palette.WAIT if found > 2 * expected + 1 else palette.ACCENT
         text.append_text(bar(glyphs, found / longest, room, colour))

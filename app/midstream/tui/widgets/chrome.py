@@ -71,7 +71,7 @@ class Views(Static):
             line.append(f" {command.keys[0]} ", f"{palette.ACCENT} on {palette.RAISED}" if chosen else palette.ACCENT)
             line.append(command.name, f"bold {palette.TEXT} on {palette.RAISED}" if chosen else palette.DIM)
             if note := self._notes.get(name):
-                line.append(f" {note}", f"{palette.DIM} on {palette.RAISED}" if chosen else palette.FAINT)
+                line.append(f" {note}", f"{palette.DIM} on {palette.RAISED}" if chosen else palette.DIM)
             line.append(" ", f"on {palette.RAISED}" if chosen else "")
             self._spans.append((begin, line.cell_len, command.action))
             line.append(" ")

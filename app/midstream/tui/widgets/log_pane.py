@@ -49,7 +49,7 @@ class LogPane(Vertical):
 
     def on_log_view_changed(self) -> None:
         view = self.view
-        colour = palette.FAINT if view.following and view.plain else palette.WAIT
+        colour = palette.DIM if view.following and view.plain else palette.WAIT
         self.query_one(Static).update(Text(view.status, colour, no_wrap=True))
 
     def on_log_view_find_wanted(self) -> None:

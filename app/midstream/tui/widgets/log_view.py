@@ -337,7 +337,7 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
             stamp = _STAMP.match(text)
             if stamp is None:
                 return [lead, Segment(text, style)]
-            return [lead, Segment(text[:20], base + Style(color=palette.FAINT)), Segment(text[20:], style)]
+            return [lead, Segment(text[:20], base + Style(color=palette.DIM)), Segment(text[20:], style)]
         found = re.split(f"({'|'.join(map(re.escape, plain))})", text, flags=re.I if self.query_words.islower() else 0)
         mark = style + Style(color=palette.BACKGROUND, bgcolor=palette.WAIT)
         return [lead, *(Segment(part, mark if number % 2 else style) for number, part in enumerate(found) if part)]

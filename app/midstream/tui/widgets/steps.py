@@ -66,6 +66,6 @@ def line(glyphs: Glyphs, states: Mapping[str, str], width: int) -> Text:
             model.DONE: (glyphs.passed, palette.GOOD),
             model.FAILED: (glyphs.failed, palette.BAD),
             model.STARTED: (glyphs.now, f"bold {palette.ACCENT}"),
-        }.get(state, (glyphs.idle, palette.FAINT))
+        }.get(state, (glyphs.idle, palette.DIM))
         text.append(f"{sign} {name}", style)
     return text
