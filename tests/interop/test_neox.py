@@ -175,20 +175,12 @@ def sliced(source: Path, target: Path, ranks: int, drift: float = 0.0) -> None:
 
 
 def slice_of(name: str, array: np.ndarray, rank: int, ranks: int) -> np.ndarray:
-    """A rank's part, by Megatron's rules; gated products and grouped keys are cut within each of their matrices."""
-    if "query_key_value" in name and GROUPED[0]:
-        q, k, v = np.split(array, [16, 24])
-        return np.concatenate([np.split(part, ranks)[rank] for part in (q, k, v)])
-    if ".mlp.linear1" in name and GROUPED[0]:
-        return np.concatenate([np.split(part, ranks)[rank] for part in np.split(array, 2)])
+    """A rank's part, by Megatron's rules; gated products and grouped keys are in test_neox_layouts.py."""
     if any(part in name for part in ("word_embeddings", "final_linear", "query_key_value", "linear1", "h_to_4h")):
         return np.split(array, ranks)[rank]
     if name.endswith(("attention.dense.weight", "linear2.weight", "4h_to_h.weight")):
         return np.split(array, ranks, 1)[rank]
     return array
-
-
-GROUPED = [False]
 
 
 def plain(value: Any) -> Any:

@@ -265,6 +265,9 @@ class _Build:
             parameter = self.found.parameters[key]
             for rank in sorted(parameter.rows):
                 row = parameter.rows[rank][kind]
+                twin = parameter.twins.get(rank)
+                if twin is not None and not np.array_equal(row.read(), twin[kind].read()):
+                    raise ConversionError(f"{key[0]}.{key[1]}: the two stages that have it differ in {kind}")
                 if kind != "fp32":
                     row.touch()
                     continue

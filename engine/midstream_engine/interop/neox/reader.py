@@ -150,7 +150,9 @@ def _add_optimizers(
                     f"{files.directory}: {name} has shape {weight.shape if weight else None} in the model and "
                     f"{rows['fp32'].shape} in the optimizer"
                 )
-            found.parameters[key].rows[rank % files.tensor] = rows
+            parameter = found.parameters[key]
+            known = parameter.twins if rank % files.tensor in parameter.rows else parameter.rows
+            known[rank % files.tensor] = rows
             found.decays[key] = masters.decays.get(name, 0.0)
 
 

@@ -39,10 +39,12 @@ def key_of(name: str) -> Key:
 
 @dataclass
 class Parameter:
-    """One parameter: of each tensor-parallel rank its weight as it computes, and its masters and moments."""
+    """One parameter: of each tensor-parallel rank its weight as it computes, and its masters and moments; ``twins``:
+    the same once more, where two pipeline stages have it."""
 
     weights: dict[int, Tensor] = field(default_factory=dict)
     rows: dict[int, dict[str, Row]] = field(default_factory=dict)
+    twins: dict[int, dict[str, Row]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,166 @@
+"""Layouts of GPT-NeoX runs that no fixture has: cut from one that DeepSpeed wrote, and found to be the same to the bit.
+
+Tensor-parallel ranks by Megatron's rules, gated products and grouped keys cut within each of their matrices; pipeline
+stages with an embedding that the last stage has, too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import torch_files
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.neox.directory import find
+from midstream_engine.interop.neox.importer import open_neox
+from midstream_engine.interop.neox.partitions import KINDS
+from midstream_engine.interop.neox.reader import Read, read
+from midstream_engine.interop.neox.tensors import Key
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "neox"
+STEP, DATA = 3, 2
+HEADS, GROUPS, SIZE = 4, 2, 4  # of the fixtures shaped like Llama
+HEAD, EMBEDDING = "final_linear.weight", "word_embeddings.weight"
+Arrays = dict[str, np.ndarray]  # fp32, exp_avg, exp_avg_sq and the weight itself
+
+
+def whole_of(found: Read) -> dict[Key, Arrays]:
+    """Every parameter of a checkpoint without tensor parallelism."""
+    return {
+        key: {**{kind: parameter.rows[0][kind].read() for kind in KINDS}, "weight": parameter.weights[0].read()}
+        for key, parameter in found.parameters.items()
+    }
+
+
+def part_of(key: Key, array: np.ndarray, rank: int, ranks: int, gated: bool) -> np.ndarray:
+    """What a tensor-parallel rank has of a parameter."""
+    name = key[1]
+    if "query_key_value" in name and gated:
+        matrices = np.split(array, [HEADS * SIZE, (HEADS + GROUPS) * SIZE])
+        return np.concatenate([np.split(one, ranks)[rank] for one in matrices])
+    if name.startswith("mlp.linear1") and gated:
+        return np.concatenate([np.split(one, ranks)[rank] for one in np.split(array, 2)])
+    if name in (HEAD, EMBEDDING) or "query_key_value" in name or name.startswith(("mlp.linear1", "mlp.dense_h_to_4h")):
+        return np.split(array, ranks)[rank]
+    if name in ("attention.dense.weight", "mlp.linear2.weight", "mlp.dense_4h_to_h.weight"):
+        return np.split(array, ranks, 1)[rank]
+    return array
+
+
+def write(source: Path, target: Path, *, tensor: int = 1, stages: int = 0, tied: bool = False) -> None:
+    """The checkpoint ``source`` as a run of this layout would have saved it; ``stages`` 0: without the pipeline."""
+    found = read(find(str(source)))
+    configs = source / f"global_step{STEP}" / "configs"
+    folder = target / f"global_step{STEP}"
+    shutil.copytree(configs, folder / "configs")
+    (target / "latest").write_text(folder.name)
+    (path,) = (folder / "configs").iterdir()
+    config = {key.replace("-", "_"): value for key, value in yaml.safe_load(path.read_text()).items()}
+    gated = config["activation"] == "swiglu"
+    if tied:
+        config["no_weight_tying"] = False
+    path.write_text(yaml.safe_dump(config))
+    arrays = {key: value for key, value in sorted(whole_of(found).items()) if not (tied and key[1] == HEAD)}
+    layers = max(layer for layer, name in arrays if name.startswith("attention")) - 1
+    for rank in range(tensor * max(stages, 1)):
+        stage, slot = divmod(rank, tensor)
+        mine = {
+            key: {kind: part_of(key, value, slot, tensor, gated) for kind, value in arrays[key].items()}
+            for key in arrays
+            if stages < 2 or (key[0] - 2 < layers // 2) == (stage == 0)
+        }
+        if tied and stages and stage == stages - 1:
+            mine[0, EMBEDDING] = mine.get((0, EMBEDDING)) or {
+                kind: part_of((0, EMBEDDING), value, slot, tensor, gated)
+                for kind, value in arrays[0, EMBEDDING].items()
+            }
+        save(folder, rank, slot, mine, found, stages > 0, tied)
+
+
+def name_of(key: Key, pipeline: bool, tied: bool) -> str:
+    if pipeline and tied and key[1] == EMBEDDING:
+        return f"tied_modules.embed.{EMBEDDING}"
+    return f"{key[0]}.{key[1]}" if pipeline else f"sequential.{key[0]}.{key[1]}"
+
+
+def save(folder: Path, rank: int, slot: int, mine: dict[Key, Arrays], found: Read, pipeline: bool, tied: bool) -> None:
+    plain = {key for key in mine if key[1].endswith(".bias") or "norm" in key[1]}
+    groups = [[key for key in mine if key not in plain], sorted(plain)]
+    states: list[dict[str, Any]] = [{kind: [] for kind in KINDS} for _ in range(DATA)]
+    for group in groups:
+        for kind in KINDS:
+            row = np.concatenate([mine[key][kind].reshape(-1) for key in group])
+            row = np.pad(row, (0, -len(row) % (2 * DATA)))
+            for number, part in enumerate(np.split(row, DATA)):
+                states[number][kind].append(part)
+    for number, state in enumerate(states):
+        held = {
+            group: {"exp_avg": state["exp_avg"][group], "exp_avg_sq": state["exp_avg_sq"][group], "step": STEP}
+            for group in range(2)
+        }
+        hyper = [{"weight_decay": decay, "betas": (0.9, 0.95), "eps": 1e-8} for decay in (0.1, 0.0)]
+        optimizer = {
+            "single_partition_of_fp32_groups": state["fp32"],
+            "base_optimizer_state": {"state": held, "param_groups": hyper},
+        }
+        path = folder / f"bf16_zero_pp_rank_{number}_mp_rank_{rank:02d}_optim_states.pt"
+        torch_files.save(path, {"optimizer_state_dict": optimizer})
+    names = {key: name_of(key, pipeline, tied) for key in mine}
+    module = None if pipeline else {names[key]: value["weight"] for key, value in mine.items()}
+    state = {
+        "module": module, "iteration": STEP, "dp_world_size": DATA,
+        "lr_scheduler": found.state["lr_scheduler"],
+        "param_shapes": [{names[key]: mine[key]["fp32"].shape for key in group} for group in groups],
+    }  # fmt: skip
+    torch_files.save(folder / f"mp_rank_{rank:02d}_model_states.pt", state)
+    if pipeline:
+        for layer in {key[0] for key in mine}:
+            held = {key[1]: value["weight"] for key, value in mine.items() if key[0] == layer}
+            torch_files.save(folder / f"layer_{layer:02d}-model_{slot:02d}-model_states.pt", held)
+
+
+def contents(path: Path) -> dict[str, np.ndarray]:
+    """Every array of ours that the checkpoint gives, checked."""
+    arrays = open_neox(str(path)).arrays
+    for array in arrays:
+        array.check()
+    return {array.name: array.value() for array in arrays}
+
+
+def assert_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        np.testing.assert_array_equal(second[name], array, name)
+
+
+@pytest.mark.parametrize("stages", [0, 1, 2])
+@pytest.mark.parametrize("name", ["llama-bf16-z1-dp5", "sequential-bf16-z1-pp2-dp2"])
+def test_tensor_parallel_ranks_and_stages_become_one(name: str, stages: int, tmp_path: Path) -> None:
+    """SwiGLU and grouped queries with biases in the MLP; LayerNorm with biases everywhere."""
+    write(FIXTURES / name, tmp_path / "x", tensor=2, stages=stages)
+    assert_same(contents(FIXTURES / name), contents(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("name", ["llama-bf16-z1-dp5", "sequential-bf16-z1-pp2-dp2"])
+def test_a_tied_embedding_that_two_stages_have_is_taken_once(name: str, tensor: int, tmp_path: Path) -> None:
+    write(FIXTURES / name, tmp_path / "whole", tied=True)
+    whole = contents(tmp_path / "whole")
+    assert not any("head" in array for array in whole)
+    for stages in (1, 2):
+        write(FIXTURES / name, tmp_path / str(stages), tensor=tensor, stages=stages, tied=True)
+        assert_same(whole, contents(tmp_path / str(stages)))
+
+
+def test_stages_that_disagree_about_a_tied_embedding_are_refused(tmp_path: Path) -> None:
+    write(FIXTURES / "llama-bf16-z1-dp5", tmp_path / "x", stages=2, tied=True)
+    write(FIXTURES / "llama-fp32-z1-dp3", tmp_path / "y", stages=2, tied=True)
+    for path in (tmp_path / "y" / "global_step3").glob("*mp_rank_01_optim*"):
+        shutil.copy(path, tmp_path / "x" / "global_step3" / path.name)
+    with pytest.raises(ConversionError, match="two stages"):
+        contents(tmp_path / "x")
