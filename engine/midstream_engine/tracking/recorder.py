@@ -19,13 +19,23 @@ class Recorder:
         self._file, self._trackers = file, tuple(trackers)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """``row`` has ``global_step``. Only the file can raise."""
+        """``row`` has ``global_step``."""
         self._file.write(row)
         for tracker in self._trackers:
             tracker.log(row)
 
+    def settle(self) -> None:
+        """Every row is in the file when this returns. OSError where it cannot be."""
+        self._file.settle()
+
+    def sync(self) -> None:
+        """Wait until what is in the file is on the disk. OSError where it cannot be told."""
+        self._file.sync()
+
     def close(self) -> None:
         """Close the file and give every tracker a while to deliver what it has."""
-        self._file.close()
-        for tracker in self._trackers:
-            tracker.finish()
+        try:
+            self._file.close()
+        finally:
+            for tracker in self._trackers:
+                tracker.finish()

@@ -216,6 +216,8 @@ def train(
     facts = RunFacts(attempt.paths.run_id, attempt.number, first, attempt.files.dir, config.resolved())
     path = attempt.files.metrics if attempt.processes.leads else os.devnull
     metrics = start_recorder(path, config.trainer.tracker, facts, process=attempt.processes.index)
+    if attempt.processes.leads:
+        saver.after(metrics)
     loop = Loop(ready.setup, ready.programs, saver, requests, attempt, status, metrics, beginning.state, step)
     ended = ""
     try:

@@ -21,6 +21,7 @@ from midstream_engine.checkpoint.save import PendingSave, begin_save
 from midstream_engine.checkpoint.stores import in_bucket, open_shelf
 from midstream_engine.optim.adam import adam_count, schedule_count
 from midstream_engine.records import RecordError
+from midstream_engine.tracking.recorder import Recorder
 from midstream_engine.trainer.attempt import Attempt
 from midstream_engine.trainer.setup import Setup
 from midstream_engine.trainer.state import TrainState
@@ -80,6 +81,11 @@ class Saver:
         self._then: list[Callable[[], None]] = []  # what waits for the save in flight
         self._skipped_for: int | None = None
         self._complaint = ""  # what the status says of a failed save, until one succeeds
+        self._rows: Recorder | None = None
+
+    def after(self, rows: Recorder) -> None:
+        """No checkpoint before the rows of the steps that led to it."""
+        self._rows = rows
 
     def holds(self, step: int) -> None:
         """The run's directory already has ``step-<step>``: the one that was restored."""
@@ -158,6 +164,8 @@ class Saver:
         with self._standing_still(step):
             measured = self._witness.measure(state.model, self._setup.batches.batch(step))
             try:
+                if self._rows is not None:
+                    self._rows.settle()
                 pending = begin_save(
                     self._attempt.paths,
                     state,
@@ -184,9 +192,10 @@ class Saver:
 
     def _finish(self, pending: PendingSave, reason: str, began: float, stall: float) -> None:
         """On the saving thread: write and commit, tell the status, let retention work."""
+        self._sync_rows()
         manifest = pending.finish()
         self._status.update(checkpoint=manifest.name, root_digest=manifest.root_digest)
-        self._status.write()
+        self._status.tell()
         if not self._processes.leads:
             if manifest.hosts:
                 self._remove_what_the_first_removed()
@@ -204,6 +213,16 @@ class Saver:
             log.info("removed the temporary checkpoint %s", name)
         if manifest.hosts and self._processes.board is not None:
             self._processes.board.post(f"removed-{self._serial}", json.dumps(removed).encode())
+
+    def _sync_rows(self) -> None:
+        """Before the checkpoint counts: after that their steps are not done again."""
+        try:
+            if self._rows is not None:
+                self._rows.sync()
+        except OSError as error:
+            if self._processes.count == 1:
+                raise
+            log.error("rows of metrics may not be on the disk: %s", error)  # the others are at the same save
 
     def _remove_what_the_first_removed(self) -> None:
         """The shares of a spread checkpoint go with it; pins lie with process 0."""
@@ -259,7 +278,7 @@ class Saver:
         self._complaint = str(failure)
         log.error(self._complaint)
         self._status.update(message=self._complaint)
-        self._status.write()
+        self._status.tell()
         return failure
 
     @contextlib.contextmanager

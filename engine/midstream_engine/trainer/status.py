@@ -11,6 +11,7 @@ from typing import Any
 from midstream_engine import records
 
 log = logging.getLogger(__name__)
+PASSING = frozenset({records.COMPILING, records.RESTORING, records.TRAINING, records.REPLAYING, records.SAVING})
 HEARTBEAT = 1.5  # seconds; readers expect one at least every two
 _PROGRESS = ("state", "step", "checkpoint", "order")
 
@@ -61,12 +62,18 @@ class StatusFile:
             if any(getattr(before, name) != getattr(self._status, name) for name in _PROGRESS):
                 self._status = dataclasses.replace(self._status, progress=time.time())
             changed = self._status.state != before.state
-        if changed:
+        if changed and changes["state"] in PASSING:
+            self._write_or_say(durable=True)
+        elif changed:
             self._write(durable=True)
 
     def write(self) -> None:
         """Write now, with what the fields say."""
         self._write(durable=True)
+
+    def tell(self) -> None:
+        """The same, for what readers may as well learn from the next heartbeat."""
+        self._write_or_say(durable=True)
 
     def close(self) -> None:
         """Stop the heartbeat. The last status stays."""
@@ -75,10 +82,13 @@ class StatusFile:
 
     def _beat(self) -> None:
         while not self._ended.wait(HEARTBEAT):
-            try:
-                self._write(durable=False)
-            except OSError as error:  # a full disk must not stop training
-                log.warning("status not written: %s", error)
+            self._write_or_say(durable=False)
+
+    def _write_or_say(self, *, durable: bool) -> None:
+        try:
+            self._write(durable=durable)
+        except OSError as error:  # a full disk must not stop training
+            log.warning("status not written: %s", error)
 
     def _write(self, *, durable: bool) -> None:
         with self._lock:
