@@ -164,3 +164,61 @@ def test_stages_that_disagree_about_a_tied_embedding_are_refused(tmp_path: Path)
         shutil.copy(path, tmp_path / "x" / "global_step3" / path.name)
     with pytest.raises(ConversionError, match="two stages"):
         contents(tmp_path / "x")
+
+
+# ------------------------------------------------------------------------------------------------- DeeperSpeed 1.0
+
+
+def write_legacy(source: Path, target: Path, ranks: int, intervals: int) -> Path:
+    """As DeeperSpeed 1.0 would have saved it, after its description: a row in intervals, each shared by all ranks."""
+    found = read(find(str(source)))
+    folder = target / f"global_step{STEP}"
+    shutil.copytree(source / f"global_step{STEP}" / "configs", folder / "configs")
+    (target / "latest").write_text(folder.name)
+    arrays = whole_of(found)
+    plain = [key for key in arrays if key[1].endswith(".bias") or "norm" in key[1]]
+    groups = [[key for key in arrays if key not in plain], plain]
+    cut: dict[str, list[list[np.ndarray]]] = {}
+    for kind in KINDS:
+        rows = [np.concatenate([arrays[key][kind].reshape(-1) for key in group]) for group in groups]
+        padded = [np.pad(row, (0, -len(row) % (ranks * intervals))) for row in rows]
+        cut[kind] = [np.split(row, ranks * intervals) for row in padded]
+    for rank in range(ranks):
+        mine = {kind: [parts[rank::ranks] for parts in cut[kind]] for kind in KINDS}
+        numbers = [list(range(group * intervals, (group + 1) * intervals)) for group in range(2)]
+        moments = {
+            number: {"exp_avg": mine["exp_avg"][group][place], "exp_avg_sq": mine["exp_avg_sq"][group][place]}
+            for group in range(2)
+            for place, number in enumerate(numbers[group])
+        }
+        hyper = [
+            {"params": numbers[group], "weight_decay": decay, "betas": (0.9, 0.95), "eps": 1e-8, "step": STEP}
+            for group, decay in enumerate((0.1, 0.0))
+        ]
+        state = {
+            "zero_stage": 1, "partition_count": ranks, "num_comm_intervals_per_group": [intervals] * 2,
+            "local_sub_partitions_of_fp32_groups": mine["fp32"],
+            "base_optimizer_state": {"state": moments, "param_groups": hyper},
+        }  # fmt: skip
+        torch_files.save(folder / f"zero_pp_rank_{rank}_mp_rank_00optim_states.pt", {"optimizer_state_dict": state})
+    module = {f"sequential.{layer}.{name}": arrays[layer, name]["weight"] for layer, name in arrays}
+    state = {"module": module, "iteration": STEP, "lr_scheduler": found.state["lr_scheduler"]}
+    torch_files.save(folder / "mp_rank_00_model_states.pt", state)
+    return folder
+
+
+@pytest.mark.parametrize(("ranks", "intervals"), [(1, 1), (2, 3), (4, 2)])
+def test_the_layout_of_deeperspeed_1_is_read_from_its_description(ranks: int, intervals: int, tmp_path: Path) -> None:
+    write_legacy(FIXTURES / "pythia-fp16-z1-dp2", tmp_path / "x", ranks, intervals)
+    assert_same(contents(FIXTURES / "pythia-fp16-z1-dp2"), contents(tmp_path / "x"))
+    assert any("never tried" in note for note in open_neox(str(tmp_path / "x")).notes)
+
+
+def test_sub_partitions_in_another_order_are_refused(tmp_path: Path) -> None:
+    folder = write_legacy(FIXTURES / "pythia-fp16-z1-dp2", tmp_path / "x", 2, 1)
+    first, second = (folder / f"zero_pp_rank_{rank}_mp_rank_00optim_states.pt" for rank in range(2))
+    held = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(held)
+    with pytest.raises(ConversionError, match=r"rounded master|not padding"):
+        contents(tmp_path / "x")

@@ -22,6 +22,7 @@ from midstream_engine.interop.huggingface_names import Rule as Form
 from midstream_engine.interop.neox.architecture import Settings, Shapes, model_of, optimizer_of, precision_of
 from midstream_engine.interop.neox.directory import find, read_configs
 from midstream_engine.interop.neox.names import Source, parameters_of, sources_of
+from midstream_engine.interop.neox.partitions import LEGACY
 from midstream_engine.interop.neox.reader import Read, read
 from midstream_engine.interop.neox.tensors import DOWN, FIRST_BLOCK, ROWS, UP, Key, Merging
 from midstream_engine.interop.stream import Incoming, Piece
@@ -81,6 +82,11 @@ def open_neox(path: str) -> Adopted:
     build.check_all_made(arrays)
     if found.skipped:
         notes.append(f"{found.skipped} updates were skipped for an overflow: they count as steps, not in Adam")
+    if found.writer == LEGACY:
+        notes.append(
+            "the layout of DeeperSpeed 1.0 is read from its description and was never tried on a file of its; that "
+            "masters and weights agree was checked"
+        )
     notes.append("the state of torch's random generators has no counterpart; nothing of the run depends on it here")
     unused = settings.unused()
     notes += [f"configs: {name.replace('_', '-')} has no counterpart" for name in unused if name not in _SILENT]

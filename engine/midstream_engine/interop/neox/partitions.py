@@ -17,6 +17,8 @@ import numpy as np
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.torchfile.calls import Record, Tensor
 
+LEGACY = "DeeperSpeed 1.0"
+_SUB_PARTITIONS = "local_sub_partitions_of_fp32_groups"
 KINDS = ("fp32", "exp_avg", "exp_avg_sq")
 
 
@@ -85,16 +87,7 @@ def from_partitions(name: str, model: Mapping[str, Any], files: Sequence[Mapping
     """
     states = [_state(name, file) for file in files]
     first = states[0]
-    if "local_sub_partitions_of_fp32_groups" in first:
-        raise ConversionError(
-            f"{name}: the layout of DeeperSpeed 1.0 (sub-partitions), which names no parameters: see docs/import.md"
-        )
-    stage = _number(first.get("zero_stage", 1))
-    if stage >= 2:
-        raise ConversionError(f"{name}: ZeRO stage {stage} is not read; save it once under stage 1 or 0")
-    base = first.get("base_optimizer_state")
-    if first.get("elastic_checkpoint") or isinstance(base, list):
-        raise ConversionError(f"{name}: an elastic checkpoint (elastic_checkpoint: true) is not read")
+    base = _checked(name, first)
     if not isinstance(base, Mapping) or "single_partition_of_fp32_groups" not in first:
         raise ConversionError(
             f"{name}: the optimizer's layout is not known; it has {', '.join(sorted(map(str, first)))}"
@@ -115,6 +108,59 @@ def from_partitions(name: str, model: Mapping[str, Any], files: Sequence[Mapping
             _check_slices(name, state, group, named, [_size(tensor) for tensor in rows["exp_avg"]], states.index(state))
             _note_group(masters, state["base_optimizer_state"], group, named)
     return masters
+
+
+def is_legacy(file: Any) -> bool:
+    """Whether DeeperSpeed 1.0 (DeepSpeed 0.3.15) wrote an optimizer file."""
+    state = file.get("optimizer_state_dict") if isinstance(file, Mapping) else None
+    return isinstance(state, Mapping) and _SUB_PARTITIONS in state
+
+
+def from_sub_partitions(
+    name: str, files: Sequence[Mapping[str, Any]], order: Sequence[Mapping[str, tuple[int, ...]]]
+) -> Masters:
+    """DeeperSpeed 1.0's ZeRO 1, from its description alone: no file of its was at hand. A group's row is cut into
+    intervals, each of which the ranks share. ``order``: each group's parameters in the module's order, which no file
+    names; a wrong order shows where masters are compared with weights."""
+    states = [_state(name, file) for file in files]
+    masters = Masters(writer=LEGACY)
+    for state in states:
+        base = _checked(name, state)
+        if not isinstance(base, Mapping) or not {"state", "param_groups"} <= base.keys():
+            raise ConversionError(f"{name}: the optimizer's layout is not known (sub-partitions without their moments)")
+        if len(state[_SUB_PARTITIONS]) != len(order) or len(base["param_groups"]) != len(order):
+            raise ConversionError(f"{name}: {len(state[_SUB_PARTITIONS])} groups where {len(order)} were expected")
+    for group, named in enumerate(order):
+        held = [_sub_partitions(name, state, group) for state in states]
+        if len({len(parts) for parts in held}) != 1:
+            raise ConversionError(f"{name}: the ranks have their group {group} in different numbers of intervals")
+        for kind in KINDS:
+            _cut(name, masters, kind, named, [part[kind] for interval in zip(*held, strict=True) for part in interval])
+        for part in held[0]:
+            _note_step(masters, part.get("step"))
+        _note_group(masters, states[0]["base_optimizer_state"], group, named)
+    return masters
+
+
+def _sub_partitions(name: str, state: Mapping[str, Any], group: int) -> list[dict[str, Any]]:
+    """A rank's parts of a group, one an interval: masters and moments."""
+    base, parts = state["base_optimizer_state"], state[_SUB_PARTITIONS][group]
+    numbers = base["param_groups"][group]["params"]
+    moments = [base["state"].get(number) for number in numbers]
+    if len(numbers) != len(parts) or not all(isinstance(one, Mapping) and "exp_avg" in one for one in moments):
+        raise ConversionError(f"{name}: group {group} has {len(parts)} sub-partitions, but not the moments of each")
+    return [{**one, "fp32": part} for one, part in zip(moments, parts, strict=True)]
+
+
+def _checked(name: str, state: Mapping[str, Any]) -> Any:
+    """The inner optimizer's state, where stage and kind are read here."""
+    stage = _number(state.get("zero_stage", 1))
+    if stage >= 2:
+        raise ConversionError(f"{name}: ZeRO stage {stage} is not read; save it once under stage 1 or 0")
+    base = state.get("base_optimizer_state")
+    if state.get("elastic_checkpoint") or isinstance(base, list):
+        raise ConversionError(f"{name}: an elastic checkpoint (elastic_checkpoint: true) is not read")
+    return base
 
 
 def from_flat_groups(
@@ -170,7 +216,7 @@ def _state(name: str, file: Mapping[str, Any]) -> Mapping[str, Any]:
     state = file.get("optimizer_state_dict") if isinstance(file, Mapping) else None
     if not isinstance(state, Mapping):
         raise ConversionError(f"{name}: no optimizer_state_dict in it")
-    if not state.get("base_optimizer_state") and "local_sub_partitions_of_fp32_groups" not in state:
+    if not state.get("base_optimizer_state"):
         raise ConversionError(f"{name}: the optimizer's state is not in it (only the parameters are)")
     return state
 

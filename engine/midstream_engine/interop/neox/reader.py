@@ -162,7 +162,11 @@ def _masters(found: Read, rank: int, state: Mapping[str, Any], weights: Mapping[
     if mine:
         opened = [TorchFile(path) for path in mine]
         found.opened += opened
-        return partitions.from_partitions(mine[0], state, [_mapping(file) for file in opened])
+        values = [_mapping(file) for file in opened]
+        if partitions.is_legacy(values[0]):
+            groups = len(values[0]["optimizer_state_dict"].get("base_optimizer_state", {}).get("param_groups", []))
+            return partitions.from_sub_partitions(mine[0], values, _order(weights, groups))
+        return partitions.from_partitions(mine[0], state, values)
     optimizer = state.get("optimizer")
     if not isinstance(optimizer, dict):
         raise ConversionError(
