@@ -308,6 +308,19 @@ def test_many_parts_are_joined_by_lots(server: BucketServer) -> None:
     assert in_bucket(server) == {"whole": b"".join(pieces)}
 
 
+def test_parts_that_were_joined_though_the_answer_was_lost_are_joined(server: BucketServer) -> None:
+    with gcs.Bucket(URL, {}) as bucket:
+        parts = [bucket.put(f"{tree.INCOMING}/x/{n}", data, "", part=True) for n, data in enumerate((b"one", b"two"))]
+        server.faults.append(Fault("POST", "/compose", "close", times=2))
+        bucket.join("whole", parts, 6, "hash", f"{tree.INCOMING}/x/joined")
+        assert in_bucket(server) == {"whole": b"onetwo"}
+        other = bucket.put(f"{tree.INCOMING}/x/2", b"three", "", part=True)
+        server.faults.append(Fault("POST", "/compose", 412, message="At least one of the pre-conditions did not hold"))
+        with pytest.raises(gcs.Taken):
+            bucket.join("whole", [other], 5, "another hash", f"{tree.INCOMING}/x/joined")
+        assert in_bucket(server)["whole"] == b"onetwo"
+
+
 def test_the_checksum_of_pieces_is_that_of_the_whole() -> None:
     import google_crc32c
 

@@ -270,7 +270,12 @@ class Bucket:
             joined = [self._compose("{}-{}-{}".format(temporary, len(made), i), lot) for i, lot in enumerate(lots)]
             made += joined
         there = self.look(path)
-        blob = self._compose(path, joined, sha256, 0 if there is None else there.generation)
+        try:
+            blob = self._compose(path, joined, sha256, 0 if there is None else there.generation)
+        except Taken:
+            blob = self.look(path)  # ours, where an answer was lost and the client asked again
+            if blob is None or not is_it(blob, size, sha256):
+                raise
         if (blob.size, blob.crc32c) != (size, crc_text(crc)):
             raise GcsError("{}/{}: the bucket joined other bytes than were sent".format(self.url, path))
         for each in [*parts, *made]:
