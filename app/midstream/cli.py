@@ -10,6 +10,11 @@ from midstream.errors import Exit, MidstreamError
 from midstream.flags import parse
 from midstream_engine import records
 
+# Flags that are a mode of their own, and need the fleet file.
+MODES = (
+    "status", "metrics", "log", "config", "check", "launch", "migrate", "guard", "stop", "verify", "diff", "delete",
+)  # fmt: skip
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code of one command."""
@@ -74,8 +79,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
         from midstream.headless.slices import with_slices
 
         fleet = with_slices(fleet, options, output, engine)
-    modes = ("status", "metrics", "log", "check", "launch", "migrate", "guard", "stop", "verify", "diff", "delete")
-    chosen = next((mode for mode in modes if getattr(options, mode)), None)
+    chosen = next((mode for mode in MODES if getattr(options, mode)), None)
     if options.checkpoints is not None:
         chosen = "show_tree" if options.tree or options.deep or ":" in options.checkpoints else "checkpoints"
     if options.clean is not None:
@@ -130,8 +134,7 @@ def _load_fleet(options: argparse.Namespace):
     from midstream.fleet.config import Fleet, default_fleet_path, load_fleet
     from midstream.output import has_screen
 
-    modes = ("status", "metrics", "log", "check", "launch", "migrate", "guard", "stop", "verify", "diff", "delete")
-    screen = not any(getattr(options, mode) for mode in modes) and options.checkpoints is options.clean is None
+    screen = not any(getattr(options, mode) for mode in MODES) and options.checkpoints is options.clean is None
     if screen and not options.fleet and has_screen() and not default_fleet_path().exists():
         return Fleet()
     return load_fleet(options.fleet)

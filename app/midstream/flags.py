@@ -21,7 +21,7 @@ USAGE = """midstream [--fleet FILE]                                     the term
        midstream --guard RUN --to TARGET[,TARGET...] [--tries N]    move it when its machine is certainly gone or going
        midstream --delete TARGET|PROJECT/ZONE/NAME [--yes]          delete a TPU slice
        midstream --checkpoints [RUN] | --checkpoints RUN|CHECKPOINT --tree [--deep]
-       midstream --metrics RUN | --log RUN [--process P] [--json]
+       midstream --metrics RUN[,RUN...] | --log RUN [--process P] | --config RUN [--attempts A[,B]] [--json]
        midstream --verify CHECKPOINT|MIGRATION [--deep] | --diff A B | --clean [RUN] [--yes]"""
 
 
@@ -62,7 +62,10 @@ def parser() -> argparse.ArgumentParser:
         const="",
         help="checkpoints of a run, or of all; of a CHECKPOINT arrays",
     )
-    modes.add_argument("--metrics", metavar="RUN", help="the run's curve: one line a step, of accepted attempts")
+    modes.add_argument(
+        "--metrics", metavar="RUN[,RUN...]", help="the run's curve: one line a step, of accepted attempts"
+    )
+    modes.add_argument("--config", metavar="RUN", help="what the run's newest attempt was configured with")
     modes.add_argument(
         "--log", metavar="RUN", help="the log of the run's newest attempt: of process 0, or of --process"
     )
@@ -79,9 +82,11 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
     common.add_argument("--version", action="version", version=f"midstream {__version__}")
 
-    looked = result.add_argument_group("checkpoints")
+    looked = result.add_argument_group("runs and checkpoints")
     looked.add_argument("--tree", action="store_true", help="with --checkpoints: the arrays of a run's newest one")
     looked.add_argument("--deep", action="store_true", help="with --verify, --checkpoints: decode every array")
+
+    looked.add_argument("--attempts", metavar="A[,B]", help="with --config: of attempt A; what B has otherwise")
 
     screen = result.add_argument_group("terminal UI")
     screen.add_argument("--readonly", action="store_true", help="look, and touch nothing")
@@ -155,6 +160,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
     for name in ("dry_run", "source_lost"):
         if getattr(options, name) and not options.migrate:
             flags.error(f"--{name.replace('_', '-')} goes with --migrate")
+    if options.attempts and not options.config:
+        flags.error("--attempts goes with --config RUN")
     if options.tree and not options.checkpoints:
         flags.error("--tree goes with --checkpoints RUN or --checkpoints CHECKPOINT")
     if options.deep and not (options.verify or options.checkpoints):

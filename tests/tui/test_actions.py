@@ -97,3 +97,56 @@ def test_the_same_from_the_command_line(fleet: Fleet, capfd: pytest.CaptureFixtu
     assert main(["--fleet", fleet.path, "--log", "nonesuch"]) == 2
     assert main(["--fleet", fleet.path, "--log", "run", "--process", "1"]) == 2
     assert "run has no process 1 (it has 1, from 0 on)" in capfd.readouterr().err
+
+
+def out(capfd: pytest.CaptureFixture[str]) -> list[dict]:
+    return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+
+
+def test_configurations_of_attempts_from_the_command_line(
+    fleet: Fleet, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    paths = records.RunPaths(str(tmp_path / "root"), "run")
+    second = records.LineageEntry.from_json(
+        {"attempt": 2, "epoch": 1, "target": "here", "devices": 2, "device_kind": "cpu", "first_step": 3}
+    )
+    records.Lineage.read(paths.lineage).with_entry(second).write(paths.lineage)
+    Path(paths.attempt(2).dir).mkdir()
+    Path(paths.attempt(2).log()).write_text(LOG.replace("seed: 1", "seed: 1\nmode: fast").replace("id: run", "id: 7"))
+    records.Status.from_json({**records.Status.read(paths.attempt(1).status()).to_json(), "attempt": 2}).write(
+        paths.attempt(2).status()
+    )
+    mode = ["--fleet", fleet.path, "--config", "run"]
+    assert main([*mode, "--json"]) == 0
+    (newest,) = out(capfd)
+    assert (newest["attempt"], newest["config"]) == (2, {"seed": 1, "mode": "fast", "trainer": {"id": 7}})
+    assert main([*mode, "--attempts", "1"]) == 0
+    assert capfd.readouterr().out == "seed: 1\ntrainer:\n  id: run\n"
+    assert main([*mode, "--attempts", "1,2"]) == 0
+    assert capfd.readouterr().out == "+ mode fast\n~ trainer.id run -> 7\n"
+    assert main([*mode, "--attempts", "1,2", "--json"]) == 0
+    added, changed, result = out(capfd)
+    assert (added["name"], added["kind"], added["after"]) == ("mode", "added", "fast")
+    assert (changed["name"], changed["before"], changed["after"]) == ("trainer.id", "run", 7)
+    assert result["changes"] == 2
+    assert main([*mode, "--attempts", "1,3"]) == 2
+    assert "known: 1, 2" in capfd.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["--fleet", fleet.path, "--status", "--attempts", "1"])
+
+
+def test_curves_of_several_runs_side_by_side(fleet: Fleet, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    other = RunDirectory(tmp_path / "root", "other")
+    other.fence(1)
+    other.status(1, records.FINISHED, 2)
+    other.rows(1, 1, 3)
+    assert main(["--fleet", fleet.path, "--metrics", "run,other"]) == 0
+    lines = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert lines == [
+        ["STEP", "run", "other"], ["0", "1", "-"], ["1", "0.5", "0.5"], ["2", "0.333333", "-"], ["3", "-", "0.25"],
+    ]  # fmt: skip
+    assert main(["--fleet", fleet.path, "--metrics", "run,other", "--json"]) == 0
+    assert [(row["run"], row["global_step"]) for row in out(capfd)] == [
+        ("run", 0), ("run", 1), ("run", 2), ("other", 1), ("other", 3),
+    ]  # fmt: skip
+    assert main(["--fleet", fleet.path, "--metrics", "run,nonesuch"]) == 2

@@ -3,6 +3,7 @@
 from midstream.headless.act import launch, stop
 from midstream.headless.check import check, doctor
 from midstream.headless.clean import clean
+from midstream.headless.config import config
 from midstream.headless.diff import diff
 from midstream.headless.guard import guard
 from midstream.headless.look import checkpoints, init, status
@@ -12,7 +13,7 @@ from midstream.headless.slices import delete
 from midstream.headless.verify import show_tree, verify
 
 __all__ = [
-    "check", "checkpoints", "clean", "delete", "diff", "doctor",
+    "check", "checkpoints", "clean", "config", "delete", "diff", "doctor",
     "follow", "guard", "init", "launch", "log", "metrics", "migrate", "resume", "show_tree", "status", "stop",
     "verify",
 ]  # fmt: skip

@@ -183,6 +183,10 @@ def _migration_json(view: MigrationView) -> dict[str, Any]:
         "target": view.plan.target,
         "state": view.state,
         "phase": view.phase,
+        "created": view.plan.created,
+        "predicted_seconds": dict(view.predicted_seconds),
+        "downtime": view.ledger.downtime if view.ledger else None,
+        "certified": view.certificate.valid if view.certificate else None,
         "error": view.error,
     }
 

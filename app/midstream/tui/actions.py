@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +18,7 @@ if TYPE_CHECKING:
     from midstream.stores.bucket import Bucket
     from midstream.watch.model import RunView, Snapshot
 
-_STAMPED = re.compile(r"\d{4}-\d\d-\d\dT")
 LOG_PART = 1 << 22  # bytes of a log in one answer
-CONFIG_WITHIN = 1 << 18  # bytes of a log's beginning in which its configuration stands
-_CONFIG = "resolved configuration:"
 STOP_TIMEOUT = 600.0  # seconds: the run saves before it stops
 
 
@@ -32,16 +28,6 @@ class Target:
 
     name: str
     hosts: tuple[str, ...]
-
-
-def resolved(log: str) -> str:
-    """The configuration that a log's beginning tells: the lines up to the next one with a time."""
-    _, found, rest = log.partition(_CONFIG)
-    if not found:
-        return ""
-    lines = rest.splitlines()[1:]
-    end = next((number for number, line in enumerate(lines) if _STAMPED.match(line)), len(lines))
-    return "\n".join(lines[:end])
 
 
 class Actions(Protocol):
@@ -86,7 +72,7 @@ class Actions(Protocol):
         ...
 
     def config(self, run: RunView, attempt: int) -> str:
-        """The resolved configuration of an attempt, as YAML; empty where its log does not tell."""
+        """The resolved configuration of an attempt, as YAML."""
         ...
 
     def read_log(self, run: RunView) -> list[str]:
@@ -198,8 +184,9 @@ class FleetActions:
         return records.Manifest.from_json(value, name)
 
     def config(self, run: RunView, attempt: int) -> str:
-        path = self._log(run, attempt)
-        return resolved(self._hosts.get(run.host).call("runs.read_text", path=path, limit=CONFIG_WITHIN))
+        from midstream.watch import resolved
+
+        return resolved.read(self._hosts, run, attempt)
 
     def read_log(self, run: RunView) -> list[str]:
         host, path = self._hosts.get(run.host), self._log(run, run.attempt)

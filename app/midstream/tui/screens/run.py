@@ -319,8 +319,9 @@ class RunScreen(MidstreamScreen):
 
     def action_copy(self) -> None:
         """What this view shows, as a command line."""
-        flag = {CURVES: "--metrics", LOGS: "--log", CHECKPOINTS: "--checkpoints", INFO: "--log"}[self._view]
-        line = f"midstream {flag} {self.run_id}"
+        flag = {CURVES: "--metrics", LOGS: "--log", CHECKPOINTS: "--checkpoints", INFO: "--config"}[self._view]
+        name = ",".join([self.run_id, *self._others]) if self._view == CURVES else self.run_id
+        line = f"midstream {flag} {name}"
         self.app.copy_to_clipboard(line)
         self.notify(f"copied: {line}", markup=False)
 
@@ -405,17 +406,12 @@ class RunScreen(MidstreamScreen):
         self.app.push_screen(ChooseScreen(f"Configuration of attempt {newest} against", columns, rows), chosen)
 
     def _compare_configs(self, run: RunView, first: int, second: int) -> None:
-        import yaml
+        from midstream.watch import resolved
 
         sides = [self.midstream.actions.config(run, attempt) for attempt in (first, second)]
+        found = [resolved.line(change, self.glyphs.arrow) for change in resolved.changes(*sides)]
         heading = f"attempt {first} {self.glyphs.arrow} attempt {second}"
-        if not all(sides):
-            missing = first if not sides[0] else second
-            lines = [f"the log of attempt {missing} on {run.host} does not tell its configuration"]
-        else:
-            one, other = (yaml.safe_load(side) or {} for side in sides)
-            lines = run_text.config_changes(one, other, self.glyphs.arrow) or ["the same configuration"]
-        self.post_message(self.Compared(INFO, heading, lines))
+        self.post_message(self.Compared(INFO, heading, found or ["the same configuration"]))
 
     def on_run_screen_compared(self, event: Compared) -> None:
         if event.what == INFO:

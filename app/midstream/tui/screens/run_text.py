@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from rich.text import Text
@@ -192,28 +192,3 @@ def _devices(page: _Page, run: RunView, world: World, glyphs: Glyphs, width: int
 
 def _change_colour(line: str) -> str:
     return {"+": palette.GOOD, "-": palette.BAD, "~": palette.ACCENT}.get(line[:1], palette.DIM)
-
-
-def config_changes(before: Mapping[str, Any], after: Mapping[str, Any], arrow: str) -> list[str]:
-    """The fields that differ, by their dotted names: ``~ trainer.per_device_parallelism 16 -> 8``."""
-    one, other = flat(before), flat(after)
-    found = []
-    for name in sorted(one.keys() | other.keys()):
-        if name not in other:
-            found.append(f"- {name} {one[name]}")
-        elif name not in one:
-            found.append(f"+ {name} {other[name]}")
-        elif one[name] != other[name]:
-            found.append(f"~ {name} {one[name]} {arrow} {other[name]}")
-    return found
-
-
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, by dotted names."""
-    if not isinstance(value, Mapping) or not value:
-        return {prefix: value}
-    return {
-        name: item
-        for key, inner in value.items()
-        for name, item in flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
-    }
