@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from midstream.errors import MidstreamError
+from midstream.errors import HostError, MidstreamError
 from midstream.fleet.config import Fleet, LocalHost
 from midstream.hosts.open import Hosts
-from midstream.migrate.model import Plan, Request
+from midstream.migrate import preflight
+from midstream.migrate.model import FAIL, PASS, Plan, Request
 from midstream.migrate.plan import describe, make_plan
 from midstream.watch.model import Accelerator
 from midstream.watch.watcher import look_once
 from midstream_engine import records
 from run_directory import RunDirectory
+from unit.sample_plan import PLAN
 
 GIB = 1 << 30
 CONFIG = """
@@ -106,3 +110,20 @@ def test_another_batch_and_more_steps_are_asked_about_and_explained(tmp_path: Pa
     assert plan.command().endswith("--yes -- --trainer.train_batch_size=512 --trainer.num_train_steps 2000")
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert "samples    256000 -> 1016320" in "\n".join(describe(plan))
+
+
+def test_a_way_that_the_plan_has_just_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
+    def closed(*_: Any) -> str:
+        raise HostError("no way is open", "open a port")
+
+    monkeypatch.setattr(preflight, "way", closed)
+
+    def checked(route: str, age: float) -> str:
+        plan = dataclasses.replace(PLAN, route=route, created=time.time() - age)
+        nothing: Any = None
+        return preflight._route(nothing, nothing, nothing, nothing, plan).state
+
+    assert checked("direct, a -> b over TLS", 1.0) == PASS
+    assert checked("direct, a -> b over TLS", 3600.0) == FAIL
+    assert checked("none: no way is open", 1.0) == FAIL
+    assert checked("", 1.0) == FAIL

@@ -40,6 +40,8 @@ RUNNING, INTERRUPTED, COMPLETED, ROLLED_BACK, ROLLBACK_INCOMPLETE, MOVED_ON = (
 )
 OPEN_STATES = frozenset({RUNNING, INTERRUPTED, ROLLBACK_INCOMPLETE})
 
+NO_ROUTE = "none: "  # what a plan's route begins with where no way is open
+
 
 @dataclass(frozen=True)
 class Request:
@@ -110,7 +112,7 @@ class Plan:
     accumulation: int
     overrides: tuple[str, ...]  # engine flags of the target's attempt
     changes: tuple[Change, ...]
-    route: str
+    route: str  # as probed
     checkpoint_bytes: int
     data_digests: tuple[str, ...]  # token caches that the run reads from its host; empty where they lie in a bucket
     data_bytes: int  # to be copied; 0 where the target has the data

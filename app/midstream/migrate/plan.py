@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.config import default_fleet_path
 from midstream.migrate import cost, directory, fit, ledger, origin, rates, readers, schedule, shape
-from midstream.migrate.model import MODES, OVERTAKE, Change, Plan, Request
+from midstream.migrate.model import MODES, NO_ROUTE, OVERTAKE, Change, Plan, Request
 from midstream.migrate.shelf import Shelf, shelf_of, way
 from midstream.migrate.side import hosts_of_run
 from midstream_engine import records
@@ -166,7 +166,7 @@ def _route(here: Shelf, there: Shelf, source: Host, target: Host) -> str:
     try:
         return way(here, there, source, target)
     except HostError as error:
-        return f"none: {error.message}"
+        return f"{NO_ROUTE}{error.message}"
 
 
 def check_ahead(

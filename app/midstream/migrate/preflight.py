@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from midstream.check.target import clock_skew
 from midstream.check.together import check_together
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.migrate import readers, shape
-from midstream.migrate.model import FAIL, PASS, WARN, Check, Plan
+from midstream.migrate.model import FAIL, NO_ROUTE, PASS, WARN, Check, Plan
 from midstream.migrate.shelf import Shelf, in_the_way, shelf_of, way
 from midstream_engine import records
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from midstream.hosts.open import Hosts
 
 SURVEY = 120.0  # seconds for the target to look at itself
+FRESH = 60.0  # seconds for which a plan's route is believed
 SKEW_LIMIT = 5.0  # seconds; more confuses a reader of logs, the fence does not depend on clocks
 DISK_SLACK = 1.1  # of the bytes that arrive
 ENVIRONMENT_BYTES = 2e9  # an engine's environment, where it has to be built
@@ -55,7 +57,7 @@ def run_checks(fleet: Fleet, hosts: Hosts, plan: Plan) -> Iterator[Check]:
         why, fix = in_the_way(host, plan.run_id, there, plan.source_epoch)
         if why or plan.target_store:
             yield Check("store", FAIL if why else PASS, why or f"{host.name}: checkpoints in {there.store}", fix)
-    yield _route(here, there, source, target)
+    yield _route(here, there, source, target, plan)
     yield from _fit(source, described, here, target, plan)
 
 
@@ -70,8 +72,11 @@ def _reach(hosts: Hosts, name: str, role: str):
     return host
 
 
-def _route(here: Shelf, there: Shelf, source: Host, target: Host) -> Check:
-    """The way that the checkpoint's bytes will take."""
+def _route(here: Shelf, there: Shelf, source: Host, target: Host, plan: Plan) -> Check:
+    """The way that the checkpoint's bytes will take. One that the plan has just tried is not tried again: where a
+    firewall swallows what comes, that takes its time."""
+    if plan.route and not plan.route.startswith(NO_ROUTE) and time.time() - plan.created < FRESH:
+        return Check("route", PASS, plan.route)
     try:
         return Check("route", PASS, way(here, there, source, target))
     except HostError as error:
