@@ -25,15 +25,32 @@ def free_port() -> int:
 class Together:
     """One attempt of run ``r``: a process for each of ``roots``; processes with the same root share a file system."""
 
-    def __init__(self, roots: Sequence[Path], *flags: str, devices: int = 2, timeout: int = 60, **extra: str):
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        *flags: str,
+        devices: int = 2,
+        timeout: int = 60,
+        programs: Sequence[Sequence[str]] = (),
+        **extra: str,
+    ):
+        """``programs``: what python runs in place of the engine itself, for each process."""
         self.paths = [records.RunPaths(str(root), "r") for root in roots]
         where = ["--trainer.distributed.coordinator_address", f"127.0.0.1:{free_port()}"]
         where += ["--trainer.distributed.num_processes", str(len(roots))]
         where += ["--trainer.distributed.heartbeat_timeout", str(timeout)]
-        command = [sys.executable, "-m", "midstream_engine.train", "--config_path", str(CONFIGS / "gpt2_tiny.yaml")]
+        program = ["-m", "midstream_engine.train"]
+        config = ["--config_path", str(CONFIGS / "gpt2_tiny.yaml"), "--trainer.id", "r", *where]
         self.processes = [
             subprocess.Popen(
-                [*command, "--trainer.id", "r", *where, "--trainer.distributed.process_id", str(number), *flags],
+                [
+                    sys.executable,
+                    *(programs[number] if programs else program),
+                    *config,
+                    "--trainer.distributed.process_id",
+                    str(number),
+                    *flags,
+                ],
                 env=environment(root, devices, {"MIDSTREAM_HOST": f"host-{root.name}", **extra}),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

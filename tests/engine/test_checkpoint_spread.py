@@ -24,7 +24,7 @@ from midstream_engine.checkpoint.verify import verify_checkpoint
 
 pytestmark = [pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning")]
 # Wide enough for arrays that are cut: two cells, one for each host.
-WIDE = ["--model.hidden_dim", "384", "--model.num_heads", "4"]
+WIDE = ["--model.hidden_dim", "384", "--model.num_heads", "4", "--model.seq_len", "16"]
 
 
 def template_of(manifest: records.Manifest) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def template_of(manifest: records.Manifest) -> dict[str, Any]:
     return tree
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_it_is_killed_goes_on_where_its_shares_lie_and_is_collected_into_one_place(tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     flags = [*WIDE, "--trainer.checkpointer.keep", "[{every: 3}]"]

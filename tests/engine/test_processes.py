@@ -319,6 +319,27 @@ def test_what_two_processes_saved_is_whole_and_the_same_arrays_as_one_saves(alon
     assert (report.flaws, report.unlisted) == ([], [])
 
 
+LATE = """
+import sys, time
+from midstream_engine.trainer import programs
+from midstream_engine import train
+compile_steps = programs.compile_steps
+programs.compile_steps = lambda *arguments: (time.sleep(35), compile_steps(*arguments))[1]
+sys.exit(train.main())
+"""
+
+
+@long
+@pytest.mark.slow
+def test_a_process_that_is_ready_half_a_minute_after_the_other_is_waited_for(tmp_path):
+    """Longer than what connects their devices (Gloo) waits, shorter than the board does."""
+    flags = ["--trainer.num_train_steps", "2"]
+    with Together([tmp_path, tmp_path], *flags, programs=[["-m", "midstream_engine.train"], ["-c", LATE]]) as both:
+        for code, log in both.finish(480):
+            assert code == 0, log
+    assert [row["global_step"] for row in rows(both.paths[0], 1)] == [0, 1]
+
+
 @long
 def test_a_loss_that_is_no_number_ends_all_processes_with_the_same_words(tmp_path):
     with Together([tmp_path, tmp_path], *FLAGS, "--optimizer.learning_rate", "1e30", "--optimizer.warmup", "0") as both:
