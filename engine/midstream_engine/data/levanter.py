@@ -8,6 +8,7 @@ but folders that do, one after the other. Example i of a body is its tokens [i *
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -96,6 +97,14 @@ def open_cache(directory: str) -> Cache:
     return cache
 
 
+@functools.cache
+def _context() -> Any:
+    """One for all arrays: they share its memory."""
+    import tensorstore as ts
+
+    return ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
+
+
 def _open(path: str) -> Any:
     """One of its arrays. DataError where it cannot be opened."""
     import tensorstore as ts
@@ -103,8 +112,7 @@ def _open(path: str) -> Any:
     driver = "zarr3" if os.path.exists(os.path.join(path, "zarr.json")) else "zarr"
     spec = {"driver": driver, "kvstore": {"driver": "file", "path": os.path.abspath(path) + "/"}}
     try:
-        context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
-        return ts.open(spec, read=True, context=context, recheck_cached_data=False).result()
+        return ts.open(spec, read=True, context=_context(), recheck_cached_data=False).result()
     except ValueError as error:
         raise DataError(f"{path}: cannot be opened: {' '.join(str(error).split())[:200]}") from None
 
