@@ -114,8 +114,11 @@ class Guard:
             if now - asked > NOTICES_EVERY:
                 notice, provided, asked = self._notice(snapshot), self._provided(snapshot), now
             run, verdict = judge(snapshot, self.run_id, notice, provided)
-            if verdict.kind == BROKEN and run is not None:
-                verdict = self._failed(run) or verdict
+            if run is not None and (verdict.kind == BROKEN or run.state == "lost"):
+                found = self._failed(run, snapshot)
+                # That process 0 is gone is evidence enough; who went first is the better reason.
+                if found is not None and (verdict.kind == BROKEN or found.kind == GONE):
+                    verdict = found
             since = {verdict.kind: since.get(verdict.kind, now)}
             lasted = now - since[verdict.kind]
             if verdict.kind == ENDED and lasted >= PERSISTS:
@@ -150,8 +153,11 @@ class Guard:
         copies = snapshot.copies(self.run_id)
         return slices.standing(self.fleet, copies[0].host) if copies else (base.UNCLEAR, "")
 
-    def _failed(self, run: RunView) -> Verdict | None:
+    def _failed(self, run: RunView, snapshot: Snapshot) -> Verdict | None:
         """`judge_failed` of a run on several hosts; None of any other, or where they cannot be asked."""
+        host = snapshot.host(run.host)
+        if host is None or host.link != LIVE:
+            return None
         try:
             ranks = ranks_of(self.hosts, run.host, run.run_id, run.attempt)
             if len(ranks) < 2:
