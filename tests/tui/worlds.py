@@ -10,7 +10,7 @@ from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.migrate import model
-from midstream.tui.actions import Target
+from midstream.tui.actions import Slices, Target
 from midstream.watch.model import (
     DOWN,
     LIVE,
@@ -376,6 +376,7 @@ class Answers:
         self.problems: tuple[str, ...] = ()
         self.asked: list[tuple[Any, ...]] = []
         self.prices: dict[str, str] = {}  # of targets that are not there
+        self.told: Slices | MidstreamError = Slices(asked=False)
 
     def targets(self) -> tuple[Target, ...]:
         return (Target("small", ("small",)), Target("large", ("large",)), Target("gpu2", ("gpu2",)))
@@ -428,6 +429,11 @@ class Answers:
 
     def price(self, target: str) -> str:
         return self.prices.get(target, "")
+
+    def slices(self) -> Slices:
+        if isinstance(self.told, MidstreamError):
+            raise self.told
+        return self.told
 
     def create(self, target: str) -> None:
         self.asked.append(("create", target))

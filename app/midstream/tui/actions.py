@@ -15,6 +15,7 @@ from midstream_engine import records
 if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
     from midstream.hosts.open import Hosts
+    from midstream.hosts.providers.base import Slice
     from midstream.stores.bucket import Bucket
     from midstream.watch.model import RunView, Snapshot
 
@@ -28,6 +29,16 @@ class Target:
 
     name: str
     hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """What a provider tells: each slice with its target's name (or none), and where nothing could be seen. ``asked``:
+    whether the fleet file names any place to look at."""
+
+    found: tuple[tuple[Slice, str], ...] = ()
+    problems: tuple[str, ...] = ()
+    asked: bool = True
 
 
 class Actions(Protocol):
@@ -91,6 +102,10 @@ class Actions(Protocol):
         """Give the terminal, which has to be free, to a shell on the host. Its exit code."""
         ...
 
+    def slices(self) -> Slices:
+        """The TPU slices of the fleet file's projects and zones."""
+        ...
+
     def migrations(self) -> tuple[model.MigrationView, ...]:
         """Newest first."""
         ...
@@ -128,6 +143,15 @@ class FleetActions:
 
         slices.provider(mine).create(target, mine, say)
         slices.wait_for_login(slices.found(self._fleet, say, only=(target,)), target, say)
+
+    def slices(self) -> Slices:
+        from midstream.hosts.providers import slices
+
+        mine = {slices.place(name, target): name for name, target in slices.of(self._fleet).items()}
+        if not mine and not self._fleet.google.projects:
+            return Slices(asked=False)
+        told = slices.inventory(self._fleet)
+        return Slices(tuple((each, mine.get(each.place, "")) for each in told.slices), tuple(told.problems))
 
     def preflight(self, plan: model.Plan) -> Iterator[model.Check]:
         from midstream.migrate import preflight

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from midstream.errors import MidstreamError, UsageError
 from midstream.migrate import model
-from midstream.tui.actions import Actions, Target
+from midstream.tui.actions import Actions, Slices, Target
 from midstream.watch.model import RunView, Snapshot
 from midstream.watch.store import Store
 
@@ -250,6 +250,9 @@ class Replay:
 
     def price(self, target: str) -> str:
         return ""
+
+    def slices(self) -> Slices:
+        raise _only_looked_at()
 
     def create(self, target: str) -> None:
         raise _only_looked_at()

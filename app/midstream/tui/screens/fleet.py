@@ -253,6 +253,11 @@ class FleetScreen(MidstreamScreen):
         self.midstream.kept.save()
         self.refresh_world()
 
+    def action_slices(self) -> None:
+        from midstream.tui.screens.slices import SlicesScreen
+
+        self.app.push_screen(SlicesScreen())
+
     def action_set_up(self) -> None:
         from midstream.tui.screens.setup import offer
 
