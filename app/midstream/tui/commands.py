@@ -45,7 +45,7 @@ COMMANDS = (
     Command("view('hosts')", ("1",), "Hosts", "link, accelerators, memory, disk", (FLEET,)),
     Command("view('runs')", ("2",), "Runs", "training runs, one line each", (FLEET,)),
     Command("view('migrations')", ("3",), "Migrations", "moves under way and done", (FLEET,)),
-    Command("slices", ("4",), "TPU slices", "nodes and requests in the fleet file's projects", (FLEET,)),
+    Command("slices", ("4",), "TPU slices", "nodes and requests, in all projects", (FLEET,)),
     Command("view('curves')", ("1",), "Curves", "the loss, and the other metrics", (RUN,)),
     Command("view('logs')", ("2",), "Logs", "what the newest attempt prints", (RUN,)),
     Command("view('checkpoints')", ("3",), "Checkpoints", "the states that it can go on from", (RUN,)),
