@@ -332,7 +332,7 @@ sys.exit(train.main())
 @long
 @pytest.mark.slow
 def test_a_process_that_is_ready_half_a_minute_after_the_other_is_waited_for(tmp_path):
-    """Longer than what connects their devices (Gloo) waits, shorter than the board does."""
+    """A host that is slow to start, or that has to compile what another found in its cache."""
     flags = ["--trainer.num_train_steps", "2"]
     with Together([tmp_path, tmp_path], *flags, programs=[["-m", "midstream_engine.train"], ["-c", LATE]]) as both:
         for code, log in both.finish(480):
