@@ -174,7 +174,7 @@ def test_updates_that_were_left_out_are_not_in_the_optimizers_count(left: Attemp
         state = left.train("grown", name)
         skipped = left.rows("grown", attempt)[-1]["optim/skipped_updates"]
         assert (state["schedule_count"], state["optimizer_count"]) == (step, step - skipped)
-    assert skipped > 0
+    assert left.rows("grown", 3)[-1]["optim/skipped_updates"] > 0
 
 
 def test_a_checkpoint_carries_its_configuration_and_a_resume_says_what_is_another(left: Attempts) -> None:
