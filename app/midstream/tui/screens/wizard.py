@@ -15,7 +15,7 @@ from midstream.migrate import model
 from midstream.tui import commands, format, palette
 from midstream.tui import glyphs as signs
 from midstream.tui.actions import Target
-from midstream.tui.screens import plan_text, slice_create
+from midstream.tui.screens import checks_text, plan_text, slice_create
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.choose import ChooseScreen
 from midstream.tui.screens.confirm import ConfirmScreen
@@ -32,7 +32,6 @@ MODE_WORDS = {
     model.STOP: "the source seals and stops; then the target starts",
     model.OVERTAKE: "the source trains on while the target replays it, and takes over",
 }
-ORDER = {model.FAIL: -2, model.WARN: -1}  # of checks, once all are done
 RISKS = {
     PLAN: ("a prediction is wrong; the preflight looks closer", "everything: nothing is touched, esc leaves"),
     PREFLIGHT: ("a check fails: nothing is moved then", "everything: checks only look, b goes back"),
@@ -148,8 +147,8 @@ class WizardScreen(MidstreamScreen):
             rule.show("plan", f"mode {self._mode} (o), checkpoint {self._checkpoint} (c)")
             words.update(self._plan_words(width))
         else:
-            rule.show(f"preflight: {self._summary()}")
-            words.update(self._check_words(width - 1))
+            rule.show(f"preflight: {checks_text.summary(self._checks)}")
+            words.update(checks_text.describe(self._checks, self._all_checked, self.glyphs, width - 1))
         self.query_one("#verdict", Static).update(self._verdict(width))
         self.query_one("#risk", Static).update(self._risk())
         command = self._plan.command() if self._plan else ""
@@ -165,29 +164,6 @@ class WizardScreen(MidstreamScreen):
             return Text("  asking source and target ..." if self.query_one(Table).selected else "", palette.DIM)
         run = self.run_view
         return plan_text.describe(self._plan, self.glyphs, hardware(run, self.glyphs.times) if run else "")
-
-    def _summary(self) -> str:
-        failed = sum(check.state == model.FAIL for check in self._checks)
-        warned = sum(check.state == model.WARN for check in self._checks)
-        parts = [f"{len(self._checks)} checks"]
-        parts += [f"{failed} failed"] if failed else []
-        parts += [f"{warned} warned"] if warned else []
-        return ", ".join(parts)
-
-    def _check_words(self, width: int) -> Text:
-        text = Text()
-        checks = (
-            sorted(self._checks, key=lambda check: ORDER.get(check.state, 0)) if self._all_checked else self._checks
-        )
-        for check in checks:
-            glyph, colour = signs.check_state(self.glyphs, check.state)
-            text.append(f"  {glyph} ", colour).append(f"{check.name:<16} ", palette.TEXT)
-            detail = format.folded(check.detail, width, 21)
-            text.append(f"{detail}\n", palette.DIM if check.state == model.PASS else colour)
-            if check.fix:
-                text.append(f"      mend it: {format.folded(check.fix, width, 15)}\n", palette.ACCENT)
-        text.rstrip()
-        return text
 
     def _verdict(self, width: int) -> Text:
         """One line that is always in sight: whether one can go on, and how."""
