@@ -16,7 +16,9 @@ from lab.sshd import Lab
 from midstream.headless.adopt import is_path, run_id_of
 from midstream_engine import records
 
-SOURCE = Path(__file__).parent.parent / "fixtures" / "neox" / "pythia-fp32-z1-dp2"
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+SOURCE = FIXTURES / "neox" / "pythia-fp32-z1-dp2"
+LEVANTER = FIXTURES / "levanter" / "data"
 STEP, BATCH, UPDATES = 3, 30, 20
 
 
@@ -51,6 +53,44 @@ def test_a_checkpoint_of_neox_is_adopted_and_moved(lab: Lab, runs, tmp_path: Pat
     np.testing.assert_allclose([found[STEP + n]["train/loss"] for n in range(len(expected))], expected, rtol=1e-4)
     assert sorted(path.name for path in source.iterdir()) == sorted(path.name for path in SOURCE.iterdir())
     assert records.Fence.read(runs(here.root, "pythia").paths.fence).epoch == 2
+
+
+def test_a_checkpoint_of_levanter_is_adopted_with_its_data_and_moved(lab: Lab, runs, tmp_path: Path):
+    here, there = lab.local("here", devices=1), lab.local("there", devices=2)
+    fleet = lab.fleet_file(here=here, there=there)
+    shutil.copytree(LEVANTER, tmp_path / "levanter")
+    moved = midstream(
+        "--fleet", fleet, "--migrate", f"here:{tmp_path}/levanter/run", "--to", "there", "--certify-steps", "2",
+        "--healthy-steps", "2", "--json", timeout=280,
+    )  # fmt: skip
+    assert moved.code == 0, moved.stderr[-3000:]
+    claims = {claim["name"]: claim["verdict"] for claim in moved.result["certificate"]["claims"]}
+    assert claims == {"state": "proven", "data": "proven", "witness": "proven", "trajectory": "unwitnessed"}
+    target = runs(there.root, "run")
+    target.wait(lambda run: (status := run.status()) is not None and status.state == "finished", "the end")
+    expected = json.loads((LEVANTER / "run" / "expected.json").read_text())["losses"]
+    found = target.spliced()
+    np.testing.assert_allclose([found[STEP + n]["train/loss"] for n in range(len(expected))], expected, rtol=1e-5)
+
+
+def test_a_model_of_hugging_faces_becomes_a_run_and_is_moved(lab: Lab, runs, tmp_path: Path):
+    """It begins where it lies, at step 0, with the data that the flags name; the witness is the model itself."""
+    here, there = lab.local("here", devices=1), lab.local("there", devices=2)
+    fleet = lab.fleet_file(here=here, there=there)
+    shutil.copytree(FIXTURES / "hf" / "llama3-tied", tmp_path / "tiny")
+    (tmp_path / "text.txt").write_text(" ".join(str(7 * number % 63) for number in range(3000)))
+    moved = midstream(
+        "--fleet", fleet, "--migrate", f"here:{tmp_path}/tiny", "--to", "there", "--certify-steps", "2",
+        "--healthy-steps", "2", "--json", "--", "--data.train_urls", f"[{tmp_path}/text.txt]",
+        "--data.tokenizer", str(LEVANTER / "tokenizer"), "--data.eos_token", "<end>",
+        "--trainer.num_train_steps", "8", "--trainer.train_batch_size", "4", timeout=280,
+    )  # fmt: skip
+    assert moved.code == 0, moved.stderr[-3000:]
+    claims = {claim["name"]: claim["verdict"] for claim in moved.result["certificate"]["claims"]}
+    assert claims == {"state": "proven", "data": "proven", "witness": "proven", "trajectory": "unwitnessed"}
+    target = runs(there.root, "tiny")
+    target.wait(lambda run: (status := run.status()) is not None and status.state == "finished", "the end")
+    assert sorted(target.spliced())[0] == 0
 
 
 def test_a_place_that_is_no_checkpoint_is_refused(lab: Lab, tmp_path: Path):

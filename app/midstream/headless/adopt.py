@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import posixpath
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,9 +62,12 @@ def run_id_of(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", parts[-1]).strip("-.")[:60] if parts else "imported"
 
 
-def adopt(fleet: Fleet, hosts: Hosts, options: argparse.Namespace, output: Output) -> tuple[str, str]:
+def adopt(
+    fleet: Fleet, hosts: Hosts, options: argparse.Namespace, engine: Sequence[str], output: Output
+) -> tuple[str, str]:
     """The run that the checkpoint at ``options.migrate`` has become, and its host. It is converted there; the source
-    stays as it is. MidstreamError with the converter's own line where that cannot be."""
+    stays as it is. ``engine``: flags of the engine's, by which a model alone becomes a run. MidstreamError with the
+    converter's own line where that cannot be."""
     from midstream.launch.group import prepare_target
     from midstream.launch.start import Launch, engine_environment
     from midstream.remote.engine import with_setup
@@ -76,6 +80,7 @@ def adopt(fleet: Fleet, hosts: Hosts, options: argparse.Namespace, output: Outpu
     ready = prepare_target(hosts, fleet, fleet.target(place.host), output.talk)[place.host]
     building = posixpath.join(host.root, "imports", run_id)
     command = [ready.environment.python, "-m", MODULE, place.path, building, "--run-id", run_id, "--root", host.root]
+    command += ["--", *engine] if engine else []
     env = engine_environment(host.root, config, ready.engine.directory, Launch(run_id, place.host), 0)
     process = host.open(with_setup(command, config.setup), env=env)
     try:

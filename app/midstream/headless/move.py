@@ -26,7 +26,7 @@ def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
     run_id, source = options.migrate, ""
     if is_path(run_id):
         try:
-            run_id, source = adopt(fleet, hosts, options, output)
+            run_id, source = adopt(fleet, hosts, options, engine, output)
         except BaseException:
             hosts.close()
             raise
