@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,15 +17,12 @@ import pytest
 
 from lab.command_line import COMPILED, TINY, Run, ended, midstream, start_midstream
 from lab.sshd import Lab
-from midstream.fleet.config import load_fleet
-from midstream.hosts.open import Hosts
-from midstream.launch.errors import LaunchError
-from midstream.launch.follow import ranks_of, wait_ranks
 from midstream.migrate.directory import MigrationDirectory, migration_ids
 from midstream.migrate.journal import read_events
+from midstream.migrate.model import Certificate
 from midstream_engine import records
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]  # three engine starts each, two of them of two processes
+pytestmark = [pytest.mark.system, pytest.mark.slow]  # half a minute each of both cores, and more
 # An array of 4 MiB: the smallest of which hosts keep a share each.
 TRAINING = (
     "--trainer.num_train_steps", "100000", "--model.pad_vocab_to_multiple", "16384",
@@ -186,30 +184,38 @@ def test_a_group_that_was_sealed_gets_its_run_back(lab: Lab, fleet: Path, runs) 
     assert_one_lineage(a, {1, 2})
 
 
-def test_a_group_that_lost_a_process_is_moved_from_what_it_left(lab: Lab, sharing: Path, runs) -> None:
-    """On a shared file system. One process is killed: all end, and which and why is said. The operator's process that
-    moves what is left dies as well, and another one goes on."""
+def test_a_group_that_lost_a_process_is_moved_by_its_guard(lab: Lab, sharing: Path, runs) -> None:
+    """On a shared file system. One process is killed: all end, and which and why is said, there and by the guard, which
+    moves what they left."""
     nfs, c = runs(lab.directory / "nfs", "r"), runs(lab.directory / "c" / "root", "r")
     launch(sharing, "pair", "--trainer.checkpointer.keep", '[{"every": 5}]')
     nfs.wait(lambda run: bool(run.checkpoints()), "the first checkpoint", 240)
     lost = of_process(nfs, 1)
     assert lost is not None
-    hosts = Hosts(load_fleet(sharing))
+    for process in range(2):
+        log = midstream("--fleet", sharing, "--log", "r", "--process", str(process))
+        assert log.stdout.splitlines()[0] == Path(nfs.paths.attempt(1).log(process)).read_text().splitlines()[0]
+    guard = start_midstream("--fleet", sharing, "--guard", "r", "--to", "c", "--tries", "1", "--json")
+    late = threading.Timer(300.0, guard.kill)
+    late.start()
     try:
         os.kill(lost.pid, signal.SIGKILL)
-        said = r"attempt 1 of r: process 1 on b failed: killed with SIGKILL: .*; the others were ended"
-        with pytest.raises(LaunchError, match=said):
-            wait_ranks(hosts, ranks_of(hosts, "a", "r", 1), "r", 1, {records.FINISHED}, 240)
+        assert guard.stdout is not None
+        told = []
+        while not told or told[-1]["kind"] not in ("finished", "needs you"):
+            line = guard.stdout.readline()
+            assert line, guard.communicate()
+            told.append(json.loads(line))
     finally:
-        hosts.close()
-    follower = start_midstream(*words(sharing, "c", "--mode", "stop", "--yes"))
-    migration = kill_operator_after("sealed").migration
-    assert ended(follower, 120) == 4
-    there = midstream("--continue", migration, "--json", timeout=400)
-    assert there.code == 0, (there.stdout, there.stderr)
-    assert there.result["certificate"]["valid"]
-    name = there.result["certificate"]["checkpoint"]
-    assert not nfs.manifest(name).hosts, "on a shared file system nothing is spread"
+        late.cancel()
+        guard.kill()
+        guard.communicate()
+    acted = [event for event in told if event["kind"] != "stalled"]  # until process 0 sees that it is alone
+    assert [event["kind"] for event in acted] == ["lost", "moving", "finished"], told
+    assert "process 1 on b is gone, and the others ended for it: killed with SIGKILL" in acted[0]["message"]
+    certificate = json.loads(MigrationDirectory(acted[1]["migration"]).certificate_file.read_text())
+    assert Certificate.from_json(certificate).valid
+    assert not nfs.manifest(certificate["checkpoint"]).hosts, "on a shared file system nothing is spread"
     assert nfs.fence == c.fence
     assert_one_lineage(c, {1, 2})
 
@@ -219,7 +225,8 @@ def test_a_new_group_of_which_a_process_dies_gives_the_run_back(lab: Lab, sharin
     launch(sharing, "c")
     c.wait_step(4, 240)
     follower = start_midstream(*words(sharing, "pair", "--mode", "stop"))
-    started = until("process 1 on b", lambda: of_process(nfs, 1))
+    started = until("process 1 on b", lambda: of_process(nfs, 1) or follower.poll() is not None)
+    assert isinstance(started, records.Status), follower.communicate()
     os.kill(started.pid, signal.SIGKILL)
     out, err = follower.communicate(timeout=400)
     assert follower.returncode == 1, (out, err)
