@@ -87,12 +87,10 @@ def _import(adopted: Adopted, partial: str, final: str, wishes: Wishes, progress
     digest = "" if wishes.without_data or adopted.data is None else _import_data(adopted.data, data, wishes.data)
     mapping = {**adopted.mapping, "data": dict(adopted.mapping["data"])}
     notes = list(adopted.notes)
-    if digest and adopted.kind == "huggingface":
-        pass  # its own text, tokenized: the urls stay
-    elif digest:
-        mapping["data"]["train_urls"] = [f"{SCHEME}{final}/data/{digest}"]
-    else:
+    if not digest:
         notes.append("the data is left out: name it in data.train_urls; its order is ours from here on")
+    elif adopted.kind != "huggingface":  # whose text was tokenized here, and keeps its urls
+        mapping["data"]["train_urls"] = [f"{SCHEME}{final}/data/{digest}"]
     mapping["trainer"] = {**mapping["trainer"], "load_checkpoint_path": final}
     config = from_mapping(mapping).config
     state = {**adopted.state, "data_digest": digest}
