@@ -279,6 +279,7 @@ def measure_leet(options: argparse.Namespace) -> dict[str, Any]:
             screen = Screen(argv, {"MIDSTREAM_STATE": str(folder / "state"), "WANDB_DIR": str(folder)})
             screen.rest(1)
             if name == "midstream":
+                screen.until(lambda text: b"training" in text, PATIENCE)  # it lists the run: open it
                 screen.press("\r")
             seconds = screen.at_rest() - screen.began
             found[name] = {"loaded_seconds": round(seconds, 1), "mb": round(screen.megabytes)}
