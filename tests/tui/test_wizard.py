@@ -43,7 +43,7 @@ async def test_the_plan_shows_every_number_that_changes_and_the_command_line() -
             "14.2 MB of state",
             "relayed through this machine",
             "about 14s",
-            "midstream --migrate nano --to large --mode stop",
+            "midstream --migrate nano --to large --mode handover",
         ):
             assert words in text
 
@@ -306,7 +306,7 @@ async def test_y_copies_the_command_line() -> None:
         await settle(pilot)
         await pilot.press("y")
         await settle(pilot)
-        assert app.clipboard == worlds.PLAN.command()
+        assert app.clipboard == replace(worlds.PLAN, mode=model.HANDOVER).command()
 
 
 async def test_a_slice_that_is_not_there_is_asked_for_with_its_price_and_its_name(

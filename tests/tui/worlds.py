@@ -385,7 +385,7 @@ class Answers:
         self.asked.append(("plan", request))
         if isinstance(self.plan, MidstreamError):
             raise self.plan
-        return replace(self.plan, target=request.target)
+        return replace(self.plan, target=request.target, mode=request.mode)
 
     def preflight(self, plan: model.Plan) -> Iterator[model.Check]:
         self.asked.append(("preflight", plan.target))
