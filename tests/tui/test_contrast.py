@@ -81,7 +81,7 @@ async def test_what_is_written_on_screens_is_read_in_every_theme(name: str) -> N
                     front, ground = style.color.triplet, style.bgcolor.triplet
                     if front is None or ground is None or not any(sign.isalnum() for sign in segment.text):
                         continue
-                    ratio = contrast(tuple(front), tuple(ground))
+                    ratio = contrast((front.red, front.green, front.blue), (ground.red, ground.green, ground.blue))
                     if ratio < READ:
                         low[f"{theme}: {segment.text.strip()[:40]}"] = round(ratio, 2)
     assert low == {}
