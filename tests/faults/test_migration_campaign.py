@@ -35,7 +35,7 @@ from midstream.migrate import process
 from midstream.migrate.model import HANDOVER
 from midstream_engine import records
 
-DEAR = pytest.mark.slow  # seen to pass; the suite has a whole move or two of each kind already
+DEAR = pytest.mark.slow  # the suite has a whole move or two of each kind already
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/migration-faults.jsonl"
 
 
