@@ -41,6 +41,7 @@ while not asked.wait(0.02) and not os.path.exists(os.path.join(paths.dir, "finis
     step = min(stand, step + 1)
     say(records.TRAINING, step)
 say(records.STOPPED if asked.is_set() else records.FINISHED, step)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the interpreter's end would make it deadly again
 """
 
 

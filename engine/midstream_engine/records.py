@@ -445,6 +445,12 @@ class ProcessExit(_Record):
     heartbeat: float = 0.0
     message: str = ""  # one line: why
 
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than it should. What took it after its last word, with everything saved and
+        sealed (a second SIGTERM, the machine's shutdown), takes nothing from the run."""
+        return self.code != 0 and self.state not in (STOPPED, FINISHED)
+
 
 @dataclasses.dataclass(frozen=True)
 class Order(_Record):

@@ -141,7 +141,7 @@ class Supervisor:
             if name.startswith("exit-") and name.endswith(".json") and name != f"exit-{self._process}.json":
                 with contextlib.suppress(records.RecordError, FileNotFoundError):
                     ended = records.ProcessExit.read(os.path.join(self._files.dir, name))
-                    if ended.code != 0:
+                    if ended.failed:
                         return f"process {ended.process}"
         return ""
 

@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         host=processes.host,
     )
     code, processes = _attempt(loaded, root, attempt, processes, status, signals)
+    signals.ignore()
     status.close()
     return _end(code, processes)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_engine import records, supervise
 from midstream_engine.supervise import PATIENCE, Progress
 from trees import SOURCES
 
@@ -126,8 +126,6 @@ def test_an_engine_that_stands_still_is_ended_and_told(tmp_path: Path, body: str
 
 
 def test_the_failure_of_another_process_ends_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from midstream_engine import supervise
-
     monkeypatch.setattr(supervise, "FOLLOW", 0.1)
     Engine(tmp_path, "sys.exit(1)", process=1).ended()
     alive = supervise.Supervisor(str(tmp_path), 0, [sys.executable, "-c", "import time; time.sleep(600)"])
@@ -167,3 +165,17 @@ def test_waiting_for_an_order_is_no_standstill() -> None:
     for state in (records.WAITING, records.HELD):
         assert not progress.standstill(status(state, 3), 1.0)
         assert not progress.standstill(status(state, 3), 1e6)
+
+
+def test_what_takes_a_process_after_its_last_word_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second SIGTERM, or the machine's shutdown: everything is saved and sealed."""
+    code, ended = Engine(tmp_path, "say('stopped', 7); os.kill(os.getpid(), signal.SIGTERM)", process=1).ended()
+    assert code == 128 + signal.SIGTERM
+    assert (ended.signal, ended.state, ended.failed) == ("SIGTERM", "stopped", False)
+    monkeypatch.setattr(supervise, "FOLLOW", 0.1)
+    peer = supervise.Supervisor(str(tmp_path), 0, [sys.executable, "-c", "import time; time.sleep(2)"])
+    assert peer.run() == 0, "its peers are left alone"
+    _, ended = Engine(tmp_path, "say('training', 7); os.kill(os.getpid(), signal.SIGTERM)", process=1).ended()
+    assert ended.failed

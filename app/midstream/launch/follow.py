@@ -53,7 +53,7 @@ class RankView:
     def failed(self) -> bool:
         """Whether there is evidence that it ended otherwise than it should."""
         if self.exit is not None:
-            return self.exit.code != 0
+            return self.exit.failed
         if self.status is not None and self.status.state in records.ENDED:
             return self.status.state == records.FAILED
         return not (self.alive or self.supervised or self.trouble)

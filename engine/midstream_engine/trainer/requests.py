@@ -37,6 +37,13 @@ class Signals:
         signal.signal(signal.SIGUSR1, self._save)
         signal.signal(signal.SIGTERM, self._stop)
 
+    @staticmethod
+    def ignore() -> None:
+        """Nothing is left to be asked. The interpreter, as it ends, would give the signals back their default: to kill
+        what has done all that it should."""
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
     def _save(self, number: int, frame: object) -> None:
         self.saves += 1
 
