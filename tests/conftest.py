@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import collections
 import os
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
+
+from lab.bucket import BucketServer, bucket_server
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
 hypothesis.settings.load_profile("untimed")
@@ -38,3 +41,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the migrations of the person who runs it."""
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
+    """A server with an empty bucket ``runs``, which all clients of Google's that start meanwhile talk to."""
+    with bucket_server("runs") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server

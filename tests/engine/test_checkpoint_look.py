@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from checkpoint_states import plain_state, save
-from lab.bucket import BucketServer, bucket_server
+from lab.bucket import BucketServer
 from midstream.cli import main
 from midstream.errors import Exit
 from midstream.remote import decode, deep
@@ -35,14 +35,6 @@ from midstream_engine.records import (
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(str(tmp_path / "root"), "run")
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch):
-    with bucket_server("runs") as running:
-        for name, value in running.environment.items():
-            monkeypatch.setenv(name, value)
-        yield running
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -157,7 +149,7 @@ def test_what_hashes_cannot_find_decoding_does(paths: RunPaths, capfdbinary: Any
 
 
 def test_a_bucket_is_verified_without_an_engine_and_decoded_with_one(
-    paths: RunPaths, server: BucketServer, capsys: pytest.CaptureFixture[str]
+    paths: RunPaths, bucket: BucketServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = RunPaths(paths.root, "run", "gs://runs/lab")
     os.makedirs(there.dir)
@@ -169,9 +161,9 @@ def test_a_bucket_is_verified_without_an_engine_and_decoded_with_one(
         assert (result["ok"], result["checkpoint"], result["root_digest"]) == (True, url, saved.root_digest)
         assert len(arrays) == (len(saved.arrays) if flags else 0)
     prefix = f"lab/runs/run/checkpoints/{saved.name}/"
-    blob = server.blobs("runs", prefix)[f"{prefix}arrays/model/wide/c/0/1"]
-    server.put("runs", blob.name, blob.data[:-9] + b"x" + blob.data[-8:])
-    server.delete("runs", f"{prefix}small.safetensors", {})
+    blob = bucket.blobs("runs", prefix)[f"{prefix}arrays/model/wide/c/0/1"]
+    bucket.put("runs", blob.name, blob.data[:-9] + b"x" + blob.data[-8:])
+    bucket.delete("runs", f"{prefix}small.safetensors", {})
     for flags in ([], ["--deep"]):
         assert main(["--verify", url, *flags]) == Exit.FAILED
         out = capsys.readouterr().out
@@ -210,7 +202,7 @@ def test_a_tree_is_read_from_the_manifest_alone_and_norms_where_the_data_is(
 
 
 def test_two_checkpoints_are_compared_across_bucket_and_disk(
-    paths: RunPaths, server: BucketServer, capsys: pytest.CaptureFixture[str]
+    paths: RunPaths, bucket: BucketServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = RunPaths(paths.root, "run", "gs://runs/lab")
     os.makedirs(there.dir)
@@ -253,7 +245,7 @@ def test_the_engine_of_a_hosts_root_is_found(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.fixture
-def bucket_run(paths: RunPaths, server: BucketServer, tmp_path: Path) -> tuple[RunPaths, str]:
+def bucket_run(paths: RunPaths, bucket: BucketServer, tmp_path: Path) -> tuple[RunPaths, str]:
     """Two checkpoints in the bucket, and a fleet file that knows the host alone."""
     there = RunPaths(paths.root, "run", "gs://runs/lab")
     os.makedirs(there.attempts)
@@ -266,14 +258,14 @@ def bucket_run(paths: RunPaths, server: BucketServer, tmp_path: Path) -> tuple[R
 
 
 def test_a_runs_checkpoints_in_a_bucket_are_listed_and_its_name_means_the_newest(
-    bucket_run: tuple[RunPaths, str], server: BucketServer, capsys: pytest.CaptureFixture[str]
+    bucket_run: tuple[RunPaths, str], bucket: BucketServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there, fleet = bucket_run
     prefix = "lab/runs/run"
-    server.put("runs", f"{prefix}/checkpoints/step-11-a001/train.json", b"half")
-    server.put("runs", f"{prefix}/pins/m.json", json.dumps(Pin("step-7-a001", 1e12).to_json()).encode())
+    bucket.put("runs", f"{prefix}/checkpoints/step-11-a001/train.json", b"half")
+    bucket.put("runs", f"{prefix}/pins/m.json", json.dumps(Pin("step-7-a001", 1e12).to_json()).encode())
     seal = Fence(1, "here").sealed(2, "there", 7)
-    server.put("runs", f"{prefix}/fence.json", json.dumps(seal.to_json()).encode())
+    bucket.put("runs", f"{prefix}/fence.json", json.dumps(seal.to_json()).encode())
     assert main(["--fleet", fleet, "--json", "--checkpoints", "run"]) == Exit.DONE
     found = {line["name"]: (line["complete"], line["accepted"], line["pinned"]) for line in lines(capsys)}
     assert found == {
@@ -288,7 +280,7 @@ def test_a_runs_checkpoints_in_a_bucket_are_listed_and_its_name_means_the_newest
 
 def test_leftovers_in_a_bucket_are_named_and_removed_only_when_asked_to(
     bucket_run: tuple[RunPaths, str],
-    server: BucketServer,
+    bucket: BucketServer,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -299,9 +291,9 @@ def test_leftovers_in_a_bucket_are_named_and_removed_only_when_asked_to(
     with monkeypatch.context() as earlier:
         earlier.setattr("lab.bucket_objects.time.time", lambda: then)
         for name in (f"{torn}/train.json", f"{torn}/arrays/x/c/0", f"{trash}/manifest.json"):
-            server.put("runs", name, b"left")
-    server.put("runs", f"{fresh}/train.json", b"half")
-    before = set(server.blobs("runs"))
+            bucket.put("runs", name, b"left")
+    bucket.put("runs", f"{fresh}/train.json", b"half")
+    before = set(bucket.blobs("runs"))
 
     def clean(*flags: str) -> dict[str, dict[str, Any]]:
         assert main(["--fleet", fleet, "--json", "--clean", "run", *flags]) == Exit.DONE
@@ -312,15 +304,15 @@ def test_leftovers_in_a_bucket_are_named_and_removed_only_when_asked_to(
         torn: "torn", fresh: "torn", trash: "trash",
     }  # fmt: skip
     assert "somebody may be at it" in found[f"gs://runs/{fresh}"]["kept"]
-    assert set(server.blobs("runs")) == before
+    assert set(bucket.blobs("runs")) == before
     clean("--yes")
     gone = {f"{torn}/train.json", f"{torn}/arrays/x/c/0", f"{trash}/manifest.json"}
-    assert set(server.blobs("runs")) == before - gone
+    assert set(bucket.blobs("runs")) == before - gone
     identity = this_process().to_json()
     os.makedirs(there.attempt(1).dir)
     status = Status(state="training", step=9, process=0, heartbeat=time.time(), **identity)
     status.write(there.attempt(1).status())
     with monkeypatch.context() as earlier:
         earlier.setattr("lab.bucket_objects.time.time", lambda: then)
-        server.put("runs", f"{torn}/train.json", b"left")
+        bucket.put("runs", f"{torn}/train.json", b"left")
     assert clean("--yes")[f"gs://runs/{torn}"]["kept"] == "attempt 1 is running"

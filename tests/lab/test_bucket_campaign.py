@@ -12,23 +12,23 @@ Results are appended one line a run, so that a campaign that was interrupted goe
 
 from __future__ import annotations
 
-import argparse
 import gc
 import hashlib
-import json
 import random
 import sys
 import tempfile
-import time
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from lab.bucket import BucketServer, Fault, bucket_server
+from lab.campaigns import Campaign, Case
 from midstream.errors import MidstreamError
 from midstream.fleet.config import LocalHost
 from midstream.hosts.local import LocalMachine
@@ -38,7 +38,6 @@ from midstream_engine import records
 from trees import files, random_contents, write_tree
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/bucket-faults.jsonl"
-SAMPLE = 6
 URL = "gs://runs/a/tree"
 PREFIX = "a/tree/"
 THERE = (("POST", "uploadType"), ("POST", "/compose"), ("GET", "/o[?]"), ("GET", "/o/"), ("DELETE", "/o/"))
@@ -47,7 +46,7 @@ PASSING = (429, 500, 502, 503, 503, "truncate", "close", "drop", "drop")
 LASTING = (403, 400)
 
 
-def draw(random_: random.Random, large: bool) -> dict[str, Any]:
+def draw(random_: random.Random, large: bool = True) -> Case:
     """What happens in a run, as JSON."""
     there = random_.random() < 0.5
     sizes = [random_.randrange(40_000) for _ in range(random_.choice((1, 5, 30)))]
@@ -69,8 +68,13 @@ def draw(random_: random.Random, large: bool) -> dict[str, Any]:
     return {"direction": "there" if there else "back", "sizes": sizes, "faults": faults}
 
 
-def one_run(case: dict[str, Any], server: BucketServer, directory: Path, random_: random.Random) -> str:
+def one_run(case: Case, random_: random.Random, server: BucketServer) -> str:
     """How it came out. AssertionError where something wrong was left."""
+    with tempfile.TemporaryDirectory(prefix="bucket-campaign-") as directory:
+        return copied(case, random_, server, Path(directory))
+
+
+def copied(case: Case, random_: random.Random, server: BucketServer, directory: Path) -> str:
     server.faults = []
     for name in server.blobs("runs"):
         server.delete("runs", name, {})
@@ -118,54 +122,24 @@ def _unlike(found: dict[str, bytes], wanted: dict[str, bytes]) -> str:
     return f"missing {sorted(wanted.keys() - found.keys())}, extra {sorted(found.keys() - wanted.keys())}, {different}"
 
 
-def campaign(seed: int, numbers: range, tell: Any, *, large: bool = True) -> Counter[str]:
-    counts: Counter[str] = Counter()
+@contextmanager
+def opened() -> Iterator[BucketServer]:
     with bucket_server("runs") as server, pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)
-        for number in numbers:
-            random_ = random.Random(f"{seed}-{number}")
-            case = draw(random_, large)
-            try:
-                with tempfile.TemporaryDirectory(prefix="bucket-campaign-") as directory:
-                    outcome = one_run(case, server, Path(directory), random_)
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}, run {number}: {str(error)[:1500]}\n{json.dumps(case)}") from error
-            counts[outcome] += 1
-            tell({"seed": seed, "run": number, **case, "outcome": outcome})
-    return counts
+        yield server
+
+
+CAMPAIGN = Campaign(draw, one_run, opened)
 
 
 # Google's client leaves the connection of an answer that broke off to the collector of garbage.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.timeout(300)
 def test_a_sample_of_the_campaign() -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    counts = campaign(seed, range(SAMPLE), lambda line: None, large=False)
+    replace(CAMPAIGN, draw=partial(draw, large=False)).sample()
     gc.collect()  # what it left is not another test's
-    assert sum(counts.values()) == SAMPLE
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=480.0, help="then it stops, to be gone on with")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    lines = options.results.read_text().splitlines() if options.results.exists() else []
-    done = sum(json.loads(line)["seed"] == options.seed for line in lines)
-    began = time.monotonic()
-    with options.results.open("a") as file:
-        for number in range(done, options.runs):
-            campaign(options.seed, range(number, number + 1), lambda line: file.write(json.dumps(line) + "\n"))
-            file.flush()
-            if time.monotonic() - began > options.seconds:
-                break
-    results = [json.loads(line) for line in options.results.read_text().splitlines()]
-    print(len(results), dict(Counter(line["outcome"] for line in results).most_common()))
 
 
 if __name__ == "__main__":
-    main()
+    CAMPAIGN.main(RESULTS, runs=200)

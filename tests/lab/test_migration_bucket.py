@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
-from lab.bucket import BucketServer, bucket_server
+from lab.bucket import BucketServer
 from lab.command_line import SLOWER, TINY, Ended, Run, midstream, refused
 from lab.sshd import Lab, SshServer, environment
 from midstream.hosts.open import open_host
@@ -20,14 +19,6 @@ from midstream_engine import records
 pytestmark = pytest.mark.system
 STORE = "gs://runs/of/ours"
 KEPT = ("--certify-steps", "3", "--healthy-steps", "3", "--json")
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
-    with bucket_server("runs") as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
 
 
 def in_the_cloud(lab: Lab, server: BucketServer, name: str, devices: int) -> SshServer:

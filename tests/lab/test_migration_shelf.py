@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lab.bucket import BucketServer, bucket_server
+from lab.bucket import BucketServer
 from midstream.errors import MidstreamError
 from midstream.fleet.config import Fleet, LocalHost, parse_fleet
 from midstream.hosts.local import LocalMachine
@@ -32,14 +31,6 @@ from trees import write_checkpoint
 
 STORE = "gs://runs/ours"
 NAMES = ("step-10-a001", "step-20-a001", "step-30-a001")
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
-    with bucket_server("runs") as made:
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
-        yield made
 
 
 @pytest.fixture
@@ -65,22 +56,22 @@ def described(host: LocalMachine) -> dict:
     return host.call("runs.describe", root=host.root, run_id="r")
 
 
-def test_a_bucket_tells_of_a_run_what_a_disk_tells(server: BucketServer, run: RunDirectory, host: LocalMachine) -> None:
-    disk, bucket = DiskShelf(host, "r"), BucketShelf(host, "r", STORE, Access())
+def test_a_bucket_tells_of_a_run_what_a_disk_tells(bucket: BucketServer, run: RunDirectory, host: LocalMachine) -> None:
+    disk, stored = DiskShelf(host, "r"), BucketShelf(host, "r", STORE, Access())
     for name in NAMES:
-        copy_tree(disk.place(name), bucket.place(name))
-    assert bucket.points(described(host)) == disk.points(described(host))
+        copy_tree(disk.place(name), stored.place(name))
+    assert stored.points(described(host)) == disk.points(described(host))
     assert [point["name"] for point in disk.points(described(host)) if point["accepted"]] == list(NAMES[:2])
-    assert bucket.newest_state() == disk.newest_state()
+    assert stored.newest_state() == disk.newest_state()
     for name in NAMES:
-        assert bucket.manifest(name) == disk.manifest(name)
-        assert bucket.data_digests(name) == disk.data_digests(name)
-        assert bucket.verify(name) == disk.verify(name)
-    assert not bucket.has("step-40-a001")
+        assert stored.manifest(name) == disk.manifest(name)
+        assert stored.data_digests(name) == disk.data_digests(name)
+        assert stored.verify(name) == disk.verify(name)
+    assert not stored.has("step-40-a001")
     with pytest.raises(MidstreamError, match="no complete checkpoint"):
-        bucket.manifest("step-40-a001")
+        stored.manifest("step-40-a001")
 
-    for shelf in (disk, bucket):
+    for shelf in (disk, stored):
         point = shelf.pin_newest("m", time.time() + 60)
         assert point is not None
         assert point["name"] == NAMES[1]
@@ -94,44 +85,44 @@ def test_a_bucket_tells_of_a_run_what_a_disk_tells(server: BucketServer, run: Ru
 
 
 def test_a_fence_in_the_bucket_that_is_newer_counts(
-    server: BucketServer, run: RunDirectory, host: LocalMachine
+    bucket: BucketServer, run: RunDirectory, host: LocalMachine
 ) -> None:
-    bucket = BucketShelf(host, "r", STORE, Access())
+    stored = BucketShelf(host, "r", STORE, Access())
     for name in NAMES:
-        copy_tree(DiskShelf(host, "r").place(name), bucket.place(name))
+        copy_tree(DiskShelf(host, "r").place(name), stored.place(name))
     newer = records.Fence(3, "elsewhere", 10, [records.Seal(1, 10).to_json(), records.Seal(2, 10).to_json()])
-    bucket._run()._bucket.put("fence.json", records.canonical_json(newer.to_json()))
-    assert [point["name"] for point in bucket.points(described(host)) if point["accepted"]] == [NAMES[0]]
+    stored._run()._bucket.put("fence.json", records.canonical_json(newer.to_json()))
+    assert [point["name"] for point in stored.points(described(host)) if point["accepted"]] == [NAMES[0]]
     why, fix = in_the_way(host, "other", BucketShelf(host, "other", STORE, Access()), 1)
     assert (why, fix) == ("", "")
-    why, fix = in_the_way(LocalMachine("new", LocalHost(root=f"{host.root}/new")), "r", bucket, 2)
+    why, fix = in_the_way(LocalMachine("new", LocalHost(root=f"{host.root}/new")), "r", stored, 2)
     assert "has a run r of its own: held by elsewhere under epoch 3" in why
 
 
-def test_damage_in_a_bucket_is_found(server: BucketServer, run: RunDirectory, host: LocalMachine) -> None:
-    bucket = BucketShelf(host, "r", STORE, Access())
-    copy_tree(DiskShelf(host, "r").place(NAMES[0]), bucket.place(NAMES[0]))
-    entry = bucket.manifest(NAMES[0]).object_entries[0]
-    server.put("runs", f"ours/runs/r/checkpoints/{NAMES[0]}/{entry.path}", b"x" * entry.size)
-    report = bucket.verify(NAMES[0])
+def test_damage_in_a_bucket_is_found(bucket: BucketServer, run: RunDirectory, host: LocalMachine) -> None:
+    stored = BucketShelf(host, "r", STORE, Access())
+    copy_tree(DiskShelf(host, "r").place(NAMES[0]), stored.place(NAMES[0]))
+    entry = stored.manifest(NAMES[0]).object_entries[0]
+    bucket.put("runs", f"ours/runs/r/checkpoints/{NAMES[0]}/{entry.path}", b"x" * entry.size)
+    report = stored.verify(NAMES[0])
     assert not report.ok
     assert report.problems[0][0] == entry.path
 
 
 def test_what_stands_in_the_way_of_a_store_is_named(
-    server: BucketServer, run: RunDirectory, host: LocalMachine
+    bucket: BucketServer, run: RunDirectory, host: LocalMachine
 ) -> None:
     fleet = Fleet()
-    disk, bucket = shelf_of(fleet, host, "r", ""), shelf_of(fleet, host, "r", STORE)
+    disk, stored = shelf_of(fleet, host, "r", ""), shelf_of(fleet, host, "r", STORE)
     assert in_the_way(host, "r", disk, 1) == ("", "")
-    why, fix = in_the_way(host, "r", bucket, 1)
+    why, fix = in_the_way(host, "r", stored, 1)
     assert why.startswith("r was on here before, with its checkpoints in /")
     assert "take store: out for here" in fix
     records.Store("gs://other").write(run.paths.store_file)
-    for shelf, wanted in ((disk, "its own disk"), (bucket, STORE)):
+    for shelf, wanted in ((disk, "its own disk"), (stored, STORE)):
         assert f"in gs://other, and would have them on {wanted} now" in in_the_way(host, "r", shelf, 1)[0]
     records.Store(STORE).write(run.paths.store_file)
-    assert in_the_way(host, "r", bucket, 1) == ("", "")
+    assert in_the_way(host, "r", stored, 1) == ("", "")
     nowhere = shelf_of(fleet, host, "r", "gs://no-such-bucket")
     records.Store("gs://no-such-bucket").write(run.paths.store_file)
     assert in_the_way(host, "r", nowhere, 1)[0] == "there is no bucket no-such-bucket"
@@ -139,15 +130,15 @@ def test_what_stands_in_the_way_of_a_store_is_named(
 
 def test_the_way_of_a_move_is_told(host: LocalMachine) -> None:
     there = LocalMachine("there", LocalHost(root="/nowhere"))
-    disk, bucket = DiskShelf(host, "r"), BucketShelf(there, "r", STORE, Access())
-    assert way(disk, bucket, host, there) == "here -> this machine -> gs://runs over HTTPS"
-    assert way(bucket, disk, there, host) == "gs://runs -> this machine -> here over HTTPS"
-    assert same_bucket(bucket, BucketShelf(host, "r", STORE, Access()))
-    assert way(bucket, bucket, there, host) == f"none: both sides read {STORE}"
+    disk, stored = DiskShelf(host, "r"), BucketShelf(there, "r", STORE, Access())
+    assert way(disk, stored, host, there) == "here -> this machine -> gs://runs over HTTPS"
+    assert way(stored, disk, there, host) == "gs://runs -> this machine -> here over HTTPS"
+    assert same_bucket(stored, BucketShelf(host, "r", STORE, Access()))
+    assert way(stored, stored, there, host) == f"none: both sides read {STORE}"
 
 
 def test_what_a_lost_machine_left_in_its_bucket_is_what_moves(
-    server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / "state"))
     run = RunDirectory(tmp_path / "gpu", "r")
@@ -159,7 +150,7 @@ def test_what_a_lost_machine_left_in_its_bucket_is_what_moves(
     saved = there.checkpoint(40, attempt=2, epoch=2)
     Path(there.paths.checkpoint(saved), records.TRAIN).write_text('{"state": {"data_digest": ""}}')
     for path in Path(there.paths.checkpoint(saved)).iterdir():
-        server.put("runs", f"ours/runs/r/checkpoints/{saved}/{path.name}", path.read_bytes())
+        bucket.put("runs", f"ours/runs/r/checkpoints/{saved}/{path.name}", path.read_bytes())
     fleet = parse_fleet(
         f"hosts:\n  gpu: {{type: local, root: {tmp_path}/gpu, devices: 1}}\n"
         f"  cloud: {{type: local, root: {tmp_path}/cloud, devices: 1, store: {STORE}}}\n"

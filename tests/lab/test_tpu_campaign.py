@@ -13,14 +13,12 @@ Results are appended one line a run, so that a campaign that was interrupted goe
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import sys
 import threading
-import time
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from google.cloud import tpu_v2
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
+from lab.campaigns import Campaign, Case
 from lab.tpu_api import Fault, TpuServer
 from lab.tpu_nodes import QUOTA, STOCKOUT, Outcome, State
 from midstream.fleet.config import TpuTarget
@@ -41,7 +40,6 @@ from midstream.hosts.providers.google import client
 from midstream.hosts.providers.google.provider import GoogleTpus
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/tpu-faults.jsonl"
-SAMPLE = 6
 PARENT = "projects/p/locations/z"
 CALLS = ("CreateNode", "CreateQueuedResource", "GetNode", "GetQueuedResource", "GetOperation", "Delete")
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL)
@@ -49,7 +47,7 @@ LASTING = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITIO
 LEFT = (None, State.TERMINATED, State.PREEMPTED, State.CREATING, State.REPAIRING)
 
 
-def draw(random_: random.Random) -> dict[str, Any]:
+def draw(random_: random.Random) -> Case:
     """What happens in a run, as JSON."""
     faults = []
     for _ in range(random_.choice((0, 1, 1, 2, 3))):
@@ -76,7 +74,7 @@ def draw(random_: random.Random) -> dict[str, Any]:
     }
 
 
-def one_run(case: dict[str, Any]) -> str:
+def one_run(case: Case, random_: random.Random, opened: None) -> str:
     """How it came out. AssertionError where something is left that nobody was told of."""
     with TpuServer() as server:
         os.environ[client.ENDPOINT] = server.endpoint
@@ -146,25 +144,6 @@ def one_run(case: dict[str, Any]) -> str:
         return outcome
 
 
-def campaign(seed: int, numbers: range, tell: Any) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for number in numbers:
-        case = draw(random.Random(f"{seed}-{number}"))
-        try:
-            outcome = one_run(dict(case))
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}, run {number}: {str(error)[:1500]}\n{json.dumps(case)}") from error
-        counts[outcome] += 1
-        tell({"seed": seed, "run": number, **case, "outcome": outcome})
-    return counts
-
-
-@pytest.fixture
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    hurry(monkeypatch.setattr)
-    monkeypatch.setenv(client.ENDPOINT, "")
-
-
 def hurry(setattr_: Any) -> None:
     """Pauses as short as the service is quick."""
     import google.api_core.retry
@@ -175,34 +154,20 @@ def hurry(setattr_: Any) -> None:
     setattr_(google.api_core.retry, "Retry", lambda **words: real(**{**words, "initial": 0.002, "maximum": 0.02}))
 
 
-@pytest.mark.usefixtures("_quick")
+@contextmanager
+def opened() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        hurry(patch.setattr)
+        patch.setenv(client.ENDPOINT, "")  # and as it was, afterwards
+        yield
+
+
+CAMPAIGN = Campaign(draw, one_run, opened)
+
+
 def test_a_sample_of_the_campaign() -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    counts = campaign(seed, range(SAMPLE), lambda line: None)
-    assert sum(counts.values()) == SAMPLE
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=480.0, help="then it stops, to be gone on with")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    hurry(setattr)
-    lines = options.results.read_text().splitlines() if options.results.exists() else []
-    done = sum(json.loads(line)["seed"] == options.seed for line in lines)
-    began = time.monotonic()
-    with options.results.open("a") as file:
-        for number in range(done, options.runs):
-            campaign(options.seed, range(number, number + 1), lambda line: file.write(json.dumps(line) + "\n"))
-            file.flush()
-            if time.monotonic() - began > options.seconds:
-                break
-    results = [json.loads(line) for line in options.results.read_text().splitlines()]
-    print(len(results), dict(Counter(line["outcome"] for line in results).most_common()))
+    CAMPAIGN.sample()
 
 
 if __name__ == "__main__":
-    main()
+    CAMPAIGN.main(RESULTS, runs=1000)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from lab.bucket import BucketServer, bucket_server
+from lab.bucket import BucketServer
 from lab.command_line import SLOWER, TINY, Run, midstream, refused
 from lab.slice import Slice, target_text
 from lab.sshd import Lab
@@ -18,14 +17,6 @@ __all__ = ["tpu_server"]
 pytestmark = pytest.mark.system
 WORKERS = 4
 KEPT = ("--certify-steps", "3", "--healthy-steps", "3")
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
-    with bucket_server("runs") as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
 
 
 @pytest.mark.timeout(1200)

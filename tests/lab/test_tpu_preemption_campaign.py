@@ -16,16 +16,13 @@ Results are appended one line a run, so that a campaign that was interrupted goe
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import shutil
 import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +36,7 @@ from google.cloud import tpu_v2
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from lab.bucket import bucket_server
+from lab.campaigns import Campaign, Case
 from lab.test_tpu_campaign import hurry
 from lab.tpu_api import Fault, TpuServer
 from lab.tpu_nodes import QueuedState, State
@@ -60,14 +58,13 @@ from trees import assert_same_tree, write_checkpoint
 from unit.sample_plan import PLAN
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/tpu-preemptions.jsonl"
-SAMPLE = 6
 PARENT = "projects/p/locations/z"
 PHASES = (model.PREPARE, model.CUTOVER, model.RELAUNCH, model.CERTIFY, model.FINISH)
 SAYS = ("preempted", "terminated", "gone", "queue", "queue", "ready", "ready")
 STEP = 20
 
 
-def draw(random_: random.Random) -> dict[str, Any]:
+def draw(random_: random.Random) -> Case:
     """What happens in a run, as JSON."""
     return {
         "phase": random_.choice(PHASES),
@@ -179,8 +176,13 @@ def begun(server: TpuServer, room: Path, mode: str) -> tuple[Move, RunDirectory,
     return Move(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts)), run, worker
 
 
-def one_run(case: dict[str, Any], server: TpuServer, room: Path) -> str:
+def one_run(case: Case, random_: random.Random, server: TpuServer) -> str:
     """How it came out. AssertionError where the run belongs to nobody, to two, or to silence."""
+    with tempfile.TemporaryDirectory(prefix="preemption-") as room:
+        return moved(case, server, Path(room))
+
+
+def moved(case: Case, server: TpuServer, room: Path) -> str:
     move, run, worker = begun(server, room, model.HANDOVER if case["standby"] else model.STOP)
 
     def strike() -> None:
@@ -238,8 +240,8 @@ def judged(case: dict[str, Any], code: Exit, move: Move, run: RunDirectory, work
     return "back at once" if told else "back after silence"
 
 
-def campaign(seed: int, numbers: range, tell: Any, seconds: float = 600.0) -> Counter[str]:
-    counts: Counter[str] = Counter()
+@contextmanager
+def opened() -> Iterator[TpuServer]:
     with TpuServer() as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv(client.ENDPOINT, server.endpoint)
         patch.setenv("MIDSTREAM_STATE", "")
@@ -248,19 +250,10 @@ def campaign(seed: int, numbers: range, tell: Any, seconds: float = 600.0) -> Co
         patch.setattr(executor, "PAUSE", 0.05)
         patch.setattr(gone, "EVERY", 0.1)
         patch.setattr(rollback, "SILENCE", 0.1)
-        until = time.monotonic() + seconds
-        for number in numbers:
-            if time.monotonic() > until:
-                break
-            case = draw(random.Random(f"{seed}-{number}"))
-            try:
-                with tempfile.TemporaryDirectory(prefix="preemption-") as room:
-                    outcome = one_run(case, server, Path(room))
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}, run {number}: {str(error)[:1500]}\n{json.dumps(case)}") from error
-            counts[outcome] += 1
-            tell({"seed": seed, "run": number, **case, "outcome": outcome})
-    return counts
+        yield server
+
+
+CAMPAIGN = Campaign(draw, one_run, opened)
 
 
 def test_nobody_waits_for_a_slice_that_its_provider_has_taken_back(
@@ -317,27 +310,8 @@ def test_a_source_that_is_taken_back_after_the_seal_is_done_without(
 
 
 def test_a_sample_of_the_campaign() -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    counts = campaign(seed, range(SAMPLE), lambda line: None)
-    assert sum(counts.values()) == SAMPLE
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=480.0, help="then it stops, to be gone on with")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    lines = options.results.read_text().splitlines() if options.results.exists() else []
-    done = sum(json.loads(line)["seed"] == options.seed for line in lines)
-    with options.results.open("a", buffering=1) as file:
-        numbers = range(done, options.runs)
-        campaign(options.seed, numbers, lambda line: file.write(json.dumps(line) + "\n"), options.seconds)
-    results = [json.loads(line) for line in options.results.read_text().splitlines()]
-    print(len(results), dict(Counter(line["outcome"] for line in results).most_common()))
+    CAMPAIGN.sample()
 
 
 if __name__ == "__main__":
-    main()
+    CAMPAIGN.main(RESULTS, runs=500)

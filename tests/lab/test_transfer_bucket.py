@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lab.bucket import BucketServer, Fault, bucket_server
+from lab.bucket import BucketServer, Fault
 from lab.sshd import Lab, environment
 from midstream.errors import MidstreamError
 from midstream.fleet.config import LocalHost
@@ -29,35 +28,27 @@ URL = "gs://runs/some/prefix"
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
-    with bucket_server("runs") as made:
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
-        yield made
-
-
-@pytest.fixture
 def here(tmp_path: Path) -> LocalMachine:
     return LocalMachine("here", LocalHost(root=str(tmp_path / "root")))
 
 
-def in_bucket(server: BucketServer) -> dict[str, bytes]:
+def in_bucket(bucket: BucketServer) -> dict[str, bytes]:
     start = URL.removeprefix("gs://runs/") + "/"
-    return {name[len(start) :]: blob.data for name, blob in server.blobs("runs").items()}
+    return {name[len(start) :]: blob.data for name, blob in bucket.blobs("runs").items()}
 
 
-def uploaded(server: BucketServer) -> int:
-    return sum(method == "POST" and "uploadType" in path for method, path in server.requests)
+def uploaded(bucket: BucketServer) -> int:
+    return sum(method == "POST" and "uploadType" in path for method, path in bucket.requests)
 
 
-def test_a_tree_goes_there_and_back(server: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
+def test_a_tree_goes_there_and_back(bucket: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
     rng = random.Random(1)
     sizes = [17 * MIB + 5, gcs.CHUNK, gcs.CHUNK + 1, 70_000, 1, 0, *(rng.randrange(3000) for _ in range(40))]
     write_tree(tmp_path / "source", random_contents(rng, sizes))
     source, there = Place(here, str(tmp_path / "source")), bucket_place(URL)
     seen: list[Progress] = []
     report = copy_tree(source, there, progress=seen.append)
-    assert_same_tree(in_bucket(server), tmp_path / "source", "or something temporary was left")
+    assert_same_tree(in_bucket(bucket), tmp_path / "source", "or something temporary was left")
     assert report.bytes_sent == report.bytes == seen[-1].bytes_done == sum(sizes)
     assert report.routes == (f"here -> this machine -> {there.host.name} over HTTPS",)
     assert copy_tree(source, there).bytes_sent == 0
@@ -68,7 +59,7 @@ def test_a_tree_goes_there_and_back(server: BucketServer, here: LocalMachine, tm
 
 @pytest.mark.system
 def test_from_a_host_over_the_bucket_to_another_host(
-    lab: Lab, server: BucketServer, tmp_path: Path, here: LocalMachine
+    lab: Lab, bucket: BucketServer, tmp_path: Path, here: LocalMachine
 ) -> None:
     one, two = (open_host(each.name, each.config) for each in (lab.host("one"), lab.host("two")))
     for host in (one, two):
@@ -84,16 +75,16 @@ def test_from_a_host_over_the_bucket_to_another_host(
 
 @pytest.mark.system
 def test_a_host_with_an_identity_of_its_own_talks_to_the_bucket_itself(
-    lab: Lab, server: BucketServer, tmp_path: Path
+    lab: Lab, bucket: BucketServer, tmp_path: Path
 ) -> None:
-    host = open_host("cloud", lab.host("cloud", sshd=environment(**server.environment)).config)
+    host = open_host("cloud", lab.host("cloud", sshd=environment(**bucket.environment)).config)
     host.connect()
     write_checkpoint(tmp_path / "source", random.Random(3), size=400_000)
     there = bucket_place(URL, via=host)
     assert there.host.why_not(URL) == ("", "")  # type: ignore[attr-defined]
     report = copy_tree(Place(host, str(tmp_path / "source")), there)
     assert report.routes == ("cloud -> gs://runs, directly from the one to the other over HTTPS",)
-    assert_same_tree(in_bucket(server), tmp_path / "source")
+    assert_same_tree(in_bucket(bucket), tmp_path / "source")
     copy_tree(there, Place(host, str(tmp_path / "back")))
     assert_same_tree(tmp_path / "back", tmp_path / "source")
     host.close()
@@ -113,7 +104,7 @@ copy_tree(Place(here, sys.argv[3]), bucket_place(sys.argv[4]), progress=tell, se
 
 @pytest.mark.parametrize("seed", [5])
 def test_a_killed_copy_goes_on_and_sends_no_chunk_again(
-    server: BucketServer, here: LocalMachine, tmp_path: Path, seed: int
+    bucket: BucketServer, here: LocalMachine, tmp_path: Path, seed: int
 ) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -126,25 +117,25 @@ def test_a_killed_copy_goes_on_and_sends_no_chunk_again(
                 operator.send_signal(signal.SIGKILL)
                 break
     assert operator.returncode == -signal.SIGKILL
-    wait_for_calm(server)
-    there = in_bucket(server)
+    wait_for_calm(bucket)
+    there = in_bucket(bucket)
     assert records.MANIFEST not in there
     kept = sum(len(data) for name, data in there.items())
     assert kept >= 2 * gcs.CHUNK
     report = copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
     assert report.bytes_sent == report.bytes - kept
-    assert_same_tree(in_bucket(server), tmp_path / "source")
+    assert_same_tree(in_bucket(bucket), tmp_path / "source")
 
 
-def wait_for_calm(server: BucketServer) -> None:
+def wait_for_calm(bucket: BucketServer) -> None:
     """Until the programs of a killed operator have ended: nothing was asked for a second."""
     pause, before = threading.Event(), -1
-    while len(server.requests) != before:
-        before = len(server.requests)
+    while len(bucket.requests) != before:
+        before = len(bucket.requests)
         pause.wait(1.0)
 
 
-def test_what_a_cut_download_left_is_gone_on_with(server: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
+def test_what_a_cut_download_left_is_gone_on_with(bucket: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
     write_tree(tmp_path / "source", random_contents(random.Random(6), [30 * MIB, 1000]))
     copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
 
@@ -163,70 +154,70 @@ def test_what_a_cut_download_left_is_gone_on_with(server: BucketServer, here: Lo
     assert_same_tree(tmp_path / "target", tmp_path / "source")
 
 
-def test_a_busy_service_is_asked_again(server: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
+def test_a_busy_service_is_asked_again(bucket: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
     write_tree(tmp_path / "source", random_contents(random.Random(7), [9 * MIB, 5000, 300]))
     upload, media = ("POST", "uploadType"), ("GET", r"object-\d.*alt=media")
     for (method, path), kind in (
         (upload, 429), (upload, "close"), (("POST", "compose"), 503), (media, "truncate"), (media, 503),
         (("GET", r"/o\?"), "drop"),
     ):  # fmt: skip
-        server.faults.append(Fault(method, path, kind))
+        bucket.faults.append(Fault(method, path, kind))
     copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
-    assert_same_tree(in_bucket(server), tmp_path / "source")
+    assert_same_tree(in_bucket(bucket), tmp_path / "source")
     copy_tree(bucket_place(URL), Place(here, str(tmp_path / "back")))
     assert_same_tree(tmp_path / "back", tmp_path / "source")
-    assert not [fault for fault in server.faults if fault.times], "each was met"
+    assert not [fault for fault in bucket.faults if fault.times], "each was met"
 
 
-def test_what_is_corrupt_at_the_source_gets_no_name(server: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
+def test_what_is_corrupt_at_the_source_gets_no_name(bucket: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
     write_tree(tmp_path / "source", {"small": b"s" * 1000, "large": b"l" * (9 * MIB)})
     for name in ("small", "large"):
         whole = (tmp_path / "source" / name).read_bytes()
         (tmp_path / "source" / name).write_bytes(b"?" + whole[1:])
         with pytest.raises(TransferError, match=rf"object {name} of here:.* is corrupt"):
             copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
-        assert not {name, records.MANIFEST} & in_bucket(server).keys()
+        assert not {name, records.MANIFEST} & in_bucket(bucket).keys()
         (tmp_path / "source" / name).write_bytes(whole)
-        server.buckets["runs"].clear()
+        bucket.buckets["runs"].clear()
     copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
-    assert_same_tree(in_bucket(server), tmp_path / "source")
+    assert_same_tree(in_bucket(bucket), tmp_path / "source")
 
 
 def test_other_bytes_in_the_bucket_are_found_and_replaced(
-    server: BucketServer, here: LocalMachine, tmp_path: Path
+    bucket: BucketServer, here: LocalMachine, tmp_path: Path
 ) -> None:
     """Of what another program wrote the hash is not known: it is read."""
     write_tree(tmp_path / "source", {"right": b"r" * 500, "wrong": b"w" * 500, "torn": b"t" * 500})
     for name, data in (("right", b"r" * 500), ("wrong", b"w" * 499 + b"?"), ("torn", b"t")):
-        server.put("runs", f"some/prefix/{name}", data)
+        bucket.put("runs", f"some/prefix/{name}", data)
     report = copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
     assert report.skipped == ("right",)
-    assert_same_tree(in_bucket(server), tmp_path / "source")
+    assert_same_tree(in_bucket(bucket), tmp_path / "source")
 
 
 def test_another_tree_is_not_overwritten_even_where_it_comes_meanwhile(
-    server: BucketServer, here: LocalMachine, tmp_path: Path
+    bucket: BucketServer, here: LocalMachine, tmp_path: Path
 ) -> None:
     write_tree(tmp_path / "source", {"a": b"1" * 100})
     other = json.dumps({"objects": [{"path": "a", "size": 1, "sha256": "0"}]}).encode()
 
     def meanwhile(progress: Progress) -> None:
         if progress.objects_done:
-            server.put("runs", f"some/prefix/{records.MANIFEST}", other)
+            bucket.put("runs", f"some/prefix/{records.MANIFEST}", other)
 
     with pytest.raises(TransferError, match=r"manifest\.json: another one is there"):
         copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL), progress=meanwhile)
     with pytest.raises(TransferError, match="holds another tree"):
         copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
-    assert in_bucket(server)[records.MANIFEST] == other
+    assert in_bucket(bucket)[records.MANIFEST] == other
 
 
 def test_missing_objects_of_a_bucket_are_named_before_anything_is_written(
-    server: BucketServer, here: LocalMachine, tmp_path: Path
+    bucket: BucketServer, here: LocalMachine, tmp_path: Path
 ) -> None:
     write_tree(tmp_path / "source", {"a": b"1", "b": b"2"})
     copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
-    server.delete("runs", "some/prefix/b", {})
+    bucket.delete("runs", "some/prefix/b", {})
     with pytest.raises(TransferError, match=rf"object b of {URL}: missing"):
         copy_tree(bucket_place(URL), Place(here, str(tmp_path / "target")))
     assert not (tmp_path / "target").exists()
@@ -247,42 +238,42 @@ DENIED = "me@p.iam does not have storage.objects.create access to the Google Clo
     ],
 )
 def test_a_refusal_is_one_line_with_what_mends_it(
-    server: BucketServer, status: int, message: str, said: str, fix: str
+    bucket: BucketServer, status: int, message: str, said: str, fix: str
 ) -> None:
-    server.faults.append(Fault("POST", "uploadType", status, times=9, message=message))
-    with gcs.Bucket(URL, {}) as bucket, pytest.raises(gcs.GcsError) as caught:
-        bucket.put("a", b"1", "hash")
+    bucket.faults.append(Fault("POST", "uploadType", status, times=9, message=message))
+    with gcs.Bucket(URL, {}) as opened, pytest.raises(gcs.GcsError) as caught:
+        opened.put("a", b"1", "hash")
     assert said in caught.value.message
     assert fix in caught.value.fix
     assert "\n" not in caught.value.message
-    assert in_bucket(server) == {}
+    assert in_bucket(bucket) == {}
 
 
-def test_an_object_with_an_unheard_of_name_is_named_in_one_line(server: BucketServer) -> None:
-    server.put("runs", "some/prefix/a\nb", b"1")
-    server.faults.append(Fault("GET", "alt=media", 400, times=9, message="no"))
-    with gcs.Bucket(URL, {}) as bucket, pytest.raises(gcs.GcsError) as caught:
-        bucket.get("a\nb")
+def test_an_object_with_an_unheard_of_name_is_named_in_one_line(bucket: BucketServer) -> None:
+    bucket.put("runs", "some/prefix/a\nb", b"1")
+    bucket.faults.append(Fault("GET", "alt=media", 400, times=9, message="no"))
+    with gcs.Bucket(URL, {}) as opened, pytest.raises(gcs.GcsError) as caught:
+        opened.get("a\nb")
     assert caught.value.message == URL + r"/a\nb: no"
 
 
-def test_what_the_bucket_says_is_what_a_copy_says(server: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
+def test_what_the_bucket_says_is_what_a_copy_says(bucket: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
     write_tree(tmp_path / "source", {"a": b"1"})
-    server.faults.append(Fault("POST", "uploadType", 403, times=9, message=DENIED))
+    bucket.faults.append(Fault("POST", "uploadType", 403, times=9, message=DENIED))
     said = r"bucket runs: this account lacks storage\.objects\.create \(gcloud storage buckets add-iam-policy-binding"
     with pytest.raises(MidstreamError, match=said):
         copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
 
 
-def test_whoever_asks_pays_where_the_bucket_wants_it(server: BucketServer) -> None:
-    server.requester_pays.add("runs")
-    with gcs.Bucket(URL, {}) as bucket, pytest.raises(gcs.GcsError, match="whoever asks it pays, and nobody was named"):
-        bucket.names()
-    with gcs.Bucket(URL, Access(billed_to="ours").to_json()) as bucket:
-        blob = bucket.put("a", b"1", "hash")
-        assert (bucket.names().keys(), bucket.get("a"), bucket.look("a").crc32c) == ({"a"}, b"1", blob.crc32c)
-        bucket.join("b", [blob], 1, "hash", "temporary")
-    assert in_bucket(server) == {"b": b"1"}
+def test_whoever_asks_pays_where_the_bucket_wants_it(bucket: BucketServer) -> None:
+    bucket.requester_pays.add("runs")
+    with gcs.Bucket(URL, {}) as opened, pytest.raises(gcs.GcsError, match="whoever asks it pays, and nobody was named"):
+        opened.names()
+    with gcs.Bucket(URL, Access(billed_to="ours").to_json()) as opened:
+        blob = opened.put("a", b"1", "hash")
+        assert (opened.names().keys(), opened.get("a"), opened.look("a").crc32c) == ({"a"}, b"1", blob.crc32c)
+        opened.join("b", [blob], 1, "hash", "temporary")
+    assert in_bucket(bucket) == {"b": b"1"}
 
 
 def test_without_credentials_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,27 +289,27 @@ def test_without_credentials_one_line_says_so(tmp_path: Path, monkeypatch: pytes
         wrong.host.call("objects.describe", directory=URL, manifest=records.MANIFEST)
 
 
-def test_many_parts_are_joined_by_lots(server: BucketServer) -> None:
+def test_many_parts_are_joined_by_lots(bucket: BucketServer) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gcs, "COMPOSED", 3)
         pieces = [random.Random(number).randbytes(100 + number) for number in range(11)]
-        with gcs.Bucket(URL, {}) as bucket:
-            parts = [bucket.put(f"{tree.INCOMING}/x/{n}", data, "", part=True) for n, data in enumerate(pieces)]
-            bucket.join("whole", parts, sum(map(len, pieces)), "hash", f"{tree.INCOMING}/x/joined")
-    assert in_bucket(server) == {"whole": b"".join(pieces)}
+        with gcs.Bucket(URL, {}) as opened:
+            parts = [opened.put(f"{tree.INCOMING}/x/{n}", data, "", part=True) for n, data in enumerate(pieces)]
+            opened.join("whole", parts, sum(map(len, pieces)), "hash", f"{tree.INCOMING}/x/joined")
+    assert in_bucket(bucket) == {"whole": b"".join(pieces)}
 
 
-def test_parts_that_were_joined_though_the_answer_was_lost_are_joined(server: BucketServer) -> None:
-    with gcs.Bucket(URL, {}) as bucket:
-        parts = [bucket.put(f"{tree.INCOMING}/x/{n}", data, "", part=True) for n, data in enumerate((b"one", b"two"))]
-        server.faults.append(Fault("POST", "/compose", "close", times=2))
-        bucket.join("whole", parts, 6, "hash", f"{tree.INCOMING}/x/joined")
-        assert in_bucket(server) == {"whole": b"onetwo"}
-        other = bucket.put(f"{tree.INCOMING}/x/2", b"three", "", part=True)
-        server.faults.append(Fault("POST", "/compose", 412, message="At least one of the pre-conditions did not hold"))
+def test_parts_that_were_joined_though_the_answer_was_lost_are_joined(bucket: BucketServer) -> None:
+    with gcs.Bucket(URL, {}) as opened:
+        parts = [opened.put(f"{tree.INCOMING}/x/{n}", data, "", part=True) for n, data in enumerate((b"one", b"two"))]
+        bucket.faults.append(Fault("POST", "/compose", "close", times=2))
+        opened.join("whole", parts, 6, "hash", f"{tree.INCOMING}/x/joined")
+        assert in_bucket(bucket) == {"whole": b"onetwo"}
+        other = opened.put(f"{tree.INCOMING}/x/2", b"three", "", part=True)
+        bucket.faults.append(Fault("POST", "/compose", 412, message="At least one of the pre-conditions did not hold"))
         with pytest.raises(gcs.Taken):
-            bucket.join("whole", [other], 5, "another hash", f"{tree.INCOMING}/x/joined")
-        assert in_bucket(server)["whole"] == b"onetwo"
+            opened.join("whole", [other], 5, "another hash", f"{tree.INCOMING}/x/joined")
+        assert in_bucket(bucket)["whole"] == b"onetwo"
 
 
 def test_the_checksum_of_pieces_is_that_of_the_whole() -> None:

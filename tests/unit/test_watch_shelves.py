@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.bucket import BucketServer, Fault, bucket_server
+from lab.bucket import BucketServer, Fault
 from midstream.cli import main
 from midstream.errors import Exit
 from midstream.fleet.config import Fleet, LocalHost
@@ -28,14 +28,6 @@ PREFIX = "lab/runs/run"
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
-    with bucket_server("runs") as running:
-        for name, value in running.environment.items():
-            monkeypatch.setenv(name, value)
-        yield running
-
-
-@pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     """One host, with a run that trains and keeps its checkpoints in the bucket."""
     run = RunDirectory(tmp_path)
@@ -47,7 +39,7 @@ def fleet(tmp_path: Path) -> Fleet:
     return Fleet(hosts={"here": LocalHost(root=str(tmp_path))})
 
 
-def put(server: BucketServer, step: int) -> str:
+def put(bucket: BucketServer, step: int) -> str:
     """A checkpoint of no arrays, in the bucket."""
     name = records.checkpoint_name(step, 1)
     train = json.dumps({"state": {"step": step}}).encode()
@@ -64,8 +56,8 @@ def put(server: BucketServer, step: int) -> str:
         arrays=[],
         objects=[entry],
     )
-    server.put("runs", f"{PREFIX}/checkpoints/{name}/{records.TRAIN}", train)
-    server.put("runs", f"{PREFIX}/checkpoints/{name}/{records.MANIFEST}", json.dumps(manifest.to_json()).encode())
+    bucket.put("runs", f"{PREFIX}/checkpoints/{name}/{records.TRAIN}", train)
+    bucket.put("runs", f"{PREFIX}/checkpoints/{name}/{records.MANIFEST}", json.dumps(manifest.to_json()).encode())
     return name
 
 
@@ -105,18 +97,18 @@ def seen(watch: Watch, holds: Callable[[Snapshot], Any]) -> Snapshot:
 
 
 def test_they_are_shown_as_they_are_saved_and_a_recording_shows_them_too(
-    server: BucketServer, fleet: Fleet, watch: tuple[Watch, list[Any]], tmp_path: Path
+    bucket: BucketServer, fleet: Fleet, watch: tuple[Watch, list[Any]], tmp_path: Path
 ) -> None:
     watching, told = watch
-    first = put(server, 5)
+    first = put(bucket, 5)
     watching.start()
     run = run_of(seen(watching, lambda now: names(now) == [first]))
     assert run is not None
     assert (run.store, run.checkpoints[0].complete, run.checkpoints[0].accepted) == (URL, True, True)
-    second = put(server, 9)
+    second = put(bucket, 9)
     change_status(tmp_path, checkpoint=second)
     now = seen(watching, lambda now: names(now) == [first, second])
-    manifests = [path for _, path in server.requests if "manifest.json" in path]
+    manifests = [path for _, path in bucket.requests if "manifest.json" in path]
     assert sum("step-5-a001" in path for path in manifests) == 1, "one that has not changed is not read again"
     again = Store(told[0][1])
     for what, *words in told[1:]:
@@ -125,11 +117,11 @@ def test_they_are_shown_as_they_are_saved_and_a_recording_shows_them_too(
 
 
 def test_a_bucket_that_is_silent_holds_nothing_up(
-    server: BucketServer, watch: tuple[Watch, list[Any]], tmp_path: Path
+    bucket: BucketServer, watch: tuple[Watch, list[Any]], tmp_path: Path
 ) -> None:
     watching, _ = watch
-    name = put(server, 5)
-    with server.lock:  # whoever asks has to wait
+    name = put(bucket, 5)
+    with bucket.lock:  # whoever asks has to wait
         watching.start()
         run = run_of(seen(watching, lambda now: (run := run_of(now)) is not None and run.step == 7))
         assert run is not None
@@ -142,13 +134,13 @@ def test_a_bucket_that_is_silent_holds_nothing_up(
 
 
 def test_why_they_are_not_known_is_one_line_and_what_was_known_stands(
-    server: BucketServer, watch: tuple[Watch, list[Any]], tmp_path: Path
+    bucket: BucketServer, watch: tuple[Watch, list[Any]], tmp_path: Path
 ) -> None:
     watching, _ = watch
-    name = put(server, 5)
+    name = put(bucket, 5)
     watching.start()
     seen(watching, lambda now: names(now) == [name])
-    server.faults.append(Fault("GET", "checkpoints", 403, times=1000, message="storage.objects.list is denied"))
+    bucket.faults.append(Fault("GET", "checkpoints", 403, times=1000, message="storage.objects.list is denied"))
     records.Fence(2, "here", None, []).write(paths_of(tmp_path).fence, durable=False)  # news: it is listed again
     run = run_of(
         seen(watching, lambda now: (run := run_of(now)) is not None and "lacks storage.objects.list" in run.trouble)
@@ -160,16 +152,16 @@ def test_why_they_are_not_known_is_one_line_and_what_was_known_stands(
 
 
 def test_one_look_has_them_and_what_does_not_answer_in_time_is_said(
-    server: BucketServer, fleet: Fleet, watch: tuple[Watch, list[Any]]
+    bucket: BucketServer, fleet: Fleet, watch: tuple[Watch, list[Any]]
 ) -> None:
     watching, _ = watch
-    name = put(server, 5)
+    name = put(bucket, 5)
     hosts = Hosts(fleet)
     try:
         assert names(look_once(fleet, hosts, PATIENCE)) == [name]
     finally:
         hosts.close()
-    with server.lock:
+    with bucket.lock:
         watching.start()
         seen(watching, run_of)
         watching.give_up("no answer within 15 s")
@@ -179,9 +171,9 @@ def test_one_look_has_them_and_what_does_not_answer_in_time_is_said(
 
 
 def test_flags_show_them(
-    server: BucketServer, fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bucket: BucketServer, fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = put(server, 5)
+    name = put(bucket, 5)
     file = tmp_path / "fleet.yaml"
     file.write_text(f"hosts:\n  here: {{type: local, root: {tmp_path}}}\n")
     assert main(["--fleet", str(file), "--status", "--json"]) == Exit.DONE
@@ -189,13 +181,13 @@ def test_flags_show_them(
     (run,) = [line for line in lines if line["event"] == "run"]
     assert run["store"] == URL
     assert [point["name"] for point in run["checkpoints"]] == [name]
-    server.faults.append(Fault("GET", "checkpoints", 403, times=1000, message="storage.objects.list is denied"))
+    bucket.faults.append(Fault("GET", "checkpoints", 403, times=1000, message="storage.objects.list is denied"))
     assert main(["--fleet", str(file), "--checkpoints", "run"]) == Exit.FAILED
     assert "lacks storage.objects.list" in capsys.readouterr().err
 
 
-def test_the_screen_verifies_and_compares_them(server: BucketServer, fleet: Fleet) -> None:
-    first, second = put(server, 5), put(server, 9)
+def test_the_screen_verifies_and_compares_them(bucket: BucketServer, fleet: Fleet) -> None:
+    first, second = put(bucket, 5), put(bucket, 9)
     hosts = Hosts(fleet)
     try:
         run = run_of(look_once(fleet, hosts, PATIENCE))
@@ -203,7 +195,7 @@ def test_the_screen_verifies_and_compares_them(server: BucketServer, fleet: Flee
         actions = FleetActions(fleet, hosts)
         assert actions.verify(run, first) == []
         assert actions.compare(run, first, second) == []
-        server.put("runs", f"{PREFIX}/checkpoints/{first}/{records.TRAIN}", b"flipped")
+        bucket.put("runs", f"{PREFIX}/checkpoints/{first}/{records.TRAIN}", b"flipped")
         (problem,) = actions.verify(run, first)
         assert problem.startswith(records.TRAIN)
     finally:

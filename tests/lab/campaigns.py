@@ -1,0 +1,70 @@
+"""A campaign of seeded runs, as a program and as a sample: see docs/campaigns/README.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SAMPLE = 6  # runs of a random seed in the suite
+
+Case = dict[str, Any]  # what happens in a run, as JSON
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """``draw`` says what happens in a run, ``run`` lets it happen and says how it came out, in what ``opened`` yields
+    for all of them. An AssertionError of ``run`` is a broken promise."""
+
+    draw: Callable[[random.Random], Case]
+    run: Callable[[Case, random.Random, Any], str]
+    opened: Callable[[], AbstractContextManager[Any]]
+
+    def rows(self, seed: int, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+        """What happened in the runs ``numbers`` of a seed, one after the other. AssertionError with seed and case."""
+        with self.opened() as opened:
+            for number in numbers:
+                random_ = random.Random(f"{seed}-{number}")
+                case = self.draw(random_)
+                try:
+                    outcome = self.run(json.loads(json.dumps(case)), random_, opened)
+                except AssertionError as error:
+                    said = f"seed {seed}, run {number}: {str(error)[:1500]}"
+                    raise AssertionError(f"{said}\n{json.dumps(case)}") from error
+                yield {"seed": seed, "run": number, **case, "outcome": outcome}
+
+    def sample(self) -> None:
+        """A few runs that nobody has seen before."""
+        seed = random.SystemRandom().randrange(1 << 32)
+        print(f"seed {seed}")
+        assert sum(1 for _ in self.rows(seed, range(SAMPLE))) == SAMPLE
+
+    def main(self, results: Path, runs: int) -> None:
+        """The program: a line of ``results`` a run, so that a campaign that was interrupted goes on where it was."""
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--runs", type=int, default=runs)
+        parser.add_argument("--seed", type=int, default=1)
+        parser.add_argument("--seconds", type=float, default=480.0, help="then it stops, to be gone on with")
+        parser.add_argument("--results", type=Path, default=results)
+        options = parser.parse_args()
+        done = sum(row["seed"] == options.seed for row in read(options.results))
+        until = time.monotonic() + options.seconds
+        with options.results.open("a", buffering=1) as file:
+            for row in self.rows(options.seed, range(done, options.runs)):
+                file.write(json.dumps(row) + "\n")
+                if time.monotonic() > until:
+                    break
+        rows = read(options.results)
+        print(len(rows), dict(Counter(row["outcome"] for row in rows).most_common()))
+
+
+def read(results: Path) -> list[dict[str, Any]]:
+    """The runs that were written down already."""
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
