@@ -37,8 +37,7 @@ if fail == "told":
     sys.exit(1)
 step = 0
 while not asked.wait(0.02) and not os.path.exists(os.path.join(paths.dir, "finish")):
-    stand = int(flags.get("--stand-at", 1 << 30)) - (int(flags.get("--behind", -1)) == process)
-    step = min(stand, step + 1)
+    step += not os.path.exists(os.path.join(paths.dir, "stand"))
     say(records.TRAINING, step)
 say(records.STOPPED if asked.is_set() else records.FINISHED, step)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the interpreter's end would make it deadly again

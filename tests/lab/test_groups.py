@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from midstream_engine import records
 from stand_in_engine import write_stand_in
 
 TRAINING = frozenset({records.TRAINING})
+PATIENCE = 120.0  # seconds: what another process has to do takes its time on a slow machine
 pytestmark = pytest.mark.system
 
 
@@ -83,7 +85,7 @@ def test_all_processes_start_together_find_each_other_and_stop(
     attempt = start()
     assert attempt.number == 5, "one number on all hosts"
     assert [(rank.process, rank.host) for rank in attempt.ranks] == [(0, "a"), (1, "b")]
-    seen = wait_ranks(hosts, attempt.ranks, "run", 5, TRAINING, 30)
+    seen = wait_ranks(hosts, attempt.ranks, "run", 5, TRAINING, PATIENCE)
     assert [rank.state for rank in seen] == ["training", "training"]
     found = [told(pair, name, process, 5) for process, name in enumerate("ab")]
     names = ("coordinator_address", "num_processes", "process_id")
@@ -104,7 +106,7 @@ def test_all_processes_start_together_find_each_other_and_stop(
 
 def test_status_and_stop_take_a_group_for_one_run(pair: Fleet, hosts: Hosts, start: Callable[..., Attempt]) -> None:
     attempt = start()
-    wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, 30)
+    wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, PATIENCE)
     rows = [line.split() for line in midstream("--fleet", pair.path, "--status").stdout.splitlines()]
     assert [row[:3] for row in rows if row[:1] == ["run"]] == [["run", "a+b", "training"]]
     stopped = midstream("--fleet", pair.path, "--stop", "run", "--json")
@@ -117,13 +119,13 @@ def test_status_and_stop_take_a_group_for_one_run(pair: Fleet, hosts: Hosts, sta
 
 def test_a_process_that_is_killed_ends_all_and_is_named(hosts: Hosts, start: Callable[..., Attempt]) -> None:
     attempt = start()
-    seen = wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, 30)
+    seen = wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, PATIENCE)
     status = seen[1].status
     assert status is not None
     os.kill(status.pid, signal.SIGKILL)
     said = r"attempt 1 of run: process 1 on b failed: killed with SIGKILL: .*; the others were ended"
     with pytest.raises(LaunchError, match=said):
-        wait_ranks(hosts, attempt.ranks, "run", 1, {records.FINISHED}, 30)
+        wait_ranks(hosts, attempt.ranks, "run", 1, {records.FINISHED}, PATIENCE)
     after = look_at_ranks(hosts, attempt.ranks, "run", 1)
     assert not any(rank.alive or rank.supervised for rank in after)
     assert verdict(after).startswith("process 1 on b failed"), "the same later: the first to end is the cause"
@@ -132,10 +134,18 @@ def test_a_process_that_is_killed_ends_all_and_is_named(hosts: Hosts, start: Cal
 def test_a_process_that_stands_still_is_named_among_those_that_wait_for_it(
     pair: Fleet, hosts: Hosts, start: Callable[..., Attempt]
 ) -> None:
-    watched = Fleet({name: replace(each, stuck_after=1.0) for name, each in pair.hosts.items()}, pair.targets)
-    attempt = start("--stand-at", "3", "--behind", "1", fleet=watched)
-    with pytest.raises(LaunchError, match=r"process 1 on b (failed: no progress for|stands still at step 2)"):
-        wait_ranks(hosts, attempt.ranks, "run", 1, {records.FINISHED}, 30)
+    watched = Fleet({name: replace(each, stuck_after=5.0) for name, each in pair.hosts.items()}, pair.targets)
+    attempt = start(fleet=watched)
+    wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, PATIENCE)
+    first, second = (records.RunPaths(pair.hosts[name].root, "run").attempt(1) for name in "ab")
+    Path(second.dir, "stand").touch()
+    stood, deadline = records.Status.read(second.status(1)).step, time.monotonic() + PATIENCE
+    while records.Status.read(first.status(0)).step < stood + 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    Path(first.dir, "stand").touch()
+    with pytest.raises(LaunchError, match=r"process 1 on b (failed: no progress for|stands still at step)"):
+        wait_ranks(hosts, attempt.ranks, "run", 1, {records.FINISHED}, PATIENCE)
 
 
 def test_a_process_that_cannot_be_started_leaves_none_running(
@@ -166,10 +176,10 @@ def test_hosts_of_one_root_share_one_attempt(
         assert share_root([with_root.get("a"), with_root.get("b")]) == []
         assert not os.path.exists(root + "/.tokens"), "nothing is left of having looked"
         attempt = group.start(with_root, shared, shared.target("pair"), Launch("run", "pair", config_text=""))
-        seen = wait_ranks(with_root, attempt.ranks, "run", attempt.number, TRAINING, 30)
+        seen = wait_ranks(with_root, attempt.ranks, "run", attempt.number, TRAINING, PATIENCE)
         assert sorted(os.listdir(root + "/runs/run/attempts")) == ["001"]
         assert [rank.process for rank in seen] == [0, 1]
-        stop_ranks(with_root, attempt.ranks, "run", 1, 30)
+        stop_ranks(with_root, attempt.ranks, "run", 1, PATIENCE)
     finally:
         with_root.close()
 

@@ -22,7 +22,7 @@ from midstream.migrate.journal import read_events
 from midstream.migrate.model import Certificate
 from midstream_engine import records
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]  # half a minute each of both cores, and more
+pytestmark = pytest.mark.system
 # An array of 4 MiB: the smallest of which hosts keep a share each.
 TRAINING = (
     "--trainer.num_train_steps", "100000", "--model.pad_vocab_to_multiple", "16384",
@@ -58,11 +58,13 @@ def sharing(lab: Lab, ended_later: None) -> Path:
     return file
 
 
-def until(what: str, look: Callable[[], Any], timeout: float = 240.0) -> Any:
-    """The first true answer of ``look``."""
+def until(what: str, look: Callable[[], Any], timeout: float = 300.0) -> Any:
+    """The first true answer of ``look``; where it does not come, what the newest migration is at."""
     deadline = time.monotonic() + timeout
     while not (found := look()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout:.0f} s"
+        if time.monotonic() > deadline:
+            lines = [f"{event.time:.1f} {event.phase} {event.state} {event.message}" for event in newest_journal()[1]]
+            pytest.fail(f"{what}: not within {timeout:.0f} s\n" + "\n".join(lines[-20:]))
         time.sleep(0.02)
     return found
 
@@ -106,6 +108,46 @@ def assert_one_lineage(run: Run, attempts: set[int]) -> None:
     assert {row["attempt"] for row in spliced.values()} == attempts
 
 
+def test_what_a_killed_process_left_goes_to_one_host_and_back(lab: Lab, fleet: Path, runs) -> None:
+    """2 x 2 -> 1 x 4 -> 2 x 2. One process is killed: the other ends, who was the first is said, and the shares of the
+    newest checkpoint, which lie on two hosts, are brought together."""
+    a, b, c = (runs(lab.directory / name / "root", "r") for name in "abc")
+    launch(fleet, "pair", "--model.num_layers", "1")
+    a.wait_step(1, 300)
+    lost = of_process(b, 1)
+    assert lost is not None
+    os.kill(lost.pid, signal.SIGUSR1)  # save and go on
+    until("a checkpoint of both", lambda: set(a.checkpoints()) & set(b.checkpoints()))
+    os.kill(lost.pid, signal.SIGKILL)
+    until("the end of the other", lambda: not a.alive)
+    assert "process 1 (b, pid" in str(a.status())
+
+    there = midstream(*words(fleet, "c", "--mode", "stop"), timeout=400)
+    assert there.code == 0, (there.stdout, there.stderr)
+    step, name = there.result["certificate"]["step"], there.result["certificate"]["checkpoint"]
+    assert a.fence == b.fence == c.fence, "every host has the seal"
+    assert (c.fence.epoch, c.fence.holder, c.fence.sealed_step) == (2, "c", step)
+    shares, collected = [run.manifest(name) for run in (a, b)], c.manifest(name)
+    assert [entry.host for entry in shares[0].spread_hosts] == ["a", "b"]
+    assert shares[0].elsewhere, "each host held what the other had not"
+    assert shares[1].elsewhere
+    assert (collected.hosts, collected.root_digest) == ([], shares[0].root_digest)
+
+    back = midstream(*words(fleet, "pair", "--mode", "stop"), timeout=400)
+    assert back.code == 0, (back.stdout, back.stderr)
+    assert a.fence == b.fence == c.fence
+    assert (a.fence.epoch, a.fence.holder) == (3, "pair")
+    assert not c.alive
+    name = back.result["certificate"]["checkpoint"]
+    assert a.manifest(name) == b.manifest(name), "it was handed out whole"
+    for status in (of_process(a, 0), of_process(b, 1)):
+        assert status is not None
+        assert records.is_alive(status.identity)
+        assert (status.attempt, status.processes, len(status.devices)) == (3, 2, 4)
+    assert_one_lineage(a, {1, 2, 3})
+
+
+@pytest.mark.slow  # a minute of both cores, and more
 def test_a_run_goes_from_two_hosts_to_one_and_back(lab: Lab, fleet: Path, runs) -> None:
     a, b, c = (runs(lab.directory / name / "root", "r") for name in "abc")
     launch(fleet, "pair")
@@ -157,6 +199,7 @@ def test_a_run_goes_from_two_hosts_to_one_and_back(lab: Lab, fleet: Path, runs) 
     assert_one_lineage(a, {1, 2, 3})
 
 
+@pytest.mark.slow  # a minute of both cores, and more
 def test_a_group_that_was_sealed_gets_its_run_back(lab: Lab, fleet: Path, runs) -> None:
     """The operator's process dies right after the seal, and a person takes the move back: both hosts go on from the
     shares that they have."""
@@ -184,6 +227,7 @@ def test_a_group_that_was_sealed_gets_its_run_back(lab: Lab, fleet: Path, runs) 
     assert_one_lineage(a, {1, 2})
 
 
+@pytest.mark.slow  # a minute of both cores, and more
 def test_a_group_that_lost_a_process_is_moved_by_its_guard(lab: Lab, sharing: Path, runs) -> None:
     """On a shared file system. One process is killed: all end, and which and why is said, there and by the guard, which
     moves what they left."""
@@ -220,6 +264,7 @@ def test_a_group_that_lost_a_process_is_moved_by_its_guard(lab: Lab, sharing: Pa
     assert_one_lineage(c, {1, 2})
 
 
+@pytest.mark.slow  # a minute of both cores, and more
 def test_a_new_group_of_which_a_process_dies_gives_the_run_back(lab: Lab, sharing: Path, runs) -> None:
     nfs, c = runs(lab.directory / "nfs", "r"), runs(lab.directory / "c" / "root", "r")
     launch(sharing, "c")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -147,6 +148,26 @@ def test_a_start_that_arrives_late_makes_no_second_engine(root: str, run: RunDir
     while runs.living_attempt(root, "run"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_start_waits_for_the_end_of_an_attempt_that_has_said_its_last_word(root: str, run: RunDirectory):
+    """On one machine: the history that was copied here says so of a process that is about to end."""
+    Path(run.paths.config).write_text("a: 1\n")
+    ending = subprocess.Popen(SLEEPER)
+    late = threading.Timer(0.3, ending.kill)
+    try:
+        identity = records.identify(ending.pid)
+        assert identity is not None
+        run.status(1, records.STOPPED, 3, identity)
+        assert runs.living_attempt(root, "run") == 1
+        late.start()
+        second = runs.claim_attempt(root, "run")
+        started = records.ProcessIdentity.from_json(engine.start(root, "run", second, SLEEPER, {}))
+        os.kill(started.pid, signal.SIGKILL)
+    finally:
+        late.cancel()
+        ending.kill()
+        ending.wait()
 
 
 def test_a_dead_attempt_is_no_living_one(root: str, run: RunDirectory):

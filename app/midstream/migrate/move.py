@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from midstream.watch.watcher import Watch
 
 
+LOOK = 2.0  # seconds between two looks at what the watch does not see
+
+
 class RollbackRequested(Exception):
     """A person asked for the rollback while the migration was under way."""
 
@@ -168,8 +171,16 @@ class Move:
         view = self.watch.snapshot().host(host)
         return view.machine.clock_skew if view and view.machine else 0.0
 
-    def wait_for(self, what: str, host: str, predicate: Callable[[RunView], bool], timeout: float) -> RunView:
-        """The run's copy on ``host`` once ``predicate`` holds for it.
+    def wait_for(
+        self,
+        what: str,
+        host: str,
+        predicate: Callable[[RunView], bool],
+        timeout: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> RunView:
+        """The run's copy on ``host`` once ``predicate`` holds for it. ``meanwhile`` is called every few seconds, and
+        may raise what ends the waiting.
 
         While the host does not answer, its silence is no evidence of anything: time without contact does not count
         towards ``timeout``, up to ten times of it. MidstreamError names ``what`` was waited for; TakenBack where the
@@ -179,6 +190,7 @@ class Move:
         deadline = time.monotonic() + 10 * timeout
         heard = 0.0
         told = False
+        looked = time.monotonic()
         while heard < timeout and time.monotonic() < deadline:
             self.check_requests()
             began = time.monotonic()
@@ -197,6 +209,9 @@ class Move:
             if view is not None and view.link == "live":
                 heard += time.monotonic() - began
                 told = False
+                if meanwhile is not None and time.monotonic() - looked >= LOOK:
+                    meanwhile()
+                    looked = time.monotonic()
                 continue
             if not told:
                 self.note(f"{host} does not answer; waiting: losing contact is not losing the run")

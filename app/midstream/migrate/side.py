@@ -134,6 +134,16 @@ class Side:
         except HostError:
             return ""
 
+    def check_group(self, attempt: int) -> None:
+        """MidstreamError where one of several processes has failed. Process 0, which is watched, may wait minutes for
+        one that was gone before they met."""
+        said = self.verdict(attempt)
+        if said:
+            raise MidstreamError(
+                f"attempt {attempt} on {self.target.name} failed: {said}",
+                f"its logs: {self.paths.attempt(attempt).dir} on {', '.join(self.target.hosts)}",
+            )
+
     def _ranks(self, attempt: int) -> Sequence[Rank]:
         return follow.ranks_of(self._hosts, self.first.name, self.run_id, attempt)
 

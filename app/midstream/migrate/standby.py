@@ -151,11 +151,14 @@ def _wait_ready(move: Move, number: int) -> int:
     def decided(run: RunView) -> bool:
         return run.attempt == number and (run.state in ready or run.state in records.ENDED or run.state == "lost")
 
-    run = move.wait_for("the target's rehearsal", move.plan.target_host, decided, READY_TIMEOUT)
+    side = move.target_side
+    run = move.wait_for(
+        "the target's rehearsal", move.plan.target_host, decided, READY_TIMEOUT, lambda: side.check_group(number)
+    )
     if run.state not in ready or run.status is None:
         message = run.status.message if run.status else ""
         last = next((line for line in reversed(run.log) if line.strip()), "")
-        why = move.target_side.verdict(number) or message or last or "no word in its log"
+        why = side.verdict(number) or message or last or "no word in its log"
         raise MidstreamError(
             f"the rehearsal on {move.plan.target} failed ({run.state}): {why}",
             f"its log: {move.plan.target_host}:{move.target_paths.attempt(number).log()}",

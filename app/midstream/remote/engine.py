@@ -27,6 +27,7 @@ LAUNCHED = "launch.json"  # in the attempt's directory: process 0, before it has
 SECRETS = ".secrets.json"  # in the run's directory, for its owner's eyes alone: {name: value}
 LOG_BYTES = 16384  # of a log's end that are looked at
 SETUP_FAILED = 78  # sysexits' EX_CONFIG
+ENDING = 30.0  # seconds that a process may take to end after its last status
 
 
 # ------------------------------------------------------------------------------------------------------ install
@@ -125,6 +126,7 @@ def start(
     command = with_setup(argv, setup)
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH")}
     environment.update(env)
+    _wait_for_ends(root, run_id)
     with records.locked(paths.lock):
         living = runs.living_attempt(root, run_id)
         if living and not (process and living == number):
@@ -151,6 +153,7 @@ def submit(
     """The same as a job of SLURM, whose id is returned. A claim for which there is no job is given back."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     attempt = paths.attempt(number)
+    _wait_for_ends(root, run_id)
     with records.locked(paths.lock):
         living = runs.living_attempt(root, run_id)
         if living:
@@ -162,6 +165,18 @@ def submit(
         except slurm.SlurmError:
             shutil.rmtree(attempt.dir)
             raise
+
+
+def _wait_for_ends(root: str, run_id: str) -> None:
+    """While an attempt lives that has said its last word: its process takes a moment to end. It may be another host's
+    on this machine, whose statuses came with the run's history."""
+    deadline = time.monotonic() + ENDING
+    while time.monotonic() < deadline:
+        living = runs.living_attempt(root, run_id)
+        found = runs.status(root, run_id, living)["status"] if living else None
+        if found is None or found["state"] not in records.ENDED:
+            return
+        time.sleep(0.1)
 
 
 def _lay_out(
@@ -176,8 +191,9 @@ def _lay_out(
         if config is None:
             raise FileNotFoundError("run {} has no config: {} is missing".format(paths.run_id, paths.config))
         records.write_bytes(paths.config, config.encode())
-    if order is not None:
-        records.write_json(paths.attempt(number).order, dict(order))
+    path = paths.attempt(number).order
+    if order is not None and not os.path.exists(path):  # another process' start wrote it here; a newer one stays
+        records.write_json(path, dict(order))
     put_secrets(paths, secrets or {})
 
 

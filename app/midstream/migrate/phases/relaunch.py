@@ -113,7 +113,9 @@ def wait_training(move: Move, side: Side, attempt: int) -> RunView:
         return any(row["attempt"] == attempt and "train/loss" in row for row in run.curve[-64:])
 
     host = side.first.name
-    run = move.wait_for("the first update of the new attempt", host, decided, START_TIMEOUT)
+    run = move.wait_for(
+        "the first update of the new attempt", host, decided, START_TIMEOUT, lambda: side.check_group(attempt)
+    )
     if run.state in ("failed", "stopped", "lost"):
         message = run.status.message if run.status else ""
         last = next((line for line in reversed(run.log) if line.strip()), "")
