@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from dataclasses import replace
@@ -70,19 +71,48 @@ def test_what_is_whole_goes_ahead_and_the_manifest_decides(
     tell(paths, records.SAVING)
     saving = threading.Thread(target=save_slowly, args=(paths, target, rewritten))
     saving.start()
-    streamed = stream.Streamed()
-    try:
-        sizes = {path: len(data) for path, data in CONTENTS.items()}
-        answer = stream.stream_until_answered(move, 1, 3, 5, sizes, streamed)
-    finally:
-        saving.join()
-    assert (answer.state, streamed.name) == (records.STOPPED, NAME)
-    assert answer.described is not None
-    assert streamed.arrived.keys() == {"a", "b/c"}
-    assert not (target / records.MANIFEST).exists(), "what has arrived is no checkpoint yet"
-    assert stream.complete(move, NAME, streamed) == left
+    with stream.Streamed() as streamed:
+        try:
+            sizes = {path: len(data) for path, data in CONTENTS.items()}
+            answer = stream.stream_until_answered(move, 1, 3, 5, sizes, streamed)
+        finally:
+            saving.join()
+        assert (answer.state, streamed.name) == (records.STOPPED, NAME)
+        assert answer.described is not None
+        assert streamed.sent.keys() == {"a", "b/c"}
+        assert streamed.settle(move) == []
+        assert streamed.arrived.keys() == {"a", "b/c"}
+        assert not (target / records.MANIFEST).exists(), "what has arrived is no checkpoint yet"
+        assert stream.complete(move, NAME, streamed) == left
     here = Path(paths.checkpoint(NAME))
     for path in (*CONTENTS, records.MANIFEST):
         assert (target / path).read_bytes() == (here / path).read_bytes()
     assert not list(target.glob(".ahead-*"))
     assert not list(here.glob(".ahead-*"))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_lots_are_under_way_side_by_side_and_one_that_fails_is_sent_again(move: Move, damaged: bool):
+    here, target = Path(move.source_paths.checkpoint(NAME)), Path(move.target_paths.checkpoint(NAME))
+    contents = {f"{lot}/{n}": bytes([lot, n]) * 70_000 for lot in range(2) for n in range(3)}
+    entries = [
+        {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for path, data in contents.items()
+    ]
+    for path, data in contents.items():
+        (here / path).parent.mkdir(parents=True, exist_ok=True)
+        (here / path).write_bytes(data)
+    with stream.Streamed() as streamed:
+        streamed.begin(NAME)
+        for lot in range(2):
+            described = [dict(entry) for entry in entries if entry["path"].startswith(f"{lot}/")]
+            if damaged and lot == 1:
+                described[0]["sha256"] = "0" * 64  # as if the object had been written anew since
+            (here / f".ahead-{lot + 1}.json").write_text(json.dumps({"objects": described}))
+            streamed.send(move, f".ahead-{lot + 1}.json", described)
+        assert streamed.under_way == 2
+        records.Manifest(records.FORMAT, 1, "r", 9, 1, 1, 0.0, "d", [], entries).write(str(here / records.MANIFEST))
+        assert stream.complete(move, NAME, streamed) > 0
+        assert damaged or streamed.bytes_done == sum(map(len, contents.values()))
+    for path in (*contents, records.MANIFEST):
+        assert (target / path).read_bytes() == (here / path).read_bytes()
+    assert sorted(path.name for path in target.iterdir()) == ["0", "1", records.MANIFEST], "nothing temporary is left"

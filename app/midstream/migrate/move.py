@@ -66,8 +66,6 @@ class Move:
     phase: str = ""
     source_side: Side = field(init=False, repr=False)
     target_side: Side = field(init=False, repr=False)
-    _last_progress: float = field(default=0.0, repr=False)
-    _last_bytes: int = field(default=-1, repr=False)
 
     def __post_init__(self) -> None:
         plan, fleet = self.plan, self.fleet
@@ -127,15 +125,16 @@ class Move:
 
     def progress(self, what: str) -> Callable[[Progress], None]:
         """A receiver of copy progress, at most four lines a second and the last one always."""
-        self._last_bytes = -1
+        last_bytes, last_time = -1, 0.0
 
         def tell(progress: Progress) -> None:
+            nonlocal last_bytes, last_time
             self.check_requests()
             now = time.monotonic()
             done = progress.bytes_done >= progress.bytes_total
-            if progress.bytes_done == self._last_bytes or (now - self._last_progress < 0.25 and not done):
+            if progress.bytes_done == last_bytes or (now - last_time < 0.25 and not done):
                 return
-            self._last_progress, self._last_bytes = now, progress.bytes_done
+            last_bytes, last_time = progress.bytes_done, now
             self.journal.write(
                 "phase",
                 phase=self.phase,

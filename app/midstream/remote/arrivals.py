@@ -28,8 +28,10 @@ def serve(
     text: str,
     root: str,
     survey: bool = True,
+    alone: bool = True,
 ) -> int:
-    """The target's side of a copy of ``objects`` (``{path, size, sha256}``), with the manifest's name and text.
+    """The target's side of a copy of ``objects`` (``{path, size, sha256}``), with the manifest's name and text. Not
+    ``alone``: other copies bring other objects of the same tree meanwhile, and are not waited for.
 
     Lines from the operator: ``{"do": "landed", "ranges": [[path, offset, length], ...]}``, ``{"do": "commit"}``,
     ``{"do": "alive"}``. Lines to it: ``present`` (``objects`` that lie there with the right hash), ``held`` (those
@@ -39,7 +41,7 @@ def serve(
     lines = Lines(silence=SILENCE, last={"do": "end"})
     stage = Stage(directory, generation)
     try:
-        if not _prepared(stage, objects, manifest, text, root, survey):
+        if not _prepared(stage, objects, manifest, text, root, survey, alone):
             return 1
         by_path = {entry["path"]: entry for entry in objects}
         assemblies = Assemblies(stage)
@@ -67,7 +69,13 @@ def serve(
 
 
 def _prepared(
-    stage: Stage, objects: Sequence[Dict[str, Any]], manifest: Optional[str], text: str, root: str, survey: bool
+    stage: Stage,
+    objects: Sequence[Dict[str, Any]],
+    manifest: Optional[str],
+    text: str,
+    root: str,
+    survey: bool,
+    alone: bool,
 ) -> bool:
     directory = stage.directory
     there = None if manifest is None else _text_or_none(posixpath.join(directory, manifest))
@@ -79,7 +87,8 @@ def _prepared(
         there_already = [entry for entry in objects if os.path.isfile(inside(directory, entry["path"]))]
         present = _reported("present", _right(directory, there_already))
         absent = [entry for entry in objects if entry["path"] not in present]
-        stage.adopt(absent)
+        if alone:
+            stage.adopt(absent)
     parts = [entry for entry in absent if os.path.isfile(posixpath.join(stage.here, part_name(entry)))]
     begun = sum(os.stat(posixpath.join(stage.here, part_name(entry))).st_blocks * 512 for entry in parts)
     needed = sum(entry["size"] for entry in absent)

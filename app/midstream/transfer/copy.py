@@ -58,9 +58,11 @@ def copy_objects(
     cancel: Event | None = None,
     streams: int = 0,
     settings: CopySettings | None = None,
+    alone: bool = True,
 ) -> CopyReport:
     """Make ``target_dir`` hold what the manifest in ``source_dir`` names. The manifest's file arrives byte for byte,
-    last, and only when every object is verified at the target. ``streams`` and ``settings``: see `CopySettings`.
+    last, and only when every object is verified at the target. ``streams`` and ``settings``: see `CopySettings`. Not
+    ``alone``: other copies bring other objects to the same directory meanwhile.
 
     TransferError names the object that is missing or corrupt at the source, or the bytes that do not fit;
     Cancelled; LostContact. After each of them the target is without a new manifest, and the same call
@@ -75,6 +77,7 @@ def copy_objects(
         progress=progress,
         cancel=cancel,
         settings=settings,
+        alone=alone,
     )
 
 
@@ -86,10 +89,13 @@ def copy_tree(
     progress: Callable[[Progress], None] | None = None,
     cancel: Event | None = None,
     settings: CopySettings | None = None,
+    alone: bool = True,
 ) -> CopyReport:
     """`copy_objects` between places, of which one may be a bucket (`bucket_place`)."""
     contents = read_contents(source, manifest_name)
-    return copy_contents(contents, target, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings)
+    return copy_contents(
+        contents, target, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings, alone=alone
+    )
 
 
 def copy_contents(
@@ -100,12 +106,13 @@ def copy_contents(
     progress: Callable[[Progress], None] | None = None,
     cancel: Event | None = None,
     settings: CopySettings | None = None,
+    alone: bool = True,
 ) -> CopyReport:
     """As `copy_objects`, for a tree that was looked at already."""
     started = time.monotonic()
     by_source = contents.by_source()
     settings = settings or of_hosts(contents.first.host, target.host)
-    copy = _Copy(contents, target, manifest, progress, cancel, settings, by_source, started)
+    copy = _Copy(contents, target, manifest, progress, cancel, settings, by_source, started, alone)
     return copy.run()
 
 
@@ -119,6 +126,7 @@ class _Copy:
     settings: CopySettings
     by_source: list[tuple[Place, list[dict[str, Any]]]]
     started: float
+    alone: bool = True
 
     @property
     def objects(self) -> list[dict[str, Any]]:
@@ -134,7 +142,13 @@ class _Copy:
             _links(self.by_source, self.target, self.settings) as links,
             self._early(links, generation, events) as early,
             _session(
-                self.target, objects, events, manifest=self.manifest, text=self.contents.text, generation=generation
+                self.target,
+                objects,
+                events,
+                manifest=self.manifest,
+                text=self.contents.text,
+                generation=generation,
+                alone=self.alone,
             ) as session,
         ):
             found = self._survey(session, events, meter, objects)

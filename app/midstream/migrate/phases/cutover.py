@@ -21,7 +21,10 @@ class Cutover:
     name = CUTOVER
 
     def run(self, move: Move) -> None:
-        streamed = Streamed()
+        with Streamed() as streamed:
+            self._run(move, streamed)
+
+    def _run(self, move: Move, streamed: Streamed) -> None:
         if not move.journal.known("sealed"):
             if move.plan.stands_by and move.journal.known("seal_serial") is None:
                 standby.ensure(move)  # once the source was told to stop, nothing is waited for any more
@@ -66,11 +69,11 @@ class Cutover:
 def bring_state(move: Move, name: str, streamed: Streamed) -> None:
     """What of the checkpoint is not on the target yet."""
     began = time.monotonic()
-    ahead = len(streamed.arrived) if streamed.name == name else 0
+    ahead = len(streamed.sent) if streamed.name == name else 0
     sent = complete(move, name, streamed)
     move.journal.fact(copy_seconds=time.monotonic() - began, copied_bytes=sent)
     if ahead:
-        move.note(f"{ahead} objects had arrived before the source was sealed, {sent / 1e6:.1f} MB were left")
+        move.note(f"{ahead} objects went ahead of the seal; {sent / 1e6:.1f} MB were left")
 
 
 def bring_history(move: Move, resolved: bool = False) -> None:
