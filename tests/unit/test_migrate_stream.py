@@ -60,9 +60,9 @@ def save_slowly(paths: records.RunPaths, target: Path, rewritten: bool) -> None:
     tell(paths, records.STOPPED, order=3)
 
 
-@pytest.mark.parametrize(("rewritten", "left"), [(False, 5), (True, 10)])
+@pytest.mark.parametrize(("rewritten", "killed", "left"), [(False, False, 5), (True, False, 10), (False, True, 5)])
 def test_what_is_whole_goes_ahead_and_the_manifest_decides(
-    move: Move, monkeypatch: pytest.MonkeyPatch, rewritten: bool, left: int
+    move: Move, monkeypatch: pytest.MonkeyPatch, rewritten: bool, killed: bool, left: int
 ):
     monkeypatch.setattr(stream, "WORTHWHILE", 0)
     paths, target = move.source_paths, Path(move.target_paths.checkpoint(NAME))
@@ -83,6 +83,8 @@ def test_what_is_whole_goes_ahead_and_the_manifest_decides(
         assert streamed.settle(move) == []
         assert streamed.arrived.keys() == {"a", "b/c"}
         assert not (target / records.MANIFEST).exists(), "what has arrived is no checkpoint yet"
+        if killed:  # whoever goes on knows of nothing that was sent
+            streamed = stream.Streamed()
         assert stream.complete(move, NAME, streamed) == left
     here = Path(paths.checkpoint(NAME))
     for path in (*CONTENTS, records.MANIFEST):

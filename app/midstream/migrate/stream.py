@@ -177,16 +177,21 @@ def stream_until_answered(
             if news["name"] != streamed.name:
                 streamed.settle(move)
                 streamed.begin(news["name"])
+                move.journal.fact(sent_ahead=news["name"])
             streamed.send(move, news["manifest"], news["objects"])
 
 
 def complete(move: Move, name: str, streamed: Streamed) -> int:
     """After the seal: send what of the sealed checkpoint ``name`` was not sent yet, wait for the rest, and write the
     manifest last. Returns the bytes that arrived here. TransferError, LostContact: the same call goes on."""
-    if streamed.name != name or not streamed.sent:
-        return bring_checkpoint(move, name, "checkpoint")
     source, target = move.source, move.target
     here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
+    if streamed.name != name or not streamed.sent:
+        brought = bring_checkpoint(move, name, "checkpoint")
+        if move.journal.known("sent_ahead") == name:  # by a process that was killed
+            target.call("growing.tidy", directory=there)
+            source.call("growing.tidy", directory=here)
+        return brought
     move.command(source, f"copy the rest of {here} to {target.name}:{there}")
     before = streamed.bytes_done
     while True:
