@@ -177,7 +177,7 @@ def part(options: argparse.Namespace) -> int:
                 break
             try:
                 row, file = campaign.move(options.seed, number), options.results
-            except (Broken, MidstreamError) as error:
+            except (Broken, MidstreamError, pytest.fail.Exception) as error:
                 code, file = 1, broken
                 row = {"seed": options.seed, "run": number, "error": str(error), "kept": str(campaign.give_up())}
             with file.open("a") as lines:

@@ -99,6 +99,12 @@ class Broken(AssertionError):
     """A promise was broken: the campaign stops, and leaves everything where it is."""
 
 
+def finished(run: Run) -> bool:
+    """Whether it has done all its steps: a move may take longer than they do."""
+    status = run.status()
+    return status is not None and status.state == records.FINISHED and len(run.spliced()) == STEPS
+
+
 class Campaign:
     """The two hosts, the curve of a run that nobody touched, and the run that is moved."""
 
@@ -369,11 +375,13 @@ class Campaign:
         others = [other for name, other in self.runs.items() if name != self.at]
         for other in others:
             self._gone(row, other)
-        if not run.alive:
+        if not run.alive and not finished(run):
             row["started_again"] = True  # with the one line that starts a run
             self.start_again()
         before = len(run.spliced())
-        run.wait(lambda run: run.alive and len(run.spliced()) > before + 2, "the run goes on", PATIENCE)
+        run.wait(
+            lambda run: finished(run) or (run.alive and len(run.spliced()) > before + 2), "the run goes on", PATIENCE
+        )
         spliced = run.spliced()
         if sorted(spliced) != list(range(max(spliced) + 1)):
             raise Broken(f"{row}: steps are missing: {gaps(spliced)}")
