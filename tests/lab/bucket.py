@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from lab.bucket_objects import Blob, Buckets, Refused
-from lab.http_server import Loopback, Quiet
+from loopback import Loopback, Quiet
 
 Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 

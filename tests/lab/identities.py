@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from lab.http_server import Loopback, Quiet
+from loopback import Loopback, Quiet
 
 AUDIENCE = "https://oauth2.googleapis.com/token"  # that google-auth signs for, wherever it asks
 

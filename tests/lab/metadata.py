@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.http_server import Loopback, Quiet
+from loopback import Loopback, Quiet
 
 INSTANCE = "/computeMetadata/v1/instance/"
 

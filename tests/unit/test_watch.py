@@ -16,13 +16,13 @@ import pytest
 
 from midstream.fleet.config import Fleet, HostConfig, LocalHost, SshHost
 from midstream.hosts.open import Hosts
-from midstream.watch.model import DOWN, LIVE, STALE, RunView, Snapshot
+from midstream.watch.model import DOWN, LIVE, STALE, Snapshot
 from midstream.watch.watcher import Watch, look_once
 from midstream_engine import records
 from run_directory import RunDirectory, dead_process
+from watching import PATIENCE, run_of, seen
 
 INTERVAL = 0.05
-PATIENCE = 30.0
 
 Watching = Callable[..., Watch]
 
@@ -46,18 +46,8 @@ def watching() -> Iterator[Watching]:
         opened.close()
 
 
-def seen(watch: Watch, holds: Callable[[Snapshot], bool]) -> Snapshot:
-    found = watch.wait_for(holds, PATIENCE)
-    assert found is not None, f"never seen; at last {watch.snapshot()}"
-    return found
-
-
 def live(snapshot: Snapshot) -> bool:
     return all(host.link == LIVE for host in snapshot.hosts)
-
-
-def run_of(snapshot: Snapshot, run_id: str = "run") -> RunView | None:
-    return next(iter(snapshot.copies(run_id)), None)
 
 
 def probes() -> list[int]:

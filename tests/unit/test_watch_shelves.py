@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from midstream.errors import Exit
 from midstream.fleet.config import Fleet, LocalHost
 from midstream.hosts.open import Hosts
 from midstream.tui.actions import FleetActions
-from midstream.watch.model import RunView, Snapshot
+from midstream.watch.model import Snapshot
 from midstream.watch.store import Store
 from midstream.watch.watcher import Watch, look_once
 from midstream_engine import records
 from run_directory import RunDirectory
+from watching import PATIENCE, run_of, seen
 
-PATIENCE = 60.0
 URL = "gs://runs/lab"
 PREFIX = "lab/runs/run"
 
@@ -70,10 +70,6 @@ def change_status(root: Path, **changes: Any) -> None:
     records.Status.from_json({**records.Status.read(file).to_json(), **changes}).write(file, durable=False)
 
 
-def run_of(snapshot: Snapshot) -> RunView | None:
-    return next(iter(snapshot.copies("run")), None)
-
-
 def names(snapshot: Snapshot) -> list[str]:
     run = run_of(snapshot)
     return [point.name for point in run.checkpoints] if run else []
@@ -88,12 +84,6 @@ def watch(fleet: Fleet) -> Iterator[tuple[Watch, list[Any]]]:
     yield watch, told
     watch.stop()
     hosts.close()
-
-
-def seen(watch: Watch, holds: Callable[[Snapshot], Any]) -> Snapshot:
-    found = watch.wait_for(holds, PATIENCE)
-    assert found is not None, f"never seen; at last {watch.snapshot()}"
-    return found
 
 
 def test_they_are_shown_as_they_are_saved_and_a_recording_shows_them_too(

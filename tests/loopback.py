@@ -1,4 +1,4 @@
-"""What the lab's HTTP servers have in common: a free port of this machine, threads, and a quiet end."""
+"""What the tests' HTTP servers have in common: a free port of this machine, threads, and a quiet end."""
 
 from __future__ import annotations
 
