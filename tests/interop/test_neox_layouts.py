@@ -126,10 +126,10 @@ def save(folder: Path, rank: int, slot: int, mine: dict[Key, Arrays], found: Rea
 
 def contents(path: Path) -> dict[str, np.ndarray]:
     """Every array of ours that the checkpoint gives, checked."""
-    arrays = open_neox(str(path)).arrays
-    for array in arrays:
-        array.check()
-    return {array.name: array.value() for array in arrays}
+    adopted = open_neox(str(path))
+    found = {array.name: array.value() for array in adopted.arrays}
+    adopted.verify()
+    return found
 
 
 def assert_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import random
@@ -9,6 +10,7 @@ import resource
 import struct
 import time
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ import numpy as np
 import pytest
 
 import torch_files
+from midstream_engine.checkpoint.memory import pages
+from midstream_engine.interop.direct import ALIGNMENT, open_directly, write_directly
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.torchfile.archive import TorchFile
 from midstream_engine.interop.torchfile.calls import Record, Tensor
+from midstream_engine.interop.torchfile.crc import combined
 
 FLAG = "MIDSTREAM_TEST_EXECUTED"
 
@@ -256,10 +261,69 @@ def test_a_damaged_storage_is_found_when_it_is_read(tmp_path: Path) -> None:
         found.read()
 
 
-def test_what_was_read_can_be_forgotten_and_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_a_storage_is_read_in_stretches_of_any_order(seed: int, tmp_path: Path) -> None:
+    print("seed", seed)
+    random = np.random.default_rng(seed)
+    array = random.random(700_001, np.float32)
     path = tmp_path / "x.pt"
-    torch_files.save(path, {"a": np.arange(1 << 20, dtype=np.float32)})
+    torch_files.save(path, {"a": array, "b": array[:500_000] + 1})
     file = TorchFile(str(path))
-    first = file.value["a"].read().copy()
-    file.forget()
-    np.testing.assert_array_equal(file.value["a"].read(), first)
+    found = file.value["a"]
+    edges = [0, *sorted(random.integers(0, array.size, 9).tolist()), array.size]
+    parts = [part for part in itertools.pairwise(edges) if part[0] < part[1]]
+    for number in random.permutation(len(parts))[1:]:  # one is read by nobody
+        np.testing.assert_array_equal(found.stretch(*parts[number]), array[slice(*parts[number])])
+    np.testing.assert_array_equal(found.stretch(*parts[0]), array[slice(*parts[0])])  # again
+    file.verify()
+    start, stop = edges[2], edges[4] + 1  # across what was read before
+    np.testing.assert_array_equal(found.stretch(start, stop), array[start:stop])
+    file.verify()
+
+
+@pytest.mark.parametrize("read", [(0, 600_000), (1000, 1100), (300_000, 300_001)])
+def test_a_damaged_storage_is_found_whichever_stretch_was_read(read: tuple[int, int], tmp_path: Path) -> None:
+    array = np.arange(600_000, dtype=np.float32)
+    path = tmp_path / "x.pt"
+    torch_files.save(path, {"a": array})
+    data = bytearray(path.read_bytes())
+    data[data.index(array.tobytes()) + 4 * 1050] ^= 1
+    path.write_bytes(data)
+    file = TorchFile(str(path))
+    file.value["a"].stretch(*read)
+    with pytest.raises(ConversionError, match="data/0 is damaged: its CRC-32"):
+        file.verify()
+
+
+def test_a_storage_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    array = np.zeros(600_000, np.float32)
+    path = tmp_path / "x.pt"
+    torch_files.save(path, {"a": array})
+    found = TorchFile(str(path)).value["a"]
+    found.stretch(0, 20_000)
+    data = path.read_bytes()
+    with open(path, "r+b") as file:
+        file.seek(data.index(bytes(8 * 4096)) + 4096)
+        file.write(b"x" * 4096)
+    with pytest.raises(ConversionError, match="read twice, and the two differ"):
+        found.stretch(0, 20_000)
+    os.truncate(path, 8192)
+    with pytest.raises(ConversionError, match="cut off"):
+        found.stretch(500_000, 600_000)
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (1, 1), (1000, 4097)])
+def test_crcs_of_two_stretches_make_up_that_of_both(sizes: tuple[int, int]) -> None:
+    first, second = (np.random.default_rng(size).bytes(size) for size in sizes)
+    assert combined(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
+
+
+def test_what_is_not_aligned_is_written_all_the_same(tmp_path: Path) -> None:
+    path = str(tmp_path / "x")
+    descriptor = open_directly(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    block = pages(2 * ALIGNMENT)
+    block[:] = 7
+    write_directly(descriptor, block.data, 0)
+    write_directly(descriptor, memoryview(b"ab" * 50)[1:], len(block))
+    os.close(descriptor)
+    assert Path(path).read_bytes() == b"\7" * len(block) + (b"ab" * 50)[1:]

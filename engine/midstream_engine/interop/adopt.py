@@ -104,7 +104,8 @@ def _import(adopted: Adopted, partial: str, final: str, wishes: Wishes, progress
     if witness is None:
         notes.append("no witness was measured: a migration of this checkpoint cannot be certified")
     document = train_document(state, {**provenance, "notes": notes}, witness)
-    written = write_state(target, adopted.arrays, document, [adopted.kind, adopted.stamp], progress, adopted.forget)
+    written = write_state(target, adopted.arrays, document, [adopted.kind, adopted.stamp], progress)
+    adopted.verify()
     notes += adopted.remarks()
     text = [f"# Goes on with a run of {adopted.kind}'s at step {adopted.step}.", *(f"# {note}" for note in notes)]
     body = yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)
@@ -125,6 +126,7 @@ def measure_witness(config: TrainLmConfig, adopted: Adopted, root: str, digest: 
     setup = prepare(config, root, digest, jax.devices("cpu")[:1], step=adopted.step)
     model = {array.name.removeprefix(_MODEL): array for array in adopted.arrays if array.name.startswith(_MODEL)}
     arrays = {name: jax.numpy.asarray(array.value()) for name, array in model.items()}
+    adopted.verify()
     batch = setup.batches.batch(adopted.step)
     measured = compile_witness(setup).measure(unflatten(setup.template.model, arrays), batch)
     return measured.to_json()

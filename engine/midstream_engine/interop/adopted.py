@@ -14,16 +14,16 @@ from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.tree import LogicalArray, flatten
 from midstream_engine.config.model import LmConfig
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.interop.stream import Incoming, Piece
+from midstream_engine.interop.incoming import Incoming, Piece
 
 
 @dataclass(frozen=True)
 class Adopted:
     """``mapping``: the configuration that continues the run, as it is written. ``state``: train.json's, but for the
     digest of the data. ``notes``: a line for all that is not carried over as it was; ``remarks`` has more once the
-    arrays are made. ``stamp``: the source as it is. ``forget``: lets go of memory. ``data(place, paths)`` links the
-    run's data, which lies at ``paths`` where any are given, under ``place``, and returns its directory; None: the
-    source names none."""
+    arrays are made. ``stamp``: the source as it is. ``verify`` raises ConversionError where what was read is damaged.
+    ``data(place, paths)`` links the run's data, which lies at ``paths`` where any are given, under ``place``, and
+    returns its directory; None: the source names none."""
 
     kind: str
     step: int
@@ -34,7 +34,7 @@ class Adopted:
     notes: list[str]
     stamp: list[Any]
     remarks: Callable[[], list[str]]
-    forget: Callable[[], None]
+    verify: Callable[[], None]
     data: Callable[[str, Sequence[str]], str] | None
 
 
@@ -57,7 +57,8 @@ def state_arrays(config: TrainLmConfig, vocab_size: int) -> dict[str, LogicalArr
 def constant(array: LogicalArray, value: Any) -> Incoming:
     """``array`` with ``value`` everywhere; None: as ``state_arrays`` has it."""
 
-    def pieces() -> list[Piece]:
+    def pieces(plane: int, read: None) -> list[Piece]:
+        del plane, read
         found = np.asarray(array.value) if value is None else np.asarray(value, numpy_dtype(array.dtype))
         return [(whole(array.shape), np.broadcast_to(found, array.shape))]
 

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import yaml
 
-from midstream_engine.checkpoint.boxes import whole
+from midstream_engine.checkpoint.boxes import Box, whole
 from midstream_engine.checkpoint.snapshot import HostArray
 from midstream_engine.config.load import load_config
 from midstream_engine.config.train import TrainLmConfig
@@ -22,8 +23,8 @@ from midstream_engine.data.tokenizer import Tokenizer, load_tokenizer
 from midstream_engine.interop.adopted import Adopted
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.huggingface import converted, described, started_with
+from midstream_engine.interop.incoming import Incoming, Piece
 from midstream_engine.interop.safetensors import read_tensors
-from midstream_engine.interop.stream import Incoming, Piece, nothing
 
 
 def open_model(source: str, overrides: Sequence[str]) -> Adopted:
@@ -63,14 +64,26 @@ def open_model(source: str, overrides: Sequence[str]) -> Adopted:
     weights = sorted(name for name in os.listdir(source) if name.endswith((".safetensors", ".json")))
     stamp: list[Any] = [[name, os.stat(os.path.join(source, name)).st_mtime_ns] for name in weights]
     bring = partial(_tokenized, config, tokenizer)
-    return Adopted("huggingface", 0, mapping, arrays, state, provenance, notes, stamp, list, nothing, bring)
+    return Adopted("huggingface", 0, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring)
+
+
+def _sound() -> None:
+    """safetensors has no checksums."""
 
 
 def _incoming(array: HostArray) -> Incoming:
-    def pieces() -> list[Piece]:
-        return [(whole(array.shape), array.part(whole(array.shape)))]
+    """A layer at a time, where there are such."""
+    planes = array.shape[0] if array.axes[:1] == ("layers",) else 1
 
-    return Incoming(array.name, array.axes, array.shape, array.dtype, pieces)
+    def box_of(plane: int) -> Box:
+        return whole(array.shape) if planes == 1 else ((plane, plane + 1), *whole(array.shape[1:]))
+
+    def pieces(plane: int, read: np.ndarray) -> list[Piece]:
+        return [(box_of(plane), read)]
+
+    return Incoming(
+        array.name, array.axes, array.shape, array.dtype, pieces, lambda plane: array.part(box_of(plane)), planes
+    )
 
 
 def _tokenized(config: TrainLmConfig, tokenizer: Tokenizer, place: str, given: Sequence[str]) -> str:

@@ -18,10 +18,10 @@ from midstream_engine.config.model import LlamaConfig, LmConfig
 from midstream_engine.data.levanter import import_levanter
 from midstream_engine.interop.adopted import Adopted, constant, state_arrays
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.incoming import Incoming, Piece
 from midstream_engine.interop.levanter.arrays import Stored, find, open_arrays, read_metadata
 from midstream_engine.interop.levanter.configuration import read_config, translate
 from midstream_engine.interop.levanter.data import Data, names_data, read_data
-from midstream_engine.interop.stream import Incoming, Piece, nothing
 
 _OPTIMIZER = "opt_state/"
 _COUNTS = ("count", "hyperparams_states/learning_rate/count")
@@ -92,8 +92,10 @@ def open_levanter(
         if not fits or (stacked and stored.shape[0] != array.shape[0]):
             wrong.append(f"{stored.name} {stored.shape}")
             continue
-        pieces = partial(_pieces, stored, rule, stacked, array.shape, numpy_dtype(array.dtype))
-        arrays.append(Incoming(array.name, array.axes, array.shape, array.dtype, pieces))
+        planes = array.shape[0] if stacked else 1
+        pieces = partial(_pieces, rule, stacked, array.shape, numpy_dtype(array.dtype))
+        read = partial(_read, stored, stacked)
+        arrays.append(Incoming(array.name, array.axes, array.shape, array.dtype, pieces, read, planes))
     left = sorted(found.keys() - used)
     problems = [
         f"{what}: {', '.join(names[:10])}{' ...' if names[10:] else ''}"
@@ -126,13 +128,17 @@ def open_levanter(
     stamp: list[Any] = [[name, list(stored.shape), str(stored.dtype)] for name, stored in found.items()]
     stamp.append(os.stat(os.path.join(directory, "metadata.json")).st_mtime_ns)
     bring = None if data is None else partial(_link_data, data, config.model.seq_len, config.data.tokenizer)
-    return Adopted("levanter", steps, mapping, arrays, state, provenance, notes, stamp, list, nothing, bring)
+    return Adopted("levanter", steps, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring)
 
 
 def _link_data(data: Data, seq_len: int, tokenizer: str, place: str, given: Sequence[str]) -> str:
     """Link the token caches, which were found when the checkpoint was opened, under ``place``."""
     del given
     return import_levanter(place, data.caches, data.order, seq_len=seq_len, tokenizer=tokenizer)
+
+
+def _sound() -> None:
+    """TensorStore has checked what it read."""
 
 
 def _is_count(name: str) -> bool:
@@ -159,12 +165,17 @@ def _adam(directory: str, found: dict[str, Stored]) -> str:
     return places[0]
 
 
-def _pieces(stored: Stored, rule: Rule, stacked: bool, shape: tuple[int, ...], dtype: np.dtype) -> list[Piece]:
-    """A layer each, where it is stacked."""
-    if not stacked:
-        return [(whole(shape), rule.turn(stored.read(), shape).astype(dtype, copy=False))]
-    layers = [rule.turn(stored.read(layer), shape[1:]).astype(dtype, copy=False) for layer in range(shape[0])]
-    return [(((number, number + 1), *whole(shape[1:])), layer[None]) for number, layer in enumerate(layers)]
+def _read(stored: Stored, stacked: bool, plane: int) -> np.ndarray:
+    """A layer, where it is stacked."""
+    return stored.read(plane if stacked else None)
+
+
+def _pieces(
+    rule: Rule, stacked: bool, shape: tuple[int, ...], dtype: np.dtype, plane: int, read: np.ndarray
+) -> list[Piece]:
+    inner = shape[1:] if stacked else shape
+    ours = rule.turn(read, inner).astype(dtype, copy=False)
+    return [(((plane, plane + 1), *whole(inner)), ours[None]) if stacked else (whole(shape), ours)]
 
 
 def _same(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

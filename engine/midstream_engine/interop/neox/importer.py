@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from midstream_engine.checkpoint.boxes import whole
@@ -19,16 +18,18 @@ from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.interop.adopted import Adopted, constant, encoded_model, state_arrays
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.huggingface_names import Rule as Form
+from midstream_engine.interop.incoming import Incoming, Piece
 from midstream_engine.interop.neox.architecture import Settings, Shapes, model_of, optimizer_of, precision_of
 from midstream_engine.interop.neox.directory import find, read_configs
 from midstream_engine.interop.neox.names import Source, parameters_of, sources_of
-from midstream_engine.interop.neox.partitions import LEGACY
+from midstream_engine.interop.neox.partitions import LEGACY, Row
 from midstream_engine.interop.neox.reader import Read, read
+from midstream_engine.interop.neox.rounding import rounded_to
 from midstream_engine.interop.neox.tensors import DOWN, FIRST_BLOCK, ROWS, UP, Key, Merging
-from midstream_engine.interop.stream import Incoming, Piece
+from midstream_engine.interop.torchfile.calls import Tensor
 
 _MODEL, _MU, _NU = "model/", "optimizer/adam/mu/", "optimizer/adam/nu/"
-_AT_ONCE = 1 << 20  # numbers that are compared at a time
+_AT_ONCE = 2 << 20  # numbers that are compared at a time
 _KINDS = {_MODEL: "fp32", _MU: "exp_avg", _NU: "exp_avg_sq"}
 # What a resumed run does not need from the file; named, so that nothing is silently left out.
 _SILENT = {
@@ -101,7 +102,7 @@ def open_neox(path: str) -> Adopted:
         "vocab_size": shapes.vocab, "neox": {name: str(value) for name, value in settings.unused().items()},
     }  # fmt: skip
     return Adopted("neox", found.iteration, mapping, arrays, state, provenance, notes, files.stamp(), build.remarks,
-                   found.forget, partial(_link_data, _data(settings, batch), f"ids:{shapes.vocab}"))  # fmt: skip
+                   found.verify, partial(_link_data, _data(settings, batch), f"ids:{shapes.vocab}"))  # fmt: skip
 
 
 def _data(settings: Settings, batch: int) -> dict[str, Any]:
@@ -206,9 +207,12 @@ class _Build:
                 array = self.wanted[prefix + form.ours]
                 shape = array.shape[1:] if form.stacked else array.shape
                 wrong += self._misshapen(form, source, keys, shape) if kind == "fp32" else []
-                pieces = partial(self._pieces, form, source, keys, kind, array.shape)
-                check = partial(self._check, keys, kind)
-                result.append(Incoming(array.name, array.axes, array.shape, array.dtype, pieces, check))
+                pieces = partial(self._pieces, form, source, array.shape)
+                read = partial(self._read, keys, kind)
+                planes = len(keys) if form.stacked else 1
+                result.append(
+                    Incoming(array.name, array.axes, array.shape, array.dtype, pieces, read, planes, (kind, keys[0]))
+                )
         left = sorted(self.found.parameters.keys() - used)
         problems = [
             f"{what}: {', '.join(f'{layer}.{name}' for layer, name in keys[:10])}{' ...' if keys[10:] else ''}"
@@ -236,50 +240,39 @@ class _Build:
                 wrong.append(key)
         return wrong
 
-    def _pieces(self, form: Form, source: Source, keys: list[Key], kind: str, shape: tuple[int, ...]) -> list[Piece]:
-        """The array's contents, views of the files but for what lies there in parts."""
+    def _read(self, keys: list[Key], kind: str, plane: int) -> list[np.ndarray]:
+        """One parameter from the disk, the ranks' parts put together: a single array, but for the embedding and the
+        head, which are larger than a layer: their rows [vocab, embed] in blocks, as they lie. Masters have to agree
+        with the weights, and what two stages have has to be the same in both."""
+        key = keys[plane]
+        parameter = self.found.parameters[key]
+        rows = [parameter.rows[rank][kind] for rank in sorted(parameter.rows)]
+        loaded = []
+        for rank, row in zip(sorted(parameter.rows), rows, strict=True):
+            parts = row.load()
+            twin = parameter.twins.get(rank)
+            if twin is not None and not np.array_equal(row.joined(parts), twin[kind].read()):
+                raise ConversionError(f"{key[0]}.{key[1]}: the two stages that have it differ in {kind}")
+            if kind == "fp32":
+                _check_weight(key, row, parts, parameter.weights[rank])
+            loaded.append(parts)
+        if key[1] in ROWS:
+            return [block for row, parts in zip(rows, loaded, strict=True) for block in row.blocks(parts)]
+        parts = [row.joined(parts) for row, parts in zip(rows, loaded, strict=True)]
+        return [self.merging.merge(key[1], kind, parts)]
+
+    def _pieces(
+        self, form: Form, source: Source, shape: tuple[int, ...], plane: int, read: list[np.ndarray]
+    ) -> list[Piece]:
+        """The parameter as ours: views of what was read, but for a part that has to be put together anew."""
         if source[1] in ROWS:
-            return self._rows(keys[0], kind, shape, 0 if source[1] == ROWS[0] else 1)
+            return _rows(read, shape, 0 if source[1] == ROWS[0] else 1)
         pick: Callable[[np.ndarray], np.ndarray] | None = source[2]
         inner = shape[1:] if form.stacked else shape
-        pieces: list[Piece] = []
-        for place, key in enumerate(keys):
-            rows = self.found.parameters[key].rows
-            merged = self.merging.merge(key[1], kind, [rows[rank][kind].read() for rank in sorted(rows)])
-            ours = form.form.ours(merged if pick is None else pick(merged), inner)
-            box = whole(inner)
-            pieces.append((((place, place + 1), *box), ours[None]) if form.stacked else (box, ours))
-        return pieces
-
-    def _rows(self, key: Key, kind: str, shape: tuple[int, ...], axis: int) -> list[Piece]:
-        """The embedding or the head, which are larger than a layer: its rows [vocab, embed] wherever they lie, along
-        ``axis`` of ours; the tensor-parallel ranks have them one after the other."""
-        pieces: list[Piece] = []
-        first = 0
-        rows = self.found.parameters[key].rows
-        for rank in sorted(rows):
-            for block in rows[rank][kind].blocks():
-                span = first, first + len(block)
-                box = (span, (0, shape[1])) if axis == 0 else ((0, shape[0]), span)
-                pieces.append((box, block if axis == 0 else block.T))
-                first += len(block)
-        return pieces
-
-    def _check(self, keys: list[Key], kind: str) -> None:
-        """Reads what the array is made from, and so checks its CRCs; masters have to agree with the weights."""
-        for key in keys:
-            parameter = self.found.parameters[key]
-            for rank in sorted(parameter.rows):
-                row = parameter.rows[rank][kind]
-                twin = parameter.twins.get(rank)
-                if twin is not None and not np.array_equal(row.read(), twin[kind].read()):
-                    raise ConversionError(f"{key[0]}.{key[1]}: the two stages that have it differ in {kind}")
-                if kind != "fp32":
-                    row.touch()
-                    continue
-                weight = parameter.weights[rank].read().reshape(-1)
-                for start, master in row.stretches(_AT_ONCE):
-                    _check_weight(key, master, weight[start : start + len(master)])
+        (merged,) = read
+        ours = form.form.ours(merged if pick is None else pick(merged), inner)
+        box = whole(inner)
+        return [(((plane, plane + 1), *box), ours[None]) if form.stacked else (box, ours)]
 
     def check_all_made(self, arrays: list[Incoming]) -> None:
         """ConversionError where the state of the configuration has other arrays."""
@@ -303,12 +296,29 @@ class _Build:
         return notes
 
 
-def _check_weight(key: Key, master: np.ndarray, weight: np.ndarray) -> None:
+def _rows(blocks: list[np.ndarray], shape: tuple[int, ...], axis: int) -> list[Piece]:
+    """Rows [vocab, embed], one block after the other, along ``axis`` of ours; the tensor-parallel ranks have them one
+    after the other."""
+    pieces: list[Piece] = []
+    first = 0
+    for block in blocks:
+        span = first, first + len(block)
+        box = (span, (0, shape[1])) if axis == 0 else ((0, shape[0]), span)
+        pieces.append((box, block if axis == 0 else block.T))
+        first += len(block)
+    return pieces
+
+
+def _check_weight(key: Key, row: Row, parts: list[np.ndarray], weight: Tensor) -> None:
     """What was computed with is the rounded master, or the checkpoint contradicts itself."""
-    same = master if weight.dtype == np.float32 else master.astype(weight.dtype)
-    if weight.dtype == ml_dtypes.bfloat16:
-        same, weight = same.view(np.uint16), weight.view(np.uint16)
-    if not np.array_equal(same, weight):
-        raise ConversionError(
-            f"{key[0]}.{key[1]}: the weight is not the rounded master: one of the files is of another state"
-        )
+    if [tensor for tensor, _, _ in row.parts] == [weight]:
+        return  # without ZeRO and in float32 there is one of them
+    place = 0
+    for part in parts:
+        for start in range(0, len(part), _AT_ONCE):
+            master = part[start : start + _AT_ONCE]
+            if not rounded_to(master, weight.stretch(place, place + len(master))):
+                raise ConversionError(
+                    f"{key[0]}.{key[1]}: the weight is not the rounded master: one of the files is of another state"
+                )
+            place += len(master)

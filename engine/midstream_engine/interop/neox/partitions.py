@@ -8,7 +8,7 @@ a file is decided by its keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,33 +29,24 @@ class Row:
     parts: tuple[tuple[Tensor, int, int], ...]
     shape: tuple[int, ...]
 
+    def load(self) -> list[np.ndarray]:
+        """Its numbers from the disk: a flat array for each tensor that it lies in, in order."""
+        return [tensor.stretch(start, stop) for tensor, start, stop in self.parts]
+
     def read(self) -> np.ndarray:
-        """The parameter; a view where one tensor holds all of it."""
-        pieces = [tensor.read().reshape(-1)[start:stop] for tensor, start, stop in self.parts]
-        row = pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+        """The parameter."""
+        return self.joined(self.load())
+
+    def joined(self, loaded: list[np.ndarray]) -> np.ndarray:
+        """The parameter of what was loaded; a view where one tensor holds all of it."""
+        row = loaded[0] if len(loaded) == 1 else np.concatenate(loaded) if loaded else np.empty(0, np.float32)
         return row.reshape(self.shape)
 
-    def touch(self) -> None:
-        """Have every file that it lies in read and its CRC checked."""
-        for tensor, _, _ in self.parts:
-            tensor.read()
-
-    def stretches(self, most: int) -> Iterator[tuple[int, np.ndarray]]:
-        """The numbers one after the other, at most ``most`` at a time: place of the first, and they as views."""
-        place = 0
-        for tensor, start, stop in self.parts:
-            flat = tensor.read().reshape(-1)
-            for first in range(start, stop, most):
-                part = flat[first : min(first + most, stop)]
-                yield place, part
-                place += len(part)
-
-    def blocks(self) -> Iterator[np.ndarray]:
+    def blocks(self, loaded: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """The parameter's rows [n, ...] one block after the other: views, but for a row that lies in two tensors."""
         width = math.prod(self.shape[1:])
         rest = np.empty(0, np.float32)
-        for tensor, start, stop in self.parts:
-            flat = tensor.read().reshape(-1)[start:stop]
+        for flat in loaded:
             if rest.size:
                 missing = min(width - rest.size, flat.size)
                 rest, flat = np.concatenate([rest, flat[:missing]]), flat[missing:]
@@ -247,7 +238,7 @@ def _cut(name: str, masters: Masters, kind: str, named: Mapping[str, Sequence[in
         masters.rows.setdefault(parameter, {})[kind] = Row(parts, tuple(shape))
         place += size
     left = [
-        tensor.read().reshape(-1)[max(place - begin, 0) :]
+        tensor.stretch(max(place - begin, 0), end - begin)
         for tensor, begin, end in zip(row, ends, ends[1:], strict=False)
         if end > place
     ]
@@ -302,7 +293,7 @@ def _note_group(masters: Masters, base: Mapping[str, Any], group: int, named: Ma
 
 def _note_step(masters: Masters, step: Any) -> None:
     if isinstance(step, Tensor):
-        step = float(step.read().reshape(-1)[0])
+        step = float(step.stretch(0, 1)[0])
     if step is not None:
         masters.steps.add(int(step))
 

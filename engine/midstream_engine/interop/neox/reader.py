@@ -43,10 +43,10 @@ class Read:
         """Updates that were left out for an overflow in fp16."""
         return int(self.state.get("skipped_steps") or 0)
 
-    def forget(self) -> None:
-        """Let the system have the memory of what was read."""
+    def verify(self) -> None:
+        """Raises ConversionError where what was read of a file is damaged."""
         for file in self.opened:
-            file.forget()
+            file.verify()
 
 
 def read(files: Files) -> Read:

@@ -1,4 +1,5 @@
-"""The zip archive that ``torch.save`` writes: stored members, read through a map of the file.
+"""The zip archive that ``torch.save`` writes: stored members. What is small is read through a map of the file, large
+rows of numbers in stretches, past the page cache.
 
 Python's zipfile parses the directory; what makes an archive doubtful (compression, encryption, names twice or that lead
 elsewhere, members that overlap or reach beyond the file) is refused before anything of it is used.
@@ -6,6 +7,7 @@ elsewhere, members that overlap or reach beyond the file) is refused before anyt
 
 from __future__ import annotations
 
+import functools
 import itertools
 import mmap
 import os
@@ -18,13 +20,16 @@ from typing import Any
 
 import numpy as np
 
+from midstream_engine.interop.direct import DirectFile
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.torchfile import machine
 from midstream_engine.interop.torchfile.calls import STORAGES, Global, Storage
+from midstream_engine.interop.torchfile.crc import Parts
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LARGEST_PICKLE = 1 << 30  # bytes: what is no tensor is small
-_BLOCK = 16 << 20  # bytes checked at a time, and then forgotten
+_BLOCK = 16 << 20  # bytes checked at a time
+SMALL = 1 << 20  # bytes of a storage that is read as a whole, whatever is asked of it
 
 
 @dataclass
@@ -54,9 +59,32 @@ class TorchFile:
         except machine.PickleRefused as error:
             raise machine.PickleRefused(f"{path}: {error}") from None
 
-    def forget(self) -> None:
-        """Let the system have the memory of what was read; it is read again where it is asked for."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+    def verify(self) -> None:
+        """Raises ConversionError where a storage that was read in stretches is damaged. What no stretch had is read."""
+        for storage in self._storages.values():
+            storage.verify()
+
+    def stretch(self, member: _Member, parts: Parts, name: str, start: int, end: int) -> np.ndarray | None:
+        """Bytes [start, end) of a member in memory of their own (uint8). None where a part of them, or more than them,
+        was read before: the CRCs of such do not make up that of the whole."""
+        crc = 0
+
+        def each(block: np.ndarray) -> None:
+            nonlocal crc
+            crc = zlib.crc32(block.data, crc)
+
+        try:
+            data = self._direct.read(member.start + start, end - start, each)
+        except EOFError:
+            raise self._refused(f"{name} reaches beyond the end of the file: it was cut off meanwhile") from None
+        noted = parts.add(start, end, crc)
+        if noted is False:
+            raise self._refused(f"{name} was read twice, and the two differ: is it being written?")
+        return data if noted else None
+
+    @functools.cached_property
+    def _direct(self) -> DirectFile:
+        return DirectFile(self.path)
 
     def member(self, member: _Member, name: str) -> np.ndarray:
         """A member's bytes, mapped, after its CRC was found right. Uint8 [size]."""
@@ -65,9 +93,13 @@ class TorchFile:
         for start in range(0, member.size, _BLOCK):
             self._expect(member.start + start + _BLOCK, min(_BLOCK, member.size - start - _BLOCK))
             crc = zlib.crc32(view[start : start + _BLOCK].data, crc)
+        self.compare(member, name, crc)
+        return view
+
+    def compare(self, member: _Member, name: str, crc: int) -> None:
+        """ConversionError where that is not a member's CRC-32."""
         if crc != member.crc:
             raise ConversionError(f"{self.path}: {name} is damaged: its CRC-32 is {crc:08x}, not {member.crc:08x}")
-        return view
 
     def _expect(self, start: int, size: int) -> None:
         """Have the system read these bytes while the ones before are looked at."""
@@ -157,7 +189,7 @@ class _FileStorage(Storage):
     def __init__(self, file: TorchFile, member: _Member, name: str, dtype: np.dtype, size: int):
         self.dtype, self.size = dtype, size
         self._file, self._member, self._name = file, member, name
-        self._lock, self._row = threading.Lock(), None
+        self._lock, self._row, self._parts = threading.Lock(), None, Parts(member.size)
 
     def read(self) -> np.ndarray:
         with self._lock:
@@ -166,3 +198,23 @@ class _FileStorage(Storage):
                 row.flags.writeable = False
                 self._row = row
             return self._row
+
+    def stretch(self, start: int, stop: int) -> np.ndarray:
+        if self._row is None and self._member.size > SMALL:
+            first, last = start * self.dtype.itemsize, stop * self.dtype.itemsize
+            data = self._file.stretch(self._member, self._parts, self._name, first, last)
+            if data is not None:
+                row = data.view(self.dtype)
+                row.flags.writeable = False
+                return row
+        return self.read()[start:stop]
+
+    def verify(self) -> None:
+        """Raises ConversionError where what was read of it in stretches is damaged."""
+        gaps = list(self._parts.gaps())
+        if self._row is not None or gaps == [(0, self._member.size)]:
+            return
+        for begin, end in gaps:
+            for start in range(begin, end, _BLOCK):
+                self._file.stretch(self._member, self._parts, self._name, start, min(start + _BLOCK, end))
+        self._file.compare(self._member, self._name, self._parts.whole())

@@ -40,13 +40,18 @@ class Record:
 
 
 class Storage:
-    """A row of numbers in a file. ``read()`` maps it, and checks its CRC the first time."""
+    """A row of numbers in a file."""
 
     dtype: np.dtype
     size: int  # elements
 
     def read(self) -> np.ndarray:
-        """The whole row, read-only. [size]."""
+        """The whole row, mapped, read-only. [size]. Its CRC is checked the first time."""
+        raise NotImplementedError
+
+    def stretch(self, start: int, stop: int) -> np.ndarray:
+        """Numbers [start, stop), read-only, in memory that is free when nothing refers to it. Whether they are damaged
+        shows once the file is verified."""
         raise NotImplementedError
 
 
@@ -75,6 +80,13 @@ class Tensor:
             return np.empty(self.shape, row.dtype)
         strides = [step * row.itemsize for step in self.stride]
         return np.lib.stride_tricks.as_strided(row[self.offset :], self.shape, strides, writeable=False)
+
+    def stretch(self, start: int, stop: int) -> np.ndarray:
+        """Elements [start, stop) of it in row-major order, as :meth:`Storage.stretch` has them."""
+        without_gaps = [math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
+        if any(size > 1 and a != b for size, a, b in zip(self.shape, self.stride, without_gaps, strict=True)):
+            return self.read().reshape(-1)[start:stop]
+        return self.storage.stretch(self.offset + start, self.offset + stop)
 
 
 def _dict(*arguments: Any) -> dict[Any, Any]:
