@@ -165,10 +165,12 @@ def _screen(fleet, options: argparse.Namespace) -> int:
     from midstream.tui.app import run_tui
     from midstream.tui.screens.setup import RELOAD
 
+    look = {"readonly": options.readonly, "ascii_only": options.ascii, "record": options.record}
+    move = None
     while True:
         hosts = Hosts(fleet)
         try:
-            code = run_tui(fleet, hosts, readonly=options.readonly, ascii_only=options.ascii, record=options.record)
+            code, move = run_tui(fleet, hosts, **look, move=move)
         finally:
             hosts.close()
         if code != RELOAD:

@@ -87,7 +87,7 @@ def _screen(options: argparse.Namespace, output: Output) -> int:
     hosts = Hosts(fleet)
     try:
         _ensure_running(fleet, hosts, output)
-        return run_tui(fleet, hosts, readonly=options.readonly, ascii_only=options.ascii, start_run=RUN)
+        return run_tui(fleet, hosts, readonly=options.readonly, ascii_only=options.ascii, start_run=RUN).code
     finally:
         _quieten(fleet, hosts, output)
         hosts.close()

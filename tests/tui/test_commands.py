@@ -13,6 +13,7 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet import FleetScreen
 from midstream.tui.screens.migration import MigrationScreen
 from midstream.tui.screens.run import RunScreen
+from midstream.tui.screens.slices import SlicesScreen
 from midstream.tui.screens.wizard import WizardScreen
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
@@ -24,6 +25,7 @@ OWNERS: dict[str, tuple[type, ...]] = {
     commands.RUN: (RunScreen,),
     commands.WIZARD: (WizardScreen,),
     commands.MIGRATION: (MigrationScreen,),
+    commands.SLICES: (SlicesScreen,),
     commands.LIST: (Table,),
     commands.PANE: (Pane, LogView),
     commands.LOG: (LogView,),

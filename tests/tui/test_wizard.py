@@ -11,6 +11,8 @@ import pytest
 
 from midstream.errors import MidstreamError, UsageError
 from midstream.migrate import model
+from midstream.tui.actions import NotMade
+from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.confirm import ConfirmScreen
 from midstream.tui.screens.fleet import FleetScreen
 from midstream.tui.screens.migration import MigrationScreen
@@ -19,7 +21,7 @@ from midstream.tui.screens.wizard import WizardScreen
 from midstream.watch.model import Snapshot
 from tui import worlds
 from tui.looking import app_over, screen_text, settle
-from tui.worlds import Answers
+from tui.worlds import NOW, Answers, Values
 
 
 def asked(answers: Answers, what: str) -> list:
@@ -313,13 +315,15 @@ async def test_a_slice_that_is_not_there_is_asked_for_with_its_price_and_its_nam
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = Answers()
-    answers.plan = UsageError("large: p/z/large is not there")
-    answers.prices = {"large": "v3-8, spot: cheaper, and taken back whenever the provider needs it; 8 an hour"}
+    price = "v3-8, spot: cheaper, and taken back whenever the provider needs it; 8 an hour"
+    answers.plan = NotMade("large: p/z/large is not there", price)
     app = app_over(worlds.small_fleet(), answers)
     monkeypatch.setattr(app, "suspend", contextlib.nullcontext)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("m")
-        await settle(pilot, lambda: "is not there" in screen_text(app))
+        await settle(pilot, lambda: "is not there, and can be made: v3-8, spot: cheaper" in screen_text(app))
+        await pilot.press("o", "j", "enter")
+        await settle(pilot, lambda: "mode stop" in screen_text(app))
         await pilot.press("enter")
         await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         assert "v3-8, spot: cheaper" in screen_text(app)
@@ -330,3 +334,23 @@ async def test_a_slice_that_is_not_there_is_asked_for_with_its_price_and_its_nam
         await settle(pilot, lambda: bool(asked(answers, "create")))
     assert asked(answers, "create") == ["large"]
     assert app.return_value == RELOAD, "with its workers among the hosts"
+    assert app.move is not None, "and with what was chosen"
+    assert (app.move.run_id, app.move.target, app.move.mode) == ("nano", "large", "stop")
+
+
+async def test_the_wizard_goes_on_with_what_was_chosen_once_the_target_answers() -> None:
+    move = model.Request("nano", "gpu2", mode=model.STOP, checkpoint="latest", source="small")
+    answers = Answers()
+    hosts = worlds.small_fleet().hosts
+    app = MidstreamApp(Values(worlds.snapshot(hosts)), answers, move=move, clock=lambda: NOW)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        assert isinstance(app.screen, FleetScreen), "run and target have not answered yet"
+        assert isinstance(app.source, Values)
+        app.source.set(worlds.snapshot([*hosts, worlds.host("gpu2")], [worlds.run()], version=2))
+        await settle(pilot, lambda: isinstance(app.screen, WizardScreen) and "--to gpu2" in screen_text(app))
+        (request,) = {(each.target, each.mode, each.checkpoint) for each in asked(answers, "plan")}
+        assert request == ("gpu2", "stop", "latest")
+        await pilot.press("escape")
+        await settle(pilot)
+        assert isinstance(app.screen, FleetScreen), "once"

@@ -375,7 +375,6 @@ class Answers:
         self.plan: model.Plan | MidstreamError = PLAN
         self.problems: tuple[str, ...] = ()
         self.asked: list[tuple[Any, ...]] = []
-        self.prices: dict[str, str] = {}  # of targets that are not there
         self.told: Slices | MidstreamError = Slices(asked=False)
 
     def targets(self) -> tuple[Target, ...]:
@@ -427,9 +426,6 @@ class Answers:
     def add_hosts(self, lines: list[str]) -> None:
         self.asked.append(("add", tuple(lines)))
 
-    def price(self, target: str) -> str:
-        return self.prices.get(target, "")
-
     def slices(self) -> Slices:
         if isinstance(self.told, MidstreamError):
             raise self.told
@@ -437,6 +433,9 @@ class Answers:
 
     def create(self, target: str) -> None:
         self.asked.append(("create", target))
+
+    def delete(self, place: str, say: Callable[[str], None]) -> None:
+        self.asked.append(("delete", place))
 
     def shell(self, host: str) -> int:
         self.asked.append(("shell", host))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -31,14 +31,35 @@ class Target:
     hosts: tuple[str, ...]
 
 
+class NotMade(MidstreamError):
+    """A target's slice is not there, and may be asked for: ``price`` says what it would cost. Nothing that can be seen
+    without it stands against the move."""
+
+    def __init__(self, message: str, price: str):
+        super().__init__(message)
+        self.price = price
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A target whose slice is not there, or is gone, and may be asked for."""
+
+    target: str
+    place: str  # PROJECT/ZONE/NAME
+    accelerator_type: str
+    price_class: str
+    price: str  # what it would cost, in words
+
+
 @dataclass(frozen=True)
 class Slices:
     """What a provider tells: each slice with its target's name (or none), and where nothing could be seen. ``asked``:
-    whether the fleet file names any place to look at."""
+    whether the fleet file names any place to look at; ``wanted``: what can be made."""
 
     found: tuple[tuple[Slice, str], ...] = ()
     problems: tuple[str, ...] = ()
     asked: bool = True
+    wanted: tuple[Wanted, ...] = ()
 
 
 class Actions(Protocol):
@@ -47,11 +68,7 @@ class Actions(Protocol):
     def targets(self) -> tuple[Target, ...]: ...
 
     def make_plan(self, snapshot: Snapshot, request: model.Request) -> model.Plan:
-        """No side effects."""
-        ...
-
-    def price(self, target: str) -> str:
-        """What a target that is not there would cost, where it may be asked for; else empty."""
+        """No side effects. NotMade where the target has to be asked for first."""
         ...
 
     def create(self, target: str) -> None:
@@ -102,6 +119,10 @@ class Actions(Protocol):
         """Give the terminal, which has to be free, to a shell on the host. Its exit code."""
         ...
 
+    def delete(self, place: str, say: Callable[[str], None]) -> None:
+        """Delete the slice at ``PROJECT/ZONE/NAME``; returns when it is gone. ``say`` gets lines of progress."""
+        ...
+
     def slices(self) -> Slices:
         """The TPU slices of the fleet file's projects and zones."""
         ...
@@ -119,19 +140,25 @@ class FleetActions:
         self._hosts = hosts
 
     def targets(self) -> tuple[Target, ...]:
-        """Those whose hosts are not known now have none: a plan for them says why, and what mends it."""
-        return tuple(Target(name, self._fleet.hosts_of(name)) for name in self._fleet.target_names)
-
-    def make_plan(self, snapshot: Snapshot, request: model.Request) -> model.Plan:
-        from midstream.migrate import plan
-
-        return plan.make_plan(self._fleet, self._hosts, snapshot, request)
-
-    def price(self, target: str) -> str:
+        """Those whose hosts are not known now have none: a plan for them says why, and what mends it. A worker of a
+        slice is none: alone it has not the devices that it would wait for."""
         from midstream.hosts.providers import slices
 
-        mine = slices.of(self._fleet).get(target)
-        return slices.price(mine) if mine is not None and mine.create and not mine.hosts else ""
+        fleet = self._fleet
+        names = [name for name in fleet.target_names if name in fleet.targets or not slices.target_of_host(fleet, name)]
+        return tuple(Target(name, fleet.hosts_of(name)) for name in names)
+
+    def make_plan(self, snapshot: Snapshot, request: model.Request) -> model.Plan:
+        from midstream.hosts.providers import slices
+        from midstream.migrate import plan
+
+        fleet, name = self._fleet, request.target
+        mine = slices.of(fleet).get(name)
+        if mine is not None and mine.create and name in fleet.absent:
+            store = fleet.store_of_target(name)
+            plan.check_ahead(fleet, self._hosts, snapshot, request, store, slices.devices(mine))
+            raise NotMade(fleet.absent[name].message, slices.price(mine))
+        return plan.make_plan(fleet, self._hosts, snapshot, request)
 
     def create(self, target: str) -> None:
         from midstream.hosts.providers import slices
@@ -145,13 +172,26 @@ class FleetActions:
         slices.wait_for_login(slices.found(self._fleet, say, only=(target,)), target, say)
 
     def slices(self) -> Slices:
-        from midstream.hosts.providers import slices
+        from midstream.hosts.providers import base, slices
 
-        mine = {slices.place(name, target): name for name, target in slices.of(self._fleet).items()}
+        known = slices.of(self._fleet)
+        mine = {slices.place(name, target): name for name, target in known.items()}
         if not mine and not self._fleet.google.projects:
             return Slices(asked=False)
         told = slices.inventory(self._fleet)
-        return Slices(tuple((each, mine.get(each.place, "")) for each in told.slices), tuple(told.problems))
+        there = {each.place for each in told.slices if each.standing not in (base.GONE, base.FAILED)}
+        wanted = tuple(
+            Wanted(name, place, target.accelerator_type, target.price_class, slices.price(target))
+            for place, name in mine.items()
+            if (target := known[name]).create and place not in there
+        )
+        found = tuple((each, mine.get(each.place, "")) for each in told.slices)
+        return Slices(found, tuple(told.problems), wanted=wanted)
+
+    def delete(self, place: str, say: Callable[[str], None]) -> None:
+        from midstream.hosts.providers import slices
+
+        slices.google().delete(place, say)
 
     def preflight(self, plan: model.Plan) -> Iterator[model.Check]:
         from midstream.migrate import preflight

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual import events
 from textual.app import App
@@ -17,7 +17,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from midstream.errors import MidstreamError
-from midstream.migrate.model import MigrationView
+from midstream.migrate.model import MigrationView, Request
 from midstream.tui import commands, news, palette
 from midstream.tui.actions import Actions, FleetActions
 from midstream.tui.background import Background
@@ -28,10 +28,12 @@ from midstream.tui.pauses import Pauses
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet import FleetScreen
 from midstream.tui.screens.rows import utilisation
+from midstream.tui.screens.setup import RELOAD
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.table import Column, Row
 from midstream.tui.world import Source, World
+from midstream.watch.model import LIVE
 
 if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
@@ -90,6 +92,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
         readonly: bool = False,
         ascii_only: bool = False,
         start_run: str | None = None,
+        move: Request | None = None,
         clock: Callable[[], float] = time.time,
         layout: Layout | None = None,
     ) -> None:
@@ -106,6 +109,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self.world = World(source.snapshot(), (), clock())
         self._clock = clock
         self._start_run = start_run
+        self.move = move  # that the wizard is to go on with, here or once the app has begun anew
         self._changed = True
         self._painted = 0.0
         self._reading = False
@@ -170,6 +174,8 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self._tell(before)
         if (front := self.front) is not None:
             front.refresh_world()
+        if self.move is not None:
+            self._go_on(self.move)
 
     def _remember(self, before: World) -> None:
         known = set(map(id, before.snapshot.hosts))
@@ -218,7 +224,25 @@ class MidstreamApp(App[int], inherit_bindings=False):
 
     # ------------------------------------------------------------------------------------------ going places
 
-    def open_wizard(self, run_id: str) -> None:
+    def begin_anew(self, move: Request | None = None) -> None:
+        """End here, and begin with the fleet as it is now; the wizard goes on with ``move``."""
+        self.move = move
+        self.exit(RELOAD, return_code=RELOAD)
+
+    def _go_on(self, move: Request) -> None:
+        """The wizard again, as soon as run and target answer; not where a person has gone elsewhere meanwhile."""
+        if self.return_value is not None:
+            return
+        if not isinstance(self.screen, FleetScreen):
+            self.move = None
+            return
+        wanted = next((target.hosts for target in self.actions.targets() if target.name == move.target), ())
+        links = {host.name: host.link for host in self.world.snapshot.hosts}
+        if self.world.snapshot.copies(move.run_id) and wanted and all(links.get(host) == LIVE for host in wanted):
+            self.move = None
+            self.open_wizard(move.run_id, move)
+
+    def open_wizard(self, run_id: str, begun: Request | None = None) -> None:
         """The wizard for a run; the move that is under way instead, where there is one."""
         from midstream.tui.screens.migration import MigrationScreen
         from midstream.tui.screens.wizard import WizardScreen
@@ -233,7 +257,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
         except MidstreamError as error:
             self.notify(error.fix, title=error.message, severity="error", markup=False)
             return
-        self.push_screen(WizardScreen(run_id, targets))
+        self.push_screen(WizardScreen(run_id, targets, begun))
 
     def action_command_palette(self) -> None:
         if isinstance(self.screen, CommandPalette):
@@ -293,6 +317,13 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self.exit(0)
 
 
+class Ended(NamedTuple):
+    """How a person left: the exit code, RELOAD where the fleet is another now; then a move to go on with, or None."""
+
+    code: int
+    move: Request | None
+
+
 def run_tui(
     fleet: Fleet,
     hosts: Hosts,
@@ -301,10 +332,10 @@ def run_tui(
     ascii_only: bool = False,
     start_run: str | None = None,
     record: str | None = None,
-) -> int:
-    """Watch the fleet on a screen until a person quits. The exit code; RELOAD where the fleet file is another now.
-    ``start_run`` is opened first; whoever names it has the last word too. ``record``: a file that the session is
-    written to."""
+    move: Request | None = None,
+) -> Ended:
+    """Watch the fleet on a screen until a person quits. ``start_run`` is opened first; whoever names it has the last
+    word too. ``record``: a file that the session is written to. ``move``: what the wizard goes on with."""
     from midstream.hosts.ask import DESK
     from midstream.migrate.directory import state_directory
     from midstream.tui.person import ScreenPerson
@@ -320,6 +351,7 @@ def run_tui(
         readonly=readonly,
         ascii_only=ascii_only,
         start_run=start_run,
+        move=move,
         layout=Layout.load(state_directory() / "screen.json"),
     )
     person = ScreenPerson(app)
@@ -334,7 +366,7 @@ def run_tui(
                 recorder.close()
     if app.return_code == 0 and start_run is None:
         print("midstream: runs and migrations go on; midstream --status shows them", file=sys.stderr)
-    return app.return_code or 0
+    return Ended(app.return_code or 0, app.move)
 
 
 def replay_tui(file: str, *, ascii_only: bool = False, speed: float = 1.0) -> int:

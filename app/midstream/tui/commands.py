@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from textual.binding import Binding, BindingType
 
-FLEET, RUN, WIZARD, MIGRATION = "fleet", "run", "wizard", "migration"
+FLEET, RUN, WIZARD, MIGRATION, SLICES = "fleet", "run", "wizard", "migration", "slices"
 EVERYWHERE, LIST, PANE, LOG, CURVE = "everywhere", "list", "pane", "log", "curve"
 
 SCOPES = {
@@ -14,6 +14,7 @@ SCOPES = {
     RUN: "Run: curves, logs, checkpoints and info",
     WIZARD: "Migrate: plan and preflight",
     MIGRATION: "Migration: progress, certificate, downtime and log",
+    SLICES: "TPU slices",
     LIST: "In every list",
     PANE: "In every text",
     LOG: "In logs",
@@ -82,6 +83,10 @@ COMMANDS = (
     Command("checkpoint", ("c",), "Checkpoint", "its state now, or one that is saved", (WIZARD,), hint=True),
     Command("mode", ("o",), "Mode", "how it crosses over", (WIZARD,), hint=True),
     Command("again", ("r",), "Again", "plan or check again", (WIZARD,), hint=True),
+    Command("make", ("n",), "Make", "the target's slice; asks with its price first", (SLICES,), changes=True),
+    Command("delete", ("D",), "Delete", "the slice; asks for its name", (SLICES,), changes=True),
+    Command("again", ("r",), "Again", "ask the provider again", (SLICES,)),
+    Command("dismiss", ("escape", "q", "4"), "Close", "what is being deleted goes on", (SLICES,)),
     Command("rollback", ("r",), "Roll back", "the source runs again", (MIGRATION,), hint=True, changes=True),
     Command("continue", ("c",), "Continue", "go on with an interrupted move", (MIGRATION,), hint=True, changes=True),
     Command("open_run", ("o",), "Open run", "the run that is moved", (MIGRATION,), hint=True),

@@ -248,13 +248,13 @@ class Replay:
     def add_hosts(self, lines: list[str]) -> None:
         raise _only_looked_at()
 
-    def price(self, target: str) -> str:
-        return ""
-
     def slices(self) -> Slices:
         raise _only_looked_at()
 
     def create(self, target: str) -> None:
+        raise _only_looked_at()
+
+    def delete(self, place: str, say: Callable[[str], None]) -> None:
         raise _only_looked_at()
 
     def shell(self, host: str) -> int:

@@ -9,15 +9,21 @@ from midstream.migrate.model import Plan
 from midstream.tui import format, palette
 from midstream.tui.glyphs import Glyphs
 
+VALUES = 15  # the column that values begin in, and that what is folded begins in again
 
-def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "") -> Text:
-    """The lines that the wizard shows."""
+
+def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "", width: int = 80) -> Text:
+    """The lines that the wizard shows, in ``width`` cells."""
     text = Text()
 
     def line(name: str, value: str, note: str = "", colour: str = "") -> None:
-        text.append(f"  {name:<13}", palette.DIM)
+        text.append(f"  {name:<{VALUES - 2}}", palette.DIM)
         text.append(value, colour or palette.TEXT)
-        text.append(f"  {note}\n" if note else "\n", palette.DIM)
+        if note:
+            fits = VALUES + len(value) + 2 + len(note) <= width
+            text.append("  " if fits else "\n" + " " * VALUES)
+            text.append(note if fits else format.folded(note, width, VALUES), palette.DIM)
+        text.append("\n")
 
     devices = source_hardware or f"{plan.source_devices} devices"
     line("from", f"{plan.source}  {devices}", f"{plan.source_state}, step {format.grouped(plan.source_step)}")

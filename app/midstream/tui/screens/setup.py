@@ -97,6 +97,6 @@ def offer(screen: MidstreamScreen) -> None:
         except MidstreamError as error:
             screen.say(error)
             return
-        screen.app.exit(RELOAD, return_code=RELOAD)
+        screen.midstream.begin_anew()
 
     screen.app.push_screen(SetUpScreen(candidates, file, projects), chosen)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -14,9 +12,10 @@ from textual.widgets import Static
 from midstream.errors import MidstreamError
 from midstream.hosts.providers import base
 from midstream.hosts.providers.base import Slice
-from midstream.tui import format, palette
-from midstream.tui.actions import Slices
+from midstream.tui import commands, format, palette
+from midstream.tui.actions import Slices, Wanted
 from midstream.tui.glyphs import Glyphs
+from midstream.tui.screens import slice_create, slice_delete
 from midstream.tui.widgets.chrome import Rule
 from midstream.tui.widgets.table import Column, Row, Table
 
@@ -46,7 +45,7 @@ NONE_THERE = (
 class SlicesScreen(ModalScreen[None]):
     """Asks the provider while it is looked at."""
 
-    BINDINGS: ClassVar = [("escape,q,4", "dismiss", "Close"), ("r", "again", "Again")]
+    BINDINGS = commands.bindings(commands.SLICES)
 
     class Told(Message):
         """The provider has answered, or the question failed."""
@@ -55,14 +54,23 @@ class SlicesScreen(ModalScreen[None]):
             super().__init__()
             self.found, self.error = found, error
 
+    class Said(Message):
+        """A line of what is under way."""
+
+        def __init__(self, line: str) -> None:
+            super().__init__()
+            self.line = line
+
     def __init__(self) -> None:
         super().__init__()
         self._asking = False
         self._found: Slices | None = None
+        self._error: MidstreamError | None = None
+        self._said = ""
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog"):
-            yield Rule("TPU slices", self.midstream.glyphs, "r asks again, esc closes")
+            yield Rule("TPU slices", self.midstream.glyphs, "n makes, D deletes, r asks again, esc closes")
             yield Table(COLUMNS, self.midstream.glyphs, id="slices")
             yield Static(id="slices-words")
 
@@ -96,21 +104,82 @@ class SlicesScreen(ModalScreen[None]):
 
     def on_slices_screen_told(self, event: Told) -> None:
         self._asking = False
-        words = Text()
-        if event.error is not None:  # what was known before stays
-            words.append(f" {self.midstream.glyphs.failed} {event.error.message}", palette.BAD)
-            words.append(f"\n   {event.error.fix}" if event.error.fix else "", palette.ACCENT)
-        found = event.found or self._found
-        self._found = found
+        self._error = event.error
+        self._found = event.found or self._found  # what was known before stays
+        self._paint()
+
+    def on_slices_screen_said(self, event: Said) -> None:
+        self._said = event.line
+        self._paint()
+
+    def _paint(self) -> None:
+        found, glyphs, now = self._found, self.midstream.glyphs, self.midstream.world.now
+        lines = [Text(f" {glyphs.busy} {self._said}", palette.ACCENT)] if self._said else []
+        if self._error is not None:
+            lines.append(Text(f" {glyphs.failed} {self._error.message}", palette.BAD))
+            lines += [Text(f"   {self._error.fix}", palette.ACCENT)] if self._error.fix else []
         if found is None:
             self.query_one(Table).show((), empty=("the slices are not known.", "r asks again."))
         else:
-            now = self.midstream.world.now
-            rows = [slice_row(each, target, now, self.midstream.glyphs) for each, target in found.found]
+            rows = [slice_row(each, target, now, glyphs) for each, target in found.found]
+            known = {row.key for row in rows}
+            rows += [wanted_row(each, glyphs) for each in found.wanted if each.place not in known]
             self.query_one(Table).show(rows, empty=NONE_THERE if found.asked else NONE_NAMED)
-            for problem in found.problems:
-                words.append("\n" if words else "").append(f" {self.midstream.glyphs.stale} {problem}", palette.WAIT)
-        self.query_one("#slices-words", Static).update(words)
+            lines += [Text(f" {glyphs.stale} {problem}", palette.WAIT) for problem in found.problems]
+        self.query_one("#slices-words", Static).update(Text("\n").join(lines))
+
+    # ------------------------------------------------------------------------------------------ making, deleting
+
+    def _refused(self) -> bool:
+        """Whether --readonly stands against it, or something is under way; says so."""
+        if self.midstream.readonly:
+            self.notify("--readonly: this screen changes nothing", severity="warning")
+        elif self._said:
+            self.notify("one after the other: something is under way", severity="warning")
+        return self.midstream.readonly or bool(self._said)
+
+    def action_make(self) -> None:
+        place = self.query_one(Table).selected
+        wanted = next((each for each in self._found.wanted if each.place == place), None) if self._found else None
+        if wanted is None:
+            self.notify("what is not there, and has create: true in the fleet file, can be made", severity="warning")
+        elif not self._refused():
+            slice_create.ask(self.midstream, wanted.target, wanted.price)
+
+    def action_delete(self) -> None:
+        place = self.query_one(Table).selected
+        found = self._found.found if self._found else ()
+        each, target = next((pair for pair in found if pair[0].place == place), (None, ""))
+        if each is None:
+            self.notify("there is nothing to delete", severity="warning")
+        elif not self._refused():
+
+            def say(line: str) -> None:
+                self.post_message(self.Said(line))
+
+            slice_delete.ask(self.midstream, each, target, say, lambda error: self._deleted(bool(target), error))
+
+    def _deleted(self, mine: bool, error: MidstreamError | None) -> None:
+        """Where it was a target's, its workers are hosts no more: the app begins anew, unless a person is elsewhere."""
+        self._said = ""
+        if not self.is_attached:
+            if error is not None:
+                self.midstream.notify(error.fix, title=error.message, severity="error", markup=False)
+        elif error is not None:
+            self._error = error
+            self._paint()
+        elif mine and self.is_current:
+            self.midstream.begin_anew()
+        else:
+            self.action_again()
+
+
+def wanted_row(each: Wanted, glyphs: Glyphs) -> Row:
+    """A target whose slice is not there."""
+    project, zone, name = each.place.split("/")
+    state = (f"{glyphs.idle} not there", palette.DIM)
+    cells = (name, f"{project}/{zone}", each.target, state, each.accelerator_type or format.NONE, format.NONE)
+    return Row(each.place, (*cells, each.price_class, format.NONE, ("n has it made", palette.ACCENT)), dim=True)
 
 
 def slice_row(each: Slice, target: str, now: float, glyphs: Glyphs) -> Row:

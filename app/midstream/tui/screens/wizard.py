@@ -14,7 +14,7 @@ from midstream.errors import MidstreamError
 from midstream.migrate import model
 from midstream.tui import commands, format, palette
 from midstream.tui import glyphs as signs
-from midstream.tui.actions import Target
+from midstream.tui.actions import NotMade, Target
 from midstream.tui.screens import checks_text, plan_text, slice_create
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.choose import ChooseScreen
@@ -27,13 +27,15 @@ from midstream.tui.world import World, hardware, short_kind
 from midstream.watch.model import RunView, Snapshot
 
 PLAN, PREFLIGHT, STARTING = "plan", "preflight", "starting"
+MAKING = "making"  # a plan that waits for its target to be made
 MODE_WORDS = {
-    model.HANDOVER: "the target waits, compiled; the source seals, its state is copied",
+    model.HANDOVER: "the source seals; its state goes to a target that waits",
     model.STOP: "the source seals and stops; then the target starts",
-    model.OVERTAKE: "the source trains on while the target replays it, and takes over",
+    model.OVERTAKE: "the target replays the run beside the source, and takes over",
 }
 RISKS = {
     PLAN: ("a prediction is wrong; the preflight looks closer", "everything: nothing is touched, esc leaves"),
+    MAKING: ("it does not come: then nothing of it is left", "what it costs is agreed to first, by its name"),
     PREFLIGHT: ("a check fails: nothing is moved then", "everything: checks only look, b goes back"),
     STARTING: ("a link breaks, the target fails: it is rolled back", "the run: the source is kept until the end"),
 }
@@ -74,13 +76,15 @@ class WizardScreen(MidstreamScreen):
             super().__init__()
             self.error = error
 
-    def __init__(self, run_id: str, targets: tuple[Target, ...]) -> None:
+    def __init__(self, run_id: str, targets: tuple[Target, ...], begun: model.Request | None = None) -> None:
+        """``begun``: what was chosen before, and is gone on with."""
         super().__init__()
         self.run_id = run_id
         self._targets = targets
         self._stage = PLAN
-        self._checkpoint = "now"
-        self._mode = model.HANDOVER
+        self._checkpoint = begun.checkpoint if begun else "now"
+        self._mode = begun.mode if begun else model.HANDOVER
+        self._first = begun.target if begun else ""  # to be selected
         self._request: model.Request | None = None
         self._plan: model.Plan | None = None
         self._error: MidstreamError | None = None
@@ -124,6 +128,9 @@ class WizardScreen(MidstreamScreen):
                 "  midstream --init",
             ),
         )
+        if self._first:
+            table.select(self._first)
+            self._first = ""
         self._paint()
 
     def _target_row(self, target: Target, world: World) -> Row:
@@ -156,6 +163,11 @@ class WizardScreen(MidstreamScreen):
         self.query_one(Hints).hide(*(("previous",) if self._stage == PLAN else ("checkpoint", "mode")))
 
     def _plan_words(self, width: int) -> Text:
+        if isinstance(self._error, NotMade):
+            words = f"{self._error.message}, and can be made: {self._error.price}."
+            text = Text(f"  {self.glyphs.idle} {format.folded(words, width - 1, 4)}\n", palette.WAIT)
+            more = "The move is planned once it is there: what can be looked at without it does not stand against it."
+            return text.append(f"    {format.folded(more, width - 1, 4)}", palette.DIM)
         if self._error is not None:
             wrong, mend = (format.folded(words, width - 1, 4) for words in (self._error.message, self._error.fix))
             text = Text(f"  {self.glyphs.failed} {wrong}\n", palette.BAD)
@@ -163,13 +175,16 @@ class WizardScreen(MidstreamScreen):
         if self._plan is None:
             return Text("  asking source and target ..." if self.query_one(Table).selected else "", palette.DIM)
         run = self.run_view
-        return plan_text.describe(self._plan, self.glyphs, hardware(run, self.glyphs.times) if run else "")
+        source = hardware(run, self.glyphs.times) if run else ""
+        return plan_text.describe(self._plan, self.glyphs, source, width - 1)
 
     def _verdict(self, width: int) -> Text:
         """One line that is always in sight: whether one can go on, and how."""
         if self._stage == STARTING:
             return Text("  starting the migration ...", palette.ACCENT)
         if self._stage == PLAN:
+            if isinstance(self._error, NotMade):
+                return Text("  enter asks whether it shall be made", palette.ACCENT)
             if self._plan is None:
                 return Text()
             return Text("  enter checks whether it can be done", palette.DIM)
@@ -184,7 +199,7 @@ class WizardScreen(MidstreamScreen):
 
     def _risk(self) -> Text:
         """What can go wrong at this step, and what is safe."""
-        wrong, safe = RISKS[self._stage]
+        wrong, safe = RISKS[MAKING if self._stage == PLAN and isinstance(self._error, NotMade) else self._stage]
         text = Text("  can go wrong  ", palette.DIM, no_wrap=True).append(f"{wrong}\n", palette.WAIT)
         return text.append("  safe          ", palette.DIM).append(safe, palette.GOOD)
 
@@ -303,9 +318,9 @@ class WizardScreen(MidstreamScreen):
 
     def action_next(self) -> None:
         if self._stage == PLAN:
-            chosen = str(self.query_one(Table).selected or "")
-            if self._plan is None and chosen and (price := self.midstream.actions.price(chosen)):
-                slice_create.ask(self, chosen, price)
+            if isinstance(self._error, NotMade) and self._request is not None:
+                if not self.refused():
+                    slice_create.ask(self.midstream, self._request.target, self._error.price, self._request)
                 return
             if self._plan is None:
                 self.notify("there is no plan to go on with yet", severity="warning")
@@ -334,7 +349,7 @@ class WizardScreen(MidstreamScreen):
         step = run.step or 0
         done = [point for point in run.checkpoints if point.complete and point.accepted]
         newest = max((point.step for point in done), default=None)
-        rows = [Row("now", ("now", "its state when it is sealed: no step is lost", format.grouped(step), ""))]
+        rows = [Row("now", ("now", "saved as it is sealed: no step is lost", format.grouped(step), ""))]
         if newest is not None:
             lost = f"{max(0, step - newest)} steps are given up"
             rows.append(Row("latest", ("latest", lost, format.grouped(newest), "")))
