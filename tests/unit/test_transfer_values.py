@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from midstream.hosts.local import LocalMachine
 from midstream.transfer.history import _Both, _sort_out
 from midstream.transfer.progress import Meter
 from midstream.transfer.settings import CopySettings, of_hosts, ports_of
-from midstream.transfer.streams import CHUNK, WORTHWHILE, split, worthwhile
+from midstream.transfer.streams import CHUNK, LEAST, STOCK, WORTHWHILE, Load, split, worthwhile
 
 MIB = 1 << 20
 
@@ -46,6 +48,32 @@ def test_every_byte_is_in_one_item_and_no_item_outlasts_the_others(seed: int) ->
 )
 def test_a_stream_is_opened_only_where_it_is_worth_it(sizes: list[int], streams: int) -> None:
     assert worthwhile(split(entries(sizes), 2), 2) == streams
+
+
+@pytest.mark.parametrize("bucket", [False, True])
+@pytest.mark.parametrize("seed", [7, 8])
+def test_every_byte_is_handed_out_once_and_in_small_pieces_near_the_end(seed: int, bucket: bool) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(5):
+        sizes = [rng.choice([0, 5, MIB, 16 * MIB, 90 * MIB]) + rng.randrange(MIB) for _ in range(rng.randrange(1, 20))]
+        streams = rng.randrange(2, 9)
+        route: Any = SimpleNamespace(target=SimpleNamespace(in_bucket=bucket))
+        load = Load(route, deque(split(entries(sizes), 1 if bucket else streams)), opening=streams)
+        lots = []
+        while load.items:
+            left, stock = load.left, load.stock
+            lots.append(load.take())
+            assert stock <= max(STOCK, left / streams)
+            if not bucket and not any(item["length"] == item["size"] < LEAST for item in lots[-1]):
+                assert sum(item["length"] for item in lots[-1]) <= max(LEAST, left / (4 * streams))
+        assert load.left == 0
+        for index, size in enumerate(sizes):
+            own = [item for lot in lots for item in lot if item["path"] == str(index)]
+            ends = [0, *(item["offset"] + item["length"] for item in own)]
+            assert [item["offset"] for item in own] == ends[:-1]
+            assert ends[-1] == size
+            assert not bucket or len(own) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from midstream.hosts import far
 from midstream.hosts.base import Completed, Process
 from midstream.hosts.ssh_connection import CHANNEL_TIMEOUT, Connection, open_connection
 from midstream.hosts.ssh_process import SshProcess
-from midstream.hosts.ssh_settings import resolve
+from midstream.hosts.ssh_settings import SshSettings, resolve
 from midstream.hosts.turns import REACHING
 
 CLOSE_TIMEOUT = 0.5
@@ -50,6 +50,7 @@ class SshMachine:
         self.config = config
         self.root = ""
         self.far_python = ""
+        self._settings: SshSettings | None = None
         self._connection: Connection | None = None
         self._lock = threading.Lock()
         self._dialled = False
@@ -82,7 +83,13 @@ class SshMachine:
         return other
 
     def _open(self) -> Connection:
-        return open_connection(self.name, resolve(self.name, self.config), self.config.ssh_config)
+        self._settings = resolve(self.name, self.config)
+        return open_connection(self.name, self._settings, self.config.ssh_config)
+
+    @property
+    def settings(self) -> SshSettings:
+        """Those that it was reached with last."""
+        return self._settings or resolve(self.name, self.config)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

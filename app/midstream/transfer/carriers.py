@@ -24,7 +24,7 @@ from midstream.hosts.base import Host, Process
 from midstream.hosts.far import start_program
 from midstream.hosts.local import LocalProcess
 from midstream.hosts.ssh import SshMachine
-from midstream.hosts.ssh_settings import SshSettings, parse_address, resolve
+from midstream.hosts.ssh_settings import SshSettings, parse_address
 from midstream.stores.host import BucketHost
 
 LOST = 255  # what ssh ends with where the connection does
@@ -125,9 +125,8 @@ class _BySsh:
         self._host = host
 
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
-        settings = resolve(self.name, self._host.config)
         child = subprocess.Popen(
-            ssh_argv(self._host.config, settings, "exec " + shlex.join(argv)),
+            ssh_argv(self._host.config, self._host.settings, "exec " + shlex.join(argv)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import Empty, Queue
 from threading import Event
 from typing import Any
@@ -27,12 +28,13 @@ from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.model import CopyReport, Progress
 from midstream.transfer.places import Place
 from midstream.transfer.progress import Meter
-from midstream.transfer.route import Link, Route, probe
+from midstream.transfer.route import LATENT, Link, Route, probe
 from midstream.transfer.session import Session, new_generation
 from midstream.transfer.settings import AUTO, RELAY, CopySettings, of_hosts
 from midstream.transfer.stream import Events, Item, Stream
 from midstream.transfer.streams import (
     CHUNK,
+    EARLY,
     POLL,
     SMALL,
     WORTHWHILE,
@@ -179,25 +181,36 @@ class _Copy:
         )
 
     @contextmanager
-    def _early(self, links: Mapping[str, Future[Link]], generation: str, events: Events) -> Iterator[Early | None]:
-        """The first stream of a copy from one place, opened before it is known what has to be sent."""
+    def _early(self, links: Mapping[str, Future[Link]], generation: str, events: Events) -> Iterator[list[Early]]:
+        """The first streams of a copy from one place, opened before it is known what has to be sent."""
         if len(self.by_source) != 1:
-            yield None
+            yield []
             return
         [(place, lot)] = self.by_source
         far = all(isinstance(each.host, SshMachine) for each in (place, self.target))
-        small = sum(entry["size"] for entry in lot) < SMALL
+        total = sum(entry["size"] for entry in lot)
 
-        def begin() -> Stream:
-            # Only between two SSH hosts the way has to be known first.
-            link = links[str(place)].result() if far or self.target.in_bucket or place.in_bucket else Link("ssh")
-            return Route(place, self.target, link, self.settings).open(generation, events, small=small)
+        def way(number: int) -> Link:
+            # Only between two SSH hosts the first has to know it. One that has not answered yet is a long one.
+            if far or self.target.in_bucket or place.in_bucket:
+                return links[str(place)].result()
+            try:
+                return links[str(place)].result(timeout=2 * LATENT if number else 0.0)
+            except TimeoutError:
+                return Link("ssh", 2 * LATENT)
 
-        early = Early(begin)
+        def begin(number: int) -> Stream | None:
+            route = Route(place, self.target, way(number), self.settings)
+            if number and not (route.crowded and number < min(route.streams, total // WORTHWHILE)):
+                return None
+            return route.open(generation, events, small=total < SMALL)
+
+        early = [Early(partial(begin, number)) for number in range(EARLY if total >= EARLY * WORTHWHILE else 1)]
         try:
             yield early
         finally:
-            early.close()
+            for each in early:
+                each.close()
 
     # ----------------------------------------------------------------------------------- what is there already
 

@@ -49,10 +49,9 @@ class Stream:
 
     # ------------------------------------------------------------------------------------------------- work
 
-    @property
-    def hungry(self) -> bool:
-        """Whether the sender should be told of more work, so that it never waits for some."""
-        return not self.ending and (self._items < 2 or (self._bytes < AHEAD and self._items < AHEAD_ITEMS))
+    def hungry(self, stock: int = AHEAD) -> bool:
+        """Whether the sender should be told of more work, so that it never waits; ``stock`` bytes are enough."""
+        return not self.ending and (self._items < 2 or (self._bytes < stock and self._items < AHEAD_ITEMS))
 
     def feed(self, items: Sequence[Item], rate: float, *, last: bool) -> None:
         """More to send, at ``rate`` bytes a second (0: no limit); ``last``: there is no more after it."""

@@ -19,12 +19,15 @@ from midstream.transfer.places import Place
 from midstream.transfer.progress import Meter
 from midstream.transfer.route import Route
 from midstream.transfer.session import Session
-from midstream.transfer.stream import Events, Item, Stream
+from midstream.transfer.stream import AHEAD, Events, Item, Stream
 
 WORTHWHILE = 16 << 20  # bytes a stream should carry at least, where windows wait for the round trip
 WORTH_A_CORE = 128 << 20  # and where it is only a core more: a stream begins with two logins and two interpreters
 SMALL = 4 << 20  # bytes below which a copy opens no connection of its own
 CHUNK = 8 << 20  # bytes of a range: as `midstream.remote.staging.CHUNK`
+EARLY = 3  # streams that are opened before it is known what has to be sent
+LEAST = 1 << 20  # bytes of a range near the end, where the streams are to have done at the same time
+STOCK = 4 << 20  # bytes that a stream has in hand there: what it sends until it hears of more
 LOT = 512  # items in one line to a sender
 POLL = 0.1  # seconds between two looks at ``cancel``
 
@@ -58,22 +61,53 @@ def worthwhile(items: Sequence[Item], streams: int, each: int = WORTHWHILE) -> i
 
 @dataclass
 class Load:
-    """What one source has to send, and the way that it takes."""
+    """What one source has to send, and the way that it takes. Towards the end the streams take less at a time."""
 
     route: Route
     items: deque[Item]
     streams: list[Stream] = field(default_factory=list)
     opening: int = 0
-    early: Early | None = None  # the first of them, on its way already
+    early: Sequence[Early] = ()  # the first of them, on their way already
+    left: int = field(init=False)  # bytes of the items
+
+    def __post_init__(self) -> None:
+        self.left = sum(item["length"] for item in self.items)
+
+    @property
+    def _ways(self) -> int:
+        return max(1, len(self.streams) + self.opening)
+
+    @property
+    def stock(self) -> int:
+        """Bytes that a stream should have in hand: no more than its share of what is left."""
+        return max(STOCK, min(AHEAD, self.left // self._ways))
+
+    def take(self) -> list[Item]:
+        """The next items, a chunk of bytes or a little more; near the end the next piece of one."""
+        most = CHUNK
+        if self._ways > 1:
+            most = max(LEAST, min(CHUNK, self.left // (4 * self._ways) & ~0xFFFF))
+        item = self.items.popleft()
+        # A bucket joins what one stream brings of an object.
+        if item["length"] > most and self._ways > 1 and not self.route.target.in_bucket:
+            rest = {"offset": item["offset"] + most, "length": item["length"] - most}
+            self.items.appendleft({**item, **rest})
+            item = {**item, "length": most}
+        lot, size = [item], item["length"]
+        while self.items and len(lot) < LOT and size + self.items[0]["length"] <= most:
+            lot.append(self.items.popleft())
+            size += lot[-1]["length"]
+        self.left -= size
+        return lot
 
 
 class Early:
     """A stream that is opened while it is still being found out what has to be sent: logins and interpreters take as
     long as that does. Who does not need it closes it."""
 
-    def __init__(self, begin: Callable[[], Stream]):
+    def __init__(self, begin: Callable[[], Stream | None]):
         self._begin = begin
-        self._opened: Future[Stream] = Future()
+        self._opened: Future[Stream | None] = Future()
         self._taken = False
         threading.Thread(target=self._open, name="copy-early", daemon=True).start()
 
@@ -83,8 +117,8 @@ class Early:
         except BaseException as error:  # noqa: BLE001  raised where it is taken
             self._opened.set_exception(error)
 
-    def take(self) -> Stream:
-        """Its errors are those of `Route.open`."""
+    def take(self) -> Stream | None:
+        """None where it turned out not to be worth it. Its errors are those of `Route.open`."""
         self._taken = True
         return self._opened.result()
 
@@ -93,9 +127,9 @@ class Early:
         if self._taken:
             return
 
-        def end(opened: Future[Stream]) -> None:
-            if opened.exception() is None:
-                opened.result().close()
+        def end(opened: Future[Stream | None]) -> None:
+            if opened.exception() is None and (stream := opened.result()) is not None:
+                stream.close()
 
         self._opened.add_done_callback(end)
 
@@ -157,10 +191,8 @@ class Sending:
 
         def work(early: Early | None) -> None:
             try:
-                if early is not None:
-                    stream = early.take()
-                else:
-                    stream = load.route.open(self._session.generation, self._events, small=small)
+                stream = None if early is None else early.take()
+                stream = stream or load.route.open(self._session.generation, self._events, small=small)
             except Exception as error:  # noqa: BLE001  raised where the events are read
                 self._events.put((load, {"event": "refused", "error": error}))
                 return
@@ -171,7 +203,7 @@ class Sending:
             stream.close()
 
         for number in range(load.opening):
-            early = load.early if not number else None
+            early = load.early[number] if number < len(load.early) else None
             threading.Thread(target=work, args=(early,), name="copy-open", daemon=True).start()
 
     def _handle(self, origin: Any, report: dict[str, Any], waiting: set[str]) -> None:
@@ -207,8 +239,9 @@ class Sending:
         self._verified(report["objects"], waiting)
         if report["ranges"]:
             self._session.landed(report["ranges"])
-        if stream.hungry:
-            self._share(self._load_of(stream))
+        load = self._load_of(stream)
+        if stream.hungry(load.stock):
+            self._share(load)
 
     def _verified(self, paths: Sequence[str], waiting: set[str]) -> None:
         for path in paths:
@@ -224,8 +257,8 @@ class Sending:
         busy = [stream for each in self._loads for stream in each.streams if not stream.done]
         rate = self._limit / max(1, len(busy)) if self._limit else 0.0
         for stream in load.streams:
-            while load.items and stream.hungry:
-                stream.feed(_lot(load.items), rate, last=False)
+            while load.items and stream.hungry(load.stock):
+                stream.feed(load.take(), rate, last=False)
             if not load.items and not stream.ending:
                 stream.feed([], rate, last=True)
         if self._limit:
@@ -246,16 +279,6 @@ class Sending:
         if kind == "truncated":
             return origin.why()
         return TransferError(told(target, report), report.get("fix", ""))
-
-
-def _lot(items: deque[Item]) -> list[Item]:
-    """The next items, a chunk of bytes or a little more."""
-    lot = [items.popleft()]
-    size = lot[0]["length"]
-    while items and len(lot) < LOT and size + items[0]["length"] <= CHUNK:
-        lot.append(items.popleft())
-        size += lot[-1]["length"]
-    return lot
 
 
 def told(target: Place, report: dict[str, Any]) -> str:
