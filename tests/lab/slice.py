@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import getpass
 import itertools
+import json
 import os
 import random
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,19 +20,20 @@ import pytest
 
 from lab.sshd import Lab, SshServer, environment
 from lab.tpu_nodes import Worker
+from midstream_engine import records
 
 _networks = itertools.count(1)
 
 
 class Slice:
     """``count`` workers of a node called ``name``. ``finds``: what their sessions find in the environment beside their
-    home."""
+    home; ``port``: that of a slice whose place they take, by default one that is free."""
 
-    def __init__(self, lab: Lab, name: str, count: int, finds: Mapping[str, str] | None = None):
+    def __init__(self, lab: Lab, name: str, count: int, finds: Mapping[str, str] | None = None, port: int = 0):
         self.name = name
         network = f"127.{os.getpid() % 200 + 20}.{next(_networks)}"
         addresses = [f"{network}.{index + 1}" for index in range(count)]
-        self.port = _free_port(addresses)
+        self.port = port or _free_port(addresses)
         self.servers: list[SshServer] = [
             lab.host(
                 f"{name}-{index}",
@@ -57,9 +60,18 @@ class Slice:
         return told
 
     def go_away(self) -> None:
-        """As machines that are taken back: their servers end, and what holds connections with them."""
+        """As machines that are taken back: their servers end, what holds connections, and every engine at once."""
         for server in self.servers:
             server.stop()
+        self.kill_engines()
+
+    def kill_engines(self) -> None:
+        """What stands beside those that midstream started there: they end with it."""
+        for root in self.roots:
+            for launched in root.glob("runs/*/attempts/*/launch*.json"):
+                identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
+                if records.is_alive(identity):
+                    os.kill(identity.pid, signal.SIGKILL)
 
 
 def _host_key(server: SshServer) -> dict[str, str]:

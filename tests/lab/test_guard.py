@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from google.cloud import tpu_v2
 
+from lab.bucket import bucket_server
 from lab.command_line import SLOWER, TINY, midstream, refused, start_midstream
 from lab.sshd import Lab
+from lab.tpu_api import TpuServer, tpu_server
+from midstream.errors import MidstreamError
+from midstream.fleet.config import Fleet, parse_fleet
+from midstream.hosts.open import Hosts
+from midstream.migrate import guard as guarding
+from midstream.migrate import notify
+from midstream.migrate.guard import Guard
+from midstream.migrate.model import Event, Plan
+from midstream.watch.watcher import Watch
+from midstream_engine import records
+from run_directory import RunDirectory, dead_process
+
+__all__ = ["tpu_server"]
 
 
 def told(path: Path) -> list[dict]:
@@ -53,6 +69,72 @@ def test_a_run_whose_engine_is_killed_goes_on_elsewhere_and_somebody_is_told(lab
     ]  # fmt: skip
     assert target.fence.holder == "two"
     assert target.fence.epoch == 2
+
+
+@pytest.mark.parametrize("target", ["gpu", "other"])
+def test_what_a_slice_left_in_a_bucket_is_moved_once_its_provider_says_that_it_is_gone(
+    tpu_server: TpuServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+):
+    """Its machines do not answer: that alone is told to a person. The run came from ``gpu``, which has a copy yet: it
+    goes by way of that, or back to it."""
+    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / "state"))
+    for name, seconds in (("PERSISTS", 0.0), ("SILENCE", 0.0), ("NOTICES_EVERY", 0.0), ("LOOK", 0.05)):
+        monkeypatch.setattr(guarding, name, seconds)
+    tpu_server.create("projects/p/locations/z", "pod", tpu_v2.Node(accelerator_type="v3-8"))
+    tpu_server._ready("projects/p/locations/z/nodes/pod")
+    tpu_server.operations.clear()  # it is made, and stays as it is
+    left, lost = RunDirectory(tmp_path / "gpu", "r"), RunDirectory(tmp_path / "lost", "r")
+    Path(left.paths.config).write_text("trainer: {train_batch_size: 8, num_train_steps: 100}\n")
+    left.status(1, records.STOPPED, 20, dead_process())
+    left.checkpoint(20)
+    left.fence(2, "pod", 20, [records.Seal(1, 20).to_json()])
+    saved = lost.checkpoint(40, attempt=2, epoch=2)
+    Path(lost.paths.checkpoint(saved), records.TRAIN).write_text('{"state": {"data_digest": ""}}')
+    fleet = parse_fleet(
+        f"hosts:\n  gpu: {{type: local, root: {tmp_path}/gpu, devices: 1, python: {sys.executable}}}\n"
+        f"  other: {{type: local, root: {tmp_path}/other, devices: 1, python: {sys.executable}}}\n"
+        "  pod-0: {type: ssh, address: '127.0.0.1:1', root: /nowhere, store: ours}\n"
+        "stores: {ours: {url: gs://runs/ours}}\n"
+        "targets: {pod: {type: tpu, project: p, zone: z, hosts: [pod-0], worker: {store: ours}}}\n"
+    )
+    plans: list[Plan] = []
+    events: list[dict] = []
+
+    def start(fleet: Fleet, plan: Plan) -> str:
+        plans.append(plan)
+        return plan.migration
+
+    def tell(event: dict) -> None:
+        events.append(event)
+        if event["kind"] == notify.NEEDS_YOU and not plans:
+            assert "nothing is done without evidence" in event["message"]
+            tpu_server.preempt("pod")
+
+    done = Event("result", 0.0, detail={"ok": True})
+    monkeypatch.setattr(guarding.process, "start", start)  # test_tpu_lost.py carries one out
+    monkeypatch.setattr(guarding.process, "follow", lambda migration: iter([done]))
+    with bucket_server("runs") as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        for path in Path(lost.paths.checkpoint(saved)).iterdir():
+            bucket.put("runs", f"ours/runs/r/checkpoints/{saved}/{path.name}", path.read_bytes())
+        hosts = Hosts(fleet)
+        watch = Watch(fleet, hosts)
+        watch.start()
+        try:
+            assert watch.wait_for(lambda snapshot: bool(snapshot.copies("r")), timeout=60.0)
+            guard = Guard(fleet, hosts, watch, "r", ["pod", target], 1, tell)
+            with pytest.raises(MidstreamError, match="the tries are spent"):
+                guard.run()  # nobody has moved it: it would be moved again
+        finally:
+            watch.stop()
+            hosts.close()
+    (plan,) = plans
+    assert (plan.source, plan.target, plan.source_lost, plan.mode) == ("gpu", target, True, "stop")
+    assert (plan.source_store, plan.target_store, plan.checkpoint) == ("gs://runs/ours", "", saved)
+    kinds = [event["kind"] for event in events]
+    assert kinds[:4] == [notify.NEEDS_YOU, notify.LOST, "moving", notify.FINISHED]
+    assert "p/z/pod is PREEMPTED" in events[1]["message"]
 
 
 def test_what_cannot_be_guarded_is_refused(lab: Lab):

@@ -10,17 +10,26 @@ from pathlib import Path
 import pytest
 
 from lab.bucket import BucketServer, Fault, bucket_server
-from lab.command_line import midstream, refused
+from lab.command_line import TINY, midstream, refused
 from lab.identities import Identities
+from lab.metadata import MetadataServer
 from lab.sshd import Lab
-from midstream.errors import MidstreamError
+from midstream.check.target import check_target
+from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.config import LocalHost, parse_fleet
+from midstream.fleet.stores import BILLED_TO
 from midstream.hosts.local import LocalMachine
-from midstream.hosts.open import open_host
+from midstream.hosts.open import Hosts, open_host
+from midstream.launch.run import launch_run
+from midstream.launch.start import Launch, engine_environment
 from midstream.stores.access import access_for
+from midstream.stores.identity import why_not
 from midstream.transfer import Place, bucket_place, copy_tree
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.stores import open_store
+from midstream_engine.checkpoint.stores import open_shelf, open_store
+from midstream_engine.data import gcs
+from midstream_engine.errors import EngineError
+from midstream_engine.trainer.compile_cache import SharedCache
 from trees import assert_same_tree, write_checkpoint
 
 URL = "gs://runs/ours"
@@ -128,6 +137,77 @@ def test_commands_ask_as_the_fleet_file_says_and_no_key_reaches_a_host(
         assert not path.is_file() or secret not in path.read_text(errors="replace"), path
     file.write_text(file.read_text().replace(str(key), f"{tmp_path}/gone.json"))
     refused(midstream("--fleet", file, "--verify", f"{URL}/tree"), 1, "gone.json: no service account's key")
+
+
+def test_engines_name_who_pays_as_the_fleet_file_says(
+    google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints (TensorStore and Google's client), token caches, compiled programs in a bucket of requester pays."""
+    server, _ = google
+    server.requester_pays.add("runs")
+    fleet = parse_fleet(
+        f"hosts: {{h: {{type: local, root: {tmp_path}, env: {{A: b}}}}}}\n"
+        f"stores: {{ours: {{url: {URL}, billed_to: payer}}, free: {{url: gs://other/place}}}}"
+    )
+    env = engine_environment(str(tmp_path), fleet.hosts["h"], "/engine", Launch("r", "h"), 1)
+    assert (env["A"], json.loads(env[BILLED_TO])) == ("b", {URL: "payer"})
+    assert BILLED_TO not in parse_fleet(f"hosts: {{h: {{type: local, root: {tmp_path}}}}}").hosts["h"].env
+
+    def used() -> None:
+        store = open_store(f"{URL}/step-1-a001")
+        store.prepare(1)
+        store.write("a/0", [memoryview(b"cell")])
+        store.sync()
+        store.commit("manifest.json", b"{}")
+        assert sorted(store.names()) == ["a/0", "manifest.json"]
+        into = bytearray(4)
+        assert store.read("a/0", [memoryview(into)], lambda block: None) == 4
+        assert open_shelf(URL).names() == ["step-1-a001"]
+        gcs.put(f"{URL}/cache/.requests/x.json", b"{}")
+        assert gcs.get(f"{URL}/cache/.requests/x.json") == b"{}"
+        assert [source.name for source in gcs.list_objects(f"{URL}/cache/**")] == ["x.json"]
+        assert SharedCache(f"{URL}/compiled", str(tmp_path / "compiled")).fetch() == 0
+        store.clear()
+
+    with pytest.raises(CheckpointError, match="requester pays"):
+        used()
+    monkeypatch.setenv(BILLED_TO, env[BILLED_TO])
+    used()
+    billed = [path for _, path in server.requests if "userProject=payer" in path]
+    assert any("uploadType=media" in path or "upload" in path for path in billed)
+    assert len(billed) > 8
+    monkeypatch.setenv(BILLED_TO, "payer")
+    with pytest.raises(EngineError, match=r"MIDSTREAM_BILLED_TO is 'payer': write \{\"gs://BUCKET/PREFIX"):
+        open_store(f"{URL}/step-2-a001").prepare(1)
+
+
+def test_an_engine_that_cannot_act_for_an_account_is_refused_ahead(
+    google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, identities = google
+    key = identities.service_account(tmp_path / "key.json", MOVER)
+    text = f"stores: {{ours: {{url: {URL}, impersonate: {WRITER}}}}}\nhosts:\n  h: {{type: local, store: ours}}\n"
+    plain = parse_fleet(text)
+    keyed = parse_fleet(text + f"  k: {{type: local, store: ours, env: {{GOOGLE_APPLICATION_CREDENTIALS: {key}}}}}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with MetadataServer(**{"service-accounts/default/email": WRITER}) as metadata:
+        here = LocalMachine("h", LocalHost(root=str(tmp_path / "h")))
+        why, fix = why_not(plain, here, URL)
+        assert f"h: the engine asks {URL} as nobody in particular, and cannot act for {WRITER}" in why
+        assert f"service_account: {WRITER}" in fix
+        assert "this machine relays" in fix
+        there = LocalMachine("k", LocalHost(root=str(tmp_path / "k")))
+        assert f"as {MOVER}, and cannot act for {WRITER}" in why_not(keyed, there, URL)[0]
+        monkeypatch.setenv("GCE_METADATA_HOST", metadata.address)
+        assert why_not(plain, here, URL) == ("", ""), "the machine's own account is the one that is wanted"
+        assert why_not(keyed, there, URL)[0], "a file comes before the machine's account"
+        checks = [check for check in check_target(plain, Hosts(plain), plain.target("h")) if check.name == "store"]
+        assert [(check.state, check.detail) for check in checks] == [("pass", f"asks {URL} as {WRITER}")]
+        metadata.values.clear()
+        with pytest.raises(UsageError, match=r"the engine asks .* as nobody in particular, and cannot act for"):
+            launch_run(Hosts(plain), plain, "h", TINY, "r")
+        assert not (Path(plain.hosts["h"].root).expanduser() / "runs").exists()
+    assert why_not(parse_fleet(f"stores: {{ours: {{url: {URL}}}}}\nhosts: {{h: {{type: local}}}}"), here, URL)[0] == ""
 
 
 def test_the_role_that_the_guide_names_is_enough_for_the_engine(google: tuple[BucketServer, Identities]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,16 +15,20 @@ from google.cloud import tpu_v2
 
 from lab.slice import Slice, target_text
 from lab.sshd import Lab, lab
+from lab.test_tpu_commands import fleet_file, waiting_run
 from lab.tpu_api import Fault, TpuServer, tpu_server
 from lab.tpu_nodes import Outcome, State
+from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.config import load_fleet
 from midstream.hosts.open import Hosts
 from midstream.hosts.providers import base, slices
-from midstream.tui.actions import FleetActions
+from midstream.migrate.model import Request
+from midstream.tui.actions import FleetActions, NotMade
 from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.confirm import ConfirmScreen
 from midstream.tui.screens.setup import RELOAD
 from midstream.tui.screens.slices import SlicesScreen
+from midstream.watch.watcher import look_once
 from tui import worlds
 from tui.looking import screen_text, settle
 from tui.worlds import Values
@@ -190,6 +195,26 @@ async def test_a_creation_that_fails_is_said_where_it_was_asked_for(
     assert "what was begun is deleted, nothing costs money" in line
     assert app.return_value is None
     assert place.server.nodes == {}
+
+
+def test_the_wizard_offers_a_slice_only_for_a_move_that_would_not_be_refused(place: Place) -> None:
+    def planned(batch: int) -> None:
+        shutil.rmtree(place.lab.directory / "gpu", ignore_errors=True)
+        file = waiting_run(place.lab, fleet_file(place.lab, place.pod, worker="{}"), batch)
+        fleet = slices.found(load_fleet(file), lambda line: None)
+        place.hosts.append(Hosts(fleet))
+        actions = FleetActions(fleet, place.hosts[-1])
+        assert [target.name for target in actions.targets()] == ["gpu", "pod"]
+        actions.make_plan(look_once(fleet, place.hosts[-1]), Request("r", "pod"))
+
+    with pytest.raises(MidstreamError, match="a batch of 48 cannot be divided over 32 data-parallel devices"):
+        planned(48)
+    with pytest.raises(NotMade, match="lab/here-a/n is not there") as caught:
+        planned(64)
+    assert caught.value.price.startswith("v3-32, spot: cheaper")
+    place.has("n", State.CREATING)
+    with pytest.raises(UsageError, match="lab/here-a/n is CREATING"):
+        planned(64)
 
 
 async def test_a_look_alone_makes_and_deletes_nothing(place: Place) -> None:

@@ -99,6 +99,7 @@ def test_a_slice_is_asked_for_made_and_moved_to_from_the_wizard(
         )
         for claim in ("state", "data", "witness"):
             assert re.search(rf"✓ {claim} +proven", proof), proof
+        terminal.wait(lambda screen: "✓ completed" in screen, "the end of the move", PATIENCE)
         terminal.press("Escape")
         terminal.wait(lambda screen: re.search(r"nano +pod-0 +● training", screen), "the run there", PATIENCE)
         terminal.press("q")

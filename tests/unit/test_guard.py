@@ -64,6 +64,17 @@ def test_a_run_that_nobody_has_is_no_evidence_either():
     assert guard.judge(Snapshot(1, NOW), "r")[1].kind == guard.SILENT
 
 
+@pytest.mark.parametrize(
+    ("provider", "kind"), [(base.GONE, guard.GONE), (base.READY, guard.SILENT), (base.UNCLEAR, guard.SILENT)]
+)
+def test_a_machine_that_nobody_sees_is_lost_by_its_providers_word_alone(provider: str, kind: str):
+    told = (provider, "p/z/pod is PREEMPTED, says its provider")
+    for link, holder in (("down", ""), ("live", "pod")):  # it was seen before; a copy was left where the run came from
+        _, verdict = guard.judge(snapshot(run_view(records.STOPPED, False), link), "r", "", told, holder)
+        assert (verdict.kind, verdict.lost) == (kind, kind == guard.GONE), verdict
+        assert told[1] in verdict.reason
+
+
 def rank(process: int, signal: str = "", code: int | None = None, ended: float = 0.0, stuck: bool = False) -> RankView:
     """A process that has ended, as what stood beside it wrote; without signal and code nobody wrote anything."""
     status = records.Status(state=records.TRAINING, step=9, process=process, boot_id="b", pid=1, start_ticks=1,

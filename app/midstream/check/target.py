@@ -15,6 +15,8 @@ from midstream.fleet.config import Fleet, Target
 from midstream.hosts.base import Host
 from midstream.hosts.far import start_program
 from midstream.hosts.open import Hosts
+from midstream.stores import identity
+from midstream.stores.access import access_for
 
 AT_ONCE = 32
 EXCHANGES = 5
@@ -38,6 +40,7 @@ def check_target(fleet: Fleet, hosts: Hosts, target: Target) -> Iterator[Check]:
             continue
         known[host.name], skews[host.name] = survey
         yield from check_host(host, fleet.hosts[host.name], *survey)
+        yield from _store(fleet, host)
     if len(members) > 1 and len(known) == len(members):
         yield from check_together(fleet, target, members, known, skews)
     if target.slurm is not None and known:
@@ -67,6 +70,20 @@ def clock_skew(host: Host) -> float:
         return min(found)[1]
     finally:
         process.close()
+
+
+def _store(fleet: Fleet, host: Host) -> Iterator[Check]:
+    """Of a host whose runs keep their checkpoints in a bucket: whether its engines ask there as the fleet file says."""
+    store = fleet.store_of(host.name)
+    if store and access_for(fleet, store).impersonate:
+        why, fix = identity.why_not(fleet, host, store)
+        yield Check(
+            "store",
+            FAIL if why else PASS,
+            why or f"asks {store} as {access_for(fleet, store).impersonate}",
+            fix,
+            host.name,
+        )
 
 
 def _slurm(host: Host) -> Iterator[Check]:

@@ -13,6 +13,7 @@ from typing import Any
 import draccus
 
 from midstream.errors import UsageError
+from midstream.fleet import stores as buckets
 from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
 from midstream.fleet.stores import StoreConfig, check_host_store, check_stores
 
@@ -301,7 +302,7 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
                 f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null"
             )
     return Fleet(
-        _shared_roots(path, decoded),
+        _told_who_pays(_shared_roots(path, decoded), decoded.stores),
         decoded.targets,
         decoded.stores,
         google=decoded.google,
@@ -374,6 +375,12 @@ def _shared_roots(path: str, file: _FleetFile) -> dict[str, HostConfig]:
                 )
             hosts[host] = dataclasses.replace(hosts[host], root=target.shared_root)
     return hosts
+
+
+def _told_who_pays(hosts: Mapping[str, HostConfig], known: Mapping[str, StoreConfig]) -> dict[str, HostConfig]:
+    """The hosts, each with what its engine has to know of buckets whose owner does not pay."""
+    told = buckets.environment(known)
+    return {name: dataclasses.replace(host, env={**told, **host.env}) if told else host for name, host in hosts.items()}
 
 
 def _yaml(text: str, path: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from midstream.errors import UsageError
 
 DEFAULT, ANONYMOUS = "default", "anonymous"
+BILLED_TO = "MIDSTREAM_BILLED_TO"
 _URL = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^?#]*)?")
 _ACCOUNT = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 
@@ -18,13 +20,19 @@ class StoreConfig:
     """``url`` is ``gs://BUCKET[/PREFIX]``. ``credentials`` are this machine's for it: ``default`` (application default
     ones), ``anonymous``, or the path of a service account's key file, which stays on this machine. ``impersonate``: the
     service account in whose name is asked. ``project`` of the client; ``billed_to`` pays where the bucket's owner does
-    not. What runs on hosts uses the identity that they have themselves."""
+    not, for engines on hosts too. What runs on hosts uses the identity that they have themselves."""
 
     url: str = ""
     credentials: str = DEFAULT
     impersonate: str = ""
     project: str = ""
     billed_to: str = ""
+
+
+def environment(stores: Mapping[str, StoreConfig]) -> dict[str, str]:
+    """What engines have to be told of stores: who pays (`midstream_engine.payers`)."""
+    payers = {store.url.rstrip("/"): store.billed_to for store in stores.values() if store.billed_to}
+    return {BILLED_TO: json.dumps(payers)} if payers else {}
 
 
 def check_store(where: str, store: StoreConfig) -> None:

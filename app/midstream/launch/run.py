@@ -14,6 +14,7 @@ from midstream.hosts.open import Hosts
 from midstream.launch.config_file import config_values, read_config
 from midstream.launch.group import AT_ONCE, prepare_target, start
 from midstream.launch.start import Attempt, Launch
+from midstream.stores import identity
 from midstream_engine import records
 
 
@@ -41,7 +42,12 @@ def launch_run(
     if any(found["attempt"] for _, found in known):
         say(f"{run_id} is known on {chosen.name}: it goes on with the config it has; only overrides change it")
     else:
-        overrides = (*store_flags(fleet.store_of(chosen.hosts[0]), text, overrides), *overrides)
+        store = fleet.store_of(chosen.hosts[0])
+        for host in homes if store else ():
+            why, fix = identity.why_not(fleet, host, store)
+            if why:
+                raise UsageError(why, fix)
+        overrides = (*store_flags(store, text, overrides), *overrides)
     prepared = prepare_target(hosts, fleet, chosen, say)
     fence = next((found["fence"] for _, found in known if found["fence"] is not None), None)
     for host, found in known:

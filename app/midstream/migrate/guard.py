@@ -4,13 +4,17 @@ What counts: a machine that answers and on which the engine's process is gone wh
 (killed, or another boot), be it one of several, whose others have failed for want of it; a notice that the machine will
 be taken away; its provider's word that it was. What does not: silence. A machine that does not answer may be training;
 the guard tells a person, and touches nothing.
+
+Where nothing of the source answers any more, its provider says that it is gone, and its checkpoints lie in a bucket,
+the run goes on from the newest complete one there, by way of a copy on a machine that answers: as with
+``--source-lost``.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit, HostError, MidstreamError
@@ -43,22 +47,33 @@ class Verdict:
 
     kind: str
     reason: str = ""
+    lost: bool = False  # machines that had a part in it are gone for good: what is on their disks is not to be had
 
 
 def judge(
-    snapshot: Snapshot, run_id: str, notice: str = "", provided: tuple[str, str] = (base.UNCLEAR, "")
+    snapshot: Snapshot,
+    run_id: str,
+    notice: str = "",
+    provided: tuple[str, str] = (base.UNCLEAR, ""),
+    holder: str = "",
 ) -> tuple[RunView | None, Verdict]:
     """The run's present copy, and what it comes to. ``notice``: what its machine says of its own end, if anything;
-    ``provided``: what the machine's provider says of it, a standing and a line."""
+    ``provided``: what the machine's provider says of it, a standing and a line; ``holder``: the target that the run was
+    handed to, where no copy is seen on it."""
     copies = snapshot.copies(run_id)
     if not copies:
         return None, Verdict(SILENT, f"no host that answers has run {run_id}")
     run = copies[0]
+    if holder:
+        what = f"{run_id} was handed to {holder}, of which nothing is seen"
+        gone = provided[0] == base.GONE
+        more = f"; {provided[1]}" if provided[1] else ""
+        return run, Verdict(GONE if gone else SILENT, f"{what}{more}", lost=gone)
     host = snapshot.host(run.host)
     if host is None or host.link != LIVE:
         why = host.error if host is not None and host.error else "no answer"
         if provided[0] == base.GONE:
-            return run, Verdict(GONE, f"{run.host} does not answer, and {provided[1]}")
+            return run, Verdict(GONE, f"{run.host} does not answer, and {provided[1]}", lost=True)
         more = f"; {provided[1]}" if provided[1] else ""
         return run, Verdict(SILENT, f"{run.host} does not answer ({why}): it may be training{more}")
     if run.state == records.FINISHED:
@@ -84,7 +99,7 @@ def judge_failed(ranks: Sequence[RankView], provided: Callable[[str], tuple[str,
     if silent is not None:
         standing, why = provided(silent.host)
         what = f"{silent.host} does not answer ({silent.trouble}), and the run has ended on the others"
-        return Verdict(GONE, f"{what}; {why}") if standing == base.GONE else Verdict(SILENT, what)
+        return Verdict(GONE, f"{what}; {why}", lost=True) if standing == base.GONE else Verdict(SILENT, what)
     guilty = culprit(ranks)
     if guilty is None or not guilty.taken:
         return None
@@ -113,8 +128,8 @@ class Guard:
             now = time.monotonic()
             if now - asked > NOTICES_EVERY:
                 notice, provided, asked = self._notice(snapshot), self._provided(snapshot), now
-            run, verdict = judge(snapshot, self.run_id, notice, provided)
-            if run is not None and (verdict.kind == BROKEN or run.state == "lost"):
+            run, verdict = judge(snapshot, self.run_id, notice, provided, self._holder(snapshot))
+            if run is not None and not verdict.lost and (verdict.kind == BROKEN or run.state == "lost"):
                 found = self._failed(run, snapshot)
                 # That process 0 is gone is evidence enough; who went first is the better reason.
                 if found is not None and (verdict.kind == BROKEN or found.kind == GONE):
@@ -151,7 +166,19 @@ class Guard:
 
     def _provided(self, snapshot: Snapshot) -> tuple[str, str]:
         copies = snapshot.copies(self.run_id)
+        if holder := self._holder(snapshot):
+            return slices.standing_of_target(self.fleet, holder)
         return slices.standing(self.fleet, copies[0].host) if copies else (base.UNCLEAR, "")
+
+    def _holder(self, snapshot: Snapshot) -> str:
+        """The target that the run was handed to, where the newest copy that is seen is not there: one that was left
+        behind. Empty where it is where it belongs."""
+        run = next(iter(snapshot.copies(self.run_id)), None)
+        if run is None or run.alive or run.fence is None or run.fence.sealed_step is None:
+            return ""  # one that never moved belongs where it is, under whatever name
+        holder = run.fence.holder
+        known = self.fleet.hosts_of(holder) if holder in self.fleet.target_names else ()
+        return "" if run.host in known else holder
 
     def _failed(self, run: RunView, snapshot: Snapshot) -> Verdict | None:
         """`judge_failed` of a run on several hosts; None of any other, or where they cannot be asked."""
@@ -181,27 +208,14 @@ class Guard:
     def _move(self, run: RunView, verdict: Verdict) -> None:
         """Move the run to the first target that takes it. Raises NEEDS_YOU as MidstreamError where none does."""
         refused = []
+        store = self._store(run) if verdict.lost else ""
         for target in self.targets:
-            if run.host in self.fleet.target(target).hosts:
+            if not store and run.host in self.fleet.hosts_of(target):
                 continue
             if self.tries < 1:
                 break
-            mode = model.HANDOVER if verdict.kind == GOING else model.STOP
-            request = model.Request(
-                self.run_id, target, mode=mode, checkpoint="now" if verdict.kind == GOING else "latest"
-            )
             try:
-                plan = planning.make_plan(self.fleet, self.hosts, self.watch.snapshot(), request)
-                failed = next(
-                    (
-                        check
-                        for check in preflight.run_checks(self.fleet, self.hosts, plan)
-                        if check.state == model.FAIL
-                    ),
-                    None,
-                )
-                if failed is not None:
-                    raise MidstreamError(f"{failed.name}: {failed.detail}", failed.fix)
+                plan = self._plan(self._request(run, verdict, target, store), store)
             except (HostError, MidstreamError) as error:
                 refused.append(f"{target}: {error}")
                 continue
@@ -218,6 +232,46 @@ class Guard:
         message = f"{verdict.reason}, and no target took the run{spent}: {'; '.join(refused) or 'none is left'}"
         self._say(notify.NEEDS_YOU, message)
         raise MidstreamError(message, f"midstream --migrate {self.run_id} --to TARGET")
+
+    def _request(self, run: RunView, verdict: Verdict, target: str, store: str) -> model.Request:
+        """What is asked for; with a ``store``, from what lies there. MidstreamError where nothing can be."""
+        if verdict.kind == GOING:
+            return model.Request(self.run_id, target, mode=model.HANDOVER)
+        asked = model.Request(self.run_id, target, mode=model.STOP, checkpoint="latest")
+        if not store:
+            return asked
+        return replace(asked, source=self._left_behind(run, target), source_lost=True)
+
+    def _store(self, run: RunView) -> str:
+        """The bucket in which a run whose machines are gone kept its checkpoints; empty where it kept them itself."""
+        holder = run.fence.holder if run.fence is not None else ""
+        return run.store or self.fleet.store_of_target(holder)
+
+    def _left_behind(self, run: RunView, target: str) -> str:
+        """The host of a copy that was left behind where the run came from, which knows its configuration and history:
+        not one of what is gone, and ``target``'s own only where no other has one."""
+        snapshot = self.watch.snapshot()
+        mine = slices.target_of_host(self.fleet, run.host)
+        gone = mine[1].hosts if mine is not None else ()
+        live = {host.name for host in snapshot.hosts if host.link == LIVE}
+        found = [copy for copy in snapshot.copies(self.run_id) if copy.host in live - {*gone} and not copy.alive]
+        if not found:
+            raise MidstreamError(
+                f"no other host that answers has a copy of {self.run_id}, and a bucket holds its checkpoints alone",
+                "a host that the run was on before, in the fleet file",
+            )
+        there = self.fleet.hosts_of(target)
+        return min(found, key=lambda copy: copy.host in there).host
+
+    def _plan(self, request: model.Request, store: str) -> model.Plan:
+        """A plan that its preflight takes. MidstreamError."""
+        plan = planning.make_plan(self.fleet, self.hosts, self.watch.snapshot(), request)
+        if store and plan.source_store != store:
+            raise MidstreamError(f"its checkpoints in {store} are not to be had, and what {plan.source} has is older")
+        for check in preflight.run_checks(self.fleet, self.hosts, plan):
+            if check.state == model.FAIL:
+                raise MidstreamError(f"{check.name}: {check.detail}", check.fix)
+        return plan
 
     def _symptoms(self, run: RunView | None) -> None:
         if run is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.config import default_fleet_path
 from midstream.migrate import cost, directory, fit, ledger, origin, rates, readers, schedule, shape
-from midstream.migrate.model import MODES, NO_ROUTE, OVERTAKE, Change, Plan, Request
+from midstream.migrate.model import MODES, NO_ROUTE, OVERTAKE, STOP, Change, Plan, Request
 from midstream.migrate.shelf import Shelf, shelf_of, way
 from midstream.migrate.side import hosts_of_run
 from midstream_engine import records
@@ -44,14 +44,15 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
                 f"root {root!r} of {host} is not absolute",
                 "a migration runs in a process of its own: write it out",
             )
-    if run.host in target.hosts:
+    returns = request.source_lost and target.hosts == (run.host,)  # to what was left behind there: see `_check_return`
+    if run.host in target.hosts and not returns:
         raise UsageError(f"run {run.run_id} is on {run.host} already", "choose another target")
     source, destination = hosts.get(run.host), hosts.get(target_host)
     if run.status is None or run.fence is None:
         raise UsageError(
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {target.name}"
         )
-    source_hosts = hosts_of_run(fleet, source, run, target)
+    source_hosts = hosts_of_run(fleet, source, run, replace(target, hosts=()) if returns else target)
     if request.mode == OVERTAKE and len(source_hosts) + len(target.hosts) > 2:
         raise UsageError(
             "an overtake has one host on either side: what several hosts have computed is not compared step by step",
@@ -63,6 +64,8 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     here = origin.shelf_of_source(fleet, source, run, request, store)
     there = shelf_of(fleet, destination, run.run_id, "" if store == "null" else store)
     origin.check_stores(request, run, here.store, there.store)
+    if returns:
+        _check_return(request, run, here)
     config = readers.training_config(source, run.run_id)
     trainer = config.get("trainer") or {}
     checkpoint = origin.choose_checkpoint(origin.shelved(run, source, here), request)
@@ -159,6 +162,16 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         source_hosts=source_hosts,
         target_hosts=target.hosts,
     )
+
+
+def _check_return(request: Request, run: RunView, here: Shelf) -> None:
+    """What a lost machine left in a bucket may come back to the host that has an older copy; nothing stands by beside
+    that copy meanwhile. UsageError for anything else."""
+    if not here.store:
+        raise UsageError(f"run {run.run_id} is on {run.host} already, and no bucket has more of it", "another target")
+    if request.mode != STOP:
+        what = f"{run.host} has a copy of {run.run_id}, beside which nothing can stand by"
+        raise UsageError(what, f"--mode stop brings what lies in {here.store} there")
 
 
 def _route(here: Shelf, there: Shelf, source: Host, target: Host) -> str:

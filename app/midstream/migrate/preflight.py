@@ -14,6 +14,7 @@ from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.migrate import readers, shape
 from midstream.migrate.model import FAIL, NO_ROUTE, PASS, WARN, Check, Plan
 from midstream.migrate.shelf import Shelf, in_the_way, shelf_of, way
+from midstream.stores import identity
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def run_checks(fleet: Fleet, hosts: Hosts, plan: Plan) -> Iterator[Check]:
         yield from check_together(fleet, fleet.target(plan.target), targets, surveys, skews)
     for host in targets:
         why, fix = in_the_way(host, plan.run_id, there, plan.source_epoch)
+        if plan.target_store and not why:
+            why, fix = identity.why_not(fleet, host, plan.target_store)
         if why or plan.target_store:
             yield Check("store", FAIL if why else PASS, why or f"{host.name}: checkpoints in {there.store}", fix)
     yield _route(here, there, source, target, plan)

@@ -184,14 +184,14 @@ def stream_until_answered(
 def complete(move: Move, name: str, streamed: Streamed) -> int:
     """After the seal: send what of the sealed checkpoint ``name`` was not sent yet, wait for the rest, and write the
     manifest last. Returns the bytes that arrived here. TransferError, LostContact: the same call goes on."""
-    source, target = move.source, move.target
-    here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
     if streamed.name != name or not streamed.sent:
         brought = bring_checkpoint(move, name, "checkpoint")
         if move.journal.known("sent_ahead") == name:  # by a process that was killed
-            target.call("growing.tidy", directory=there)
-            source.call("growing.tidy", directory=here)
-        return brought
+            for host, paths in ((move.target, move.target_paths), (move.source, move.source_paths)):
+                host.call("growing.tidy", directory=paths.checkpoint(name))
+        return brought  # nothing was asked of a source whose checkpoints lie in a bucket: it may be gone
+    source, target = move.source, move.target
+    here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
     move.command(source, f"copy the rest of {here} to {target.name}:{there}")
     before = streamed.bytes_done
     while True:

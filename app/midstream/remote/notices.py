@@ -28,11 +28,21 @@ def read(scheduled: str = SCHEDULED, product: str = PRODUCT, metadata: str = "")
 
 def worker() -> Optional[int]:
     """This machine's number among the workers of its TPU slice; None where it is none, or nobody says."""
+    said = _instance("attributes/agent-worker-number")
+    return int(said) if said.isdigit() else None
+
+
+def service_account() -> str:
+    """The address of this machine's own service account; empty where it has none, or nobody says."""
+    return _instance("service-accounts/default/email")
+
+
+def _instance(what: str) -> str:
+    """What the metadata server tells of this machine; empty on machines that are not Google's."""
     named = os.environ.get(SERVER, "")
     if not named and not _is_google(PRODUCT):
-        return None
-    said = _ask(METADATA.format(named or "metadata.google.internal") + "attributes/agent-worker-number")
-    return int(said) if said.isdigit() else None
+        return ""
+    return _ask(METADATA.format(named or "metadata.google.internal") + what)
 
 
 def _shutdown(path: str) -> Optional[Dict[str, object]]:

@@ -153,11 +153,11 @@ class FleetActions:
         from midstream.migrate import plan
 
         fleet, name = self._fleet, request.target
-        mine = slices.of(fleet).get(name)
-        if mine is not None and mine.create and name in fleet.absent:
+        mine, missing = slices.of(fleet).get(name), fleet.absent.get(name)
+        if mine is not None and mine.create and isinstance(missing, slices.Missing):
             store = fleet.store_of_target(name)
             plan.check_ahead(fleet, self._hosts, snapshot, request, store, slices.devices(mine))
-            raise NotMade(fleet.absent[name].message, slices.price(mine))
+            raise NotMade(missing.message, slices.price(mine))
         return plan.make_plan(fleet, self._hosts, snapshot, request)
 
     def create(self, target: str) -> None:

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from midstream_engine.data.errors import DataError, NotThere
 from midstream_engine.data.source import Source
+from midstream_engine.payers import payer
 
 CHUNK = 8 << 20  # bytes of one request
 _LOGIN = "run: gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
@@ -24,7 +25,7 @@ def list_objects(url: str) -> list[Source]:
     with _errors(url):
         found = [
             Source(f"gs://{bucket}/{blob.name}", blob.name.rpartition("/")[2], blob.size, str(blob.generation))
-            for blob in _client().list_blobs(bucket, prefix=literal[0])
+            for blob in _client().list_blobs(_bucket(url), prefix=literal[0])
             if matches.fullmatch(blob.name)
         ]
     return sorted(found, key=lambda source: source.path)
@@ -33,10 +34,10 @@ def list_objects(url: str) -> list[Source]:
 @contextlib.contextmanager
 def open_object(source: Source) -> Iterator[IO[bytes]]:
     """The object as it was listed (its generation, where one is known), seekable, fetched a chunk at a time."""
-    bucket, name = _split(source.path)
+    _, name = _split(source.path)
     with _errors(source.path):
         generation = int(source.version) if source.version else None
-        blob = _client().bucket(bucket).blob(name, generation=generation)
+        blob = _bucket(source.path).blob(name, generation=generation)
         with blob.open("rb", chunk_size=CHUNK) as file:
             yield file
 
@@ -69,8 +70,11 @@ def put(url: str, data: bytes) -> None:
 
 
 def _blob(url: str) -> Any:
-    bucket, name = _split(url)
-    return _client().bucket(bucket).blob(name)
+    return _bucket(url).blob(_split(url)[1])
+
+
+def _bucket(url: str) -> Any:
+    return _client().bucket(_split(url)[0], user_project=payer(url))
 
 
 def _split(url: str) -> tuple[str, str]:

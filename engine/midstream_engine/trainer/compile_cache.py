@@ -13,6 +13,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from midstream_engine.payers import tensorstore_context
+
 log = logging.getLogger(__name__)
 SCHEME = "gs://"
 SUFFIX = "-cache"  # of jax's files; those beside them say when one was used
@@ -95,7 +97,9 @@ class SharedCache:
 
         bucket, _, prefix = self.url.removeprefix(SCHEME).partition("/")
         path = f"{prefix}/" if prefix else ""
-        return ts.KvStore.open({"driver": "gcs", "bucket": bucket, "path": path}).result(timeout=FETCH)
+        context = ts.Context(tensorstore_context(self.url))
+        spec = {"driver": "gcs", "bucket": bucket, "path": path}
+        return ts.KvStore.open(spec, context=context).result(timeout=FETCH)
 
     def _say(self, error: Exception) -> None:
         words = " ".join(str(error).split())[:300] or type(error).__name__

@@ -28,6 +28,10 @@ ALL_ZONES = "-"
 _TOPOLOGY = re.compile(r"\d{1,4}(x\d{1,4}){1,2}")
 
 
+class Missing(UsageError):
+    """A target's slice is not there, or is gone."""
+
+
 def provider(target: object) -> Provider:
     """Whose machines a target's are."""
     assert isinstance(target, TpuTarget)
@@ -110,7 +114,7 @@ def absent(name: str, target: TpuTarget, there: Slice | None) -> UsageError:
     if there is None or there.standing in (base.GONE, base.FAILED):
         what = "is not there" if there is None else f"is {there.state}"
         fix = asks if target.create else f"create: true for {name} in the fleet file lets midstream ask for it"
-        return UsageError(f"{name}: {where} {what}", fix)
+        return Missing(f"{name}: {where} {what}", fix)
     return UsageError(f"{name}: {where} is {there.text()}", "midstream --status shows when it is ready")
 
 
@@ -175,9 +179,14 @@ def standing(fleet: Fleet, host: str) -> tuple[str, str]:
     """What the provider of a host says of its slice: a standing, and a line. Of a host that no provider gave, and where
     the provider cannot be asked, UNCLEAR: that says nothing of the host."""
     mine = target_of_host(fleet, host)
-    if mine is None:
+    return standing_of_target(fleet, mine[0]) if mine is not None else (base.UNCLEAR, "")
+
+
+def standing_of_target(fleet: Fleet, name: str) -> tuple[str, str]:
+    """The same of a target, whether or not its hosts are known now."""
+    target = of(fleet).get(name)
+    if target is None:
         return base.UNCLEAR, ""
-    name, target = mine
     try:
         there = provider(target).find(name, target)
     except MidstreamError as error:

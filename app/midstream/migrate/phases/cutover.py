@@ -80,6 +80,8 @@ def bring_history(move: Move, resolved: bool = False) -> None:
     """Config, lineage, and the metrics of every attempt. ``resolved``: an attempt trains on the target already, and has
     written the config as it is resolved there, which stays."""
     source, target, run_id = move.source, move.target, move.plan.run_id
+    if source is target:  # it comes back to a copy that was left behind
+        return
     move.command(source, f"copy {move.source_paths.dir} (config, lineage, metrics) to {target.name}")
     config: str | None = move.journal.known("target_config")
     if resolved and config is None:

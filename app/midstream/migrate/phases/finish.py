@@ -44,7 +44,8 @@ class Finish:
             self._last_words(move)
         with unless_taken_back(move, move.source_side, "its pin goes with it"):
             move.source_side.shelf.unpin(plan.migration)
-        move.note(f"{plan.source} is retired: its copy of {plan.run_id} stays as it is, under epoch {plan.epoch}")
+        if plan.source != plan.target_host:
+            move.note(f"{plan.source} is retired: its copy of {plan.run_id} stays as it is, under epoch {plan.epoch}")
 
     @staticmethod
     def _last_words(move: Move) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
 from midstream_engine.checkpoint.memory import BLOCK
 from midstream_engine.checkpoint.stores import client
+from midstream_engine.payers import payer, tensorstore_context
 from midstream_engine.records import MANIFEST, crc32c_base64
 
 ABSENT = b"\x02"  # TensorStore's generation of what is not there
@@ -44,7 +45,8 @@ class Bucket:
         """A bucket has room for everything."""
         try:  # by a listing: who may write objects need not be allowed to look at the bucket itself
             with client.errors(self.where):
-                for _ in client.client().list_blobs(self._bucket, prefix=self._prefix, max_results=1):
+                found = client.client().list_blobs(client.bucket(self.where), prefix=self._prefix, max_results=1)
+                for _ in found:
                     break
         except FileNotFoundError:
             raise CheckpointError(
@@ -154,7 +156,7 @@ class Bucket:
 
     @property
     def _kvstore(self) -> Any:
-        return _kvstore(self._bucket, self._prefix, os.environ.get("TENSORSTORE_GCS_HTTP_URL", ""))
+        return _kvstore(self.where, payer(self.where), os.environ.get("TENSORSTORE_GCS_HTTP_URL", ""))
 
     def _failed(self, path: str, what: str, error: Exception) -> CheckpointError:
         line = str(error).partition(" [")[0]  # what follows is the whole HTTP answer
@@ -162,10 +164,12 @@ class Bucket:
 
 
 @functools.lru_cache(64)
-def _kvstore(bucket: str, prefix: str, endpoint: str) -> Any:
-    """``endpoint`` is read from the environment by the driver itself; here it tells one from another."""
+def _kvstore(url: str, billed_to: str | None, endpoint: str) -> Any:
+    """``billed_to`` and ``endpoint`` are read from the environment where they are used; here they tell one store from
+    another."""
     import tensorstore
 
-    context = tensorstore.Context({"gcs_request_retries": RETRIES})
+    bucket, prefix = client.split(url)
+    context = tensorstore.Context({"gcs_request_retries": RETRIES, **tensorstore_context(url)})
     spec = {"driver": "gcs", "bucket": bucket, "path": f"{prefix}/" if prefix else ""}
     return tensorstore.KvStore.open(spec, context=context).result()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.payers import payer
 
 SCHEME = "gs://"
 
@@ -63,10 +64,14 @@ def errors(what: str) -> Iterator[None]:
         raise CheckpointError(f"{what}: {' '.join(str(error).split())[:300]}") from error
 
 
+def bucket(url: str) -> Any:
+    """The bucket of ``url``, whoever pays for what is asked of it; nothing is asked yet."""
+    return client().bucket(split(url)[0], user_project=payer(url))
+
+
 def blob(url: str, path: str = "") -> Any:
     """The object ``path`` under the prefix ``url``; nothing is asked of the bucket yet."""
-    bucket, prefix = split(url)
-    return client().bucket(bucket).blob("/".join(part for part in (prefix, path) if part))
+    return bucket(url).blob("/".join(part for part in (split(url)[1], path) if part))
 
 
 def get(url: str, path: str) -> tuple[bytes, int]:
@@ -96,18 +101,18 @@ def put(url: str, path: str, data: bytes, generation: int | None) -> None:
 def entries(url: str, path: str = "") -> dict[str, Any]:
     """All objects below ``url`` (and below ``path`` there), by path relative to ``url``: with size, crc32c, generation
     and time."""
-    bucket, prefix = split(url)
+    _, prefix = split(url)
     start = f"{prefix}/" if prefix else ""
     with errors(url):
-        return {found.name[len(start) :]: found for found in client().list_blobs(bucket, prefix=start + path)}
+        return {found.name[len(start) :]: found for found in client().list_blobs(bucket(url), prefix=start + path)}
 
 
 def folders(url: str) -> list[str]:
     """Names of the folders right below ``url``."""
-    bucket, prefix = split(url)
+    _, prefix = split(url)
     start = f"{prefix}/" if prefix else ""
     with errors(url):
-        listing = client().list_blobs(bucket, prefix=start, delimiter="/")
+        listing = client().list_blobs(bucket(url), prefix=start, delimiter="/")
         for _ in listing:  # prefixes come with the pages
             continue
         return sorted(found[len(start) :].rstrip("/") for found in listing.prefixes)
