@@ -23,7 +23,8 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
     targets = [name.strip() for name in options.to.split(",") if name.strip()]
     for name in targets:
-        fleet.target(name)  # a name that is wrong is said now, not when it is needed
+        if name not in fleet.absent:  # one that is not there is passed over
+            fleet.target(name)  # a name that is wrong is said now, not when it is needed
     if options.tries < 1:
         raise UsageError(f"--tries is {options.tries}", "how many moves the guard may begin: 1 or more")
 

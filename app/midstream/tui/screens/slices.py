@@ -33,11 +33,11 @@ COLUMNS = (
 EVERY = 30.0  # seconds between two questions to the provider, while one looks
 NONE_NAMED = (
     "the fleet file names no Google Cloud project: no slices are looked for.",
-    "targets: of type tpu, or google: {projects: [...]}, name some; docs/gcp.md shows how.",
+    "targets: of type tpu, or google: {projects: [...]}, do: docs/gcp.md.",
 )
 NONE_THERE = (
     "no slices in the fleet file's projects and zones.",
-    "A target of type tpu that is not there is asked for by a move (m) to it, or by",
+    "A target of type tpu gets one by a move (m) to it, or by",
     "  midstream --launch CONFIG --on TARGET",
 )
 
