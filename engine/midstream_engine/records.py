@@ -31,6 +31,8 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TRAIN = "train.json"
 PACKED = "small.safetensors"
+# Of a url or data.tokenizer: the directory, called by its digest, of what came along with a run from elsewhere.
+IMPORTED = "imported:"
 
 # ---------------------------------------------------------------------------------------- states of an attempt
 
@@ -822,14 +824,22 @@ def root_digest(arrays: Sequence[ArrayEntry], sha256: Mapping[str, str], state: 
 
 def data_digests(train: Mapping[str, Any]) -> List[str]:
     """Of every token cache that the run of a checkpoint reads from its host's data directory, by its ``train.json``:
-    the one that it trains on, then its validation sets. Empty where they lie in a bucket (``data.cache_dir``)."""
+    the one that it trains on, then its validation sets. Empty where they lie in a bucket (``data.cache_dir``). In the
+    end the files of a tokenizer that came along with the run."""
     provenance = train.get("provenance") or {}
     config = (provenance.get("config") or {}).get("data") or {}
+    carried = carried_digests(config.get("tokenizer"))
     if config.get("cache_dir"):
-        return []
+        return carried
     sets = provenance.get("validation") or {}
     digests = [train["state"].get("data_digest", ""), *(sets[name]["digest"] for name in sorted(sets))]
-    return list(dict.fromkeys(digest for digest in digests if digest))
+    return list(dict.fromkeys(digest for digest in [*digests, *carried] if digest))
+
+
+def carried_digests(tokenizer: Any) -> List[str]:
+    """Of the files that ``data.tokenizer`` names where they came along with a run from elsewhere; else none."""
+    name = str(tokenizer or "")
+    return [name.rstrip("/").rpartition("/")[2]] if name.startswith(IMPORTED) else []
 
 
 def crc32c_base64(value: int) -> str:

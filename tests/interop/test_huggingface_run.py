@@ -37,7 +37,12 @@ def test_a_model_becomes_a_run_with_the_data_that_flags_name(tmp_path: Path) -> 
     checkpoint = paths.checkpoint(records.checkpoint_name(0, 1))
     assert verify_checkpoint(checkpoint).sound
     train = json.loads(Path(checkpoint, "train.json").read_text())
-    assert os.listdir(tmp_path / "root" / "data") == [train["state"]["data_digest"]]
+    _, carried = records.data_digests(train)
+    assert set(os.listdir(tmp_path / "root" / "data")) == {train["state"]["data_digest"], carried}
+    assert set(os.listdir(tmp_path / "root" / "data" / carried)) == {records.MANIFEST, *os.listdir(TOKENIZER)}
+    status = records.Status.read(paths.attempt(1).status())
+    assert [status.data_digest, carried] == records.data_digests(train)
+    assert set(status.data_digests) == {status.data_digest, carried}
     assert len(train["witness"]["losses"]) == 4
     assert f"{tmp_path}/text.txt" in Path(paths.config).read_text()
     assert not (tmp_path / "b").exists()

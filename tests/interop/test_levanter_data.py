@@ -97,6 +97,10 @@ def test_a_run_goes_on_with_its_own_data_and_has_levanters_losses(tmp_path: Path
     assert train["state"]["data_digest"] == digest
     assert len(train["witness"]["losses"]) == BATCH
     assert train["state"]["tokenizer"] == f"ids:64:{EOS}"
+    carried = tmp_path / "out" / "data" / digest / "tokenizer" / "tokenizer.json"
+    assert carried.read_bytes() == (DATA / "tokenizer" / "tokenizer.json").read_bytes()
+    assert main([str(tmp_path / "out"), str(tmp_path / "back"), "--from", "midstream", "--to", "huggingface"]) == 0
+    assert (tmp_path / "back" / "tokenizer.json").read_bytes() == carried.read_bytes()
 
 
 def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -110,7 +114,9 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
 
 def test_the_end_of_documents_is_seen_in_the_caches_where_the_tokenizer_is_not_here(tmp_path: Path) -> None:
     source = changed(tmp_path / "x", lambda config: config["data"].update(tokenizer="some-hub/name"))
-    assert open_levanter(str(source)).mapping["data"]["tokenizer"] == f"ids:64:{EOS}"
+    adopted = open_levanter(str(source))
+    assert adopted.mapping["data"]["tokenizer"] == f"ids:64:{EOS}"
+    assert [note for note in adopted.notes if "some-hub/name is only a name" in note]
 
 
 def test_data_that_is_not_carried_over_is_refused_by_name_unless_it_is_left_out(tmp_path: Path) -> None:

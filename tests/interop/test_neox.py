@@ -331,6 +331,21 @@ def test_configurations_without_a_counterpart_are_refused(change: dict[str, Any]
         assert open_neox(str(tmp_path / "a")).mapping["optimizer"]["lr_schedule"] == "cosine"  # the checkpoint's own
 
 
+def test_the_tokenizers_files_come_along_or_it_is_told(tmp_path: Path) -> None:
+    folder = copy_of("sequential-bf16-z0-dp1", tmp_path / "a")
+    (path,) = (folder / "configs").iterdir()
+    names = {
+        "tokenizer_type": "GPT2BPETokenizer",
+        "vocab-file": "/elsewhere/gpt2-vocab.json",
+        "merge-file": "/no/x.txt",
+    }
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | names))
+    (folder / "gpt2-vocab.json").write_text("{}")
+    adopted = open_neox(str(folder))
+    assert adopted.tokenizer == {"vocab.json": str(folder / "gpt2-vocab.json")}
+    assert [note for note in adopted.notes if "merge-file: /no/x.txt is not here" in note]
+
+
 def test_an_import_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is on the disk is not written again, and the result is that of an import in one go."""
     from midstream_engine.checkpoint import grid

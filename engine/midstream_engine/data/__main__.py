@@ -17,7 +17,7 @@ from midstream_engine.config import ConfigError, load_config
 from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.cache import TokenCache
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported import Imported
+from midstream_engine.data.imported import Imported, tokenizer_path
 from midstream_engine.data.mixture import Mixture
 from midstream_engine.data.prepare import open_training, open_validation
 from midstream_engine.data.tokenizer import load_tokenizer
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(arguments).config
         data, root = config.data, config.trainer.resolved_root()
-        tokenizer = load_tokenizer(data.tokenizer, data.eos_token)
+        tokenizer = load_tokenizer(tokenizer_path(data.tokenizer, root), data.eos_token)
         training = open_training(root, data, tokenizer, seq_len=config.model.seq_len)
         batches = TrainingBatches(training, seq_len=config.model.seq_len, batch_size=1, seed=0)
         _print("train", training, sequences=batches.sequences, bodies=batches.sizes())

@@ -25,7 +25,7 @@ from midstream_engine.data.examples import Examples
 
 FORMAT = "midstream-imported"
 VERSION = 1
-SCHEME = "imported:"  # of a url: the directory of such data
+SCHEME = records.IMPORTED
 _BLOCK = 16 << 20
 
 
@@ -82,7 +82,16 @@ def write_imported(data_root: str, files: Mapping[str, str | bytes], about: Mapp
         return commit(directory, data_root, manifest)
 
 
-def bring(url: str, data_root: str) -> str:
+def tokenizer_path(name: str, root: str) -> str:
+    """``data.tokenizer``. Where it names files that came along with a run, these are brought under ``root``, and their
+    path is returned."""
+    if not name.startswith(SCHEME):
+        return name
+    place = os.path.join(root, "data")
+    return os.path.join(place, bring(name, place, "data.tokenizer"))
+
+
+def bring(url: str, data_root: str, field: str = "data.train_urls") -> str:
     """Make sure that what ``url`` names lies under ``data_root``; returns its digest."""
     source = os.path.expanduser(url.removeprefix(SCHEME)).rstrip("/")
     digest = os.path.basename(source)
@@ -92,9 +101,9 @@ def bring(url: str, data_root: str) -> str:
     try:
         manifest = records.read_json(os.path.join(source, records.MANIFEST))
     except (FileNotFoundError, records.RecordError) as error:
-        raise DataError(f"data.train_urls: {source} is no imported data: {error}") from None
+        raise DataError(f"{field}: {source} is no imported data: {error}") from None
     if manifest.get("digest") != digest:
-        raise DataError(f"data.train_urls: {source} holds other data than its name says")
+        raise DataError(f"{field}: {source} holds other data than its name says")
     with building(data_root) as directory:
         for entry in manifest["objects"]:
             _link(os.path.join(source, entry["path"]), os.path.join(directory, entry["path"]))

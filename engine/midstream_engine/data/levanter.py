@@ -175,11 +175,18 @@ class LevanterExamples:
 
 
 def import_levanter(
-    data_root: str, caches: Mapping[str, Cache], order: Mapping[str, Any], *, seq_len: int, tokenizer: str
+    data_root: str,
+    caches: Mapping[str, Cache],
+    order: Mapping[str, Any],
+    *,
+    seq_len: int,
+    tokenizer: str,
+    beside: Mapping[str, str] | None = None,
 ) -> str:
     """Link ``caches`` into a directory under ``data_root``; returns where it lies. ``order``: ``key`` (of Levanter's
-    data), ``shuffle`` and ``mixture`` as :mod:`levanter_order` has them."""
-    files: dict[str, str | bytes] = {}
+    data), ``shuffle`` and ``mixture`` as :mod:`levanter_order` has them. ``beside``: files to travel along, by name.
+    """
+    files: dict[str, str | bytes] = {**(beside or {})}
     bodies = []
     for number, (name, cache) in enumerate(caches.items()):
         if cache.tokens < seq_len:

@@ -144,16 +144,18 @@ def import_neox(
     seq_len: int,
     seed: int,
     tokenizer: str,
+    beside: Mapping[str, str] | None = None,
 ) -> str:
     """Link the datasets ``prefixes`` and the index maps that NeoX made for a run of ``samples`` samples into a
     directory under ``data_root``; returns where it lies.
 
     ``split``: one dataset of which a part is for training (``data-path``), else whole ones that are blended by
-    ``weights`` (``train-data-paths``). Raises DataError where files are missing.
+    ``weights`` (``train-data-paths``). ``beside``: files to travel along, by name. Raises DataError where files
+    are missing.
     """
     shares = np.array(weights or [1.0] * len(prefixes), np.float64)
     shares = np.array([share / float(sum(shares.tolist())) for share in shares.tolist()])
-    files: dict[str, str | bytes] = {}
+    files: dict[str, str | bytes] = {**(beside or {})}
     tokens = documents = 0
     for number, prefix in enumerate(prefixes):
         wanted = samples if split else math.ceil(samples * float(shares[number]) * 1.005)

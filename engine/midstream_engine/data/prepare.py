@@ -16,7 +16,7 @@ from midstream_engine.data.batches import Validation
 from midstream_engine.data.cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.imported import SCHEME as IMPORTED
-from midstream_engine.data.imported import Imported, bring
+from midstream_engine.data.imported import Imported, bring, tokenizer_path
 from midstream_engine.data.mixture import Mixture
 from midstream_engine.data.shelf import Shelf, data_root, request_of
 from midstream_engine.data.tokenizer import Tokenizer
@@ -144,8 +144,9 @@ def open_cache(
             return shelf.share(found, [request, asked])
         began = time.monotonic()
         task = tokenizing.Task(
-            directory, tokenizer, config.tokenizer, config.eos_token, config.text_key, config.max_bytes
-        )
+            directory, tokenizer, tokenizer_path(config.tokenizer, root), config.eos_token, config.text_key,
+            config.max_bytes,
+        )  # fmt: skip
         made = tokenizing.tokenize(units.cut(listed, unit_bytes), task, config.num_tokenize_workers)
         with contextlib.closing(made):
             built = cache.build_from_tokens(shelf.place, made, tokenizer, object_bytes)

@@ -20,10 +20,12 @@ from midstream_engine.checkpoint.save import commit, manifest_text, train_docume
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.imported import SCHEME
+from midstream_engine.data.tokenizer import IDS
 from midstream_engine.errors import EngineError
 from midstream_engine.interop.adopted import Adopted
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.stream import Progress, write_state
+from midstream_engine.interop.tokenizer_files import carry
 from midstream_engine.records import MANIFEST, Manifest, RunPaths, checkpoint_name, sync_directory, write_bytes
 
 CONFIG = "train.yaml"
@@ -50,6 +52,7 @@ class Made:
     manifest: Manifest
     config: str
     notes: list[str]
+    data_digest: str  # of what it trains on
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,11 @@ def _import(adopted: Adopted, partial: str, final: str, wishes: Wishes, progress
     elif adopted.kind != "huggingface":  # whose text was tokenized here, and keeps its urls
         mapping["data"]["train_urls"] = [f"{SCHEME}{final}/data/{digest}"]
     mapping["trainer"] = {**mapping["trainer"], "load_checkpoint_path": final}
+    measured = from_mapping(mapping).config
+    if adopted.tokenizer and not mapping["data"]["tokenizer"].startswith(IDS):
+        mapping["data"]["tokenizer"] = carry(adopted.tokenizer, data, f"{final}/data")
+    elif adopted.tokenizer and not digest:
+        notes.append("the tokenizer's files stay where they are: there is no data that they could come along with")
     config = from_mapping(mapping).config
     state = {**adopted.state, "data_digest": digest}
     provenance = {**adopted.provenance, "config": config.resolved()}
@@ -100,7 +108,7 @@ def _import(adopted: Adopted, partial: str, final: str, wishes: Wishes, progress
     os.makedirs(paths.checkpoints, exist_ok=True)
     if os.path.exists(os.path.join(target, MANIFEST)):
         shutil.rmtree(target)
-    witness = measure_witness(config, adopted, partial, digest) if digest and wishes.witness else None
+    witness = measure_witness(measured, adopted, partial, digest) if digest and wishes.witness else None
     if witness is None:
         notes.append("no witness was measured: a migration of this checkpoint cannot be certified")
     document = train_document(state, {**provenance, "notes": notes}, witness)
@@ -111,7 +119,7 @@ def _import(adopted: Adopted, partial: str, final: str, wishes: Wishes, progress
     body = yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)
     write_bytes(os.path.join(partial, CONFIG), ("\n".join(text) + "\n" + body).encode())
     manifest = commit(paths, target, written, step=adopted.step, attempt=0, epoch=1)
-    return Made(adopted.kind, manifest, os.path.join(final, CONFIG), notes)
+    return Made(adopted.kind, manifest, os.path.join(final, CONFIG), notes, digest)
 
 
 def measure_witness(config: TrainLmConfig, adopted: Adopted, root: str, digest: str) -> dict[str, Any]:
@@ -189,7 +197,7 @@ def place_in_root(made: Made, folder: str, root: str, run_id: str) -> records.Ru
     status = records.Status(
         state=records.STOPPED, step=step, process=0, heartbeat=now, run_id=run_id, attempt=_ATTEMPT, checkpoint=name,
         root_digest=made.manifest.root_digest, num_train_steps=config.trainer.num_train_steps, host=host, progress=now,
-        data_digest=digests[0] if digests else "", data_digests=digests, message=f"imported from {made.kind}",
+        data_digest=made.data_digest, data_digests=digests, message=f"imported from {made.kind}",
         **records.this_process().to_json(),
     )  # fmt: skip
     status.write(paths.attempt(_ATTEMPT).status())

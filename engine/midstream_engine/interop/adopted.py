@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ class Adopted:
     digest of the data. ``notes``: a line for all that is not carried over as it was; ``remarks`` has more once the
     arrays are made. ``stamp``: the source as it is. ``verify`` raises ConversionError where what was read is damaged.
     ``data(place, paths)`` links the run's data, which lies at ``paths`` where any are given, under ``place``, and
-    returns its directory; None: the source names none."""
+    returns its directory; None: the source names none. ``tokenizer``: by name the files of its tokenizer; they
+    come along with the data, or, where ``mapping`` has the tokenizer itself, as data of their own."""
 
     kind: str
     step: int
@@ -36,6 +37,7 @@ class Adopted:
     remarks: Callable[[], list[str]]
     verify: Callable[[], None]
     data: Callable[[str, Sequence[str]], str] | None
+    tokenizer: Mapping[str, str] = field(default_factory=dict)
 
 
 def state_arrays(config: TrainLmConfig, vocab_size: int) -> dict[str, LogicalArray]:

@@ -34,13 +34,10 @@ from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.huggingface_config import from_huggingface, to_huggingface
 from midstream_engine.interop.huggingface_names import CONSTANTS, Rule, rules_of, tied_head
 from midstream_engine.interop.safetensors import Outgoing, read_tensors, write_tensors
-from midstream_engine.records import PACKED, ArrayEntry, Manifest, RunPaths, checkpoint_name
+from midstream_engine.interop.tokenizer_files import FOLDER, carry, files_at
+from midstream_engine.records import IMPORTED, PACKED, ArrayEntry, Manifest, RunPaths, carried_digests, checkpoint_name
 
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json",
-)  # fmt: skip
-TOKENIZER, CONFIG = "tokenizer", "train.yaml"
+CONFIG = "train.yaml"
 _MODEL = "model/"
 
 
@@ -83,8 +80,14 @@ def import_model(source: str, directory: str, final: str) -> Manifest:
     the source is used, and every array of the model is there in the right shape.
     """
     found, model, vocab_size = described(source)
-    carried = _carry(source, os.path.join(directory, TOKENIZER))
-    mapping = started_with(model, source, final, "tokenizer.json" in carried)
+    files = files_at(source)
+    carried = None
+    if "tokenizer.json" in files:
+        carried = carry(files, os.path.join(directory, "data"), f"{final}/data")
+    elif files:
+        os.makedirs(os.path.join(directory, FOLDER))
+        _copy(files, os.path.join(directory, FOLDER))
+    mapping = started_with(model, source, final, carried)
     config = from_mapping(mapping).config
     arrays = list(converted(config, vocab_size, read_tensors(source)))
     state = {
@@ -127,12 +130,13 @@ def export_model(
     report = verify_checkpoint(checkpoint)
     if not report.sound:
         raise ConversionError(f"{checkpoint} is not sound: {report.flaws[0]}")
-    provenance = read_train(checkpoint).get("provenance") or {}
+    told = read_train(checkpoint)
+    provenance = told.get("provenance") or {}
     if "config" not in provenance:
         raise ConversionError(f"{checkpoint}: train.json names no configuration, so the model's shape is unknown")
     config = from_mapping(provenance["config"]).config
-    folder = tokenizer or _tokenizer_folder(config, checkpoint)
-    rows: int = vocab_size or provenance.get("vocab_size") or _vocab_size(config)
+    files = files_at(tokenizer) if tokenizer else _tokenizer_files(config, checkpoint, told["state"])
+    rows: int = vocab_size or provenance.get("vocab_size") or _vocab_size(config, files)
     entries = {
         entry.name.removeprefix(_MODEL): entry
         for entry in report.manifest.array_entries
@@ -142,8 +146,7 @@ def export_model(
     tensors = list(_outgoing(config.model, rows, entries, checkpoint, dtype))
     with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
         json.dump(described, file, indent=2, sort_keys=True)
-    if folder is not None:
-        _carry(folder, directory)
+    _copy(files, directory)
     return write_tensors(directory, tensors, largest)
 
 
@@ -249,14 +252,13 @@ def _check_tied(config: LmConfig, tensors: dict[str, np.ndarray]) -> set[str]:
     return {tied[0]}
 
 
-def started_with(model: LmConfig, source: str, final: str, has_tokenizer: bool) -> dict[str, Any]:
-    """A configuration that begins with the model."""
+def started_with(model: LmConfig, source: str, final: str, tokenizer: str | None) -> dict[str, Any]:
+    """A configuration that begins with the model at ``final``. ``tokenizer``: what ``data.tokenizer`` calls its own."""
     import draccus
 
     data: dict[str, Any] = {"tokenizer": "bytes", "train_urls": []}
-    if has_tokenizer:
-        folder = final if final == source else os.path.join(final, TOKENIZER)
-        data["tokenizer"] = os.path.join(folder, "tokenizer.json")
+    if tokenizer is not None:
+        data["tokenizer"] = tokenizer
         eos = _eos_token(source)
         if eos is not None:
             data["eos_token"] = eos
@@ -271,16 +273,6 @@ def _eos_token(source: str) -> str | None:
         if token:
             return token["content"] if isinstance(token, dict) else str(token)
     return None
-
-
-def _carry(source: str, directory: str) -> set[str]:
-    """Copy the tokenizer's files that there are; returns their names."""
-    names = {name for name in TOKENIZER_FILES if os.path.isfile(os.path.join(source, name))}
-    if names:
-        os.makedirs(directory, exist_ok=True)
-    for name in names:
-        shutil.copyfile(os.path.join(source, name), os.path.join(directory, name))
-    return names
 
 
 def _read_json(path: str) -> dict[str, Any]:
@@ -345,21 +337,32 @@ def _unpadded(axes: Sequence[str], shape: Sequence[int], vocab_size: int) -> tup
     return tuple(vocab_size if axis == "vocab" else size for axis, size in zip(axes, shape, strict=True))
 
 
-def _tokenizer_folder(config: TrainLmConfig, checkpoint: str) -> str | None:
-    beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(checkpoint))), TOKENIZER)
-    if os.path.isdir(beside):
-        return beside
-    path = os.path.expanduser(config.data.tokenizer)
-    if path == "bytes" or not os.path.exists(path):
-        return None
-    return path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: dict[str, Any]) -> dict[str, str]:
+    """Those that the run was trained with, where they are here: named by the configuration, with its data, or beside
+    it."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(checkpoint)))  # of the run, or of what an import wrote
+    name = config.data.tokenizer
+    places = [name.removeprefix(IMPORTED)] if name != "bytes" else []
+    for data in (os.path.join(folder, "data"), os.path.join(os.path.dirname(os.path.dirname(folder)), "data")):
+        places += [os.path.join(data, digest) for digest in carried_digests(name)]
+        places.append(os.path.join(data, state.get("data_digest") or "-", FOLDER))
+    places.append(os.path.join(folder, FOLDER))
+    return next((files for place in places if (files := files_at(place))), {})
 
 
-def _vocab_size(config: TrainLmConfig) -> int:
+def _copy(files: dict[str, str], directory: str) -> None:
+    for name, path in files.items():
+        shutil.copyfile(path, os.path.join(directory, name))
+
+
+def _vocab_size(config: TrainLmConfig, files: dict[str, str]) -> int:
     from midstream_engine.data.errors import DataError
     from midstream_engine.data.tokenizer import load_tokenizer
 
+    name = config.data.tokenizer
     try:
-        return load_tokenizer(config.data.tokenizer, config.data.eos_token).vocab_size
+        return load_tokenizer(
+            files.get("tokenizer.json", name) if name.startswith(IMPORTED) else name, config.data.eos_token
+        ).vocab_size
     except DataError as error:
         raise ConversionError(f"how many tokens there are is not known here ({error}); give --vocab-size") from None

@@ -25,13 +25,15 @@ from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.huggingface import converted, described, started_with
 from midstream_engine.interop.incoming import Incoming, Piece
 from midstream_engine.interop.safetensors import read_tensors
+from midstream_engine.interop.tokenizer_files import files_at
 
 
 def open_model(source: str, overrides: Sequence[str]) -> Adopted:
     """The model directory ``source`` as a run's state before its first update. ``overrides``: the engine's flags, with
     the data at least (``--data.train_urls``). ConversionError where there is none, or the model does not fit."""
     found, model, vocab_size = described(source)
-    mapping = started_with(model, source, source, os.path.isfile(os.path.join(source, "tokenizer.json")))
+    own = os.path.join(source, "tokenizer.json")
+    mapping = started_with(model, source, source, own if os.path.isfile(own) else None)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump({key: mapping[key] for key in ("data", "model")}, file)
         file.flush()
@@ -64,7 +66,8 @@ def open_model(source: str, overrides: Sequence[str]) -> Adopted:
     weights = sorted(name for name in os.listdir(source) if name.endswith((".safetensors", ".json")))
     stamp: list[Any] = [[name, os.stat(os.path.join(source, name)).st_mtime_ns] for name in weights]
     bring = partial(_tokenized, config, tokenizer)
-    return Adopted("huggingface", 0, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring)
+    return Adopted("huggingface", 0, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring,
+                   {} if config.data.tokenizer == "bytes" else files_at(config.data.tokenizer))  # fmt: skip
 
 
 def _sound() -> None:

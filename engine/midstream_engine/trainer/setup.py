@@ -13,9 +13,11 @@ import jmp
 import optax
 from jaxtyping import PRNGKeyArray
 
+from midstream_engine import records
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.batches import TrainingBatches, Validation
+from midstream_engine.data.imported import tokenizer_path
 from midstream_engine.data.prepare import open_training, open_validation, validation_urls
 from midstream_engine.data.tokenizer import Tokenizer, load_tokenizer
 from midstream_engine.optim.adam import build_optimizer
@@ -107,9 +109,11 @@ class Setup(Plan):
 
     @property
     def data_digests(self) -> list[str]:
-        """Of the token caches that are read from this host's data directory: training's, then those of evaluation."""
+        """Of what is read from this host's data directory: the token caches of training and of evaluation, a tokenizer
+        that came along."""
         read = [self.batches.cache, *(self.validation.sets.values() if self.validation else ())]
-        return list(dict.fromkeys(cache.digest for cache in read if cache.local))
+        carried = records.carried_digests(self.config.data.tokenizer)
+        return list(dict.fromkeys([*(cache.digest for cache in read if cache.local), *carried]))
 
 
 def make_plan(
@@ -138,7 +142,7 @@ def make_plan(
         cuts[evaluated].size // layout.batch_shards if per_device_eval == -1 else per_device_eval,
         "trainer.per_device_eval_parallelism",
     )
-    tokenizer = load_tokenizer(data.tokenizer, data.eos_token)
+    tokenizer = load_tokenizer(tokenizer_path(data.tokenizer, trainer.resolved_root()), data.eos_token)
     policy = jmp.get_policy(trainer.mp)
     rate = learning_rate(config.optimizer, trainer.num_train_steps)
     optimizer = build_optimizer(config.optimizer, rate)

@@ -22,6 +22,7 @@ from midstream_engine.interop.incoming import Incoming, Piece
 from midstream_engine.interop.levanter.arrays import Stored, find, open_arrays, read_metadata
 from midstream_engine.interop.levanter.configuration import read_config, translate
 from midstream_engine.interop.levanter.data import Data, names_data, read_data
+from midstream_engine.interop.tokenizer_files import beside_data, first_at
 
 _OPTIMIZER = "opt_state/"
 _COUNTS = ("count", "hyperparams_states/learning_rate/count")
@@ -54,12 +55,16 @@ def open_levanter(
     ordered = not without_data and (bool(caches) or names_data(told))
     mapping = translate(told, rows, notes, ordered=ordered)
     config = from_mapping(mapping).config
+    near = [os.path.dirname(os.path.abspath(config_path)), directory, os.path.dirname(directory), os.getcwd()]
+    named = str((told.get("data") or {}).get("tokenizer") or "")
+    tokenizer = first_at(near, named) if named else {}
+    if named and not tokenizer and ordered:
+        notes.append(f"data.tokenizer: {named} is only a name: the tokenizer's files do not come along")
     data = None
     if ordered:
         length = told.get("train_seq_len") or config.model.seq_len
         if length != config.model.seq_len:
             raise ConversionError(f"train_seq_len: {length} tokens of {config.model.seq_len} are not carried over")
-        near = [os.path.dirname(os.path.abspath(config_path)), directory, os.path.dirname(directory), os.getcwd()]
         data = read_data(told, near, caches, config.trainer, config.trainer.seed)
         ends = "" if data.eos is None else f":{data.eos}"
         mapping["data"] |= {
@@ -127,14 +132,17 @@ def open_levanter(
     }  # fmt: skip
     stamp: list[Any] = [[name, list(stored.shape), str(stored.dtype)] for name, stored in found.items()]
     stamp.append(os.stat(os.path.join(directory, "metadata.json")).st_mtime_ns)
-    bring = None if data is None else partial(_link_data, data, config.model.seq_len, config.data.tokenizer)
-    return Adopted("levanter", steps, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring)
+    bring = None if data is None else partial(_link_data, data, config.model.seq_len, config.data.tokenizer, tokenizer)
+    return Adopted("levanter", steps, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring, tokenizer)
 
 
-def _link_data(data: Data, seq_len: int, tokenizer: str, place: str, given: Sequence[str]) -> str:
+def _link_data(
+    data: Data, seq_len: int, tokenizer: str, files: dict[str, str], place: str, given: Sequence[str]
+) -> str:
     """Link the token caches, which were found when the checkpoint was opened, under ``place``."""
     del given
-    return import_levanter(place, data.caches, data.order, seq_len=seq_len, tokenizer=tokenizer)
+    beside = beside_data(files)
+    return import_levanter(place, data.caches, data.order, seq_len=seq_len, tokenizer=tokenizer, beside=beside)
 
 
 def _sound() -> None:

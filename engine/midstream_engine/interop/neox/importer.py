@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,9 +27,13 @@ from midstream_engine.interop.neox.partitions import LEGACY, Row
 from midstream_engine.interop.neox.reader import Read, read
 from midstream_engine.interop.neox.rounding import rounded_to
 from midstream_engine.interop.neox.tensors import DOWN, FIRST_BLOCK, ROWS, UP, Key, Merging
+from midstream_engine.interop.tokenizer_files import beside_data
 from midstream_engine.interop.torchfile.calls import Tensor
 
 _MODEL, _MU, _NU = "model/", "optimizer/adam/mu/", "optimizer/adam/nu/"
+_VOCABULARIES = {
+    "HFTokenizer": "tokenizer.json", "GPT2BPETokenizer": "vocab.json", "SPMTokenizer": "tokenizer.model",
+}  # fmt: skip
 _AT_ONCE = 2 << 20  # numbers that are compared at a time
 _KINDS = {_MODEL: "fp32", _MU: "exp_avg", _NU: "exp_avg_sq"}
 # What a resumed run does not need from the file; named, so that nothing is silently left out.
@@ -91,6 +96,8 @@ def open_neox(path: str) -> Adopted:
     notes.append("the state of torch's random generators has no counterpart; nothing of the run depends on it here")
     unused = settings.unused()
     notes += [f"configs: {name.replace('_', '-')} has no counterpart" for name in unused if name not in _SILENT]
+    directory = os.path.abspath(files.directory)
+    tokenizer = _tokenizer(settings, [os.path.dirname(directory), directory], notes)
     state = {
         "step": found.iteration, "optimizer_count": schedule_count, "schedule_count": schedule_count,
         "next_sample": found.iteration * batch, "batch_schedule": config.trainer.batch_schedule().to_json(),
@@ -102,7 +109,8 @@ def open_neox(path: str) -> Adopted:
         "vocab_size": shapes.vocab, "neox": {name: str(value) for name, value in settings.unused().items()},
     }  # fmt: skip
     return Adopted("neox", found.iteration, mapping, arrays, state, provenance, notes, files.stamp(), build.remarks,
-                   found.verify, partial(_link_data, _data(settings, batch), f"ids:{shapes.vocab}"))  # fmt: skip
+                   found.verify, partial(_link_data, _data(settings, batch), f"ids:{shapes.vocab}", tokenizer),
+                   tokenizer)  # fmt: skip
 
 
 def _data(settings: Settings, batch: int) -> dict[str, Any]:
@@ -116,7 +124,26 @@ def _data(settings: Settings, batch: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _link_data(about: dict[str, Any], tokenizer: str, place: str, given: Sequence[str]) -> str:
+def _tokenizer(settings: Settings, near: Sequence[str], notes: list[str]) -> dict[str, str]:
+    """The files that the configuration names, by the names that Hugging Face has for them."""
+    found: dict[str, str] = {}
+    kind = str(settings.get("tokenizer_type") or "")
+    for setting, usual in (("vocab_file", _VOCABULARIES.get(kind)), ("merge_file", "merges.txt")):
+        name = settings.get(setting)
+        if not name:
+            continue
+        places = [str(name), *(os.path.join(one, os.path.basename(str(name))) for one in near)]
+        path = next((place for place in places if os.path.isfile(place)), None)
+        if path is None:
+            notes.append(
+                f"configs: {setting.replace('_', '-')}: {name} is not here: that file of the tokenizer stays behind"
+            )
+        else:
+            found[usual or os.path.basename(path)] = os.path.abspath(path)
+    return found
+
+
+def _link_data(about: dict[str, Any], tokenizer: str, files: dict[str, str], place: str, given: Sequence[str]) -> str:
     """Link the run's datasets under ``place``; returns where they lie."""
     from midstream_engine.data.neox import import_neox
 
@@ -127,7 +154,7 @@ def _link_data(about: dict[str, Any], tokenizer: str, place: str, given: Sequenc
         raise ConversionError(f"--data names {len(paths)} datasets, the run has {len(about['paths'])}")
     return import_neox(
         place, paths, about["weights"], split=about["split"], samples=about["samples"], seq_len=about["seq_len"],
-        seed=about["seed"], tokenizer=tokenizer,
+        seed=about["seed"], tokenizer=tokenizer, beside=beside_data(files),
     )  # fmt: skip
 
 

@@ -1,0 +1,42 @@
+"""The files of a tokenizer, which come along with what was made with it: found, and laid where a run finds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from midstream_engine.data.imported import SCHEME, write_imported
+
+NAMES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
+FOLDER = "tokenizer"  # in data that another trainer prepared
+
+
+def files_at(place: str) -> dict[str, str]:
+    """By name the files of a tokenizer's folder, or of the folder that its ``tokenizer.json`` lies in; none where
+    ``place`` is only a name."""
+    place = os.path.expanduser(place)
+    folder = place if os.path.isdir(place) else os.path.dirname(os.path.abspath(place))
+    found = {name: os.path.join(folder, name) for name in NAMES if os.path.isfile(os.path.join(folder, name))}
+    if os.path.isfile(place) and os.path.basename(place) not in found:
+        return {"tokenizer.json": os.path.abspath(place)}
+    return found if os.path.exists(place) else {}
+
+
+def first_at(places: Sequence[str], name: str) -> dict[str, str]:
+    """The files at ``name``, which may be said relative to one of ``places``."""
+    return next((files for place in places if (files := files_at(os.path.join(place, os.path.expanduser(name))))), {})
+
+
+def beside_data(files: Mapping[str, str]) -> dict[str, str]:
+    """Their names in a directory of data that they travel with."""
+    return {f"{FOLDER}/{name}": path for name, path in files.items()}
+
+
+def carry(files: Mapping[str, str], data: str, final: str) -> str:
+    """Make data of the files that travels with a run, under ``data``, which will be ``final``; returns what
+    ``data.tokenizer`` calls it."""
+    digest = os.path.basename(write_imported(data, files, {"kind": "tokenizer"}))
+    return f"{SCHEME}{final}/{digest}"
