@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import pytest
 import yaml
 
 import imported_runs
+from lab.bucket import BucketServer, bucket_server
 from midstream_engine.convert import main
-from midstream_engine.data import threefry
+from midstream_engine.data import gcs, threefry
 from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.imported import Imported
@@ -37,6 +38,7 @@ pytestmark = [
 DATA = Path(__file__).parent.parent / "fixtures" / "levanter" / "data"
 ORDERS: dict[str, Any] = json.loads((DATA / "orders.json").read_text())
 POSITIONS, BATCH, FIRST, SEED, EOS = 16, 8, 3, 5, 63
+BUCKET = "levanter-caches"
 
 
 def ordered(root: Path, told: dict[str, Any]) -> TrainingBatches:
@@ -117,6 +119,41 @@ def test_the_end_of_documents_is_seen_in_the_caches_where_the_tokenizer_is_not_h
     adopted = open_levanter(str(source))
     assert adopted.mapping["data"]["tokenizer"] == f"ids:64:{EOS}"
     assert [note for note in adopted.notes if "some-hub/name is only a name" in note]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
+    with bucket_server(BUCKET) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        gcs._client.cache_clear()
+        yield server
+    gcs._client.cache_clear()
+
+
+def test_caches_in_a_bucket_are_read_there(server: BucketServer, tmp_path: Path) -> None:
+    """The samples are those of the caches on a disk; nothing of the tokens is copied."""
+    told = ORDERS["three by turns"]["data"]
+    for path in DATA.rglob("*"):
+        if path.is_file():
+            server.put(BUCKET, f"all/{path.relative_to(DATA)}", path.read_bytes())
+    far = {
+        **told,
+        "components": {
+            name: {**body, "cache_dir": f"gs://{BUCKET}/all/{Path(body['cache_dir']).name}"}
+            for name, body in told["components"].items()
+        },
+    }
+    batches = ordered(tmp_path, far)
+    for update, digest in enumerate(ORDERS["three by turns"]["batches"], FIRST):
+        assert hashlib.sha256(batches.batch(update).tokens.astype("<i4").tobytes()).hexdigest() == digest
+    (directory,) = (path for path in tmp_path.iterdir() if not path.name.startswith("."))
+    assert {path.name for path in directory.rglob("*") if path.is_file()} == {LEDGER, "manifest.json"}
+    server.put(BUCKET, f"all/a/train/{LEDGER}", b"{}")
+    with pytest.raises(DataError, match="not there as it was imported"):
+        open_data(str(directory))
+    with pytest.raises(DataError, match="no token cache of Levanter's"):
+        open_cache(f"gs://{BUCKET}/nowhere")
 
 
 def test_data_that_is_not_carried_over_is_refused_by_name_unless_it_is_left_out(tmp_path: Path) -> None:

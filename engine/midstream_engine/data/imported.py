@@ -70,6 +70,7 @@ def write_imported(data_root: str, files: Mapping[str, str | bytes], about: Mapp
         for name in sorted(files):
             source, place = files[name], os.path.join(directory, name)
             if isinstance(source, bytes):
+                os.makedirs(os.path.dirname(place), exist_ok=True)
                 with open(place, "wb") as file:
                     file.write(source)
                     file.flush()

@@ -4,6 +4,9 @@ A cache is a folder with ``shard_ledger.json`` and, for each field of a document
 documents end to end, and ``<field>/offsets``, whose first number counts the documents and whose others say where each
 ends. Both are zarr arrays with a declared length far beyond the true one. A *sharded* cache has no arrays of its own,
 but folders that do, one after the other. Example i of a body is its tokens [i * seq_len, (i + 1) * seq_len).
+
+A cache in a bucket (``gs://``) stays there: its chunks are read from wherever the run is, and its ledger has to be the
+one that was imported.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.data.errors import DataError
+from midstream_engine.data import gcs
+from midstream_engine.data.errors import DataError, NotThere
 from midstream_engine.data.examples import sequence_mask
 from midstream_engine.data.imported import write_imported
 from midstream_engine.data.levanter_order import sample_order
 
 LEDGER = "shard_ledger.json"
 FIELD = "input_ids"
+BUCKETS = "gs://"
 _CACHE_BYTES = 256 << 20  # of decompressed chunks, kept between reads
 _ENDLESS = 1 << 62
 _LOOKED_AT = 1000  # documents whose last token is looked at
@@ -44,6 +49,7 @@ class Cache:
 
     directory: str
     pieces: list[Piece]
+    ledger: bytes  # as it lies there
 
     @property
     def tokens(self) -> int:
@@ -68,17 +74,17 @@ class Cache:
 
 def open_cache(directory: str) -> Cache:
     """The cache in ``directory``, or in its folder ``train``. DataError where there is none, or an unfinished one."""
-    inner = os.path.join(directory, "train")
-    if not os.path.exists(os.path.join(directory, LEDGER)) and os.path.exists(os.path.join(inner, LEDGER)):
-        directory = inner
-    path = os.path.join(directory, LEDGER)
+    directory = directory.rstrip("/")
+    text = _contents(f"{directory}/{LEDGER}")
+    if text is None and (text := _contents(f"{directory}/train/{LEDGER}")) is not None:
+        directory = f"{directory}/train"
+    if text is None:
+        raise DataError(f"{directory}: no token cache of Levanter's: there is no {LEDGER}")
+    path = f"{directory}/{LEDGER}"
     try:
-        with open(path, encoding="utf-8") as file:
-            ledger = json.load(file)
+        ledger = json.loads(text)
         finished, sharded = ledger["is_finished"] is True, ledger.get("layout") == "sharded"
         shards = [str(name) for name in ledger["finished_shards"] if ledger["shard_rows"][name]] if sharded else ["."]
-    except FileNotFoundError:
-        raise DataError(f"{directory}: no token cache of Levanter's: there is no {LEDGER}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not in a form that is known ({' '.join(str(error).split())[:100]})") from None
     if not finished:
@@ -87,11 +93,11 @@ def open_cache(directory: str) -> Cache:
     for shard in shards:
         if os.path.isabs(shard) or ".." in shard.split("/"):
             raise DataError(f"{path}: the shard {shard!r} does not lie in it")
-        folder = os.path.normpath(os.path.join(directory, shard))
+        folder = directory if shard == "." else f"{directory}/{os.path.normpath(shard)}"
         offsets = _open(f"{folder}/{FIELD}/offsets")
         documents = int(offsets[0].read().result())
         pieces.append(Piece(folder, documents, int(offsets[documents].read().result()) if documents else 0))
-    cache = Cache(directory, pieces)
+    cache = Cache(directory, pieces, text)
     if cache.documents != ledger.get("total_num_rows"):
         raise DataError(f"{path}: speaks of {ledger.get('total_num_rows')} documents, but {cache.documents} are there")
     return cache
@@ -109,12 +115,32 @@ def _open(path: str) -> Any:
     """One of its arrays. DataError where it cannot be opened."""
     import tensorstore as ts
 
-    driver = "zarr3" if os.path.exists(os.path.join(path, "zarr.json")) else "zarr"
-    spec = {"driver": driver, "kvstore": {"driver": "file", "path": os.path.abspath(path) + "/"}}
+    kvstore = {"driver": "file", "path": os.path.abspath(path) + "/"}
+    if in_bucket(path):
+        bucket, _, prefix = path.removeprefix(BUCKETS).partition("/")
+        kvstore = {"driver": "gcs", "bucket": bucket, "path": f"{prefix}/"}
     try:
+        described = ts.KvStore.open(kvstore, context=_context()).result().read("zarr.json").result()
+        spec = {"driver": "zarr3" if described.state == "value" else "zarr", "kvstore": kvstore}
         return ts.open(spec, read=True, context=_context(), recheck_cached_data=False).result()
     except ValueError as error:
         raise DataError(f"{path}: cannot be opened: {' '.join(str(error).split())[:200]}") from None
+
+
+def in_bucket(path: str) -> bool:
+    """Whether it is no path of a file system's."""
+    return path.startswith(BUCKETS)
+
+
+def _contents(path: str) -> bytes | None:
+    """Of a small file; None where there is none."""
+    try:
+        if in_bucket(path):
+            return gcs.get(path)
+        with open(path, "rb") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError, NotThere):
+        return None
 
 
 class _Body:
@@ -147,9 +173,15 @@ class LevanterExamples:
         self.key = manifest["digest"]
         self._length = manifest["seq_len"]
         bodies = manifest["bodies"]
+        for number, body in enumerate(bodies):
+            _check_same(body.get("url"), f"{directory}/{number}/{LEDGER}")
         self._bodies = [
-            _Body([(os.path.join(directory, folder), tokens) for folder, tokens in body["pieces"]]) for body in bodies
-        ]
+            _Body([
+                (folder if in_bucket(folder) else os.path.join(directory, folder), tokens)
+                for folder, tokens in body["pieces"]
+            ])
+            for body in bodies
+        ]  # fmt: skip
         lengths = [sum(tokens for _, tokens in body["pieces"]) // self._length for body in bodies]
         self._order = sample_order(manifest["order"], lengths)
         self.sequences = sum(lengths)
@@ -174,6 +206,15 @@ class LevanterExamples:
         return self._bodies[body].begin(example * self._length, self._length)
 
 
+def _check_same(url: str | None, ledger: str) -> None:
+    """DataError where a cache in a bucket is not the one that was imported."""
+    if url is None:
+        return
+    with open(ledger, "rb") as file:
+        if _contents(f"{url}/{LEDGER}") != file.read():
+            raise DataError(f"{url}: this token cache is not there as it was imported: its {LEDGER} is another")
+
+
 def import_levanter(
     data_root: str,
     caches: Mapping[str, Cache],
@@ -183,7 +224,8 @@ def import_levanter(
     tokenizer: str,
     beside: Mapping[str, str] | None = None,
 ) -> str:
-    """Link ``caches`` into a directory under ``data_root``; returns where it lies. ``order``: ``key`` (of Levanter's
+    """Link ``caches`` into a directory under ``data_root``, but for what lies in a bucket, which is read there; returns
+    where it lies. ``order``: ``key`` (of Levanter's
     data), ``shuffle`` and ``mixture`` as :mod:`levanter_order` has them. ``beside``: files to travel along, by name.
     """
     files: dict[str, str | bytes] = {**(beside or {})}
@@ -191,6 +233,11 @@ def import_levanter(
     for number, (name, cache) in enumerate(caches.items()):
         if cache.tokens < seq_len:
             raise DataError(f"{cache.directory}: {cache.tokens} tokens do not fill one sequence of {seq_len}")
+        files[f"{number}/{LEDGER}"] = cache.ledger
+        if in_bucket(cache.directory):
+            pieces = [[piece.folder, piece.tokens] for piece in cache.pieces]
+            bodies.append({"name": name, "pieces": pieces, "url": cache.directory})
+            continue
         pieces = []
         for place, piece in enumerate(cache.pieces):
             folder = f"{number}/{place}"
@@ -200,7 +247,6 @@ def import_levanter(
                     path = os.path.join(parent, file)
                     files[f"{folder}/{FIELD}/{os.path.relpath(path, source)}"] = path
             pieces.append([folder, piece.tokens])
-        files[f"{number}/{LEDGER}"] = os.path.join(cache.directory, LEDGER)
         bodies.append({"name": name, "pieces": pieces})
     about = {
         "kind": "levanter", "tokenizer": tokenizer, "tokens": sum(cache.tokens for cache in caches.values()),

@@ -16,7 +16,7 @@ from typing import Any
 from midstream_engine.config.trainer import TrainerConfig
 from midstream_engine.data import threefry
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.levanter import LEDGER, Cache, open_cache
+from midstream_engine.data.levanter import LEDGER, Cache, in_bucket, open_cache
 from midstream_engine.data.levanter_order import PERMUTATIONS
 from midstream_engine.interop.errors import ConversionError
 
@@ -137,6 +137,8 @@ def _place(name: str, body: Mapping[str, Any], data: Mapping[str, Any]) -> str:
 
 def _lying(place: str, near: Sequence[str]) -> str:
     """Where a path of the configuration lies: relative ones from the first directory that has it."""
+    if in_bucket(place):
+        return place
     place = os.path.expanduser(place)
     candidates = [os.path.normpath(os.path.join(one, place)) for one in near]
     ends = ("", "train")
