@@ -106,7 +106,7 @@ def test_a_runs_name_is_a_name_or_refused(reached: tuple[SshMachine, Path], name
     machine, folder = reached
     note(f"seed {SEED + 2}")
     name = name.replace("CANARY", str(folder / "canary"))
-    told = machine.call("runs.put_fence", root=machine.root, run_id="r", fence=records.Fence(1, name).to_json())
+    told = machine.call("hands.put_fence", root=machine.root, run_id="r", fence=records.Fence(1, name).to_json())
     assert told["holder"] == name
     assert machine.run(["rm", "-rf", "--", machine.root]).returncode == 0
     assert os.listdir(folder) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import Exit, LostContact, MidstreamError, UsageError
-from midstream.fleet.config import load_fleet
+from midstream.fleet.load import load_fleet
 from midstream.hosts.open import Hosts
 from midstream.migrate import directory, executor, model, process
 from midstream.migrate.journal import Journal
@@ -124,7 +124,7 @@ def test_a_rollback_that_cannot_be_completed_ends_later_with_its_own_reason(
 
 def test_a_rollback_ends_where_the_run_was_moved_on_meanwhile(move: Move, monkeypatch: pytest.MonkeyPatch):
     paths = move.source_paths
-    move.source.call("runs.take", root=paths.root, run_id="r", migration="m", epoch=2, holder="b", seconds=60.0)
+    move.source.call("hands.take", root=paths.root, run_id="r", migration="m", epoch=2, holder="b", seconds=60.0)
     records.Fence(4, "c", 9, [records.Seal(3, 9).to_json()]).write(paths.fence)
     failing = Step(model.CUTOVER, raising(MidstreamError("cut")))
     assert carry_out(move, monkeypatch, failing) == Exit.FAILED

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from midstream.remote import engine, runs
+from midstream.remote import engine, hands, runs
 from midstream_engine import records
 from run_directory import RunDirectory, dead_process
 
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def take(root: str, migration: str, epoch: int = 2, seconds: float = 60.0) -> dict[str, Any]:
-    return runs.take(root, "run", migration, epoch, f"target of {migration}", seconds)
+    return hands.take(root, "run", migration, epoch, f"target of {migration}", seconds)
 
 
 def test_of_many_who_take_a_run_one_has_it(root: str, run: RunDirectory):
@@ -55,12 +55,12 @@ def test_of_many_who_take_a_run_one_has_it(root: str, run: RunDirectory):
 def test_who_has_it_may_take_it_again_and_let_it_go(root: str, run: RunDirectory):
     assert take(root, "a")["epoch"] == 1
     take(root, "a")
-    runs.let_go(root, "run", "b")
+    hands.let_go(root, "run", "b")
     with pytest.raises(runs.Refused, match="by migration a"):
         take(root, "b")
-    runs.let_go(root, "run", "a")
+    hands.let_go(root, "run", "a")
     take(root, "b")
-    mover = runs.mover(root, "run")
+    mover = hands.mover(root, "run")
     assert mover is not None
     assert mover["migration"] == "b"
 
@@ -86,42 +86,42 @@ def test_a_begun_epoch_stays_with_who_began_it_however_late(root: str, run: RunD
 def test_orders_and_fences_of_others_are_refused(root: str, run: RunDirectory):
     run.attempt(1)
     take(root, "a")
-    assert runs.give_order(root, "run", 1, {**STOP, "migration": "a"}) == 1
+    assert hands.give_order(root, "run", 1, {**STOP, "migration": "a"}) == 1
     with pytest.raises(runs.Refused, match="by migration a"):
-        runs.give_order(root, "run", 1, {**STOP, "migration": "b"})
+        hands.give_order(root, "run", 1, {**STOP, "migration": "b"})
     assert records.Order.read(run.attempt(1).order).migration == "a"
     fence = records.Fence.read(run.paths.fence).sealed(2, "elsewhere", 5)
     for change in (
-        lambda: runs.put_fence(root, "run", fence.to_json(), migration="b"),
-        lambda: runs.seal(root, "run", 2, "elsewhere", 5, migration="b"),
+        lambda: hands.put_fence(root, "run", fence.to_json(), migration="b"),
+        lambda: hands.seal(root, "run", 2, "elsewhere", 5, migration="b"),
     ):
         with pytest.raises(runs.Refused, match="by migration a"):
             change()
     assert records.Fence.read(run.paths.fence).epoch == 1
-    assert runs.seal(root, "run", 2, "target of a", 5, migration="a")["epoch"] == 2
+    assert hands.seal(root, "run", 2, "target of a", 5, migration="a")["epoch"] == 2
 
 
 def test_who_comes_back_may_give_orders_where_an_earlier_move_began_an_epoch(root: str, run: RunDirectory):
     """An attempt that stands by on a former source; the move from there has finished, and its mover lies there."""
     run.attempt(1)
     take(root, "there")
-    runs.seal(root, "run", 2, "target of there", 5, migration="there")
+    hands.seal(root, "run", 2, "target of there", 5, migration="there")
     hold = records.Order(records.HOLD, epoch=3, step=9, migration="back").to_json()
-    assert runs.give_order(root, "run", 1, hold) == 1
+    assert hands.give_order(root, "run", 1, hold) == 1
     with pytest.raises(runs.Refused, match="by migration there"):
-        runs.give_order(root, "run", 1, {**hold, "epoch": 2})
+        hands.give_order(root, "run", 1, {**hold, "epoch": 2})
 
 
 def test_a_run_that_is_moved_on_is_not_taken_back(root: str, run: RunDirectory):
     """The target of one move is the source of the next: only one of the rollback and the next move gets epoch 3."""
     there = records.first_fence("here").sealed(2, "there", 5)
     back = there.rolled_back("here", 5)
-    runs.put_fence(root, "run", there.to_json(), migration="first")
+    hands.put_fence(root, "run", there.to_json(), migration="first")
     take(root, "second", epoch=3)
     with pytest.raises(runs.Refused, match="by migration second"):
-        runs.put_fence(root, "run", back.to_json(), migration="first")
-    runs.let_go(root, "run", "second")
-    runs.put_fence(root, "run", back.to_json(), migration="first")
+        hands.put_fence(root, "run", back.to_json(), migration="first")
+    hands.let_go(root, "run", "second")
+    hands.put_fence(root, "run", back.to_json(), migration="first")
     with pytest.raises(runs.Refused, match=r"was moved on to here \(epoch 3\)"):
         take(root, "second", epoch=3)
 

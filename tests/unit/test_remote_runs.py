@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.remote import runs
+from midstream.remote import hands, runs
 from midstream_engine import records
 from run_directory import RunDirectory, dead_process
 
@@ -50,7 +50,7 @@ def test_a_run_id_cannot_leave_the_root(root: str):
     with pytest.raises(records.RecordError, match="run id"):
         runs.claim_attempt(root, "../../etc")
     with pytest.raises(records.RecordError, match="run id"):
-        runs.put_fence(root, "a/b", records.first_fence("here").to_json())
+        hands.put_fence(root, "a/b", records.first_fence("here").to_json())
 
 
 def test_runs_are_directories_with_attempts(root: str, tmp_path: Path):
@@ -71,7 +71,7 @@ def test_a_run_that_is_not_there_is_described_as_empty(root: str):
 def test_orders_have_rising_serials(root: str, run: RunDirectory):
     run.attempt(1)
     order = records.Order(records.SAVE).to_json()
-    assert [runs.give_order(root, "run", 1, order) for _ in range(3)] == [1, 2, 3]
+    assert [hands.give_order(root, "run", 1, order) for _ in range(3)] == [1, 2, 3]
     assert records.Order.read(run.attempt(1).order).serial == 3
 
 
@@ -79,13 +79,13 @@ def test_a_serial_is_past_the_one_that_the_engine_carried_out(root: str, run: Ru
     run.status(1, records.TRAINING, 3)
     status = json.loads(Path(run.attempt(1).status()).read_text())
     records.write_json(run.attempt(1).status(), {**status, "order": 5})
-    assert runs.give_order(root, "run", 1, records.Order(records.STOP).to_json()) == 6
+    assert hands.give_order(root, "run", 1, records.Order(records.STOP).to_json()) == 6
 
 
 def test_an_order_without_an_action_is_refused_before_it_is_written(root: str, run: RunDirectory):
     run.attempt(1)
     with pytest.raises(records.RecordError, match="lacks action"):
-        runs.give_order(root, "run", 1, {"epoch": 2})
+        hands.give_order(root, "run", 1, {"epoch": 2})
     assert not Path(run.attempt(1).order).exists()
 
 
@@ -110,18 +110,18 @@ def test_a_living_source_is_not_sealed_from_outside(root: str, run: RunDirectory
     run.fence(1)
     run.status(1, records.TRAINING, 3)
     with pytest.raises(runs.Refused, match="attempt 1 of run runs"):
-        runs.seal(root, "run", 2, "there", 3)
+        hands.seal(root, "run", 2, "there", 3)
     assert records.Fence.read(run.paths.fence).epoch == 1
 
 
 def test_a_dead_source_is_sealed_once(root: str, run: RunDirectory):
     run.fence(1)
     run.status(1, records.TRAINING, 9, dead_process())
-    sealed = runs.seal(root, "run", 2, "there", 5)
+    sealed = hands.seal(root, "run", 2, "there", 5)
     assert (sealed["epoch"], sealed["holder"], sealed["sealed_step"]) == (2, "there", 5)
-    assert runs.seal(root, "run", 2, "there", 5) == sealed, "the same again changes nothing"
+    assert hands.seal(root, "run", 2, "there", 5) == sealed, "the same again changes nothing"
     with pytest.raises(records.RecordError, match="already at epoch 2"):
-        runs.seal(root, "run", 2, "elsewhere", 5)
+        hands.seal(root, "run", 2, "elsewhere", 5)
     fence = records.Fence.read(run.paths.fence)
     assert fence.accepts(1, 5)
     assert not fence.accepts(1, 6)
@@ -129,24 +129,24 @@ def test_a_dead_source_is_sealed_once(root: str, run: RunDirectory):
 
 def test_a_fence_only_goes_up(root: str, run: RunDirectory):
     first = records.first_fence("here")
-    assert runs.put_fence(root, "run", first.to_json()) == first.to_json()
+    assert hands.put_fence(root, "run", first.to_json()) == first.to_json()
     second = first.sealed(2, "there", 5)
-    assert runs.put_fence(root, "run", second.to_json())["epoch"] == 2
-    assert runs.put_fence(root, "run", second.to_json())["epoch"] == 2
+    assert hands.put_fence(root, "run", second.to_json())["epoch"] == 2
+    assert hands.put_fence(root, "run", second.to_json())["epoch"] == 2
     for old in (first, first.sealed(2, "elsewhere", 5)):
         with pytest.raises(runs.Refused, match="epoch 2"):
-            runs.put_fence(root, "run", old.to_json())
+            hands.put_fence(root, "run", old.to_json())
     assert records.Fence.read(run.paths.fence) == second
 
 
 def test_of_many_who_put_a_fence_one_wins(root: str, run: RunDirectory):
-    runs.put_fence(root, "run", records.first_fence("here").to_json())
+    hands.put_fence(root, "run", records.first_fence("here").to_json())
     together = threading.Barrier(8)
 
     def put(number: int) -> bool:
         together.wait()
         try:
-            runs.put_fence(root, "run", records.first_fence("here").sealed(2, f"host{number}", 5).to_json())
+            hands.put_fence(root, "run", records.first_fence("here").sealed(2, f"host{number}", 5).to_json())
         except runs.Refused:
             return False
         return True

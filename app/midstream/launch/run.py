@@ -53,7 +53,7 @@ def launch_run(
     for host, found in known:
         if found["fence"] is None:
             new = fence or records.first_fence(chosen.name).to_json()
-            host.call("runs.put_fence", root=host.root, run_id=run_id, fence=new)
+            host.call("hands.put_fence", root=host.root, run_id=run_id, fence=new)
     launch = Launch(run_id, chosen.name, epoch, overrides=tuple(overrides), config_text=text)
     attempt = start(hosts, fleet, chosen, launch, prepared)
     say(_started(attempt))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import HostError, MidstreamError, UsageError
-from midstream.fleet.config import default_fleet_path
+from midstream.fleet.load import default_fleet_path
 from midstream.migrate import cost, directory, fit, ledger, origin, rates, readers, schedule, shape
 from midstream.migrate.model import MODES, NO_ROUTE, OVERTAKE, STOP, Change, Plan, Request
 from midstream.migrate.shelf import Shelf, shelf_of, way

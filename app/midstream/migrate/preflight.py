@@ -88,7 +88,7 @@ def _route(here: Shelf, there: Shelf, source: Host, target: Host, plan: Plan) ->
 
 def _source(source: Host, described: dict[str, Any], plan: Plan) -> Iterator[Check]:
     fence = records.Fence.from_json(described["fence"], f"{source.name}: fence.json of {plan.run_id}")
-    mover = source.call("runs.mover", root=source.root, run_id=plan.run_id)
+    mover = source.call("hands.mover", root=source.root, run_id=plan.run_id)
     # By the host's own clock, which wrote it.
     if mover and mover["epoch"] > fence.epoch and mover["expires"] > source.call("standby.clock"):
         yield Check(

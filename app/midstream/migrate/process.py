@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
     """With the migration held. Whatever happens, the journal's last line is a result."""
-    from midstream.fleet.config import load_fleet
+    from midstream.fleet.load import load_fleet
     from midstream.hosts.open import Hosts
     from midstream.migrate.executor import execute
     from midstream.migrate.lease import Wanted

@@ -61,7 +61,7 @@ def _stop(move: Move, described: dict[str, Any], streamed: Streamed, at: int | N
     )
     move.journal.fact(source_was_alive=True, sealing_attempt=attempt, ordered=time.time())
     serial = source.call(
-        "runs.give_order", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
+        "hands.give_order", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
     )
     move.journal.fact(seal_serial=serial)
     when = "" if at is None else f"at step {at}: "

@@ -151,21 +151,21 @@ class Side:
 
     def take(self, migration: str, epoch: int, holder: str, seconds: float) -> records.Fence:
         """Have the run in hand on every home, or RemoteError, which says who has it. The first host's fence."""
-        fence = self._tell("runs.take", migration=migration, epoch=epoch, holder=holder, seconds=seconds)
+        fence = self._tell("hands.take", migration=migration, epoch=epoch, holder=holder, seconds=seconds)
         return records.Fence.from_json(fence)
 
     def let_go(self, migration: str) -> None:
         """End what ``take`` began, and the pin."""
         self.shelf.unpin(migration)
-        self._tell("runs.let_go", migration=migration)
+        self._tell("hands.let_go", migration=migration)
 
     def put_fence(self, fence: Mapping[str, Any], migration: str) -> None:
         """On every home."""
-        self._tell("runs.put_fence", fence=dict(fence), migration=migration)
+        self._tell("hands.put_fence", fence=dict(fence), migration=migration)
 
     def seal(self, migration: str, epoch: int, holder: str, step: int) -> None:
         """Close a run that does not run, on every home."""
-        self._tell("runs.seal", migration=migration, epoch=epoch, holder=holder, sealed_step=step)
+        self._tell("hands.seal", migration=migration, epoch=epoch, holder=holder, sealed_step=step)
 
     # ------------------------------------------------------------------------------------------ its processes
 

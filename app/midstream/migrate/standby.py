@@ -106,7 +106,7 @@ def _ask_to_save(move: Move) -> None:
         return
     order = records.Order(records.SAVE, epoch=plan.source_epoch, migration=plan.migration)
     serial = source.call(
-        "runs.give_order", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
+        "hands.give_order", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
     )
     move.command(source, f"order: save and go on, for the rehearsal (attempt {attempt})")
     before: list[str] = []
@@ -248,7 +248,7 @@ def give(move: Move, number: int, order: records.Order) -> tuple[int, records.St
     """Give the standing attempt an order: its serial, and the status once it took or refused it, or ended.
     MidstreamError where it does neither in time."""
     target, run_id = move.target, move.plan.run_id
-    serial = target.call("runs.give_order", root=target.root, run_id=run_id, attempt=number, order=order.to_json())
+    serial = target.call("hands.give_order", root=target.root, run_id=run_id, attempt=number, order=order.to_json())
     deadline = time.monotonic() + ANSWER_TIMEOUT
     while True:
         found = target.call(

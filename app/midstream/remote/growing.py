@@ -15,7 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from midstream.remote import runs
+from midstream.remote import hands, runs
 from midstream.remote.tree import HASHERS, file_sha256
 from midstream_engine import records
 
@@ -58,7 +58,7 @@ def look(
         if answered or gathered or now >= deadline:
             told = dict(found, answered=answered, name=name, objects=[], manifest="")
             if answered:  # whoever asked wants to know next how the run lies there now
-                return dict(told, described=runs.describe(root, run_id), mover=runs.mover(root, run_id))
+                return dict(told, described=runs.describe(root, run_id), mover=hands.mover(root, run_id))
             if name is None or not whole:
                 return told
             objects = _hashed(paths.checkpoint(name), whole)

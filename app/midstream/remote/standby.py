@@ -8,7 +8,7 @@ import posixpath
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from midstream.remote import runs
+from midstream.remote import hands, runs
 from midstream_engine import records
 
 POLL = 0.02  # seconds between two looks
@@ -92,7 +92,7 @@ def take_over(
     """Hand the run over to the attempt that stands by: the fence, then the order. ``{"outcome", "status", "alive",
     "serial"}``; outcome ``gone`` (it does not live), ``told`` (it was told before), ``unready`` (it does not wait yet;
     no order was given), or ``given`` (the status is that after ``patience`` seconds at the latest)."""
-    runs.put_fence(root, run_id, fence, str(order.get("migration", "")))
+    hands.put_fence(root, run_id, fence, str(order.get("migration", "")))
     found = runs.status(root, run_id, attempt)
     status = found["status"]
     if not found["alive"]:
@@ -101,7 +101,7 @@ def take_over(
         return dict(found, outcome="told", serial=0)
     if status is None or status["state"] not in (records.WAITING, records.REPLAYING):
         return dict(found, outcome="unready", serial=0)
-    serial = runs.give_order(root, run_id, attempt, order)
+    serial = hands.give_order(root, run_id, attempt, order)
     return dict(heard(root, run_id, attempt, serial, patience), outcome="given", serial=serial)
 
 

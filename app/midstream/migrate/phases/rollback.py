@@ -32,7 +32,7 @@ class Rollback:
     def run(self, move: Move) -> None:
         source, plan = move.source, move.plan
         dismissed = standby.dismiss_if_reachable(move)
-        mover = source.call("runs.mover", root=source.root, run_id=plan.run_id)
+        mover = source.call("hands.mover", root=source.root, run_id=plan.run_id)
         if mover is None or mover["migration"] != plan.migration:
             move.note(f"this migration has not touched {plan.run_id} on {source.name}: nothing to undo there")
         else:
@@ -65,7 +65,9 @@ class Rollback:
         if ordered and before.get("refused", 0) >= ordered:
             return  # it was refused already, and no later one was given
         order = records.Order(records.SAVE, epoch=move.plan.source_epoch, migration=move.plan.migration)
-        serial = source.call("runs.give_order", root=source.root, run_id=run_id, attempt=attempt, order=order.to_json())
+        serial = source.call(
+            "hands.give_order", root=source.root, run_id=run_id, attempt=attempt, order=order.to_json()
+        )
         move.command(source, f"order: save and go on, in place of the stop (attempt {attempt})")
 
         def answered(run: RunView) -> bool:
