@@ -122,7 +122,7 @@ def headless_path(text: str) -> bool:
 
 def _stores(options: argparse.Namespace, *places: str):
     """The fleet file, where a bucket is to be read and there is one: it may say in whose name."""
-    from midstream.fleet.config import default_fleet_path, load_fleet
+    from midstream.fleet.load import default_fleet_path, load_fleet
 
     wanted = any(place.startswith("gs://") for place in places)
     return load_fleet(options.fleet) if wanted and (options.fleet or default_fleet_path().exists()) else None
@@ -131,7 +131,8 @@ def _stores(options: argparse.Namespace, *places: str):
 def _load_fleet(options: argparse.Namespace):
     """The fleet file. Where there is none yet, and a person sits at a screen, an empty fleet: the screen offers to
     write one."""
-    from midstream.fleet.config import Fleet, default_fleet_path, load_fleet
+    from midstream.fleet.config import Fleet
+    from midstream.fleet.load import default_fleet_path, load_fleet
     from midstream.output import has_screen
 
     screen = not any(getattr(options, mode) for mode in MODES) and options.checkpoints is options.clean is None
@@ -160,7 +161,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 def _screen(fleet, options: argparse.Namespace) -> int:
     _needs_a_terminal()
-    from midstream.fleet.config import load_fleet
+    from midstream.fleet.load import load_fleet
     from midstream.hosts.open import Hosts
     from midstream.tui.app import run_tui
     from midstream.tui.screens.setup import RELOAD

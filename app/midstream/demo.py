@@ -58,7 +58,7 @@ def _needs_the_engine() -> None:
 
 
 def _fleet(root: Path) -> Fleet:
-    from midstream.fleet.config import load_fleet
+    from midstream.fleet.load import load_fleet
 
     root.mkdir(parents=True, exist_ok=True)
     file = root / "fleet.yaml"

@@ -176,7 +176,7 @@ class Lab:
         return file
 
     def fleet(self, **hosts: HostConfig) -> Fleet:
-        from midstream.fleet.config import load_fleet
+        from midstream.fleet.load import load_fleet
 
         return load_fleet(self.fleet_file(**hosts))
 

@@ -17,7 +17,8 @@ import pytest
 from lab.command_line import midstream
 from lab.sshd import Lab
 from midstream.errors import UsageError
-from midstream.fleet.config import Fleet, HostsTarget, load_fleet, parse_fleet
+from midstream.fleet.config import Fleet, HostsTarget
+from midstream.fleet.load import load_fleet, parse_fleet
 from midstream.hosts.open import Hosts
 from midstream.launch import group
 from midstream.launch.bundle import build_bundle, install_engine

@@ -15,7 +15,8 @@ from lab.command_line import SLOWER, TINY, midstream, refused, start_midstream
 from lab.sshd import Lab
 from lab.tpu_api import TpuServer, tpu_server
 from midstream.errors import MidstreamError
-from midstream.fleet.config import Fleet, parse_fleet
+from midstream.fleet.config import Fleet
+from midstream.fleet.load import parse_fleet
 from midstream.hosts.open import Hosts
 from midstream.migrate import guard as guarding
 from midstream.migrate import notify

@@ -16,7 +16,7 @@ import pytest
 
 from lab.command_line import midstream
 from lab.sshd import Lab, SshServer
-from midstream.fleet.config import load_fleet
+from midstream.fleet.load import load_fleet
 from midstream.hosts.open import Hosts
 from midstream.launch import group
 from midstream.launch.bundle import build_bundle, install_engine

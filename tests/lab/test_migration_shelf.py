@@ -11,7 +11,8 @@ import pytest
 
 from lab.bucket import BucketServer
 from midstream.errors import MidstreamError
-from midstream.fleet.config import Fleet, LocalHost, parse_fleet
+from midstream.fleet.config import Fleet, LocalHost
+from midstream.fleet.load import parse_fleet
 from midstream.hosts.local import LocalMachine
 from midstream.hosts.open import Hosts
 from midstream.migrate import directory

@@ -16,7 +16,8 @@ from lab.metadata import MetadataServer
 from lab.sshd import Lab
 from midstream.check.target import check_target
 from midstream.errors import MidstreamError, UsageError
-from midstream.fleet.config import LocalHost, parse_fleet
+from midstream.fleet.config import LocalHost
+from midstream.fleet.load import parse_fleet
 from midstream.fleet.stores import BILLED_TO
 from midstream.hosts.local import LocalMachine
 from midstream.hosts.open import Hosts, open_host

@@ -25,7 +25,8 @@ from lab.tpu_nodes import Outcome
 from midstream.cli import main
 from midstream.errors import Exit, HostError
 from midstream.flags import parse
-from midstream.fleet.config import Fleet, TpuTarget, load_fleet
+from midstream.fleet.config import Fleet, TpuTarget
+from midstream.fleet.load import load_fleet
 from midstream.headless.slices import made_in_vain
 from midstream.hosts.open import Hosts
 from midstream.hosts.providers import base, slices

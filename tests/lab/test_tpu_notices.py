@@ -16,7 +16,8 @@ from lab.slice import Slice, target_text
 from lab.sshd import Lab
 from lab.tpu_api import Fault, TpuServer, tpu_server
 from lab.tpu_nodes import QueuedState, State
-from midstream.fleet.config import Fleet, parse_fleet
+from midstream.fleet.config import Fleet
+from midstream.fleet.load import parse_fleet
 from midstream.hosts.open import Hosts
 from midstream.hosts.providers import base, slices
 from midstream.launch.errors import LaunchError

@@ -41,7 +41,8 @@ from lab.test_tpu_campaign import hurry
 from lab.tpu_api import Fault, TpuServer
 from lab.tpu_nodes import QueuedState, State
 from midstream.errors import Exit, LostContact, MidstreamError
-from midstream.fleet.config import LocalHost, load_fleet
+from midstream.fleet.config import LocalHost
+from midstream.fleet.load import load_fleet
 from midstream.hosts.local import LocalMachine
 from midstream.hosts.open import Hosts
 from midstream.hosts.providers.google import client

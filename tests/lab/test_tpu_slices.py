@@ -12,7 +12,8 @@ from google.cloud import tpu_v2
 from lab.tpu_api import Fault, TpuServer
 from lab.tpu_nodes import QUOTA, Outcome, QueuedState, State, Worker
 from midstream.errors import UsageError
-from midstream.fleet.config import Fleet, GoogleConfig, TpuTarget, parse_fleet
+from midstream.fleet.config import Fleet, GoogleConfig, TpuTarget
+from midstream.fleet.load import parse_fleet
 from midstream.hosts.providers import base, slices
 from midstream.hosts.providers.base import ProviderError
 from midstream.hosts.providers.google import client, create

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import main
-from midstream.fleet.config import Fleet, load_fleet
+from midstream.fleet.config import Fleet
+from midstream.fleet.load import load_fleet
 from midstream.hosts.open import Hosts
 from midstream.tui.actions import FleetActions
 from midstream.watch.model import RunView

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.errors import MidstreamError
-from midstream.fleet.config import parse_fleet
+from midstream.fleet.load import parse_fleet
 from midstream.hosts.open import Hosts
 from midstream.hosts.providers import base
 from midstream.hosts.providers.base import Slice, Worker

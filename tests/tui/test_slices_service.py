@@ -19,7 +19,7 @@ from lab.test_tpu_commands import fleet_file, waiting_run
 from lab.tpu_api import Fault, TpuServer, tpu_server
 from lab.tpu_nodes import Outcome, State
 from midstream.errors import MidstreamError, UsageError
-from midstream.fleet.config import load_fleet
+from midstream.fleet.load import load_fleet
 from midstream.hosts.open import Hosts
 from midstream.hosts.providers import base, slices
 from midstream.migrate.model import Request

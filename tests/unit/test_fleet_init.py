@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import UsageError
-from midstream.fleet.config import Fleet, LocalHost, SshHost, parse_fleet
+from midstream.fleet.config import Fleet, LocalHost, SshHost
 from midstream.fleet.init import fleet_from_ssh_config
+from midstream.fleet.load import parse_fleet
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import UsageError
-from midstream.fleet.config import parse_fleet
+from midstream.fleet.load import parse_fleet
 from midstream.launch.run import store_flags
 from midstream.stores.access import Access, access_for
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from midstream.errors import UsageError
-from midstream.fleet.config import FLAVOURS, LocalHost, parse_fleet
+from midstream.fleet.config import FLAVOURS, LocalHost
+from midstream.fleet.load import parse_fleet
 from midstream.launch.errors import LaunchError
 from midstream.launch.flavour import Flavour, choose_flavour
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.fleet.config import load_fleet
+from midstream.fleet.load import load_fleet
 from midstream.hosts.open import Hosts
 from midstream.migrate import directory, model, stream
 from midstream.migrate.journal import Journal

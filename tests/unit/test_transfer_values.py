@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from midstream.errors import UsageError
-from midstream.fleet.config import LocalHost, parse_fleet
+from midstream.fleet.config import LocalHost
+from midstream.fleet.load import parse_fleet
 from midstream.fleet.quantities import parse_ports, parse_rate
 from midstream.hosts.local import LocalMachine
 from midstream.transfer.history import _Both, _sort_out

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from midstream.check.model import FAIL, PASS, WARN, Check, judge
 from midstream.errors import UsageError
-from midstream.fleet.config import default_fleet_path, load_fleet
+from midstream.fleet.load import default_fleet_path, load_fleet
 from midstream.remote import checks
 from midstream.shipped import shipped
 

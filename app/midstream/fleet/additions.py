@@ -9,8 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from midstream.errors import UsageError
-from midstream.fleet.config import parse_fleet
 from midstream.fleet.init import DEFAULT_SSH_CONFIG, HEADER, fleet_from_ssh_config
+from midstream.fleet.load import parse_fleet
 
 GCLOUD = "~/.config/gcloud"
 _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?$", re.M)

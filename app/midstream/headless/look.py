@@ -20,8 +20,8 @@ LOOK_TIMEOUT = 15.0  # seconds until a host counts as silent
 
 def init(path: str | None, output: Output) -> int:
     """Write a fleet file from ~/.ssh/config; never over an existing one."""
-    from midstream.fleet.config import default_fleet_path
     from midstream.fleet.init import fleet_from_ssh_config
+    from midstream.fleet.load import default_fleet_path
 
     file = Path(path).expanduser() if path else default_fleet_path()
     if file.exists():

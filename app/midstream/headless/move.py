@@ -113,7 +113,7 @@ def resume(options: argparse.Namespace, output: Output) -> int:
 
 def _given_up(view: MigrationView) -> str:
     """What a rollback would give up, in words; empty where that is nothing."""
-    from midstream.fleet.config import load_fleet
+    from midstream.fleet.load import load_fleet
     from midstream.hosts.open import Hosts
     from midstream.migrate.directory import MigrationDirectory
 

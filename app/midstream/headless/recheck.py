@@ -22,7 +22,7 @@ def is_migration(name: str) -> bool:
 
 def recheck(options: argparse.Namespace, output: Output) -> int:
     """Every claim of the certificate anew. NOT_CERTIFIED where anything contradicts it."""
-    from midstream.fleet.config import load_fleet
+    from midstream.fleet.load import load_fleet
     from midstream.hosts.open import Hosts
     from midstream.migrate.directory import MigrationDirectory
     from midstream.migrate.model import FAIL, WARN

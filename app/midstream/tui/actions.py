@@ -285,7 +285,7 @@ class FleetActions:
 
     @property
     def _file(self) -> Path:
-        from midstream.fleet.config import default_fleet_path
+        from midstream.fleet.load import default_fleet_path
 
         return Path(self._fleet.path).expanduser() if self._fleet.path else default_fleet_path()
 

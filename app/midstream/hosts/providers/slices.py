@@ -17,7 +17,8 @@ from functools import cache
 from typing import Any
 
 from midstream.errors import HostError, MidstreamError, UsageError
-from midstream.fleet.config import Fleet, TpuTarget, parse_fleet
+from midstream.fleet.config import Fleet, TpuTarget
+from midstream.fleet.load import parse_fleet
 from midstream.hosts.open import Hosts
 from midstream.hosts.providers import base
 from midstream.hosts.providers.base import Inventory, Pauses, Provider, Say, Slice
