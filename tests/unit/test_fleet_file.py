@@ -33,7 +33,9 @@ def test_the_example_is_a_fleet():
     assert isinstance(here, LocalHost)
     assert here.devices == 4
     assert isinstance(h100, SshHost)
-    assert (h100.user, h100.port, h100.env) == ("me", 2222, {"NCCL_DEBUG": "WARN"})
+    billed = '{"gs://my-bucket/runs": "my-project"}'  # of stores:, for every engine
+    assert (h100.user, h100.port) == ("me", 2222)
+    assert h100.env == {"NCCL_DEBUG": "WARN", "MIDSTREAM_BILLED_TO": billed}
 
 
 def test_an_empty_file_is_an_empty_fleet():
