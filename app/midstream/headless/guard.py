@@ -38,14 +38,17 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     watch = Watch(fleet, hosts)
     watch.start()
     try:
-        found = watch.wait_for(lambda snapshot: bool(snapshot.copies(options.guard)), timeout=FIRST_LOOK)
-        if found is None:
-            known = sorted({run.run_id for run in watch.snapshot().runs})
+        sentry = Guard(fleet, hosts, watch, options.guard, targets, options.tries, tell)
+        seen = watch.wait_for(lambda at: bool(at.copies(options.guard)) and not sentry.holder(at), timeout=FIRST_LOOK)
+        found = seen or watch.snapshot()
+        copies = found.copies(options.guard)
+        if not copies:
+            known = sorted({run.run_id for run in found.runs})
             hint = f"known: {', '.join(known)}" if known else "no host that answers holds a run"
             raise UsageError(f"no run {options.guard!r}", hint)
-        where = found.copies(options.guard)[0].host
+        where = sentry.holder(found) or copies[0].host
         output.talk(f"midstream: guarding {options.guard} on {where}; it may be moved {options.tries} times")
-        return Guard(fleet, hosts, watch, options.guard, targets, options.tries, tell).run()
+        return sentry.run()
     except KeyboardInterrupt:
         output.talk("\nmidstream: the run is not guarded any more; nothing else has changed")
         return Exit.INTERRUPTED

@@ -23,7 +23,7 @@ from midstream.launch.follow import RankView, culprit, look_at_ranks, ranks_of
 from midstream.migrate import model, notify, preflight, process
 from midstream.migrate import plan as planning
 from midstream.migrate.directory import list_migrations
-from midstream.watch.model import LIVE
+from midstream.watch.model import CONNECTING, LIVE
 from midstream.watch.symptoms import symptoms
 from midstream_engine import records
 
@@ -128,7 +128,7 @@ class Guard:
             now = time.monotonic()
             if now - asked > NOTICES_EVERY:
                 notice, provided, asked = self._notice(snapshot), self._provided(snapshot), now
-            run, verdict = judge(snapshot, self.run_id, notice, provided, self._holder(snapshot))
+            run, verdict = judge(snapshot, self.run_id, notice, provided, self.holder(snapshot))
             if run is not None and not verdict.lost and (verdict.kind == BROKEN or run.state == "lost"):
                 found = self._failed(run, snapshot)
                 # That process 0 is gone is evidence enough; who went first is the better reason.
@@ -166,11 +166,14 @@ class Guard:
 
     def _provided(self, snapshot: Snapshot) -> tuple[str, str]:
         copies = snapshot.copies(self.run_id)
-        if holder := self._holder(snapshot):
+        if holder := self.holder(snapshot):
+            links = {host.name: host.link for host in snapshot.hosts}
+            if any(links.get(name) in (LIVE, CONNECTING) for name in self.fleet.hosts_of(holder)):
+                return base.UNCLEAR, ""  # it may have a copy that was not heard of yet
             return slices.standing_of_target(self.fleet, holder)
         return slices.standing(self.fleet, copies[0].host) if copies else (base.UNCLEAR, "")
 
-    def _holder(self, snapshot: Snapshot) -> str:
+    def holder(self, snapshot: Snapshot) -> str:
         """The target that the run was handed to, where the newest copy that is seen is not there: one that was left
         behind. Empty where it is where it belongs."""
         run = next(iter(snapshot.copies(self.run_id)), None)
