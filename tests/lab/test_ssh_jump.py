@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,18 @@ def test_without_ssh_the_jumps_are_taken_from_here(lab: Lab, inner: SshServer, d
     gate.start()
     machine.connect()
     assert machine.run(["true"]).returncode == 0
+    machine.close()
+
+
+def test_a_way_that_is_gone_is_closed_in_silence(inner: SshServer, door: SshServer, no_ssh: None):
+    """The transport's own thread does so, and nobody would catch what it raises."""
+    machine = reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
+    connection = machine._connection
+    assert connection is not None
+    way: Any = connection.transport.sock
+    way.get_transport().packetizer.close()
+    way.close()
+    way.shutdown(2)
     machine.close()
 
 

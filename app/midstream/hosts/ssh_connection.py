@@ -185,10 +185,29 @@ def _over_jumps(name: str, settings: SshSettings, config_file: str, depth: int) 
                 f"{name}: {settings.hostname}:{settings.port} cannot be reached from {hop.alias}: {error}",
                 "is the machine up, its SSH port open to the jump host, and AllowTcpForwarding on there?",
             ) from error
-        return _log_in(name, settings, channel, (through,))
+        return _log_in(name, settings, _Through(channel), (through,))
     except BaseException:
         through.close()
         raise
+
+
+class _Through:
+    """A channel in the place of a socket. A socket closes in silence when its way is gone; a channel raises EOFError,
+    which the thread that reads from it dies of, aloud."""
+
+    def __init__(self, channel: paramiko.Channel):
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def shutdown(self, how: int) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.shutdown(how)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
 
 
 _QUESTIONS = ("Host key verification failed", "Permission denied", "Too many authentication failures")
