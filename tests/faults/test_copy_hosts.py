@@ -126,7 +126,7 @@ def test_a_killed_operator_goes_on_and_sends_no_verified_byte_again(lab: Lab, tm
 
 def settle(target: Path) -> None:
     """Until the far programs of a copy that was cut have noticed: they hold locks on what they write."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while held := [str(lock) for lock in (target / tree.INCOMING).glob("*/lock") if is_held(lock)]:
         assert time.monotonic() < deadline, f"still at work: {held}"
         time.sleep(0.02)

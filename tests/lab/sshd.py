@@ -76,7 +76,7 @@ class SshServer:
     def stop(self) -> None:
         self.drop_connections()
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def start(self) -> None:
         """Listen again on the same port, with the same keys."""
@@ -86,7 +86,7 @@ class SshServer:
 def _start(directory: Path, port: int, address: str) -> subprocess.Popen[bytes]:
     with (directory / "sshd.log").open("ab") as log:
         process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(directory / "sshd_config")], stdout=log, stderr=log)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             with socket.create_connection((address, port), 1):

@@ -48,7 +48,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert process.poll() is None
     yield path
     process.terminate()
-    process.wait(10)
+    process.wait(60)
 
 
 def add(agent: str, *files: Path) -> None:

@@ -68,7 +68,7 @@ def cable(lab: Lab) -> Iterator[Cable]:
         )
         argv = ["ip", "netns", "exec", space, SSHD, "-D", "-f", str(host.directory / "sshd_there")]
         server = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection((f"{net}.2", host.port), 1).close()
@@ -83,7 +83,7 @@ def cable(lab: Lab) -> Iterator[Cable]:
     finally:
         if server is not None:
             server.terminate()
-            server.wait(10)
+            server.wait(60)
         ip("netns", "del", space)
 
 

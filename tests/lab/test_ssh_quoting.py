@@ -169,7 +169,7 @@ def test_a_secret_that_was_cut_off_leaves_no_file(lab: Lab, tmp_path: Path, monk
     process.stdin.flush()
     server.drop_connections()
     with pytest.raises(LostContact):
-        process.wait(30)
+        process.wait(90)
     process.close()
     machine.connect()
     machine.run(["sh", "-c", 'while [ -e "$1" ]; do sleep 0.1; done', "sh", f"{path}.part"])
