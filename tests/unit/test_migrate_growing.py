@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from midstream.fleet.config import LocalHost
+from midstream.hosts.base import Process
+from midstream.hosts.far import start_program
+from midstream.hosts.local import LocalMachine
+from midstream.hosts.programs import reports
 from midstream.remote import growing
 from midstream_engine import records
 
@@ -33,34 +38,52 @@ def state(paths: records.RunPaths, name: str, **fields: Any) -> None:
     status.write(paths.attempt(1).status())
 
 
-def look(paths: records.RunPaths, sent: tuple[str, ...] = (), lot: int = 1, since: int = 5) -> dict:
-    return growing.look(paths.root, "r", 1, 3, since, SIZES, list(sent), lot, patience=0.4)
+@pytest.fixture
+def follow(tmp_path: Path) -> Iterator[Callable[..., Iterator[dict[str, Any]]]]:
+    """The lines of the program about attempt 1 and order 3 of the run, as they come."""
+    host = LocalMachine("here", LocalHost(root=str(tmp_path)))
+    started: list[Process] = []
+
+    def follow(since: int = 5, sizes: Mapping[str, int] = SIZES) -> Iterator[dict[str, Any]]:
+        words = {"root": str(tmp_path), "run_id": "r", "attempt": 1, "serial": 3, "since": since, "sizes": dict(sizes)}
+        started.append(start_program(host, "growing.follow", words))
+        return reports(started[-1])
+
+    yield follow
+    for process in started:
+        process.close()
 
 
-def test_objects_are_named_once_they_have_all_their_bytes(tmp_path: Path):
+def test_objects_are_named_once_they_have_all_their_bytes(tmp_path: Path, follow: Callable[..., Any]):
     paths = run_with(tmp_path, "step-4-a001", "step-9-a001", "step-9-a002")
     directory = Path(paths.checkpoint("step-9-a001"))
     (directory / "a").write_bytes(b"1234")
     (directory / "b").mkdir()
     (directory / "b/c").write_bytes(b"12")
-    found = look(paths)
-    assert (found["answered"], found["name"]) == (False, "step-9-a001")
-    assert found["objects"] == [{"path": "a", "size": 4, "sha256": hashlib.sha256(b"1234").hexdigest()}]
-    assert json.loads((directory / found["manifest"]).read_text())["objects"] == found["objects"]
+    lines = follow()
+    assert next(lines) == {"event": "named", "name": "step-9-a001"}
+    whole = {"path": "a", "size": 4, "sha256": hashlib.sha256(b"1234").hexdigest()}
+    assert next(lines) == {"event": "whole", "name": "step-9-a001", "objects": [whole]}
     (directory / "b/c").write_bytes(b"1234")
-    again = look(paths, ("step-9-a001", "a"), lot=2)
-    assert [entry["path"] for entry in again["objects"]] == ["b/c"]
-    assert again["manifest"] != found["manifest"]
-    assert [entry["path"] for entry in look(paths, ("step-8-a001", "a"))["objects"]] == ["a", "b/c"]
-    assert look(paths, since=10)["name"] is None
+    assert [entry["path"] for entry in next(lines)["objects"]] == ["b/c"]
+    newer = Path(paths.checkpoint("step-10-a001"))  # that save was given up
+    newer.mkdir()
+    (newer / "a").write_bytes(b"5678")
+    assert next(lines)["name"] == "step-10-a001"
+    assert next(lines)["objects"][0]["sha256"] == hashlib.sha256(b"5678").hexdigest()
+    state(paths, records.STOPPED)
+    assert next(lines)["event"] == "answered"
+    assert list(lines) == []
 
 
 @pytest.mark.parametrize(("name", "refused"), [(records.STOPPED, 0), (records.TRAINING, 3), (records.FAILED, 0)])
-def test_an_answer_ends_the_look_and_brings_how_the_run_lies_there(tmp_path: Path, name: str, refused: int):
-    paths = run_with(tmp_path)
+def test_an_answer_ends_it_and_brings_how_the_run_lies_there(
+    tmp_path: Path, follow: Callable[..., Any], name: str, refused: int
+):
+    paths = run_with(tmp_path, "step-9-a001")
     state(paths, name, refused=refused)
-    found = look(paths)
-    assert found["answered"]
+    (found,) = follow(since=10)
+    assert (found["event"], found["alive"]) == ("answered", True)
     assert found["described"]["fence"]["epoch"] == 1
     assert found["mover"] is None
 
@@ -76,17 +99,14 @@ def test_the_manifest_decides_what_is_left_and_is_written_last(tmp_path: Path):
         objects.append({"path": name, "size": 4, "sha256": hashlib.sha256(name.encode() * 4).hexdigest()})
     manifest = records.Manifest(records.FORMAT, 1, "r", 9, 1, 1, 0.0, "d", [], objects)
     manifest.write(str(source / records.MANIFEST))
-    arrived = {"a": objects[0]["sha256"], "b": "stale"}
-    rest = growing.rest(str(source), arrived, 2)
-    assert [entry["path"] for entry in rest["objects"]] == ["b"]
-    assert growing.rest(str(source), {entry["path"]: entry["sha256"] for entry in objects}, 3)["manifest"] == ""
+    rest = growing.rest(str(source), {"a": objects[0]["sha256"], "b": "stale"})
+    assert rest["objects"] == [objects[1]]
+    assert growing.rest(str(source), {entry["path"]: entry["sha256"] for entry in objects})["objects"] == []
     (target / "b").write_bytes(b"bb")
-    with pytest.raises(records.RecordError, match="not 4 bytes"):
+    with pytest.raises(ValueError, match="not 4 bytes"):
         growing.commit(str(target), rest["text"])
     assert not (target / records.MANIFEST).exists()
     (target / "b").write_bytes(b"bbbb")
-    (target / rest["manifest"]).write_text("{}")
     growing.commit(str(target), rest["text"])
     assert (target / records.MANIFEST).read_text() == (source / records.MANIFEST).read_text()
-    growing.tidy(str(source))
-    assert sorted(os.listdir(source)) == sorted(os.listdir(target)) == ["a", "b", records.MANIFEST]
+    assert sorted(os.listdir(target)) == ["a", "b", records.MANIFEST]

@@ -95,15 +95,14 @@ def _answer(move: Move, attempt: int, serial: int, described: dict[str, Any], st
     """How the source took the order; what it saves meanwhile is sent ahead where the target stands by."""
     plan, source = move.plan, move.source
     since = int((described["status"] or {}).get("step", 0))
-    sizes = {}
+    earlier = None
     # Shares of several hosts are collected afterwards; a bucket's objects come with the rest of its checkpoint.
     one = len(move.source_side.homes) == 1 and not (plan.source_store or plan.target_store)
     if one and plan.stands_by and plan.checkpoint == "now" and not replayed(move):
         rehearsal = move.journal.known("rehearsal")
-        manifest = readers.read_manifest(move.target, plan.run_id, rehearsal["name"])
-        sizes = {entry.path: entry.size for entry in manifest.object_entries}
+        earlier = readers.read_manifest(move.target, plan.run_id, rehearsal["name"])
     try:
-        return stream_until_answered(move, attempt, serial, since, sizes, streamed)
+        return stream_until_answered(move, attempt, serial, since, earlier, streamed)
     except HostError as error:
         if isinstance(error, RemoteError):
             raise

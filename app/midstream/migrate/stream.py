@@ -1,123 +1,77 @@
 """Copy a checkpoint while its source still writes it: the disk there and the link are busy at the same time.
 
-Objects that are whole go ahead in lots, each a small tree of its own with a manifest of its own; while one lot is begun
-or ended, another has the link. When the real manifest is there it decides: what it names and what was sent with another
-hash, or not at all, is sent as the last lot.
+Each object goes over streams that are open already, as soon as it is whole. When the manifest is there it decides: what
+it names and what was not sent goes after it, and where anything else came between, all of it is copied as any other
+checkpoint is, of which what lies there already is not sent again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from queue import Empty, Queue
 from typing import Any
 
-from midstream.errors import LostContact, MidstreamError
+from midstream.errors import HostError, LostContact, MidstreamError
+from midstream.hosts.base import Process
+from midstream.hosts.far import start_program
+from midstream.hosts.programs import last_words, reports
 from midstream.migrate.move import Move
 from midstream.migrate.shelf import same_bucket
-from midstream.transfer import Progress, collect_objects, copy_objects, copy_tree
-from midstream.transfer.settings import of_hosts
+from midstream.transfer import Feed, Place, collect_objects, copy_tree
 from midstream_engine import records
 
+News = Callable[[float], "dict[str, Any] | None"]
+
 WORTHWHILE = 32 << 20  # bytes of a checkpoint below which sending ahead saves nothing
-PATIENCE = 1.0  # seconds that one look waits for news
-CALL = 300.0  # seconds: a look hashes some hundred megabytes
-LOTS = 2  # under way at once
-POLL = 0.2
+WORTH_A_LOOK = 1 << 20  # bytes of an object
+CALL = 300.0  # seconds
+POLL = 0.1
+ENDING = 10.0  # seconds that the program at the source may take to end
 
 
 class Streamed:
-    """What was sent ahead: of which checkpoint, and path -> SHA-256 of the objects that the target has verified
-    (``arrived``), or that are on their way, too (``sent``). To be closed: threads may be at it."""
+    """What was sent ahead of the seal, of which checkpoint (``name``); ``held``: objects that were not, because the
+    target has their bytes. To be closed: streams may be open."""
 
     def __init__(self) -> None:
-        self.name = ""
-        self.arrived: dict[str, str] = {}
-        self.lots = 0
-        self._under_way: dict[Future[None], dict[str, str]] = {}
-        self._progress: dict[int, Progress] = {}
-        self._telling = threading.Lock()
-        self._cancel = threading.Event()
-        self._pool = ThreadPoolExecutor(LOTS + 1, "ahead")
+        self.name, self.held = "", 0
+        self.feed: Feed | None = None
 
     def __enter__(self) -> Streamed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cancel.set()
-        self._pool.shutdown()
+        self.drop()
 
     @property
     def sent(self) -> dict[str, str]:
-        return {path: sha256 for lot in [self.arrived, *self._under_way.values()] for path, sha256 in lot.items()}
+        """Of the checkpoint: path -> SHA-256."""
+        sent = {} if self.feed is None else self.feed.sent
+        return {path[len(self.name) + 1 :]: sha for path, sha in sent.items() if path.startswith(f"{self.name}/")}
 
-    @property
-    def under_way(self) -> int:
-        """Lots."""
-        return len(self._under_way)
-
-    @property
-    def bytes_done(self) -> int:
-        return sum(each.bytes_done for each in self._progress.values())
+    def open(self, move: Move, sizes: dict[str, int]) -> None:
+        """Open the streams, between the folders of all checkpoints: the name of this one is not known yet."""
+        here, there = move.source_paths.checkpoints, move.target_paths.checkpoints
+        progress = move.progress("checkpoint, as it is saved")
+        move.journal.fact(sent_ahead=True)
+        self.feed = Feed(Place(move.source, here), Place(move.target, there), sum(sizes.values()), len(sizes), progress)
 
     def begin(self, name: str) -> None:
-        """With another checkpoint, while nothing is under way."""
-        self.name, self.arrived, self._progress = name, {}, {}
+        """It is this one's objects that come."""
+        self.name, self.held = name, 0
 
-    def send(self, move: Move, manifest: str, objects: list[dict[str, Any]]) -> None:
-        """Begin a lot: the tree that ``manifest`` describes beside the checkpoint's objects."""
-        self.lots += 1
-        number, first = self.lots, self.lots == 1
-        here, there = move.source_paths.checkpoint(self.name), move.target_paths.checkpoint(self.name)
-        report = move.progress("checkpoint" if move.journal.known("sealed") else "checkpoint, as it is saved")
+    def add(self, objects: list[dict[str, Any]], *, last: bool = False) -> None:
+        if self.feed is not None:
+            self.feed.add([{**entry, "path": f"{self.name}/{entry['path']}"} for entry in objects], last=last)
 
-        def tell(progress: Progress) -> None:
-            with self._telling:
-                self._progress[number] = progress
-                report(_together(list(self._progress.values()), progress.object))
-
-        def copy() -> None:
-            # The first one takes over what a killed move left there.
-            copy_objects(
-                move.source, here, move.target, there,
-                manifest_name=manifest, progress=tell, cancel=self._cancel, alone=first,
-            )  # fmt: skip
-
-        self._under_way[self._pool.submit(copy)] = {entry["path"]: entry["sha256"] for entry in objects}
-
-    def collect(self, seconds: float = 0.0) -> list[MidstreamError]:
-        """Take note of lots that have ended, after ``seconds`` at the latest; why those failed that did. LostContact,
-        and what is no error of a copy, is raised."""
-        done, _ = wait(self._under_way, seconds, FIRST_COMPLETED)
-        failed: list[MidstreamError] = []
-        for each in done:
-            lot = self._under_way.pop(each)
-            try:
-                each.result()
-            except LostContact:
-                raise
-            except MidstreamError as error:
-                failed.append(error)
-            else:
-                self.arrived.update(lot)
-        return failed
-
-    def settle(self, move: Move) -> list[MidstreamError]:
-        """Wait until nothing is under way: errors as of `collect`."""
-        failed: list[MidstreamError] = []
-        while self._under_way:
-            move.check_requests()
-            failed += self.collect(POLL)
-        return failed
-
-
-def _together(lots: list[Progress], newest: str) -> Progress:
-    """All lots as one copy."""
-    done, total = sum(lot.bytes_done for lot in lots), sum(lot.bytes_total for lot in lots)
-    rate = sum(lot.bytes_per_second for lot in lots if lot.bytes_done < lot.bytes_total)
-    eta = 0.0 if done >= total else (total - done) / rate if rate > 0 else None
-    objects, of = sum(lot.objects_done for lot in lots), sum(lot.objects_total for lot in lots)
-    return Progress(done, total, objects, of, newest, rate, eta)
+    def drop(self) -> None:
+        """What has arrived stays there."""
+        feed, self.feed = self.feed, None
+        if feed is not None:
+            feed.close()
 
 
 @dataclass(frozen=True)
@@ -138,78 +92,119 @@ class Answer:
 
 
 def stream_until_answered(
-    move: Move, attempt: int, serial: int, since: int, sizes: dict[str, int], streamed: Streamed
+    move: Move, attempt: int, serial: int, since: int, earlier: records.Manifest | None, streamed: Streamed
 ) -> Answer:
     """Wait for the answer of the source's ``attempt`` to order ``serial``, and meanwhile send each object of the
-    checkpoint that it writes (from step ``since`` on) as soon as it is whole. ``sizes``: bytes of each object, by path,
-    as an earlier checkpoint has them; empty where nothing is to be sent ahead.
+    checkpoint that it writes (from step ``since`` on) as soon as it is whole. ``earlier``: a checkpoint of the run that
+    the target has, which tells of each object how large it is; None where nothing is to be sent ahead.
 
     What could not be sent is left for later. LostContact where the source cannot be asked any more."""
-    source = move.source
+    sizes = {} if earlier is None else {entry.path: entry.size for entry in earlier.object_entries}
+    held = set() if earlier is None else _held(earlier)
     if sum(sizes.values()) < WORTHWHILE:
         sizes = {}
-    limited = of_hosts(source, move.target).rate_limit > 0  # it holds for one copy
-    while True:
-        move.check_requests()
-        room = streamed.under_way < (1 if limited else LOTS)
-        news = source.call(
-            "growing.look",
-            root=source.root,
-            run_id=move.plan.run_id,
-            attempt=attempt,
-            serial=serial,
-            since=since,
-            sizes=sizes if room else {},
-            sent=[streamed.name, *streamed.sent],
-            lot=streamed.lots + 1,
-            patience=PATIENCE if room else POLL,
-            timeout=CALL,
-        )
-        if news["answered"]:
-            status = news["status"]
-            found = None if status is None else records.Status.from_json(status)
-            return Answer(found, news["alive"], news["described"], news["mover"])
-        failed = streamed.collect()
-        if failed:  # nothing depends on it: the copy after the seal sends what is not there
-            sizes = {}
-            move.note(f"{failed[0]}; the rest is copied after the seal")
-        elif news["objects"]:
-            if news["name"] != streamed.name:
-                streamed.settle(move)
-                streamed.begin(news["name"])
-                move.journal.fact(sent_ahead=news["name"])
-            streamed.send(move, news["manifest"], news["objects"])
+    if sizes:
+        streamed.open(move, sizes)
+    with _following(move, attempt, serial, since, sizes) as news:
+        while True:
+            move.check_requests()
+            report = news(POLL)
+            if report is None:
+                continue
+            if report["event"] == "answered":
+                status = report["status"]
+                found = None if status is None else records.Status.from_json(status)
+                return Answer(found, report["alive"], report["described"], report["mover"])
+            if report["event"] == "named":
+                streamed.begin(report["name"])
+            elif report["event"] == "whole" and report["name"] == streamed.name:
+                objects = [entry for entry in report["objects"] if entry["sha256"] not in held]
+                streamed.held += len(report["objects"]) - len(objects)
+                streamed.add(objects)
+
+
+def _held(earlier: records.Manifest) -> set[str]:
+    """Hashes of what is worth looking for at the target before it is sent once more: weights that are not trained."""
+    return {entry.sha256 for entry in earlier.object_entries if entry.size >= WORTH_A_LOOK}
+
+
+@contextlib.contextmanager
+def _following(move: Move, attempt: int, serial: int, since: int, sizes: dict[str, int]) -> Iterator[News]:
+    """``news(seconds)``: the next line of `midstream.remote.growing.follow` on the source, or None. LostContact,
+    HostError where it ended before its last one."""
+    source = move.source
+    arguments = {
+        "root": source.root, "run_id": move.plan.run_id, "attempt": attempt, "serial": serial, "since": since,
+        "sizes": sizes,
+    }  # fmt: skip
+    process = start_program(source, "growing.follow", arguments)
+    lines: Queue[dict[str, Any] | Exception] = Queue()
+
+    def listen() -> None:
+        try:
+            for report in reports(process):
+                lines.put(report)
+            lines.put(_why(move, process))
+        except Exception as error:  # noqa: BLE001  raised where the lines are read
+            lines.put(error)
+
+    def news(seconds: float) -> dict[str, Any] | None:
+        with contextlib.suppress(Empty):
+            line = lines.get(timeout=seconds)
+            if isinstance(line, (OSError, ValueError)):
+                raise LostContact(f"{source.name}: the connection is gone") from line
+            if isinstance(line, Exception):
+                raise line
+            return line
+        return None
+
+    thread = threading.Thread(target=listen, name="following", daemon=True)
+    thread.start()
+    try:
+        yield news
+    finally:
+        process.close()
+        thread.join(ENDING)
+
+
+def _why(move: Move, process: Process) -> HostError:
+    """What ended the program at the source before its last word."""
+    process.wait(ENDING)  # LostContact
+    return HostError(f"{move.source.name}: whoever follows the save there has ended: {last_words(process)}")
 
 
 def complete(move: Move, name: str, streamed: Streamed) -> int:
     """After the seal: send what of the sealed checkpoint ``name`` was not sent yet, wait for the rest, and write the
     manifest last. Returns the bytes that arrived here. TransferError, LostContact: the same call goes on."""
-    if streamed.name != name or not streamed.sent:
+    feed, sent = streamed.feed, streamed.sent if streamed.name == name else {}
+    if feed is None or not sent:
+        streamed.drop()
         brought = bring_checkpoint(move, name, "checkpoint")
-        if move.journal.known("sent_ahead") == name:  # by a process that was killed
-            for host, paths in ((move.target, move.target_paths), (move.source, move.source_paths)):
-                host.call("growing.tidy", directory=paths.checkpoint(name))
-        return brought  # nothing was asked of a source whose checkpoints lie in a bucket: it may be gone
+        if move.journal.known("sent_ahead"):  # maybe by a process that was killed
+            move.target.call("growing.tidy", directory=move.target_paths.checkpoints)
+        return brought
     source, target = move.source, move.target
     here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
     move.command(source, f"copy the rest of {here} to {target.name}:{there}")
-    before = streamed.bytes_done
-    while True:
-        rest = source.call(
-            "growing.rest", directory=here, arrived=streamed.sent, lot=streamed.lots + 1, timeout=CALL
-        )  # fmt: skip
-        ahead = streamed.under_way
-        if rest["objects"]:
-            streamed.send(move, rest["manifest"], rest["objects"])
-        failed = streamed.settle(move)
-        if not failed:
-            break
-        if not ahead:  # it was this very lot
-            raise failed[0]
+    before = feed.bytes_sent
+    try:
+        rest = source.call("growing.rest", directory=here, sent=sent, timeout=CALL)
+        if any(entry["path"] in sent for entry in rest["objects"]):
+            raise MidstreamError(f"{name} was written anew while it was sent")
+        if streamed.held:
+            raise MidstreamError(f"{target.name} has {streamed.held} of the objects in another checkpoint")
+        streamed.add(rest["objects"], last=True)
+        while not feed.wait(POLL):
+            move.check_requests()
+    except LostContact:
+        raise
+    except MidstreamError as error:
+        move.note(f"{error}; what is not there yet is copied now")
+        streamed.drop()
+        return feed.bytes_sent - before + bring_checkpoint(move, name, "checkpoint")
     target.call("growing.commit", directory=there, text=rest["text"], timeout=CALL)
-    source.call("growing.tidy", directory=here)
     move.target_side.hand_out_checkpoint(name, move.progress("checkpoint, to each host"))
-    return streamed.bytes_done - before
+    return feed.bytes_sent - before
 
 
 def bring_checkpoint(move: Move, name: str, what: str) -> int:

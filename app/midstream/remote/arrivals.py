@@ -6,7 +6,6 @@ import json
 import os
 import posixpath
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from midstream.remote import neighbours
@@ -14,10 +13,18 @@ from midstream.remote.assembly import Assemblies
 from midstream.remote.files import emit, inside
 from midstream.remote.lines import SILENCE, Lines
 from midstream.remote.objects import checked
-from midstream.remote.staging import SLACK, Stage, chunk_hashes, free_bytes, part_name, problem, sync_directory
+from midstream.remote.staging import (
+    SLACK,
+    Stage,
+    chunk_hashes,
+    free_bytes,
+    part_name,
+    problem,
+    sync_directory,
+    sync_objects,
+)
 
 TOGETHER = 512  # objects in one report
-SYNCERS = 16  # threads that wait for the disk: a journal commits many files at once
 
 
 def serve(
@@ -28,10 +35,8 @@ def serve(
     text: str,
     root: str,
     survey: bool = True,
-    alone: bool = True,
 ) -> int:
-    """The target's side of a copy of ``objects`` (``{path, size, sha256}``), with the manifest's name and text. Not
-    ``alone``: other copies bring other objects of the same tree meanwhile, and are not waited for.
+    """The target's side of a copy of ``objects`` (``{path, size, sha256}``), with the manifest's name and text.
 
     Lines from the operator: ``{"do": "landed", "ranges": [[path, offset, length], ...]}``, ``{"do": "commit"}``,
     ``{"do": "alive"}``. Lines to it: ``present`` (``objects`` that lie there with the right hash), ``held`` (those
@@ -41,7 +46,7 @@ def serve(
     lines = Lines(silence=SILENCE, last={"do": "end"})
     stage = Stage(directory, generation)
     try:
-        if not _prepared(stage, objects, manifest, text, root, survey, alone):
+        if not _prepared(stage, objects, manifest, text, root, survey):
             return 1
         by_path = {entry["path"]: entry for entry in objects}
         assemblies = Assemblies(stage)
@@ -69,13 +74,7 @@ def serve(
 
 
 def _prepared(
-    stage: Stage,
-    objects: Sequence[Dict[str, Any]],
-    manifest: Optional[str],
-    text: str,
-    root: str,
-    survey: bool,
-    alone: bool,
+    stage: Stage, objects: Sequence[Dict[str, Any]], manifest: Optional[str], text: str, root: str, survey: bool
 ) -> bool:
     directory = stage.directory
     there = None if manifest is None else _text_or_none(posixpath.join(directory, manifest))
@@ -87,8 +86,7 @@ def _prepared(
         there_already = [entry for entry in objects if os.path.isfile(inside(directory, entry["path"]))]
         present = _reported("present", _right(directory, there_already))
         absent = [entry for entry in objects if entry["path"] not in present]
-        if alone:
-            stage.adopt(absent)
+        stage.adopt(absent)
     parts = [entry for entry in absent if os.path.isfile(posixpath.join(stage.here, part_name(entry)))]
     begun = sum(os.stat(posixpath.join(stage.here, part_name(entry))).st_blocks * 512 for entry in parts)
     needed = sum(entry["size"] for entry in absent)
@@ -147,22 +145,7 @@ def _text_or_none(path: str) -> Optional[str]:
 
 def commit(stage: Stage, manifest: Optional[str], text: str, objects: Sequence[Dict[str, Any]]) -> None:
     """Wait until every object is on the disk with its size; then write the manifest, atomically. ValueError."""
-
-    def sync(entry: Dict[str, Any]) -> str:
-        path = inside(stage.directory, entry["path"])
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if os.fstat(descriptor).st_size != entry["size"]:
-                raise ValueError("{}: not {} bytes any more".format(path, entry["size"]))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        return os.path.dirname(path)
-
-    with ThreadPoolExecutor(SYNCERS) as pool:
-        parents = {stage.directory, *pool.map(sync, objects)}
-    for parent in sorted(parents):
-        sync_directory(parent)
+    sync_objects(stage.directory, objects)
     if manifest is not None:
         stage.write(manifest, text.encode())
         sync_directory(stage.directory)

@@ -1,107 +1,94 @@
 """A checkpoint that is still being written, looked at on the machine where it grows.
 
 An object has one size at every step of a run, so what an earlier checkpoint says of it tells when it is whole. Only
-the manifest, which comes last, says that it is what was meant: whoever copies ahead compares in the end. What is whole
-is described by lots, each a small manifest of its own beside the objects.
+the manifest, which comes last, says that it is what was meant: whoever copies ahead compares in the end.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import posixpath
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Set
 
 from midstream.remote import hands, runs
+from midstream.remote.files import emit, end_with_operator
+from midstream.remote.staging import Stage, sync_objects
 from midstream.remote.tree import HASHERS, file_sha256
 from midstream_engine import records
 
-AT_ONCE = 256 << 20  # bytes of objects that make a full lot
-GATHERED = 0.3  # seconds in which a lot that is not full may grow
 POLL = 0.02  # seconds between two looks
-LOT = ".ahead-"
 
 
-def look(
-    root: str,
-    run_id: str,
-    attempt: int,
-    serial: int,
-    since: int,
-    sizes: Mapping[str, int],
-    sent: Sequence[str],
-    lot: int,
-    patience: float,
-) -> Dict[str, Any]:
-    """What is new of an attempt that was given order ``serial``, after ``patience`` seconds at the latest.
+def follow(root: str, run_id: str, attempt: int, serial: int, since: int, sizes: Mapping[str, int]) -> int:
+    """A program: what becomes of an attempt that was given order ``serial``, until it has answered.
 
-    ``{"answered", "status", "alive", "name", "objects", "manifest"}``: whether the order was carried out or refused or
-    the attempt has ended; the newest checkpoint of the attempt from step ``since`` on, None where there is none; of its
-    objects (``sizes``: path -> bytes) those that are whole and not in ``sent`` (whose first entry names the checkpoint
-    that it speaks of), as ``{path, size, sha256}``; the name of the manifest that describes them, number ``lot``. With
-    the answer also ``described`` and ``mover``: see ``runs``."""
+    Lines: ``named`` (``name`` of the newest checkpoint of the attempt from step ``since`` on, once it is begun);
+    ``whole`` (``name``, ``objects``: ``[{path, size, sha256}]``, some of those in ``sizes`` (path -> bytes) that have
+    all their bytes now); and last ``answered``, once the order was carried out or refused, or the attempt has ended:
+    ``status``, ``alive``, ``described`` and ``mover`` as of ``runs``."""
+    end_with_operator()
     paths = records.RunPaths(root, run_id)
-    deadline = time.monotonic() + patience
-    first_seen: Optional[float] = None
-    while True:
-        found = runs.status(root, run_id, attempt)
-        name = _newest(paths, attempt, since)
-        known = set(sent[1:]) if sent and sent[0] == name else set()
-        whole, total = ([], 0) if name is None else _whole(paths.checkpoint(name), sizes, known)
-        now = time.monotonic()
-        first_seen = now if whole and first_seen is None else first_seen
-        gathered = total >= AT_ONCE or (first_seen is not None and now - first_seen >= GATHERED)
-        answered = _answered(found, serial)
-        if answered or gathered or now >= deadline:
-            told = dict(found, answered=answered, name=name, objects=[], manifest="")
-            if answered:  # whoever asked wants to know next how the run lies there now
-                return dict(told, described=runs.describe(root, run_id), mover=hands.mover(root, run_id))
-            if name is None or not whole:
-                return told
-            objects = _hashed(paths.checkpoint(name), whole)
-            return dict(told, objects=objects, manifest=_describe(paths.checkpoint(name), objects, lot))
-        time.sleep(POLL)
+    name = None  # type: Optional[str]
+    told = set()  # type: Set[str]
+    over = threading.Event()
+    with ThreadPoolExecutor(HASHERS) as pool:
+
+        def tell(directory: str, path: str) -> None:
+            if over.is_set():  # the manifest says it, too
+                return
+            try:
+                entry = {"path": path, "size": sizes[path], "sha256": file_sha256(posixpath.join(directory, path))}
+            except FileNotFoundError:  # the save was given up
+                return
+            emit("whole", name=posixpath.basename(directory), objects=[entry])
+
+        while True:
+            found = runs.status(root, run_id, attempt)
+            newest = _newest(paths, attempt, since) if sizes else None
+            if newest is not None and newest != name:
+                name, told = newest, set()
+                emit("named", name=name)
+            if name is not None:
+                for path in _whole(paths.checkpoint(name), sizes, told):
+                    told.add(path)
+                    pool.submit(tell, paths.checkpoint(name), path)
+            if _answered(found, serial):
+                over.set()
+                break
+            time.sleep(POLL)
+    # Whoever asked wants to know next how the run lies there now.
+    emit("answered", **dict(found, described=runs.describe(root, run_id), mover=hands.mover(root, run_id)))
+    return 0
 
 
-def rest(directory: str, arrived: Mapping[str, str], lot: int) -> Dict[str, Any]:
-    """Of a complete checkpoint: ``{"text", "objects", "manifest"}``, its manifest's text, the objects whose hash is not
-    the one in ``arrived`` (path -> SHA-256), and the name of the manifest that describes those."""
+def rest(directory: str, sent: Mapping[str, str]) -> Dict[str, Any]:
+    """Of a complete checkpoint: ``{"text", "objects"}``, its manifest's text, and the objects whose hash is not the one
+    in ``sent`` (path -> SHA-256)."""
     with open(posixpath.join(directory, records.MANIFEST), encoding="utf-8", newline="") as file:
         text = file.read()
     entries = records.Manifest.from_json(json.loads(text), directory).object_entries
     objects = [
         {"path": entry.path, "size": entry.size, "sha256": entry.sha256}
         for entry in entries
-        if arrived.get(entry.path) != entry.sha256
+        if sent.get(entry.path) != entry.sha256
     ]
-    return {"text": text, "objects": objects, "manifest": _describe(directory, objects, lot) if objects else ""}
+    return {"text": text, "objects": objects}
 
 
 def commit(directory: str, text: str) -> None:
-    """Write the manifest, last and atomically, once every object is in its place with its size. RecordError."""
+    """Write the manifest, last and atomically, once every object is on the disk with its size. ValueError."""
     entries = records.Manifest.from_json(json.loads(text), directory).object_entries
-    parents = {directory}
-    for entry in entries:
-        path = posixpath.join(directory, entry.path)
-        if os.stat(path).st_size != entry.size:
-            raise records.RecordError("{}: not {} bytes any more".format(path, entry.size))
-        parents.add(os.path.dirname(path))
-    for parent in sorted(parents):
-        records.sync_directory(parent)
-    tidy(directory)
+    sync_objects(directory, [{"path": entry.path, "size": entry.size} for entry in entries])
     records.write_bytes(posixpath.join(directory, records.MANIFEST), text.encode())
 
 
 def tidy(directory: str) -> None:
-    """Remove the lots' manifests."""
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(directory):
-            if name.startswith(LOT):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(posixpath.join(directory, name))
+    """Remove what copies that are dead had on its way below ``directory``."""
+    Stage(directory, "tidy").adopt([])
 
 
 def _answered(found: Mapping[str, Any], serial: int) -> bool:
@@ -123,38 +110,15 @@ def _newest(paths: records.RunPaths, attempt: int, since: int) -> Optional[str]:
     return records.checkpoint_name(newest, attempt) if newest >= since else None
 
 
-def _whole(directory: str, sizes: Mapping[str, int], known: "set[str]") -> Tuple[List[Tuple[str, int]], int]:
-    """Objects that have all their bytes, as many as go into one lot, and their bytes."""
-    found: List[Tuple[str, int]] = []
-    total = 0
+def _whole(directory: str, sizes: Mapping[str, int], known: Set[str]) -> List[str]:
+    """Objects beside the ``known`` ones that have all their bytes."""
+    found = []
     for path, size in sizes.items():
         if path in known or not records.safe_relative(path):
             continue
         try:
-            if os.stat(posixpath.join(directory, path)).st_size != size:
-                continue
+            if os.stat(posixpath.join(directory, path)).st_size == size:
+                found.append(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        found.append((path, size))
-        total += size
-        if total >= AT_ONCE:
-            break
-    return found, total
-
-
-def _hashed(directory: str, objects: Sequence[Tuple[str, int]]) -> List[Dict[str, Any]]:
-    def hashed(entry: Tuple[str, int]) -> Optional[Dict[str, Any]]:
-        path, size = entry
-        try:
-            return {"path": path, "size": size, "sha256": file_sha256(posixpath.join(directory, path))}
-        except FileNotFoundError:  # the save was given up
-            return None
-
-    with ThreadPoolExecutor(HASHERS) as pool:
-        return [entry for entry in pool.map(hashed, objects) if entry is not None]
-
-
-def _describe(directory: str, objects: Sequence[Mapping[str, Any]], lot: int) -> str:
-    name = "{}{}.json".format(LOT, lot)
-    records.write_json(posixpath.join(directory, name), {"objects": list(objects)}, durable=False)
-    return name
+    return found

@@ -23,6 +23,7 @@ from midstream.remote.lines import SILENCE
 
 LOCK = "lock"
 CHUNK = 8 << 20  # bytes: what is sent again at most of each stream that was cut
+SYNCERS = 16  # threads that wait for the disk: a journal commits many files at once
 SLACK = 1 << 20  # bytes of the disk beside the objects: manifest and directories
 LATE = SILENCE + 5.0  # seconds that receivers of a dead copy may take to notice
 
@@ -153,6 +154,27 @@ def sync_directory(path: str) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def sync_objects(directory: str, objects: Sequence[Dict[str, Any]]) -> None:
+    """Wait until every object (``{path, size}``) is on the disk under its name. ValueError: it has another size."""
+    from concurrent.futures import ThreadPoolExecutor  # a receiver does without
+
+    def sync(entry: Dict[str, Any]) -> str:
+        path = inside(directory, entry["path"])
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_size != entry["size"]:
+                raise ValueError("{}: not {} bytes any more".format(path, entry["size"]))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return posixpath.dirname(path)
+
+    with ThreadPoolExecutor(SYNCERS) as pool:
+        parents = {directory, *pool.map(sync, objects)}
+    for parent in sorted(parents):
+        sync_directory(parent)
 
 
 def free_bytes(path: str) -> int:

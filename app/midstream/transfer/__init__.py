@@ -4,6 +4,7 @@ from midstream.hosts.programs import Cancelled
 from midstream.stores.access import Access
 from midstream.transfer.copy import copy_objects, copy_tree
 from midstream.transfer.errors import TransferError
+from midstream.transfer.feed import Feed
 from midstream.transfer.history import copy_history
 from midstream.transfer.model import CopyReport, HistoryReport, Progress, VerifyReport
 from midstream.transfer.places import Place, bucket_place
@@ -17,6 +18,7 @@ __all__ = [
     "Cancelled",
     "CopyReport",
     "CopySettings",
+    "Feed",
     "HistoryReport",
     "Link",
     "Place",

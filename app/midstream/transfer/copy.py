@@ -60,11 +60,9 @@ def copy_objects(
     cancel: Event | None = None,
     streams: int = 0,
     settings: CopySettings | None = None,
-    alone: bool = True,
 ) -> CopyReport:
     """Make ``target_dir`` hold what the manifest in ``source_dir`` names. The manifest's file arrives byte for byte,
-    last, and only when every object is verified at the target. ``streams`` and ``settings``: see `CopySettings`. Not
-    ``alone``: other copies bring other objects to the same directory meanwhile.
+    last, and only when every object is verified at the target. ``streams`` and ``settings``: see `CopySettings`.
 
     TransferError names the object that is missing or corrupt at the source, or the bytes that do not fit;
     Cancelled; LostContact. After each of them the target is without a new manifest, and the same call
@@ -79,7 +77,6 @@ def copy_objects(
         progress=progress,
         cancel=cancel,
         settings=settings,
-        alone=alone,
     )
 
 
@@ -91,13 +88,10 @@ def copy_tree(
     progress: Callable[[Progress], None] | None = None,
     cancel: Event | None = None,
     settings: CopySettings | None = None,
-    alone: bool = True,
 ) -> CopyReport:
     """`copy_objects` between places, of which one may be a bucket (`bucket_place`)."""
     contents = read_contents(source, manifest_name)
-    return copy_contents(
-        contents, target, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings, alone=alone
-    )
+    return copy_contents(contents, target, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings)
 
 
 def copy_contents(
@@ -108,13 +102,12 @@ def copy_contents(
     progress: Callable[[Progress], None] | None = None,
     cancel: Event | None = None,
     settings: CopySettings | None = None,
-    alone: bool = True,
 ) -> CopyReport:
     """As `copy_objects`, for a tree that was looked at already."""
     started = time.monotonic()
     by_source = contents.by_source()
     settings = settings or of_hosts(contents.first.host, target.host)
-    copy = _Copy(contents, target, manifest, progress, cancel, settings, by_source, started, alone)
+    copy = _Copy(contents, target, manifest, progress, cancel, settings, by_source, started)
     return copy.run()
 
 
@@ -150,7 +143,6 @@ class _Copy:
                 manifest=self.manifest,
                 text=self.contents.text,
                 generation=generation,
-                alone=self.alone,
             ) as session,
         ):
             found = self._survey(session, events, meter, objects)

@@ -38,7 +38,6 @@ class Session:
         manifest: str | None,
         text: str = "",
         survey: bool = True,
-        alone: bool = True,
         generation: str = "",
     ):
         self.target = target
@@ -58,7 +57,6 @@ class Session:
                 "text": text,
                 "root": target.host.root,
                 "survey": survey,
-                **({} if alone else {"alone": False}),
             },
         )
         self._threads = [

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty
 from threading import Event
-from typing import Any
+from typing import Any, Protocol
 
 from midstream.errors import MidstreamError
 from midstream.hosts.programs import Cancelled
@@ -18,7 +18,6 @@ from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.places import Place
 from midstream.transfer.progress import Meter
 from midstream.transfer.route import Route
-from midstream.transfer.session import Session
 from midstream.transfer.stream import AHEAD, Events, Item, Stream
 
 WORTHWHILE = 16 << 20  # bytes a stream should carry at least, where windows wait for the round trip
@@ -61,17 +60,26 @@ def worthwhile(items: Sequence[Item], streams: int, each: int = WORTHWHILE) -> i
 
 @dataclass
 class Load:
-    """What one source has to send, and the way that it takes. Towards the end the streams take less at a time."""
+    """What one source has to send, and the way that it takes. Towards the end the streams take less at a time. Where
+    ``expected`` bytes are given, items come one after the other (`Sending.add`), until it is said that there are no
+    more; each goes whole."""
 
     route: Route
     items: deque[Item]
+    expected: int = 0
     streams: list[Stream] = field(default_factory=list)
     opening: int = 0
     early: Sequence[Early] = ()  # the first of them, on their way already
     left: int = field(init=False)  # bytes of the items
+    more: bool = field(init=False)  # to come
 
     def __post_init__(self) -> None:
         self.left = sum(item["length"] for item in self.items)
+        self.more = self.expected > 0
+
+    @property
+    def busy(self) -> bool:
+        return self.more or self.opening > 0 or not all(stream.done for stream in self.streams)
 
     @property
     def _ways(self) -> int:
@@ -80,7 +88,7 @@ class Load:
     @property
     def stock(self) -> int:
         """Bytes that a stream should have in hand: no more than its share of what is left."""
-        return max(STOCK, min(AHEAD, self.left // self._ways))
+        return AHEAD if self.more else max(STOCK, min(AHEAD, self.left // self._ways))
 
     def take(self) -> list[Item]:
         """The next items, a chunk of bytes or a little more; near the end the next piece of one."""
@@ -89,7 +97,7 @@ class Load:
             most = max(LEAST, min(CHUNK, self.left // (4 * self._ways) & ~0xFFFF))
         item = self.items.popleft()
         # A bucket joins what one stream brings of an object.
-        if item["length"] > most and self._ways > 1 and not self.route.target.in_bucket:
+        if item["length"] > most and self._ways > 1 and not (self.expected or self.route.target.in_bucket):
             rest = {"offset": item["offset"] + most, "length": item["length"] - most}
             self.items.appendleft({**item, **rest})
             item = {**item, "length": most}
@@ -134,12 +142,24 @@ class Early:
         self._opened.add_done_callback(end)
 
 
+class Staged(Protocol):
+    """Where a copy's objects are put together."""
+
+    @property
+    def target(self) -> Place: ...
+
+    @property
+    def generation(self) -> str: ...
+
+    def landed(self, ranges: Sequence[Sequence[Any]]) -> None: ...
+
+
 class Sending:
     """All streams of one copy. ``explain(path, what)`` words the error of an object that arrived with another hash."""
 
     def __init__(
         self,
-        session: Session,
+        session: Staged,
         events: Events,
         loads: Sequence[Load],
         meter: Meter,
@@ -149,7 +169,7 @@ class Sending:
         cancel: Event | None = None,
     ):
         self._session, self._events, self._meter, self._explain = session, events, meter, explain
-        self._loads = [load for load in loads if load.items]
+        self._loads = [load for load in loads if load.items or load.more]
         self._limit, self._cancel = rate_limit, cancel
         self._closed = False
         self._lock = threading.Lock()
@@ -162,7 +182,9 @@ class Sending:
         try:
             for load in self._loads:
                 self._open(load)
-            while waiting or any(load.opening or not all(s.done for s in load.streams) for load in self._loads):
+            while waiting or any(
+                load.more or load.opening or not all(s.done for s in load.streams) for load in self._loads
+            ):
                 if self._cancel is not None and self._cancel.is_set():
                     raise Cancelled(f"the copy to {self._session.target} was cancelled")
                 try:
@@ -176,6 +198,11 @@ class Sending:
             for stream in [*(stream for load in self._loads for stream in load.streams), *self._unseen()]:
                 stream.close()
 
+    def add(self, load: Load, objects: Sequence[dict[str, Any]], *, last: bool = False) -> None:
+        """More objects of a load that grows; ``last``: there is no more after them. Any thread may, while `run` is at
+        work."""
+        self._events.put((load, {"event": "more", "items": split(objects, 1), "last": last}))
+
     def _unseen(self) -> Iterator[Stream]:
         """Streams that were opened, and whose event nobody took."""
         with contextlib.suppress(Empty):
@@ -185,9 +212,12 @@ class Sending:
                     yield report["stream"]
 
     def _open(self, load: Load) -> None:
-        small = sum(item["length"] for item in load.items) < SMALL
+        small = max(load.left, load.expected) < SMALL
         each = WORTHWHILE if load.route.crowded else WORTH_A_CORE
-        load.opening = worthwhile(load.items, load.route.streams, each)
+        if load.more:
+            load.opening = max(1, min(load.route.streams, load.expected // each))
+        else:
+            load.opening = worthwhile(load.items, load.route.streams, each)
 
         def work(early: Early | None) -> None:
             try:
@@ -219,6 +249,12 @@ class Sending:
             origin.opening -= 1
             if not origin.opening and not origin.streams:
                 raise report["error"]
+        elif event == "more":
+            origin.items.extend(report["items"])
+            origin.left += sum(item["length"] for item in report["items"])
+            origin.more = not report["last"]
+            waiting.update(item["path"] for item in report["items"])
+            self._share(origin)
         elif event == "landed":
             self._landed(origin, report, waiting)
         elif event == "placed":
@@ -259,7 +295,7 @@ class Sending:
         for stream in load.streams:
             while load.items and stream.hungry(load.stock):
                 stream.feed(load.take(), rate, last=False)
-            if not load.items and not stream.ending:
+            if not load.items and not load.more and not stream.ending:
                 stream.feed([], rate, last=True)
         if self._limit:
             for stream in busy:
