@@ -310,6 +310,42 @@ def test_a_source_that_is_taken_back_after_the_seal_is_done_without(
         move.hosts.close()
 
 
+def test_a_source_that_is_taken_back_before_the_seal_ends_the_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is waited for, and nothing stays open: what it left is another move's."""
+    monkeypatch.setenv("MIDSTREAM_STATE", "")  # and as it was, afterwards
+    with TpuServer() as server:
+        monkeypatch.setenv(client.ENDPOINT, server.endpoint)
+        monkeypatch.setattr(gone, "EVERY", 0.1)
+        there, _, _ = begun(server, tmp_path, model.STOP)
+        plan = replace(
+            there.plan, source="pod-0", source_target="pod", source_hosts=("pod-0",), target="gpu", target_host="gpu",
+            target_hosts=("gpu",),
+        )  # fmt: skip
+        move = Move(plan, there.directory, there.journal, there.fleet, there.hosts, there.watch)
+        worker = move.hosts.peek("pod-0")
+        assert isinstance(worker, Worker)
+
+        class Struck:
+            name = model.PREPARE
+
+            def run(self, move: Move) -> None:
+                worker.silent = True
+                server.preempt("pod")
+                move.source.call("standby.clock")
+
+        monkeypatch.setattr(executor, "phases", lambda: (Struck(),))
+        assert executor.execute(move) == Exit.FAILED
+        view = move.directory.view()
+        assert (view.state, view.open) == (model.ROLLED_BACK, False)
+        assert "pod was taken back: p/z/pod is PREEMPTED" in view.error
+        assert "--source-lost" in view.error
+        told = [event.message for event in read_events(move.directory.journal_file)]
+        assert any("there is nothing to go back to" in line for line in told)
+        move.hosts.close()
+
+
 def test_a_sample_of_the_campaign() -> None:
     CAMPAIGN.sample()
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from midstream.errors import Exit, HostError, LostContact, MidstreamError
 from midstream.migrate import model
-from midstream.migrate.gone import Asked
 from midstream.migrate.journal import outcome, read_events
 from midstream.migrate.move import Move, MovedOn, NeedsOperator, Phase, RollbackRequested, ways_on
 from midstream.migrate.phases import phases
@@ -75,8 +74,8 @@ def _run(move: Move, phase: Phase) -> None:
 def _patiently(move: Move, phase: Phase) -> None:
     """Run the phase; where a connection is cut, make it anew and run the phase again, which goes on where it was. A
     host that does not come back in time raises LostContact, as does a link that is cut again and again; TakenBack where
-    the target's provider says that it never will."""
-    cuts, provider = 0, Asked(move.fleet, move.target_side.target)
+    its provider says that it never will."""
+    cuts, source, target = 0, move.asked(move.source_side), move.asked(move.target_side)
     while True:
         try:
             return phase.run(move)
@@ -91,7 +90,9 @@ def _patiently(move: Move, phase: Phase) -> None:
             while not _connected(move):
                 move.check_requests()
                 if phase.name != model.ROLLBACK:
-                    provider.check()
+                    target.check()
+                    if move.journal.known("sealed") is None:  # later the move can do without it
+                        source.check()
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(PAUSE)

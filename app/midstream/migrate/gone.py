@@ -42,10 +42,10 @@ def taken_back(fleet: Fleet, target: Target) -> str:
 
 
 class Asked:
-    """Asks about a target now and then, while it does not answer."""
+    """Asks about a target now and then, while it does not answer. ``mend``: what to do where it is gone."""
 
-    def __init__(self, fleet: Fleet, target: Target):
-        self._fleet, self._target = fleet, target
+    def __init__(self, fleet: Fleet, target: Target, mend: str = "midstream --migrate asks for it anew"):
+        self._fleet, self._target, self._mend = fleet, target, mend
         self._due = 0.0
 
     def check(self) -> None:
@@ -55,4 +55,4 @@ class Asked:
         line = taken_back(self._fleet, self._target)
         self._due = time.monotonic() + EVERY
         if line:
-            raise TakenBack(f"{self._target.name} was taken back: {line}", "midstream --migrate asks for it anew")
+            raise TakenBack(f"{self._target.name} was taken back: {line}", self._mend)

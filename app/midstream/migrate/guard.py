@@ -231,6 +231,8 @@ class Guard:
                         self._say(notify.FINISHED, f"moved to {target} (migration {migration})", migration=migration)
                         return
                     refused.append(f"{target}: {event.message}")
+            if verdict.kind == GOING and slices.standing(self.fleet, run.host)[0] == base.GONE:
+                return  # it went in the middle of that: what it left is looked at anew
         spent = "; the tries are spent" if self.tries < 1 else ""
         message = f"{verdict.reason}, and no target took the run{spent}: {'; '.join(refused) or 'none is left'}"
         self._say(notify.NEEDS_YOU, message)

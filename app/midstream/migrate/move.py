@@ -170,6 +170,12 @@ class Move:
         view = self.watch.snapshot().host(host)
         return view.machine.clock_skew if view and view.machine else 0.0
 
+    def asked(self, side: Side) -> Asked:
+        """Who asks the provider of a side that does not answer."""
+        if side is not self.source_side:
+            return Asked(self.fleet, side.target)
+        return Asked(self.fleet, side.target, f"midstream --migrate {self.plan.run_id} --to TARGET --source-lost")
+
     def wait_for(
         self,
         what: str,
@@ -183,9 +189,9 @@ class Move:
 
         While the host does not answer, its silence is no evidence of anything: time without contact does not count
         towards ``timeout``, up to ten times of it. MidstreamError names ``what`` was waited for; TakenBack where the
-        provider of a silent target says that it is gone.
+        provider of a silent target, or of a source that is not sealed yet, says that it is gone.
         """
-        provider = Asked(self.fleet, self.target_side.target)
+        provider = self.asked(self.source_side if host in self.source_side.target.hosts else self.target_side)
         deadline = time.monotonic() + 10 * timeout
         heard = 0.0
         told = False
@@ -215,7 +221,7 @@ class Move:
             if not told:
                 self.note(f"{host} does not answer; waiting: losing contact is not losing the run")
                 told = True
-            if host in self.target_side.target.hosts:
+            if host in self.target_side.target.hosts or self.journal.known("sealed") is None:
                 provider.check()
         raise MidstreamError(
             f"{what}: not within {timeout:.0f} s on {host}", f"midstream --status shows what {host} does"

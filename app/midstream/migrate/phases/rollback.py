@@ -8,7 +8,7 @@ from typing import Any
 from midstream.errors import HostError, MidstreamError
 from midstream.launch.errors import LaunchError
 from midstream.migrate import standby
-from midstream.migrate.gone import taken_back
+from midstream.migrate.gone import TakenBack, taken_back
 from midstream.migrate.model import ROLLBACK
 from midstream.migrate.move import Move, MovedOn
 from midstream.migrate.phases.relaunch import wait_training
@@ -30,8 +30,19 @@ class Rollback:
     name = ROLLBACK
 
     def run(self, move: Move) -> None:
-        source, plan = move.source, move.plan
+        try:
+            self._take_back(move)
+        except (HostError, TakenBack) as error:
+            gone = taken_back(move.fleet, move.source_side.target)
+            if not gone or move.journal.known("sealed") is not None:
+                raise
+            # Unsealed, no engine was started on the target; and on the source nothing runs any more.
+            move.note(f"{error.message}; {gone}: there is nothing to go back to")
+            move.journal.fact(rolled_back=time.time())
+
+    def _take_back(self, move: Move) -> None:
         dismissed = standby.dismiss_if_reachable(move)
+        source, plan = move.source, move.plan
         mover = source.call("hands.mover", root=source.root, run_id=plan.run_id)
         if mover is None or mover["migration"] != plan.migration:
             move.note(f"this migration has not touched {plan.run_id} on {source.name}: nothing to undo there")
