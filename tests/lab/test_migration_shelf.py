@@ -165,6 +165,10 @@ def test_what_a_lost_machine_left_in_its_bucket_is_what_moves(
     assert (plan.source, plan.source_store, plan.target_store, plan.checkpoint) == ("gpu", STORE, STORE, saved)
     assert plan.target_flags == ("--trainer.checkpointer.base_path", STORE)
     assert plan.route == f"none: both sides read {STORE}"
+    back = make_plan(fleet, hosts, seen, Request("r", "gpu", mode="stop", source_lost=True))
+    assert (back.source, back.target, back.source_store, back.target_store) == ("gpu", "gpu", STORE, "")
+    with pytest.raises(MidstreamError, match=f"--mode stop brings what lies in {STORE} there"):
+        make_plan(fleet, hosts, seen, Request("r", "gpu", source_lost=True))
 
     place = directory.create(plan, fleet.text)
     move = Move(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts))
