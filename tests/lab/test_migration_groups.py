@@ -108,6 +108,7 @@ def assert_one_lineage(run: Run, attempts: set[int]) -> None:
     assert {row["attempt"] for row in spliced.values()} == attempts
 
 
+@pytest.mark.slow  # eight engines start, on two cores
 def test_what_a_killed_process_left_goes_to_one_host_and_back(lab: Lab, fleet: Path, runs) -> None:
     """2 x 2 -> 1 x 4 -> 2 x 2. One process is killed: the other ends, who was the first is said, and the shares of the
     newest checkpoint, which lie on two hosts, are brought together."""

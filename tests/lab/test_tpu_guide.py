@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from lab.bucket import BucketServer
-from lab.command_line import SLOWER, TINY, Run, midstream, refused
-from lab.slice import Slice, target_text
+from lab.command_line import Run, midstream, refused
+from lab.guide import begin
+from lab.slice import Slice
 from lab.sshd import Lab
 from lab.tpu_api import TpuServer, tpu_server
 from midstream_engine import records
@@ -24,17 +23,8 @@ KEPT = ("--certify-steps", "3", "--healthy-steps", "3")
 def test_a_run_moves_over_a_bucket_to_a_slice_that_is_made_for_it_and_back(
     lab: Lab, tpu_server: TpuServer, bucket: BucketServer, runs
 ) -> None:
-    # The workers have an identity of their own, and read and write the bucket; the GPU server has none.
-    gpu, pod = lab.host("gpu", devices=2), Slice(lab, "n", WORKERS, bucket.environment)
-    tpu_server.workers["n"] = pod.workers
-    file = lab.fleet_file(gpu=gpu.config)
-    worker = f"{{devices: {4 // WORKERS}, python: {sys.executable}, store: ckpt}}"
-    target = target_text("pod", pod, lab.directory / "key", create="true", spot="true", worker=worker)
-    file.write_text(file.read_text() + "stores: {ckpt: {url: gs://runs/mine}}\ntargets:\n" + target)
-
-    training = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[{every: 20}]")
-    launched = midstream("--fleet", file, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *training)
-    assert launched.code == 0, launched.stderr
+    guide = begin(lab, tpu_server, bucket, workers=WORKERS, devices=2, of_worker=4 // WORKERS)
+    gpu, pod, file = guide.gpu, guide.pod, guide.file
     source, there = runs(gpu.root, "r"), runs(pod.roots[0], "r")
     source.wait_step(10)
     refused(midstream("--fleet", file, "--migrate", "r", "--to", "pod", *KEPT), 3, "pod is not there", "--yes")

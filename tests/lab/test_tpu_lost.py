@@ -4,14 +4,13 @@ asked for by the same command, and by a guard where somebody has set one."""
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 
 import pytest
 
-from lab.bucket import BucketServer, bucket_server
-from lab.command_line import SLOWER, TINY, Ended, Run, midstream, refused, start_midstream, step_of
-from lab.slice import Slice, target_text
+from lab.bucket import BucketServer
+from lab.command_line import Ended, Run, midstream, refused, start_midstream, step_of
+from lab.guide import begin
+from lab.slice import Slice
 from lab.sshd import Lab
 from lab.tpu_api import TpuServer, tpu_server
 from midstream_engine import records
@@ -20,14 +19,6 @@ __all__ = ["tpu_server"]
 pytestmark = pytest.mark.system
 KEPT = ("--certify-steps", "3", "--healthy-steps", "3", "--json")
 PATIENCE = 240.0  # seconds for what engines do
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
-    with bucket_server("runs") as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
 
 
 def complete(bucket: BucketServer) -> list[str]:
@@ -57,16 +48,8 @@ def one_lineage(run: Run, holder: str, epoch: int, *lost: range) -> None:
 def test_what_is_left_in_the_bucket_goes_on_on_a_slice_asked_for_anew_and_by_a_guard(
     lab: Lab, tpu_server: TpuServer, bucket: BucketServer, runs
 ) -> None:
-    gpu, pod = lab.host("gpu", devices=1), Slice(lab, "n", 1, bucket.environment)
-    tpu_server.workers["n"] = pod.workers
-    file = lab.fleet_file(gpu=gpu.config)
-    worker = f"{{devices: 2, python: {sys.executable}, store: ckpt}}"
-    target = target_text("pod", pod, lab.directory / "key", create="true", spot="true", worker=worker)
-    file.write_text(file.read_text() + "stores: {ckpt: {url: gs://runs/mine}}\ntargets:\n" + target)
-
-    training = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[{every: 20}]")
-    launched = midstream("--fleet", file, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *training)
-    assert launched.code == 0, launched.stderr
+    guide = begin(lab, tpu_server, bucket)
+    gpu, pod, file = guide.gpu, guide.pod, guide.file
     source = runs(gpu.root, "r")
     source.wait_step(10, PATIENCE)
     moved = certified(midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", *KEPT, timeout=480))

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from lab.bucket import BucketServer, bucket_server
-from lab.command_line import SLOWER, TINY, midstream, start_midstream
+from lab.bucket import BucketServer
+from lab.command_line import start_midstream
+from lab.guide import begin
 from lab.migration_faults import SLOW
-from lab.slice import Slice, target_text
 from lab.sshd import Lab
 from lab.tpu_api import TpuServer, tpu_server
 from lab.tpu_nodes import State
@@ -29,14 +27,6 @@ SECONDS = 0.3  # of a step on the slice, so that it is certified for a while
 COMPARED = 30  # steps that the source has done past the checkpoint: what is compared before it is certified
 LINES = {model.PREPARE: 6, model.RELAUNCH: 2, model.CERTIFY: 1}  # of the journal in a phase, out of which one is drawn
 SAYS = ("preempted", "terminated", "gone", "queue")
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
-    with bucket_server("runs") as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
 
 
 def reached(phase: str, lines: int) -> MigrationDirectory:
@@ -69,16 +59,8 @@ def test_a_run_goes_on_at_its_source_when_its_target_is_taken_back(
     slow = lab.directory / "slow"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SLOW.replace("SECONDS", str(SECONDS)).replace("SHADOWS", str(SECONDS)))
-    gpu, pod = lab.host("gpu", devices=1), Slice(lab, "n", 1, bucket.environment)
-    tpu_server.workers["n"] = pod.workers
-    file = lab.fleet_file(gpu=gpu.config)
-    worker = f"{{devices: 2, python: {sys.executable}, store: ckpt, env: {{PYTHONPATH: {slow}}}}}"
-    words = {"create": "true", "spot": "true", "queued": "true", "worker": worker}
-    target = target_text("pod", pod, lab.directory / "key", **words)
-    file.write_text(file.read_text() + "stores: {ckpt: {url: gs://runs/mine}}\ntargets:\n" + target)
-    training = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[{every: 20}]")
-    launched = midstream("--fleet", file, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *training)
-    assert launched.code == 0, launched.stderr
+    guide = begin(lab, tpu_server, bucket, worker=f", env: {{PYTHONPATH: {slow}}}", queued="true")
+    gpu, pod, file = guide.gpu, guide.pod, guide.file
     source = runs(gpu.root, "r")
     source.wait_step(20 + COMPARED, PATIENCE)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from lab.bucket import BucketServer, bucket_server
-from lab.command_line import SLOWER, TINY, midstream, runs
-from lab.slice import Slice, target_text
+from lab.bucket import BucketServer
+from lab.command_line import SLOWER, runs
+from lab.guide import begin
 from lab.sshd import Lab, lab
 from lab.tpu_api import TpuServer, tpu_server
 from midstream_engine import records
@@ -25,14 +24,6 @@ PATIENCE = 300.0  # seconds for what engines do
 TRAINING = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[{every: 20}]")
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
-    with bucket_server("runs") as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
-
-
 @pytest.mark.slow  # two engines start, on two cores
 @pytest.mark.timeout(1200)
 def test_a_slice_is_asked_for_made_and_moved_to_from_the_wizard(
@@ -44,15 +35,8 @@ def test_a_slice_is_asked_for_made_and_moved_to_from_the_wizard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MIDSTREAM_STATE", str(lab.directory / "state"))
-    gpu, pod = lab.host("gpu", devices=1), Slice(lab, "n", 1, bucket.environment)
-    tpu_server.workers["n"] = pod.workers
-    file = lab.fleet_file(gpu=gpu.config)
-    worker = f"{{devices: 2, python: {sys.executable}, store: ckpt}}"
-    words = {"create": "true", "spot": "true", "worker": worker, "price_per_hour": "8"}
-    target = target_text("pod", pod, lab.directory / "key", **words)
-    file.write_text(file.read_text() + "stores: {ckpt: {url: gs://runs/mine}}\ntargets:\n" + target)
-    launched = midstream("--fleet", file, "--launch", TINY, "--on", "gpu", "--run-id", "nano", "--", *TRAINING)
-    assert launched.code == 0, launched.stderr
+    guide = begin(lab, tpu_server, bucket, "nano", price_per_hour="8")
+    gpu, pod, file = guide.gpu, guide.pod, guide.file
     source, there = runs(gpu.root, "nano"), runs(pod.roots[0], "nano")
     source.wait_step(25, PATIENCE)
 
