@@ -178,11 +178,7 @@ def complete(move: Move, name: str, streamed: Streamed) -> int:
     manifest last. Returns the bytes that arrived here. TransferError, LostContact: the same call goes on."""
     feed, sent = streamed.feed, streamed.sent if streamed.name == name else {}
     if feed is None or not sent:
-        streamed.drop()
-        brought = bring_checkpoint(move, name, "checkpoint")
-        if move.journal.known("sent_ahead"):  # maybe by a process that was killed
-            move.target.call("growing.tidy", directory=move.target_paths.checkpoints)
-        return brought
+        return _bring_anew(move, name, streamed)
     source, target = move.source, move.target
     here, there = move.source_paths.checkpoint(name), move.target_paths.checkpoint(name)
     move.command(source, f"copy the rest of {here} to {target.name}:{there}")
@@ -200,11 +196,19 @@ def complete(move: Move, name: str, streamed: Streamed) -> int:
         raise
     except MidstreamError as error:
         move.note(f"{error}; what is not there yet is copied now")
-        streamed.drop()
-        return feed.bytes_sent - before + bring_checkpoint(move, name, "checkpoint")
+        return _bring_anew(move, name, streamed) + feed.bytes_sent - before
     target.call("growing.commit", directory=there, text=rest["text"], timeout=CALL)
     move.target_side.hand_out_checkpoint(name, move.progress("checkpoint, to each host"))
     return feed.bytes_sent - before
+
+
+def _bring_anew(move: Move, name: str, streamed: Streamed) -> int:
+    """As any other checkpoint; what sending ahead had on its way goes, also where its process was killed."""
+    streamed.drop()
+    brought = bring_checkpoint(move, name, "checkpoint")
+    if move.journal.known("sent_ahead"):
+        move.target.call("growing.tidy", directory=move.target_paths.checkpoints)
+    return brought
 
 
 def bring_checkpoint(move: Move, name: str, what: str) -> int:
