@@ -45,7 +45,7 @@ from midstream.hosts.base import Host
 from midstream.hosts.local import LocalMachine
 from midstream.hosts.open import open_host
 from midstream.transfer import CopySettings, copy_objects
-from trees import write_tree
+from trees import cell, write_tree
 
 MIB = 1 << 20
 GCM = "aes128-gcm@openssh.com"
@@ -177,9 +177,9 @@ def cases(room: Path, options: argparse.Namespace) -> Iterator[tuple[str, Path]]
     rng = random.Random(0)
     block = rng.randbytes(16 * MIB)
     trees: dict[str, Callable[[], dict[str, bytes]]] = {
-        "one file": lambda: {"one": b"".join(index.to_bytes(8, "big") + block[8:] for index in range(mib // 16))},
-        "files of 16 MiB": lambda: {f"{i}": i.to_bytes(8, "big") + block[8:] for i in range(mib // 8)},
-        "files of 64 KiB": lambda: {f"{i % 50}/{i}": rng.randbytes(65536) for i in range(small)},
+        "one file": lambda: {cell("one"): b"".join(index.to_bytes(8, "big") + block[8:] for index in range(mib // 16))},
+        "files of 16 MiB": lambda: {cell(f"{i}"): i.to_bytes(8, "big") + block[8:] for i in range(mib // 8)},
+        "files of 64 KiB": lambda: {cell(f"{i % 50}/{i}"): rng.randbytes(65536) for i in range(small)},
     }
     for (case, make), short in zip(trees.items(), CASES, strict=True):
         if short in options.cases:

@@ -33,11 +33,23 @@ def write_tree(directory: Path, contents: dict[str, bytes], **manifest: Any) -> 
     return objects
 
 
+def write_data(data: Path, contents: dict[str, bytes]) -> str:
+    """A token cache below ``data``, called by the digest of its manifest, which is returned."""
+    objects = write_tree(data / "new", contents, format="midstream-tokens")
+    manifest = {"format": "midstream-tokens", "objects": objects}
+    digest = sha256(records.canonical_json(manifest))
+    (data / "new" / records.MANIFEST).write_text(json.dumps({**manifest, "digest": digest}))
+    return (data / "new").rename(data / digest).name
+
+
+def cell(name: str) -> str:
+    """Path of the only cell of an array: what a copy of a checkpoint may contain."""
+    return f"arrays/{name}/c/0"
+
+
 def random_contents(rng: random.Random, sizes: list[int]) -> dict[str, bytes]:
-    """Objects of these sizes, some in folders, one with a name that shells would trip over."""
-    names = [f"{rng.choice(['', 'a/', 'a/b/'])}object-{index}" for index in range(len(sizes))]
-    if names:
-        names[0] = "a b'\"$(touch x)\n-rf"
+    """Objects of these sizes, in folders of several depths."""
+    names = [cell(f"{rng.choice(['', 'a/', 'a/b/'])}object-{index}") for index in range(len(sizes))]
     return {name: rng.randbytes(size) for name, size in zip(names, sizes, strict=True)}
 
 
@@ -46,7 +58,7 @@ def write_checkpoint(directory: Path, rng: random.Random, arrays: int = 3, cells
     contents: dict[str, bytes] = {}
     entries = []
     for number in range(arrays):
-        paths = [f"model/array{number}/c/{cell}" for cell in range(cells)]
+        paths = [f"arrays/model/array{number}/c/{index}" for index in range(cells)]
         contents.update({path: rng.randbytes(size) for path in paths})
         entries.append(
             records.ArrayEntry(f"model/array{number}", ["embed"], [cells * size // 4], "float32", [cells], paths)

@@ -12,7 +12,8 @@ from midstream_engine import records
 
 # Flags that are a mode of their own, and need the fleet file.
 MODES = (
-    "status", "metrics", "log", "config", "check", "launch", "migrate", "guard", "stop", "verify", "diff", "delete",
+    "status", "metrics", "log", "config", "check", "launch", "migrate", "guard", "stop", "repair", "verify", "diff",
+    "delete",
 )  # fmt: skip
 
 
@@ -171,7 +172,7 @@ def _screen(fleet, options: argparse.Namespace) -> int:
     while True:
         hosts = Hosts(fleet)
         try:
-            code, move = run_tui(fleet, hosts, **look, move=move)
+            code, move, _ = run_tui(fleet, hosts, **look, move=move)
         finally:
             hosts.close()
         if code != RELOAD:

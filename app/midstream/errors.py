@@ -14,6 +14,7 @@ class Exit(IntEnum):
     REFUSED = 3  # preflight refused; nothing was changed
     INTERRUPTED = 4  # interrupted, or the rollback is incomplete: can be continued
     NOT_CERTIFIED = 5  # the certificate failed; rolled back
+    NOT_RUNNING = 6  # rolled back, and the run does not run: its process or its host went by itself
 
 
 class MidstreamError(Exception):
@@ -52,3 +53,10 @@ class RemoteError(HostError):
     def __init__(self, message: str, kind: str = "", fix: str = ""):
         super().__init__(message, fix)
         self.kind = kind
+
+
+class DamagedError(RemoteError):
+    """Records of a run on a host cannot be read. They are not taken for absent: nobody acts on the run before they are
+    repaired."""
+
+    code = Exit.REFUSED

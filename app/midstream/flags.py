@@ -18,7 +18,9 @@ USAGE = """midstream [--fleet FILE]                                     the term
        midstream --migrate RUN --to TARGET [--mode handover|stop|overtake] [--checkpoint now|latest|STEP]
                  [--dry-run] [--yes]
        midstream --continue MIGRATION | --rollback MIGRATION | --stop RUN
-       midstream --guard RUN --to TARGET[,TARGET...] [--tries N]    move it when its machine is certainly gone or going
+       midstream --repair RUN [--on HOST] [--yes]                   records that cannot be read, from the evidence left
+       midstream --guard RUN --to TARGET[,TARGET...] [--tries N] [--yes]
+                                                                    move it when its machine is certainly gone or going
        midstream --delete TARGET|PROJECT/ZONE/NAME [--yes]          delete a TPU slice
        midstream --checkpoints [RUN] | --checkpoints RUN|CHECKPOINT --tree [--deep]
        midstream --metrics RUN[,RUN...] | --log RUN [--process P] | --config RUN [--attempts A[,B]] [--json]
@@ -54,6 +56,9 @@ def parser() -> argparse.ArgumentParser:
     modes.add_argument("--rollback", metavar="MIGRATION", help="take a migration back, until its source is retired")
     modes.add_argument("--stop", metavar="RUN", help="save and stop a run")
     modes.add_argument("--guard", metavar="RUN", help="move a run when its machine is certainly gone or going")
+    modes.add_argument(
+        "--repair", metavar="RUN", help="name records that cannot be read, and what would be written; --yes writes it"
+    )
     modes.add_argument("--delete", metavar="TARGET", help="delete a TPU slice: a target, or PROJECT/ZONE/NAME")
     modes.add_argument(
         "--checkpoints",
@@ -154,9 +159,10 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
         flags.error("--guard needs --to TARGET[,TARGET...]: where the run may go")
     if options.to and not (options.migrate or options.guard):
         flags.error("--to goes with --migrate and --guard")
-    for name, needs in (("on", "launch"), ("run_id", "launch")):
-        if getattr(options, name) and not getattr(options, needs):
-            flags.error(f"--{name.replace('_', '-')} goes with --{needs}")
+    if options.on and not (options.launch or options.repair):
+        flags.error("--on goes with --launch and --repair")
+    if options.run_id and not options.launch:
+        flags.error("--run-id goes with --launch")
     for name in ("dry_run", "source_lost"):
         if getattr(options, name) and not options.migrate:
             flags.error(f"--{name.replace('_', '-')} goes with --migrate")
@@ -166,9 +172,9 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
         flags.error("--tree goes with --checkpoints RUN or --checkpoints CHECKPOINT")
     if options.deep and not (options.verify or options.checkpoints):
         flags.error("--deep goes with --verify and --checkpoints")
-    agreeing = (options.launch, options.migrate, options.rollback, options.delete, options.clean is not None)
-    if options.yes and not any(agreeing):
-        flags.error("--yes goes with --launch, --migrate, --rollback, --delete and --clean")
+    agreeing = (options.launch, options.migrate, options.guard, options.rollback, options.delete, options.repair)
+    if options.yes and not any(agreeing) and options.clean is None:
+        flags.error("--yes goes with --launch, --migrate, --guard, --rollback, --repair, --delete and --clean")
     for name in ("certify_steps", "healthy_steps"):
         if getattr(options, name) < 0:
             flags.error(f"--{name.replace('_', '-')} is a number of steps, not below 0")

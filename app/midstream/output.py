@@ -8,6 +8,7 @@ import time
 from typing import Any, TextIO
 
 from midstream.errors import Exit, MidstreamError
+from midstream.printable import excerpt, printable
 
 
 class Output:
@@ -23,7 +24,7 @@ class Output:
         if self.as_json:
             if value.get("event") == "result":
                 value = {"exit_code": int(Exit.DONE if value["ok"] else Exit.FAILED), **value}
-            self._write(self._data, json.dumps(value, default=str))
+            self._write(self._data, json.dumps(value, default=str).replace("\x7f", "\\u007f"))
         else:
             for line in ([text] if text else []) if isinstance(text, str) else text:
                 self._write(self._data, line)
@@ -34,7 +35,7 @@ class Output:
 
     def error(self, error: MidstreamError) -> None:
         """The one line that says what is wrong and what to do."""
-        self.talk(f"midstream: {error}")
+        self.talk(f"midstream: {excerpt(error.message)}" + (f" ({error.fix})" if error.fix else ""))
         if self.as_json:
             self.value(
                 {
@@ -48,7 +49,7 @@ class Output:
 
     @staticmethod
     def _write(stream: TextIO, line: str) -> None:
-        stream.write(line + "\n")
+        stream.write(printable(line, keep="\t") + "\n")
         stream.flush()
 
 
@@ -79,5 +80,6 @@ def age(then: float | None, now: float | None = None) -> str:
 
 def table(rows: list[tuple[str, ...]]) -> list[str]:
     """Columns as wide as their widest cell."""
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -22,8 +22,26 @@ import math
 import os
 import posixpath
 import re
+import stat
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+from typing import (
+    Any,
+    BinaryIO,
+    ClassVar,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+)
+
+from midstream_engine import shapes
 
 FORMAT = "midstream-checkpoint"
 FORMAT_VERSION = 1
@@ -72,8 +90,26 @@ ACTIONS = (SAVE, STOP, RESTORE, PROMOTE, HOLD, REPLAY)
 STARTS = frozenset({RESTORE, HOLD, REPLAY})  # what an attempt is started with
 
 
+LARGEST_FILE = 1 << 26  # bytes of a JSON file that is read: a manifest of a hundred thousand objects has about 20 MB
+
+# What strings in records become parts of paths: no other characters than these.
+CHECKPOINT_NAME = shapes.Form("a checkpoint's name", r"step-(?:0|[1-9][0-9]{0,17})-a[0-9]{3,18}")
+RUN_ID = shapes.Form("a run id", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+RUN_ID_OR_EMPTY = shapes.Form("a run id", r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,127})?")
+DTYPE = shapes.Form("a type of elements", r"bool|u?int(?:8|16|32|64)|b?float16|float(?:32|64)")
+# What reaches a person's eyes as a name: no control characters, nor those that turn the writing direction.
+_UNSEEN = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+NAME = shapes.Form("a name without control characters", "[^" + _UNSEEN + "]{0,255}")
+DIGEST = shapes.Form("a digest", r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+DIGEST_OR_EMPTY = shapes.Form("a digest", r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,127})?")
+
+
 class RecordError(ValueError):
-    """A file of the run directory is missing, torn or of another shape; the message names the file and field."""
+    """A record is missing, torn or of another shape; the message names the file and field."""
+
+
+class Damaged(RecordError):
+    """A file is there and cannot be read: torn, of another shape, or no regular file. It is never taken for absent."""
 
 
 # ------------------------------------------------------------------------------------------------------- paths
@@ -193,8 +229,7 @@ def attempt_name(number: int) -> str:
     return f"{number:03d}"
 
 
-_CHECKPOINT = re.compile(r"step-(\d+)-a(\d+)")
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_CHECKPOINT = re.compile(r"step-([0-9]{1,18})-a([0-9]{1,18})")
 
 
 def checkpoint_name(step: int, attempt: int) -> str:
@@ -210,7 +245,7 @@ def parse_checkpoint_name(name: str) -> Optional[Tuple[int, int]]:
 
 def check_run_id(run_id: str) -> str:
     """The id itself where it may name a directory, else RecordError: letters, digits, ``.``, ``_`` and ``-``."""
-    if not _RUN_ID.fullmatch(run_id):
+    if not re.fullmatch(RUN_ID.pattern, run_id):
         raise RecordError(
             f"run id {run_id!r}: use 1 to 128 letters, digits, '.', '_' or '-', the first a letter or digit"
         )
@@ -273,20 +308,56 @@ def sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
-def read_json(path: str) -> Any:
-    """The value in ``path``. FileNotFoundError where it is absent, RecordError where it is torn."""
-    with open(path, "rb") as file:
-        data = file.read()
+def open_regular(path: str) -> BinaryIO:
+    """A regular file, to be read. FileNotFoundError where it is absent; Damaged where it is a directory, a FIFO or a
+    device, none of which is waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise Damaged(f"{path}: not a regular file")
+
+
+def read_bytes(path: str, limit: int) -> bytes:
+    """The content of a regular file. FileNotFoundError where it is absent; Damaged where it is something else, or
+    has more than ``limit`` bytes."""
+    with open_regular(path) as file:
+        pieces: List[bytes] = []
+        left = limit + 1
+        while left > 0:
+            piece = file.read(left)
+            if not piece:
+                break
+            pieces.append(piece)
+            left -= len(piece)
+    if left <= 0:
+        raise Damaged(f"{path}: larger than {limit} bytes")
+    return b"".join(pieces)
+
+
+def parse_json(data: Union[bytes, str], where: str) -> Any:
+    """The JSON value in ``data``. RecordError naming ``where`` for anything else, however deeply it is nested."""
     try:
         return json.loads(data)
     except ValueError as error:
-        raise RecordError(f"{path}: not JSON ({error})") from error
+        raise RecordError(f"{where}: not JSON ({error})" if data else f"{where}: it is empty") from error
+    except (RecursionError, MemoryError):
+        raise RecordError(f"{where}: not JSON that can be read (nested too deeply, or too large)") from None
 
 
-def read_json_or_none(path: str) -> Any:
+def read_json(path: str, limit: int = LARGEST_FILE) -> Any:
+    """The value in ``path``. FileNotFoundError where it is absent; Damaged where it is torn, no file, or larger than
+    ``limit`` bytes."""
+    try:
+        return parse_json(read_bytes(path, limit), path)
+    except RecordError as error:
+        raise Damaged(str(error)) from None
+
+
+def read_json_or_none(path: str, limit: int = LARGEST_FILE) -> Any:
     """The value in ``path``, or None where there is no such file."""
     try:
-        return read_json(path)
+        return read_json(path, limit)
     except FileNotFoundError:
         return None
 
@@ -311,38 +382,48 @@ Record = TypeVar("Record", bound="_Record")
 class _Record:
     """A frozen dataclass that knows its JSON form. Fields that a newer version added are ignored on reading."""
 
+    LIMIT: ClassVar[int] = 1 << 20  # bytes of its file
+
     def to_json(self) -> Dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls: Type[Record], value: Any, where: str = "") -> Record:
-        """Raises RecordError naming ``where`` and the field."""
-        name = where or cls.__name__
-        if not isinstance(value, dict):
-            raise RecordError(f"{name}: expected an object, found {type(value).__name__}")
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        missing = [
-            key
-            for key, field in fields.items()
-            if key not in value
-            and field.default is dataclasses.MISSING
-            and field.default_factory is dataclasses.MISSING
-        ]
-        if missing:
-            raise RecordError(f"{name}: lacks {', '.join(missing)}")
-        return cls(**{key: value[key] for key in fields if key in value})
+        """Raises RecordError naming ``where`` and the field whose value is missing or of another type."""
+        try:
+            shapes.check(cls, value)
+        except shapes.ShapeError as error:
+            raise RecordError(f"{where or cls.__name__}: {error}") from None
+        return cls._of(value)
+
+    @classmethod
+    def _of(cls: Type[Record], value: Mapping[str, Any]) -> Record:
+        """From a value that was checked already, as part of a larger one."""
+        return cls(**{key: value[key] for key in _names(cls) if key in value})
 
     @classmethod
     def read(cls: Type[Record], path: str) -> Record:
-        return cls.from_json(read_json(path), path)
+        """FileNotFoundError where it is absent, Damaged where it cannot be read."""
+        value = read_json(path, cls.LIMIT)
+        try:
+            return cls.from_json(value, path)
+        except RecordError as error:
+            raise Damaged(str(error)) from None
 
     @classmethod
     def read_or_none(cls: Type[Record], path: str) -> Optional[Record]:
-        value = read_json_or_none(path)
-        return None if value is None else cls.from_json(value, path)
+        try:
+            return cls.read(path)
+        except FileNotFoundError:
+            return None
 
     def write(self, path: str, *, durable: bool = True) -> None:
         write_json(path, self.to_json(), durable=durable)
+
+
+@functools.lru_cache(maxsize=None)
+def _names(kind: Type[Any]) -> Tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 # --------------------------------------------------------------------------------------------- process identity
@@ -395,6 +476,15 @@ def is_alive(process: ProcessIdentity) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
+class Device(_Record):
+    """An accelerator, as the engine that computes on it describes it."""
+
+    kind: str = ""
+    platform: str = ""
+    memory_bytes: Optional[int] = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Status(_Record):
     """``status-<p>.json``: what one process of an attempt is doing. ``heartbeat`` is rewritten every few seconds."""
 
@@ -405,18 +495,22 @@ class Status(_Record):
     pid: int
     start_ticks: int
     heartbeat: float
-    run_id: str = ""
+    run_id: str = dataclasses.field(default="", metadata={"form": RUN_ID_OR_EMPTY})
     attempt: int = 0
     epoch: int = 1  # 0 while it waits or replays: it has no part in the run yet
     processes: int = 1
     num_train_steps: int = 0
-    devices: List[Dict[str, Any]] = dataclasses.field(default_factory=list)  # {"kind", "platform", "memory_bytes"}
+    devices: List[Dict[str, Any]] = dataclasses.field(default_factory=list, metadata={"items": Device})
     versions: Dict[str, str] = dataclasses.field(default_factory=dict)
-    checkpoint: Optional[str] = None  # newest complete checkpoint that this attempt wrote or restored
+    checkpoint: Optional[str] = dataclasses.field(
+        default=None, metadata={"form": CHECKPOINT_NAME}
+    )  # newest complete checkpoint that this attempt wrote or restored
     root_digest: Optional[str] = None  # of that checkpoint
-    data_digest: str = ""  # of the token cache that it trains on; empty while that is not known yet
+    data_digest: str = dataclasses.field(
+        default="", metadata={"form": DIGEST_OR_EMPTY}
+    )  # of the token cache that it trains on; empty while that is not known yet
     # Of every token cache that it reads from its host's data directory: the one it trains on, then its validation sets.
-    data_digests: List[str] = dataclasses.field(default_factory=list)
+    data_digests: List[str] = dataclasses.field(default_factory=list, metadata={"form": DIGEST})
     order: int = 0  # serial of the last order that was carried out
     refused: int = 0  # serial of the last order that could not be: training goes on, ``message`` says why
     message: str = ""  # one line: why it failed, what it waits for
@@ -471,11 +565,11 @@ class Order(_Record):
 
     action: str
     epoch: int = 1
-    checkpoint: Optional[str] = None
+    checkpoint: Optional[str] = dataclasses.field(default=None, metadata={"form": CHECKPOINT_NAME})
     root_digest: Optional[str] = None
     step: Optional[int] = None
-    holder: str = ""
-    migration: str = ""
+    holder: str = dataclasses.field(default="", metadata={"form": NAME})
+    migration: str = dataclasses.field(default="", metadata={"form": RUN_ID_OR_EMPTY})
     serial: int = 1
 
 
@@ -495,15 +589,15 @@ class Fence(_Record):
     writer that was sealed two moves ago must not slip under the newest seal."""
 
     epoch: int
-    holder: str
+    holder: str = dataclasses.field(metadata={"form": NAME})
     sealed_step: Optional[int] = None  # where the current epoch began; None for a run that never moved
-    seals: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
+    seals: List[Dict[str, Any]] = dataclasses.field(default_factory=list, metadata={"items": Seal})
 
     def accepts(self, epoch: int, step: int) -> bool:
         """Whether a checkpoint ``step-<step>`` written under ``epoch`` belongs to the accepted lineage."""
         if epoch >= self.epoch:
             return True
-        seals = [Seal.from_json(seal, "fence.json") for seal in self.seals]
+        seals = [Seal._of(seal) for seal in self.seals]
         limits = [seal.step for seal in seals if seal.epoch == epoch or (seal.epoch > epoch and not seal.alone)]
         return bool(limits) and step <= min(limits)
 
@@ -541,14 +635,16 @@ class LineageEntry(_Record):
 
     attempt: int
     epoch: int
-    target: str
+    target: str = dataclasses.field(metadata={"form": NAME})
     devices: int
     device_kind: str
     first_step: int
     last_step: Optional[int] = None
-    checkpoint: Optional[str] = None  # the one it started from; None for a fresh start
+    checkpoint: Optional[str] = dataclasses.field(
+        default=None, metadata={"form": CHECKPOINT_NAME}
+    )  # the one it started from; None for a fresh start
     root_digest: Optional[str] = None
-    migration: str = ""
+    migration: str = dataclasses.field(default="", metadata={"form": RUN_ID_OR_EMPTY})
     started: float = 0.0
 
 
@@ -556,12 +652,14 @@ class LineageEntry(_Record):
 class Lineage(_Record):
     """``lineage.json``: the chain of attempts of a run, oldest first."""
 
-    run_id: str
-    attempts: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
+    LIMIT: ClassVar[int] = 1 << 24
+
+    run_id: str = dataclasses.field(metadata={"form": RUN_ID})
+    attempts: List[Dict[str, Any]] = dataclasses.field(default_factory=list, metadata={"items": LineageEntry})
 
     @property
     def entries(self) -> List[LineageEntry]:
-        return [LineageEntry.from_json(entry, "lineage.json") for entry in self.attempts]
+        return [LineageEntry._of(entry) for entry in self.attempts]
 
     def with_entry(self, entry: LineageEntry) -> "Lineage":
         """With ``entry`` added, or in the place of the one with the same attempt number."""
@@ -573,7 +671,7 @@ class Lineage(_Record):
 class Pin(_Record):
     """``pins/<migration>.json``: retention may not delete ``checkpoint`` before ``expires``."""
 
-    checkpoint: str
+    checkpoint: str = dataclasses.field(metadata={"form": CHECKPOINT_NAME})
     expires: float
 
 
@@ -590,9 +688,9 @@ class Mover(_Record):
     """``mover.json``: the migration that has the run in its hands, on this host: no other one gives orders or moves the
     fence to ``epoch``, unless ``expires`` has passed before that epoch began. Afterwards it says who began it."""
 
-    migration: str
+    migration: str = dataclasses.field(metadata={"form": RUN_ID})
     epoch: int
-    holder: str  # the target
+    holder: str = dataclasses.field(metadata={"form": NAME})  # the target
     expires: float
 
 
@@ -600,7 +698,7 @@ class Mover(_Record):
 class Restore(_Record):
     """``restore.json``: the engine's evidence, written after restoring and before its first update."""
 
-    checkpoint: str
+    checkpoint: str = dataclasses.field(metadata={"form": CHECKPOINT_NAME})
     step: int
     root_digest: str  # recomputed from the bytes that were read
     expected_root_digest: str
@@ -618,7 +716,7 @@ class Crossing(_Record):
     """``crossing.json``: how far a replayed state is from the sealed one, at the step where the run crosses over."""
 
     step: int
-    checkpoint: str  # the sealed one
+    checkpoint: str = dataclasses.field(metadata={"form": CHECKPOINT_NAME})  # the sealed one
     root_digest: str  # recomputed from the bytes that were read
     distance: float  # |a-b| / |b| over all parameters, Euclidean norm
     worst: float  # the largest of the arrays' own distances
@@ -640,9 +738,14 @@ def parse_metrics(lines: Iterable[str]) -> List[Dict[str, Any]]:
         if torn is not None:
             raise RecordError(f"metrics.jsonl line {torn} is torn, and lines follow it")
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             torn = number
+            continue
+        step = row.get("global_step", 0) if isinstance(row, dict) else None
+        if type(step) is not int or not 0 <= step <= shapes.LARGEST:
+            raise RecordError(f"metrics.jsonl line {number} is not a row of metrics")
+        rows.append(row)
     return rows
 
 
@@ -652,7 +755,7 @@ def splice(
     """The run's curve from the rows of each attempt: every step from the newest accepted attempt that has it.
 
     An attempt's line ``k`` is accepted where the fence accepts the state it led to, ``step-<k+1>``.
-    Rows get the key ``attempt``. Rows without ``global_step`` are left out.
+    Rows get the key ``attempt``. Rows without a ``global_step`` that is a step are left out.
     """
     epochs = {entry.attempt: entry.epoch for entry in lineage.entries}
     chosen: Dict[int, Dict[str, Any]] = {}
@@ -660,7 +763,7 @@ def splice(
         epoch = epochs.get(attempt, 1)
         for row in rows[attempt]:
             step = row.get("global_step")
-            if step is None or (fence is not None and not fence.accepts(epoch, step + 1)):
+            if type(step) is not int or step < 0 or (fence is not None and not fence.accepts(epoch, step + 1)):
                 continue
             if "train/loss" in row or step not in chosen:
                 chosen[step] = dict(row, attempt=attempt)
@@ -715,7 +818,7 @@ class ArrayEntry(_Record):
     name: str
     axes: List[str]
     shape: List[int]
-    dtype: str
+    dtype: str = dataclasses.field(metadata={"form": DTYPE})
     grid: List[int]
     objects: List[str]
     sha256: str = ""  # of an array's elements in ``small.safetensors``; empty for others, whose objects have hashes
@@ -731,17 +834,21 @@ class Manifest(_Record):
     :meth:`collected`.
     """
 
+    LIMIT: ClassVar[int] = LARGEST_FILE
+
     format: str
     version: int
-    run_id: str
+    run_id: str = dataclasses.field(metadata={"form": RUN_ID})
     step: int
     attempt: int
     epoch: int
     created: float
     root_digest: str
-    arrays: List[Dict[str, Any]]
-    objects: List[Dict[str, Any]]
-    hosts: List[Dict[str, Any]] = dataclasses.field(default_factory=list)  # SpreadHost; empty: it is not spread
+    arrays: List[Dict[str, Any]] = dataclasses.field(metadata={"items": ArrayEntry})
+    objects: List[Dict[str, Any]] = dataclasses.field(metadata={"items": ObjectEntry})
+    hosts: List[Dict[str, Any]] = dataclasses.field(
+        default_factory=list, metadata={"items": SpreadHost}
+    )  # SpreadHost; empty: it is not spread
     host: str = ""  # which of ``hosts`` this copy lies on
 
     @classmethod
@@ -756,6 +863,9 @@ class Manifest(_Record):
         for entry in manifest.object_entries:
             if not safe_relative(entry.path):
                 raise RecordError(f"{where or MANIFEST}: object path {entry.path!r} leaves the directory")
+        for array in manifest.array_entries:
+            if len(array.axes) != len(array.shape) or not _is_countable(array.shape):
+                raise RecordError(f"{where or MANIFEST}: array {array.name!r} of axes {array.axes} has another shape")
         return manifest
 
     @property
@@ -764,11 +874,11 @@ class Manifest(_Record):
 
     @functools.cached_property
     def object_entries(self) -> List[ObjectEntry]:
-        return [ObjectEntry.from_json(entry, MANIFEST) for entry in self.objects]
+        return [ObjectEntry._of(entry) for entry in self.objects]
 
     @functools.cached_property
     def array_entries(self) -> List[ArrayEntry]:
-        return [ArrayEntry.from_json(entry, MANIFEST) for entry in self.arrays]
+        return [ArrayEntry._of(entry) for entry in self.arrays]
 
     @property
     def size(self) -> int:
@@ -777,7 +887,7 @@ class Manifest(_Record):
 
     @property
     def spread_hosts(self) -> List[SpreadHost]:
-        return [SpreadHost.from_json(entry, MANIFEST) for entry in self.hosts]
+        return [SpreadHost._of(entry) for entry in self.hosts]
 
     @property
     def elsewhere(self) -> Dict[str, List[ObjectEntry]]:
@@ -794,6 +904,16 @@ class Manifest(_Record):
         return dataclasses.replace(self, objects=objects, hosts=[], host="")
 
 
+def _is_countable(shape: Sequence[int]) -> bool:
+    """Whether the number of elements fits 64 bits."""
+    total = 1
+    for length in shape:
+        total *= length
+        if total > shapes.LARGEST:
+            return False
+    return True
+
+
 def safe_relative(path: str) -> bool:
     """Whether ``path`` stays below the directory it is relative to, spelled in its one canonical way."""
     return (
@@ -801,7 +921,7 @@ def safe_relative(path: str) -> bool:
         and not path.startswith("/")
         and path == posixpath.normpath(path)
         and path.split("/")[0] != ".."
-        and "\0" not in path
+        and not any(character < " " or character == "\x7f" for character in path)
     )
 
 
@@ -826,14 +946,24 @@ def data_digests(train: Mapping[str, Any]) -> List[str]:
     """Of every token cache that the run of a checkpoint reads from its host's data directory, by its ``train.json``:
     the one that it trains on, then its validation sets. Empty where they lie in a bucket (``data.cache_dir``). In the
     end the files of a tokenizer that came along with the run."""
-    provenance = train.get("provenance") or {}
-    config = (provenance.get("config") or {}).get("data") or {}
-    carried = carried_digests(config.get("tokenizer"))
-    if config.get("cache_dir"):
-        return carried
-    sets = provenance.get("validation") or {}
-    digests = [train["state"].get("data_digest", ""), *(sets[name]["digest"] for name in sorted(sets))]
-    return list(dict.fromkeys(digest for digest in [*digests, *carried] if digest))
+    try:
+        provenance = train.get("provenance") or {}
+        config = (provenance.get("config") or {}).get("data") or {}
+        digests = carried_digests(config.get("tokenizer"))
+        if not config.get("cache_dir"):
+            sets = provenance.get("validation") or {}
+            own = [train["state"].get("data_digest", ""), *(sets[name]["digest"] for name in sorted(sets))]
+            digests = [*own, *digests]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise RecordError(f"train.json: another shape than expected ({type(error).__name__}: {error})") from None
+    return list(dict.fromkeys(_digest(digest) for digest in digests if digest))
+
+
+def _digest(value: Any) -> str:
+    """The digest itself, which names a directory. RecordError where it could name anything else."""
+    if not isinstance(value, str) or not re.fullmatch(DIGEST.pattern, value):
+        raise RecordError(f"train.json: {str(value)[:60]!r} is not a digest of data")
+    return value
 
 
 def carried_digests(tokenizer: Any) -> List[str]:

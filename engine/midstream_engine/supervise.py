@@ -1,4 +1,4 @@
-"""``python -m midstream_engine.supervise --attempt DIR --process P [--stuck-after S] [--secrets FILE] -- COMMAND...``
+"""``python -m midstream_engine.supervise --attempt DIR --process P [OPTIONS] -- COMMAND...``
 
 What stays beside an engine on its host, whoever started it and whether or not anybody still looks.
 
@@ -110,6 +110,9 @@ class Supervisor:
             elif arrived is None:
                 self._save_in_time(engine)
         self._report(code)
+        if os.path.dirname(os.getcwd()) == os.path.abspath(self._files.dir):  # the directory that it was started in
+            with contextlib.suppress(OSError):  # not empty: what the engine left there, a core dump say, is of use
+                os.rmdir(os.getcwd())
         return code if code >= 0 else 128 - code
 
     def _reason_to_end(self) -> str:
@@ -212,6 +215,15 @@ def _die_together(parent: int):
     return prepare
 
 
+def read_secrets(path: str, *, keep: bool) -> dict[str, str]:
+    """Read the file, and remove it unless it is to stay: from here on the engine's environment has them."""
+    secrets = records.read_json(path)
+    if not keep:
+        with contextlib.suppress(OSError):  # a disk that became read-only: the engine says so better
+            os.unlink(path)
+    return secrets
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code of the command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -221,11 +233,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--process", type=int, required=True)
     parser.add_argument("--stuck-after", type=float, default=STUCK_AFTER)
     parser.add_argument("--secrets", help="a JSON file of names and values for the command's environment")
+    parser.add_argument("--keep-secrets", action="store_true", help="leave that file: another start will read it")
     options = parser.parse_args(words[:cut])
     command = words[cut + 1 :]
     if not command:
         parser.error("no command after --")
-    secrets = records.read_json(options.secrets) if options.secrets else {}
+    secrets = read_secrets(options.secrets, keep=options.keep_secrets) if options.secrets else {}
     return Supervisor(options.attempt, options.process, command, options.stuck_after, secrets).run()
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from midstream_engine import records
+from midstream_engine.base_directory import resolved_path
 from midstream_engine.config import ConfigError, Loaded, TrainerConfig, TrainLmConfig, load_config
 from midstream_engine.config.load import USAGE, parse_arguments
 from midstream_engine.errors import EngineError
@@ -176,7 +177,7 @@ def _log_copy(config: TrainerConfig, attempt: Attempt, process: int) -> str | No
     """Where ``trainer.log_dir`` wants the log, too."""
     if not config.log_dir:
         return None
-    directory = os.path.join(os.path.expanduser(config.log_dir), attempt.paths.run_id)
+    directory = os.path.join(resolved_path(config.log_dir), attempt.paths.run_id)
     number = f"{attempt.number:03d}" if process == 0 else f"{attempt.number:03d}-{process}"
     return os.path.join(directory, f"attempt-{number}.log")
 

@@ -190,7 +190,7 @@ def test_a_changed_provenance_is_noticed_although_it_is_no_part_of_the_state(che
         (lambda m: m["objects"].append(dict(m["objects"][0], path="arrays/stray")), "arrays/stray belongs to no array"),
         (lambda m: wide(m).update(objects=wide(m)["objects"][::-1]), "are not those of its grid"),
         (lambda m: wide(m).update(grid=[3, 1]), "does not divide the shape"),
-        (lambda m: wide(m).update(dtype="complex64"), "cannot be stored"),
+        (lambda m: wide(m).update(dtype="complex64"), "is not a type of elements"),
         (lambda m: m["objects"][0].update(path="../../outside"), "leaves the directory"),
         (lambda m: m.update(version=2), "newer than this midstream reads"),
         (lambda m: m.update(format="other"), "format 'other' is not"),

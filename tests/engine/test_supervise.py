@@ -141,8 +141,18 @@ def test_secrets_reach_the_engine_and_no_command_line(tmp_path: Path) -> None:
     until(lambda: "hunter2" in Path(engine.files.log()).read_text())
     for pid in (engine.process.pid, engine.status().pid):
         assert b"hunter2" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert not secrets.exists(), "it is read once"
     engine.process.terminate()
     engine.process.wait(30)
+
+
+def test_secrets_of_a_job_stay_for_its_next_start(tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets.json"
+    secrets.write_text(json.dumps({"TOKEN": "hunter2"}))
+    assert supervise.read_secrets(str(secrets), keep=True) == {"TOKEN": "hunter2"}
+    assert secrets.exists()
+    assert supervise.read_secrets(str(secrets), keep=False) == {"TOKEN": "hunter2"}
+    assert not secrets.exists()
 
 
 def status(state: str, step: int) -> records.Status:

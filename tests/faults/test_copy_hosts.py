@@ -26,7 +26,15 @@ from midstream.remote import staging, tree
 from midstream.transfer import Progress, TransferError, copy_history, copy_objects, verify_objects
 from midstream.transfer.streams import Sending
 from midstream_engine import records
-from trees import SOURCES, assert_same_tree, assert_unfinished, files, random_contents, write_checkpoint, write_tree
+from trees import (
+    SOURCES,
+    assert_same_tree,
+    assert_unfinished,
+    files,
+    random_contents,
+    write_checkpoint,
+    write_tree,
+)
 
 MIB = 1 << 20
 
@@ -65,11 +73,11 @@ def test_a_flipped_byte_at_the_far_source_is_named(lab: Lab, tmp_path: Path) -> 
     one, two = connected(lab.host("one")), connected(lab.host("two"))
     source, target = tmp_path / "source", tmp_path / "target"
     write_checkpoint(source, random.Random(1))
-    victim = source / "model/array2/c/3"
+    victim = source / "arrays/model/array2/c/3"
     content = bytearray(victim.read_bytes())
     content[-1] ^= 128
     victim.write_bytes(content)
-    with pytest.raises(TransferError, match=r"object model/array2/c/3 of one:.* is corrupt"):
+    with pytest.raises(TransferError, match=r"object arrays/model/array2/c/3 of one:.* is corrupt"):
         copy_objects(one, str(source), two, str(target))
     assert not (target / records.MANIFEST).exists()
     for host in (one, two):
@@ -211,15 +219,15 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_was_there(
 
     monkeypatch.setattr(Sending, "run", filled_up)
     source, target = tmp_path / "source", full_disk / "target"
-    contents = {f"object-{index}": random.Random(index).randbytes(MIB) for index in range(6)}
+    contents = {f"arrays/x/c/{index}": random.Random(index).randbytes(MIB) for index in range(6)}
     write_tree(source, contents)
-    target.mkdir()
-    (target / "object-5").write_bytes(b"older content")
+    (target / "arrays/x/c").mkdir(parents=True)
+    (target / "arrays/x/c/5").write_bytes(b"older content")
     with pytest.raises(TransferError, match=r"the disk of two:.* is full: [\d,]+ bytes needed, [\d,]+ free") as caught:
         copy_objects(one, str(source), two, str(target))
     assert "\n" not in str(caught.value)
-    verified = {name: contents[name] for name in ("object-0", "object-1")}
-    assert_same_tree(named(target), {**verified, "object-5": b"older content"}, "no manifest")
+    verified = {name: contents[name] for name in ("arrays/x/c/0", "arrays/x/c/1")}
+    assert_same_tree(named(target), {**verified, "arrays/x/c/5": b"older content"}, "no manifest")
     somebody_else.unlink()
     monkeypatch.setattr(Sending, "run", run)
     assert set(copy_objects(one, str(source), two, str(target)).skipped) == set(verified)

@@ -12,14 +12,10 @@ Results are appended one line a run, so that a campaign that was interrupted goe
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -28,9 +24,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from lab.command_line import COMPILED, step_of
-from lab.migration_faults import KINDS, MODES, PATIENCE, Broken, Campaign, UnderWay, said
+from lab.migration_faults import KINDS, MODES, PATIENCE, Campaign, UnderWay, said
+from lab.migration_program import main
 from lab.sshd import SSHD
-from midstream.errors import MidstreamError
 from midstream.migrate import process
 from midstream.migrate.model import HANDOVER
 from midstream_engine import records
@@ -56,7 +52,7 @@ def _its_own_state(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("number", [0, 4, 8, 9, 13, 17])
+@pytest.mark.parametrize("number", [0, 4, *(pytest.param(number, marks=DEAR) for number in (8, 9, 13, 17))])
 def test_whatever_happens_in_a_move_the_run_is_one_and_goes_on(campaign: Campaign, number: int):
     print(campaign.move(7, number))
 
@@ -140,63 +136,5 @@ def test_the_results_that_are_committed_keep_the_promise():
         assert row["largest_difference"] <= 1e-4
 
 
-def main() -> int:
-    flags = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    flags.add_argument("--runs", type=int, default=300)
-    flags.add_argument("--seed", type=int, default=1)
-    flags.add_argument("--jobs", type=int, default=1, help="runs at a time, each between hosts of its own")
-    flags.add_argument("--job", type=int, default=0, help="which of the jobs this process is")
-    flags.add_argument("--seconds", type=float, default=0.0, help="stop after that long; 0: when all runs are done")
-    flags.add_argument("--results", type=Path, default=RESULTS)
-    flags.add_argument("--only", type=int, nargs="*", help="these runs alone")
-    options = flags.parse_args()
-    if options.jobs > 1 and not options.job:
-        others = [
-            subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--job", str(job)])
-            for job in range(1, options.jobs)
-        ]
-    else:
-        others = []
-    code = part(options)
-    return max([code, *(other.wait() for other in others)])
-
-
-def part(options: argparse.Namespace) -> int:
-    """The runs of one job, as many as the time allows. 1 where a promise was broken: the run is then told in a file
-    beside the results, and what it left is kept."""
-    began = time.monotonic()
-    room = Path(tempfile.mkdtemp(prefix="midstream-moves-"))
-    broken = options.results.with_suffix(".broken.jsonl")
-    campaign = Campaign(room, Path(tempfile.gettempdir()) / "midstream-campaign-compiled")
-    code, ended = 0, False
-    try:
-        for number in options.only or range(options.job, options.runs, options.jobs):
-            if (options.seed, number) in done(options.results) | done(broken):
-                continue
-            if options.seconds and time.monotonic() - began > options.seconds:
-                break
-            try:
-                row, file = campaign.move(options.seed, number), options.results
-            except (Broken, MidstreamError, pytest.fail.Exception) as error:
-                code, file = 1, broken
-                row = {"seed": options.seed, "run": number, "error": str(error), "kept": str(campaign.give_up())}
-            with file.open("a") as lines:
-                lines.write(json.dumps(row) + "\n")
-            print(f"{time.monotonic() - began:6.1f}  {json.dumps(row)}", flush=True)
-        ended = True
-    finally:
-        campaign.close()
-        if ended and not code:
-            shutil.rmtree(room)
-    return code
-
-
-def done(results: Path) -> set[tuple[int, int]]:
-    """``(seed, run)`` of what was written down already."""
-    lines = results.read_text().splitlines() if results.exists() else []
-    return {(row["seed"], row["run"]) for row in map(json.loads, lines)}
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts, mounts and runs are ended
-    sys.exit(main())
+    sys.exit(main(Path(__file__), __doc__ or "", Campaign, RESULTS, 300))

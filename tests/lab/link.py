@@ -46,7 +46,8 @@ class _Rate:
 
 
 class Link:
-    """``seconds``: of the round trip. ``rate`` in bytes a second, 0 for none. ``cut`` drops what is connected."""
+    """``seconds``: of the round trip. ``rate`` in bytes a second, 0 for none. ``cut`` drops what is connected; a link
+    that is frozen forwards nothing, and tells nobody."""
 
     def __init__(self, port: int, seconds: float = 0.0, rate: float = 0.0):
         self._to = port
@@ -57,6 +58,8 @@ class Link:
         self.bytes_there = 0  # towards the server
         self._then: tuple[int, Callable[[], None]] | None = None
         self._flip = False
+        self._moving = threading.Event()
+        self._moving.set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -67,6 +70,7 @@ class Link:
                 near, _ = self._listener.accept()
             except OSError:
                 return
+            self._moving.wait()
             try:
                 far = socket.create_connection(("127.0.0.1", self._to), 10)
             except OSError:  # nobody listens there now; somebody may later
@@ -119,6 +123,7 @@ class Link:
                     under_way.append((time.monotonic() + self._delay, data))
                     arrived.notify()
                 continue
+            self._moving.wait()
             try:
                 if data:
                     other.sendall(data)
@@ -145,6 +150,14 @@ class Link:
         """Change one bit of what goes to the server next."""
         self._flip = True
 
+    def freeze(self) -> None:
+        """Forward nothing from now on, and close nothing: neither end is told. For a link without a delay."""
+        self._moving.clear()
+
+    def thaw(self) -> None:
+        """Forward what has come, and whatever comes."""
+        self._moving.set()
+
     def cut(self) -> None:
         with self._lock:
             socks, self._socks = self._socks, []
@@ -155,6 +168,7 @@ class Link:
 
     def close(self) -> None:
         self._listener.close()
+        self.thaw()
         self.cut()
 
 

@@ -26,14 +26,16 @@ from lab.command_line import TINY, Run
 from lab.disks import small_disk
 from lab.link import Link, through
 from lab.sshd import Lab
+from midstream.fleet.config import LocalHost, SshHost
 from midstream.headless.look import look
 from midstream.hosts.open import Hosts
+from midstream.launch.bundle import build_bundle
 from midstream.launch.run import launch_run
 from midstream.migrate import plan as planning
-from midstream.migrate import process
+from midstream.migrate import preflight, process
 from midstream.migrate.directory import MigrationDirectory, migration_ids
 from midstream.migrate.journal import JournalReader
-from midstream.migrate.model import COMPLETED, HANDOVER, OVERTAKE, PROGRESS, STOP, Event, Request
+from midstream.migrate.model import COMPLETED, FAIL, HANDOVER, OVERTAKE, PROGRESS, STOP, Event, Request
 from midstream_engine import records
 
 MODES = (HANDOVER, OVERTAKE, STOP)
@@ -108,30 +110,35 @@ def finished(run: Run) -> bool:
 class Campaign:
     """The two hosts, the curve of a run that nobody touched, and the run that is moved."""
 
+    patience = PATIENCE
+    pace = STEP  # seconds of a step of the run
+    renewed = RENEWED  # step from which no further move of the same run is begun
+
     def __init__(self, room: Path, compiled: Path):
-        self.room = room
+        self.room, self.compiled = room, compiled
         os.environ["MIDSTREAM_STATE"] = str(room / "state")
         self.lab = Lab(room / "lab")
         slow = room / "slow"
         slow.mkdir(parents=True)
-        (slow / "sitecustomize.py").write_text(SLOW.replace("SECONDS", str(STEP)).replace("SHADOWS", str(SHADOWS)))
+        (slow / "sitecustomize.py").write_text(SLOW.replace("SECONDS", str(self.pace)).replace("SHADOWS", str(SHADOWS)))
         self.flags = (*FLAGS, "--trainer.jax_compilation_cache_dir", str(compiled))
         self.wanted = self._untouched()  # first: where it fails, nothing has to be ended
-        self.server = self.lab.host("one", devices=1)
-        self.link = Link(self.server.port)
-        one = through(self.server, self.link.port).config
-        self.disk = room / "disk"
         self.mounts = ExitStack()
-        self.mounted = self.mounts.enter_context(small_disk(self.disk, str(DISK)))
-        two = self.lab.local("two", devices=2)
-        env = {"PYTHONPATH": str(slow), "XLA_FLAGS": QUICK}
-        one = replace(one, env=env)
-        two = type(two)(root=str(self.disk / "root"), devices=2, env=env)
+        one, two = self._hosts({"PYTHONPATH": str(slow), "XLA_FLAGS": QUICK})
         self.fleet = self.lab.fleet(one=one, two=two)
         self.roots = {"one": Path(one.root), "two": Path(two.root)}
         self.runs: dict[str, Run] = {}
         self.at = "one"
         self.number = 0
+
+    def _hosts(self, env: dict[str, str]) -> tuple[SshHost, LocalHost | SshHost]:
+        """The fleet's entries of ``one`` and ``two``, whose engines find ``env``."""
+        self.server = self.lab.host("one", devices=1)
+        self.link = Link(self.server.port)
+        self.disk = self.room / "disk"
+        self.mounted = self.mounts.enter_context(small_disk(self.disk, str(DISK)))
+        one = through(self.server, self.link.port).config
+        return replace(one, env=env), LocalHost(root=str(self.disk / "root"), devices=2, env=env)
 
     def close(self) -> None:
         for run in self.runs.values():
@@ -159,7 +166,10 @@ class Campaign:
     # ------------------------------------------------------------------------------------------ the run
 
     def _untouched(self) -> dict[int, dict[str, Any]]:
-        """The curve of the same run where nobody touches it."""
+        """The curve of the same run where nobody touches it; computed once by the same engine."""
+        known = self.compiled / f"untouched-{build_bundle().digest[:16]}.json"
+        if (rows := records.read_json_or_none(str(known))) is not None:
+            return {int(step): row for step, row in rows.items()}
         root = self.room / "untouched"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("XLA_")}
         flags = f"{QUICK} --xla_force_host_platform_device_count=1"
@@ -167,12 +177,18 @@ class Campaign:
             [sys.executable, "-m", "midstream_engine.train", "--config_path", str(TINY), "--trainer.id", "r",
              *self.flags, "--trainer.checkpointer.save_interval", "1h"],
             env={**environment, "MIDSTREAM_ROOT": str(root), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-            check=True, capture_output=True, timeout=300,
+            check=True, capture_output=True, timeout=900,
         )  # fmt: skip
-        return Run(root, "r").spliced()
+        rows = {
+            step: {name: row[name] for name in ("train/loss", "batch_digest")}
+            for step, row in Run(root, "r").spliced().items()
+        }
+        self.compiled.mkdir(exist_ok=True)
+        records.write_json(str(known), {str(step): row for step, row in rows.items()})
+        return rows
 
-    def begin(self) -> None:
-        """A new run on ``one``; what is left of the one before goes away."""
+    def begin(self, *, saved: bool = True) -> None:
+        """A new run on ``one``, which has ``saved`` a checkpoint; what is left of the one before goes away."""
         for run in self.runs.values():
             run.kill()
             shutil.rmtree(run.paths.dir, ignore_errors=True)
@@ -180,7 +196,8 @@ class Campaign:
         self.runs = {name: Run(root, f"r{self.number}") for name, root in self.roots.items()}
         self.at = "one"
         self._launch(TINY)
-        self.runs["one"].wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
+        ready = (lambda run: bool(run.checkpoints())) if saved else (lambda run: bool(run.rows()))
+        self.runs["one"].wait(ready, "a checkpoint" if saved else "an update", self.patience)
 
     def _launch(self, config: Path | str) -> None:
         hosts = Hosts(self.fleet)
@@ -234,10 +251,11 @@ class Campaign:
         """Move the run to the other host, from ``source`` where that matters; ``strike`` once ``when`` holds for the
         journal's lines; have the move go on until it has ended. Afterwards everything that was promised is looked
         at."""
-        if not self.runs or self.step > RENEWED or source not in ("", self.at):
+        if not self.runs or self.step > self.renewed or source not in ("", self.at):
             self.begin()
         source, target = self.at, "two" if self.at == "one" else "one"
         row = {**(row or {}), "mode": mode, "from": source, "to": target}
+        print(f"begins: {row}", flush=True)
         sealed_before = self.runs[source].fence.sealed_step or 0
         directory = MigrationDirectory(self._start(mode, target))
         under_way = UnderWay(directory, JournalReader(directory.journal_file), source, target)
@@ -269,13 +287,16 @@ class Campaign:
         try:
             request = Request(self.run_id, target, mode=mode, certify_steps=2, healthy_steps=4)
             plan = planning.make_plan(self.fleet, hosts, look(self.fleet, hosts), request)
+            refused = [check for check in preflight.run_checks(self.fleet, hosts, plan) if check.state == FAIL]
+            if refused:
+                raise Broken(f"the preflight refused a sound move: {refused}")
         finally:
             hosts.close()
         return process.start(self.fleet, plan)
 
     def _await(self, under_way: UnderWay, when: When) -> bool:
         """Until ``when`` holds; False where the move was over before."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         while not when([event for event in under_way.reader.events() if event.state != PROGRESS]):
             if not under_way.directory.is_held():
                 return False
@@ -286,7 +307,7 @@ class Campaign:
 
     def _await_end(self, directory: MigrationDirectory) -> None:
         """Until nobody carries the move out any more."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         while directory.is_held():
             if time.monotonic() > deadline:
                 raise Broken(f"{directory.migration} does not end: {place(JournalReader(directory.journal_file))}")
@@ -321,7 +342,7 @@ class Campaign:
 
     def kill_engine(self, under_way: UnderWay, where: str) -> str:
         """End the newest engine there, waited for where there is none yet."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         while under_way.directory.is_held() and time.monotonic() < deadline:
             status = self.runs[where].status()
             if status is not None and records.is_alive(status.identity):
@@ -380,7 +401,9 @@ class Campaign:
             self.start_again()
         before = len(run.spliced())
         run.wait(
-            lambda run: finished(run) or (run.alive and len(run.spliced()) > before + 2), "the run goes on", PATIENCE
+            lambda run: finished(run) or (run.alive and len(run.spliced()) > before + 2),
+            "the run goes on",
+            self.patience,
         )
         spliced = run.spliced()
         if sorted(spliced) != list(range(max(spliced) + 1)):
@@ -408,7 +431,7 @@ class Campaign:
 
     def _gone(self, row: dict[str, Any], other: Run) -> None:
         """Nothing trains, or waits, where the run is not."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         while other.attempt and other.alive:
             if time.monotonic() > deadline:
                 raise Broken(f"{row}: {other.paths.dir} still has a living engine: {other.status()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -15,9 +16,17 @@ from pathlib import Path
 import pytest
 
 from engine_runs import QUICK
+from lab.command_line import COMPILED
 from midstream.fleet.config import Fleet, HostConfig, LocalHost, SshHost
 
 SSHD = next((path for path in ("/usr/sbin/sshd", shutil.which("sshd") or "") if path and os.path.exists(path)), "")
+
+
+def sshd_version() -> tuple[int, int]:
+    """Of the SSH server here: (9, 2). (0, 0) without one."""
+    said = subprocess.run([SSHD, "-V"], capture_output=True, text=True).stderr if SSHD else ""
+    found = re.search(r"OpenSSH_(\d+)\.(\d+)", said)
+    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 
 
 def environment(**variables: object) -> str:
@@ -186,8 +195,9 @@ class Lab:
 
 
 def _quick(devices: int | None) -> dict[str, str]:
-    """What engines on virtual devices find in their environment: half of their time would go into quick programs."""
-    return {"XLA_FLAGS": QUICK} if devices else {}
+    """What engines on virtual devices find in their environment: half of their time would go into quick programs, and
+    what one has compiled the next need not."""
+    return {"XLA_FLAGS": QUICK, "JAX_COMPILATION_CACHE_DIR": COMPILED} if devices else {}
 
 
 def _yaml(value: object) -> str:

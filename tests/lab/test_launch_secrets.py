@@ -23,6 +23,7 @@ from midstream.launch.bundle import build_bundle, install_engine
 from midstream.launch.environment import Environment
 from midstream.launch.run import launch_run
 from midstream.launch.start import stop_attempt, wait_state
+from midstream.remote import engine
 from midstream_engine import records
 from stand_in_engine import TRAIN, write_stand_in
 
@@ -91,10 +92,33 @@ def test_an_engine_reads_a_secret_that_no_other_file_and_no_command_line_holds(
     stop_attempt(hosts.get("gpu1"), "run", 1, 60)
 
     holding = [path for path in lab.directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
-    assert holding == [Path(paths.dir, ".secrets.json")]
-    assert json.loads(holding[0].read_text()) == {"HF_TOKEN": secret}
-    assert stat.S_IMODE(holding[0].stat().st_mode) == 0o600
-    assert holding[0].stat().st_uid == os.geteuid()
+    assert holding == [], "its supervisor has read the file, and removed it"
+
+
+def test_secrets_lie_where_their_owner_alone_reads_them_and_only_while_they_are_needed(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    Path(records.RunPaths(root, "run").attempts).mkdir(parents=True)
+    before = os.umask(0)  # the most careless
+    try:
+        for number, process in ((1, "0"), (1, "1"), (1, "")):
+            engine.put_secrets(engine.secrets_file(root, "run", number, process), {"HF_TOKEN": "hunter2"})
+    finally:
+        os.umask(before)
+    directory = Path(records.RunPaths(root, "run").dir, ".secrets")
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert {path.name for path in directory.iterdir()} == {"001-0.json", "001-1.json", "001.json"}
+    for path in directory.iterdir():
+        assert json.loads(path.read_text()) == {"HF_TOKEN": "hunter2"}
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.stat().st_uid == os.geteuid()
+    engine.put_secrets(engine.secrets_file(root, "run", 2, "0"), {"HF_TOKEN": "other"})
+    assert [path.name for path in directory.iterdir()] == ["002-0.json"], "of an attempt that has ended none is left"
+    engine.remove_secrets(root, "run")
+    assert not directory.exists()
+    (tmp_path / "elsewhere").mkdir()
+    directory.symlink_to(tmp_path / "elsewhere")
+    engine.put_secrets(engine.secrets_file(root, "run", 3, "0"), {"HF_TOKEN": "other"})
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_secret_that_is_not_to_be_had_here_is_named_before_anything_is_started(

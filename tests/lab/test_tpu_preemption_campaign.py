@@ -221,10 +221,15 @@ def judged(case: dict[str, Any], code: Exit, move: Move, run: RunDirectory, work
         assert (fence.epoch, fence.holder) == (2, "pod")
         assert case["back_after"] is not None, "a move that goes on needs its target"
         return "went on"
-    if view.state == model.INTERRUPTED:
-        assert case["phase"] == model.FINISH, "what was certified is not given up by itself"
-        assert "--rollback m" in view.error
+    if view.state == model.INTERRUPTED and case["phase"] == model.FINISH:
+        assert "--rollback m" in view.error, "what was certified is not given up by itself"
         return "asked a person"
+    if view.state == model.INTERRUPTED:
+        assert started or not sealed, "a run that stands still goes back to its source"
+        assert not told, "and nobody says that it is gone"
+        assert not taken or case["deaf"], view.error
+        assert "midstream --continue m goes on when the host answers" in view.error
+        return "waits for evidence"
     if view.state == model.ROLLBACK_INCOMPLETE:
         assert started, "an engine may run there"
         assert not told, "and nobody says that it does not"

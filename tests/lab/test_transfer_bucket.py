@@ -21,7 +21,7 @@ from midstream.hosts.open import open_host
 from midstream.remote import gcs, tree
 from midstream.transfer import Access, CopySettings, Place, Progress, TransferError, bucket_place, copy_tree
 from midstream_engine import records
-from trees import SOURCES, assert_same_tree, random_contents, write_checkpoint, write_tree
+from trees import SOURCES, assert_same_tree, cell, random_contents, write_checkpoint, write_tree
 
 MIB = 1 << 20
 URL = "gs://runs/some/prefix"
@@ -170,8 +170,8 @@ def test_a_busy_service_is_asked_again(bucket: BucketServer, here: LocalMachine,
 
 
 def test_what_is_corrupt_at_the_source_gets_no_name(bucket: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
-    write_tree(tmp_path / "source", {"small": b"s" * 1000, "large": b"l" * (9 * MIB)})
-    for name in ("small", "large"):
+    write_tree(tmp_path / "source", {cell("small"): b"s" * 1000, cell("large"): b"l" * (9 * MIB)})
+    for name in (cell("small"), cell("large")):
         whole = (tmp_path / "source" / name).read_bytes()
         (tmp_path / "source" / name).write_bytes(b"?" + whole[1:])
         with pytest.raises(TransferError, match=rf"object {name} of here:.* is corrupt"):
@@ -187,19 +187,19 @@ def test_other_bytes_in_the_bucket_are_found_and_replaced(
     bucket: BucketServer, here: LocalMachine, tmp_path: Path
 ) -> None:
     """Of what another program wrote the hash is not known: it is read."""
-    write_tree(tmp_path / "source", {"right": b"r" * 500, "wrong": b"w" * 500, "torn": b"t" * 500})
-    for name, data in (("right", b"r" * 500), ("wrong", b"w" * 499 + b"?"), ("torn", b"t")):
+    write_tree(tmp_path / "source", {cell("right"): b"r" * 500, cell("wrong"): b"w" * 500, cell("torn"): b"t" * 500})
+    for name, data in ((cell("right"), b"r" * 500), (cell("wrong"), b"w" * 499 + b"?"), (cell("torn"), b"t")):
         bucket.put("runs", f"some/prefix/{name}", data)
     report = copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
-    assert report.skipped == ("right",)
+    assert report.skipped == (cell("right"),)
     assert_same_tree(in_bucket(bucket), tmp_path / "source")
 
 
 def test_another_tree_is_not_overwritten_even_where_it_comes_meanwhile(
     bucket: BucketServer, here: LocalMachine, tmp_path: Path
 ) -> None:
-    write_tree(tmp_path / "source", {"a": b"1" * 100})
-    other = json.dumps({"objects": [{"path": "a", "size": 1, "sha256": "0"}]}).encode()
+    write_tree(tmp_path / "source", {cell("a"): b"1" * 100})
+    other = json.dumps({"objects": [{"path": cell("a"), "size": 1, "sha256": "0" * 64}]}).encode()
 
     def meanwhile(progress: Progress) -> None:
         if progress.objects_done:
@@ -215,10 +215,10 @@ def test_another_tree_is_not_overwritten_even_where_it_comes_meanwhile(
 def test_missing_objects_of_a_bucket_are_named_before_anything_is_written(
     bucket: BucketServer, here: LocalMachine, tmp_path: Path
 ) -> None:
-    write_tree(tmp_path / "source", {"a": b"1", "b": b"2"})
+    write_tree(tmp_path / "source", {cell("a"): b"1", cell("b"): b"2"})
     copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
-    bucket.delete("runs", "some/prefix/b", {})
-    with pytest.raises(TransferError, match=rf"object b of {URL}: missing"):
+    bucket.delete("runs", f"some/prefix/{cell('b')}", {})
+    with pytest.raises(TransferError, match=rf"object {cell('b')} of {URL}: missing"):
         copy_tree(bucket_place(URL), Place(here, str(tmp_path / "target")))
     assert not (tmp_path / "target").exists()
     with pytest.raises(TransferError, match="there is no manifest"):
@@ -258,7 +258,7 @@ def test_an_object_with_an_unheard_of_name_is_named_in_one_line(bucket: BucketSe
 
 
 def test_what_the_bucket_says_is_what_a_copy_says(bucket: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
-    write_tree(tmp_path / "source", {"a": b"1"})
+    write_tree(tmp_path / "source", {cell("a"): b"1"})
     bucket.faults.append(Fault("POST", "uploadType", 403, times=9, message=DENIED))
     said = r"bucket runs: this account lacks storage\.objects\.create \(gcloud storage buckets add-iam-policy-binding"
     with pytest.raises(MidstreamError, match=said):

@@ -25,7 +25,7 @@ from midstream.transfer.copy import copy_contents
 from midstream.transfer.places import Place
 from midstream.transfer.route import Link as Way
 from midstream.transfer.route import make_ends
-from trees import assert_same_tree, random_contents, write_tree
+from trees import assert_same_tree, cell, random_contents, write_tree
 
 MIB = 1 << 20
 DIRECT = CopySettings(route="direct", streams=2)
@@ -131,11 +131,11 @@ def test_chunks_that_arrived_before_a_cut_are_not_sent_again(lab: Lab, tmp_path:
     here = LocalMachine("here", LocalHost(root=str(tmp_path / "root")))
     source, target = tmp_path / "source", tmp_path / "target"
     size = 5 * staging.CHUNK + 12345
-    write_tree(source, {"one": random.Random(4).randbytes(size)})
+    write_tree(source, {cell("one"): random.Random(4).randbytes(size)})
     link.after(3 * staging.CHUNK + MIB, link.cut)
     with pytest.raises(LostContact):
         copy_objects(here, str(source), far, str(target), streams=2)
-    assert not (target / "one").exists()
+    assert not (target / cell("one")).exists()
     far.connect()
     before = link.bytes_there
     report = copy_objects(here, str(source), far, str(target), streams=2)

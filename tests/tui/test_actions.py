@@ -52,9 +52,12 @@ RUN = RunView("run", "here", None, None, 1, None, False)
 
 def test_all_of_a_log_is_read_in_parts(actions: FleetActions, monkeypatch: pytest.MonkeyPatch) -> None:
     assert actions.read_log(RUN) == LOG.split("\n")
-    monkeypatch.setattr("midstream.tui.actions.LOG_PART", 60)
+    monkeypatch.setattr("midstream.watch.log_file.PART", 60)
     assert actions.read_log(RUN)[-1] == "2026-11-21T10:00:02Z I without an end"
     assert len(actions.read_log(RUN)) == len(LOG.split("\n"))
+    monkeypatch.setattr("midstream.tui.actions.LOG_LIMIT", 10)
+    assert actions.read_log(RUN)[-1] == "... the log is longer: midstream --log run prints all of it"
+    assert len(actions.read_log(RUN)) < len(LOG.split("\n"))
 
 
 def test_the_configuration_of_an_attempt_is_read(actions: FleetActions) -> None:

@@ -126,7 +126,7 @@ async def test_the_log_shows_no_control_sequences() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("2")
         await settle(pilot)
-        assert app.screen.query_one(LogView).lines == ("red alert", "30% done", "tab here")
+        assert app.screen.query_one(LogView).lines == ("red alert\\x07", "30% done", "tab here")
 
 
 async def test_checkpoints_show_what_they_are_worth() -> None:

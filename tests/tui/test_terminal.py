@@ -103,6 +103,14 @@ def test_the_demo_is_moved_with_keys_and_leaves_nothing_running(terminal: Termin
     assert "large 4×cpu" in moved
 
     terminal.press("q")
+    asked = terminal.wait(
+        lambda screen: "A move is under way" in screen or "stopping the demo's run" in screen, "the question"
+    )
+    if "A move is under way" in asked:  # its healthy steps are not done yet
+        assert "end with it" in asked
+        terminal.press("f")
+        terminal.wait(lambda screen: "the demo ends after the move of demo" in screen, "the end of the move")
+        terminal.press("C-c")
     code, _ = terminal.wait_end(PATIENCE)
     assert code == 0, terminal.screen
     assert "stopping the demo's run on large" in terminal.screen

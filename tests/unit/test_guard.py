@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from hostile_words import ALL, unsafe
+from midstream.errors import Exit
+from midstream.fleet.load import parse_fleet
+from midstream.hosts import deadline
+from midstream.hosts.open import Hosts
 from midstream.hosts.providers import base
 from midstream.launch.follow import RankView
 from midstream.migrate import guard
@@ -193,12 +201,53 @@ def test_an_event_reaches_the_command_as_json_and_never_as_words_of_it(tmp_path:
     event = {"kind": "lost", "message": f"'; touch {witness}; $(touch {witness})\n"}
     assert notify(f'cat > {told}; echo "$MIDSTREAM_EVENT" >> {told}', event)
     first, second = told.read_text().splitlines()
-    assert json.loads(first) == event
+    assert json.loads(first) == {**event, "message": event["message"].replace("\n", "\\n")}
     assert second == "lost"
     assert not witness.exists()
+
+
+def test_an_event_has_no_control_characters(tmp_path: Path):
+    told = tmp_path / "told"
+    assert notify(f"cat > {told}", {"kind": "lost", "message": ALL, "detail": [{ALL: ALL}]})
+    text = told.read_text()
+    assert text.isascii()
+    assert not unsafe(json.dumps(json.loads(text), ensure_ascii=False))
 
 
 def test_a_notification_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture):
     assert not notify("echo no network >&2; exit 3", {"kind": "lost"})
     assert "no network" in caplog.text
     assert not notify(None, {"kind": "lost"})
+
+
+def test_a_guard_that_was_stopped_does_not_act_on_what_it_saw_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its clock went on, and the engine was started again by hand meanwhile."""
+    gone, well = snapshot(run_view(alive=False)), snapshot(run_view())
+    finished = snapshot(run_view(records.FINISHED, alive=False))
+    seen = [(0.5, gone), (100.0, gone), (0.5, well), *[(1.0, finished)] * 20]
+    clock = SimpleNamespace(now=0.0)
+
+    def look() -> Snapshot:
+        seconds, found = seen.pop(0)
+        clock.now += seconds
+        return found
+
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(guard, "LOOK", 0.0)
+    monkeypatch.setattr(guard, "NOTICES_EVERY", math.inf)
+    fleet = parse_fleet(f"hosts:\n  a: {{type: local, root: {tmp_path}}}\n")
+    hosts = Hosts(fleet)
+    events: list[dict[str, Any]] = []
+    watching = guard.Guard(fleet, hosts, SimpleNamespace(snapshot=look), "r", ["a"], 1, events.append)  # type: ignore[arg-type]
+    assert watching.run() == Exit.DONE
+    hosts.close()
+    assert [event["kind"] for event in events] == ["finished"], "no move was begun"
+
+
+def test_a_run_whose_records_are_damaged_is_not_judged_by_them():
+    lost = dataclasses.replace(run_view(alive=False), damaged=(("fence.json", "not JSON"),))
+    run, verdict = guard.judge(snapshot(lost), "r")
+    assert run is not None
+    assert verdict.kind == guard.SILENT
+    assert "a: run r: fence.json: not JSON" in verdict.reason
+    assert "midstream --repair r --on a" in verdict.reason

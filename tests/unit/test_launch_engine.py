@@ -10,6 +10,7 @@ from midstream.fleet.config import Fleet, LocalHost
 from midstream.hosts.open import Hosts
 from midstream.launch.run import launch_run
 from midstream.launch.start import wait_gone, wait_state
+from midstream.remote.allowlist import DATA
 from midstream.transfer import copy_history, copy_objects, verify_objects
 from midstream_engine import records
 from trees import files
@@ -43,5 +44,5 @@ def test_a_config_becomes_a_run_whose_checkpoint_data_and_history_can_be_moved(t
     assert [row["global_step"] for row in rows if "train/loss" in row] == [0, 1, 2]
 
     [cache] = (manifest.parent for manifest in Path(small.root, "data").glob("*/manifest.json"))
-    copy_objects(small, str(cache), large, str(Path(large.root, "data", cache.name)))
+    copy_objects(small, str(cache), large, str(Path(large.root, "data", cache.name)), kind=DATA)
     assert verify_objects(large, str(Path(large.root, "data", cache.name))).ok

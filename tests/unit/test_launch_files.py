@@ -107,6 +107,18 @@ def test_an_engine_is_installed_once_and_mended_when_a_file_was_changed(package:
     assert sorted(os.listdir(directory.parent)) == [".lock", directory.name]
 
 
+def test_an_engine_beside_which_another_module_lies_is_installed_again(package: Path, tmp_path: Path) -> None:
+    """Its directory goes on PYTHONPATH."""
+    root = str(tmp_path / "root")
+    digest, packed = archive(package)
+    directory = Path(engine.install(root, digest, packed))
+    (directory / "yaml.py").write_text("import os")
+    assert engine.installed(root, digest) is None
+    assert engine.install(root, digest, packed) == str(directory)
+    assert not (directory / "yaml.py").exists()
+    assert engine.installed(root, digest) == str(directory)
+
+
 def test_an_archive_that_is_not_what_was_announced_is_refused(package: Path, tmp_path: Path) -> None:
     _, packed = archive(package)
     with pytest.raises(ValueError, match="not the one that was announced"):

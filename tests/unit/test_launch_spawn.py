@@ -76,7 +76,9 @@ def test_the_identity_is_the_engines_own(run: records.RunPaths, setup: list[str]
     assert pid == identity.pid, "with setup lines too: the engine takes the shell's place"
     assert session != os.getsid(0)
     assert who == ("me-set" if setup else "me")
-    assert directory == run.dir
+    assert os.path.dirname(directory) == run.attempt(1).dir
+    assert os.path.basename(directory).startswith(engine.WORK)
+    assert os.listdir(directory) == [], "where programs find no settings and modules of other hosts"
     assert stdin == "/dev/null"
     assert default
     assert descriptors == ["0", "1", "2", "3"], "nothing of the connection is kept open (3 is the listing's own)"
@@ -109,7 +111,7 @@ def test_a_run_without_config_is_not_started(run: records.RunPaths) -> None:
 
 def test_the_order_is_there_before_the_engine(run: records.RunPaths) -> None:
     order = records.Order(records.RESTORE, epoch=2, checkpoint="step-7-a001", step=7)
-    code = "print(open('attempts/001/order.json').read())"
+    code = f"print(open({run.attempt(1).order!r}).read())"
     start(run, code, order=order.to_json())
     until(lambda: log(run).rstrip().endswith("}"))
     assert records.Order.from_json(json.loads(log(run))) == order

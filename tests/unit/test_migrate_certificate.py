@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from hostile_words import ALL, unsafe
 from midstream.migrate import certificate
 from midstream.migrate.model import PROVEN, REFUTED, UNWITNESSED, Certificate, Change, Plan
 from midstream_engine import records
@@ -86,3 +87,13 @@ def test_the_page_says_the_verdict_and_shows_the_seam():
     refuted = dataclasses.replace(RESTORE, root_digest="d2")
     not_proven = certificate.certify(PLAN, SEALED, refuted, ROWS, [])
     assert "**Not certified**" in certificate.page(not_proven, ROWS, "certificate.svg")
+
+
+def test_the_page_shows_words_of_hosts_as_they_stand():
+    proof = certificate.certify(PLAN, SEALED, RESTORE, ROWS, [])
+    claim = dataclasses.replace(proof.claims[0], statement=f"{ALL}\n<img src=http://evil/>")
+    page = certificate.page(dataclasses.replace(proof, claims=(claim,)), ROWS, "certificate.svg")
+    assert not unsafe(page, "\n")
+    assert "<img" not in page
+    plain = certificate.page(dataclasses.replace(proof, claims=proof.claims[:1]), ROWS, "certificate.svg")
+    assert page.count("\n") == plain.count("\n")

@@ -75,7 +75,7 @@ def test_what_a_move_has_measured_is_found_again(tmp_path: Path, monkeypatch: py
     journal.fact(rehearsal_bytes=BIG, rehearsal_seconds=10.0, rehearsed_seconds=0.25)
     journal.fact(copied_bytes=BIG // 2, copy_seconds=10.0)
     journal.close()
-    made.ledger_file.write_text(json.dumps({"measured": {"copy": 3.0}}))
+    made.ledger_file.write_text(json.dumps({"predicted": {}, "measured": {"copy": 3.0}}))
     broken = tmp_path / "migrations" / "20200101-000000-x-0000"
     broken.mkdir()
     (broken / "plan.json").write_text("{}")

@@ -21,10 +21,8 @@ from midstream.migrate.side import Side
 from midstream.watch.watcher import look_once
 from midstream_engine import records
 from run_directory import RunDirectory
-from trees import files, write_tree
+from trees import files, write_data
 from unit.sample_plan import PLAN
-
-TRAINED, VALIDATED = "a" * 64, "b" * 64
 
 
 @pytest.fixture
@@ -35,13 +33,15 @@ def world(tmp_path: Path):
     run.status(1, records.TRAINING, 30)
     run.fence(1, "a")
     train = Path(run.paths.checkpoint(run.checkpoint(20))) / records.TRAIN
-    provenance = {"validation": {"held out": {"digest": VALIDATED}}, "config": {"data": {"cache_dir": None}}}
-    train.write_text(json.dumps({"state": {"data_digest": TRAINED}, "provenance": provenance}))
-    for digest, size in ((TRAINED, 3000), (VALIDATED, 500)):
-        write_tree(tmp_path / "a" / "data" / digest, {"tokens": bytes(size)})
+    trained, validated = (
+        write_data(tmp_path / "a" / "data", {"tokens-00000.bin": bytes(size)}) for size in (3000, 500)
+    )
+    provenance = {"validation": {"held out": {"digest": validated}}, "config": {"data": {"cache_dir": None}}}
+    train.write_text(json.dumps({"state": {"data_digest": trained}, "provenance": provenance}))
     fleet = Fleet({name: LocalHost(root=str(tmp_path / name)) for name in "ab"})
     hosts = Hosts(fleet)
-    yield SimpleNamespace(run=run, train=train, fleet=fleet, hosts=hosts, root=tmp_path)
+    digests = (trained, validated)
+    yield SimpleNamespace(run=run, train=train, fleet=fleet, hosts=hosts, root=tmp_path, digests=digests)
     hosts.close()
 
 
@@ -56,7 +56,7 @@ def data_checks(world: Any, plan: Any) -> list[tuple[str, str]]:
 
 def test_validation_sets_travel_too_and_what_is_there_already_does_not(world: Any):
     plan = plan_of(world)
-    assert (plan.data_digests, plan.data_bytes) == ((TRAINED, VALIDATED), 3500)
+    assert (plan.data_digests, plan.data_bytes) == (world.digests, 3500)
     assert [state for state, _ in data_checks(world, plan)] == [PASS, PASS]
     notes: list[str] = []
     move: Any = SimpleNamespace(

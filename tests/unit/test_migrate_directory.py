@@ -11,7 +11,7 @@ import pytest
 from midstream.errors import MidstreamError, UsageError
 from midstream.migrate import directory, model, process
 from midstream.migrate.directory import MigrationDirectory
-from midstream.migrate.journal import Journal, follow_events, outcome, read_events
+from midstream.migrate.journal import Journal, JournalError, follow_events, outcome, read_events
 from midstream_engine import records
 from unit.sample_plan import PLAN
 
@@ -47,7 +47,7 @@ def test_a_line_for_which_there_is_no_room_does_not_swallow_the_next(migration: 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (migration.journal_file.stat().st_size + 5, hard))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(JournalError, match=r"journal.jsonl cannot be written: File too large \(make room there"):
             journal.fact(lost=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from midstream.hosts.local import LocalMachine
 from midstream.hosts.programs import reports
 from midstream.remote import growing
 from midstream_engine import records
+from trees import cell, files
 
 SIZES = {"a": 4, "b/c": 4, "train.json": 9}
 
@@ -94,19 +94,20 @@ def test_the_manifest_decides_what_is_left_and_is_written_last(tmp_path: Path):
     for directory in (source, target):
         directory.mkdir()
         for name in ("a", "b"):
-            (directory / name).write_bytes(name.encode() * 4)
+            (directory / cell(name)).parent.mkdir(parents=True)
+            (directory / cell(name)).write_bytes(name.encode() * 4)
     for name in ("a", "b"):
-        objects.append({"path": name, "size": 4, "sha256": hashlib.sha256(name.encode() * 4).hexdigest()})
+        objects.append({"path": cell(name), "size": 4, "sha256": hashlib.sha256(name.encode() * 4).hexdigest()})
     manifest = records.Manifest(records.FORMAT, 1, "r", 9, 1, 1, 0.0, "d", [], objects)
     manifest.write(str(source / records.MANIFEST))
-    rest = growing.rest(str(source), {"a": objects[0]["sha256"], "b": "stale"})
+    rest = growing.rest(str(source), {cell("a"): objects[0]["sha256"], cell("b"): "stale"})
     assert rest["objects"] == [objects[1]]
     assert growing.rest(str(source), {entry["path"]: entry["sha256"] for entry in objects})["objects"] == []
-    (target / "b").write_bytes(b"bb")
+    (target / cell("b")).write_bytes(b"bb")
     with pytest.raises(ValueError, match="not 4 bytes"):
         growing.commit(str(target), rest["text"])
     assert not (target / records.MANIFEST).exists()
-    (target / "b").write_bytes(b"bbbb")
+    (target / cell("b")).write_bytes(b"bbbb")
     growing.commit(str(target), rest["text"])
     assert (target / records.MANIFEST).read_text() == (source / records.MANIFEST).read_text()
-    assert sorted(os.listdir(target)) == ["a", "b", records.MANIFEST]
+    assert sorted(files(target)) == [cell("a"), cell("b"), records.MANIFEST]

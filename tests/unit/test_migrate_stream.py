@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from midstream.errors import HostError
+from midstream.errors import HostError, MidstreamError
 from midstream.fleet.load import load_fleet
 from midstream.hosts.open import Hosts
 from midstream.migrate import directory, model, stream
@@ -19,10 +22,12 @@ from midstream.migrate.journal import Journal, read_events
 from midstream.migrate.move import Move
 from midstream.watch.watcher import Watch
 from midstream_engine import records
+from trees import cell, files
 from unit.sample_plan import PLAN
 
 NAME = "step-9-a001"
-CONTENTS = {"a": b"first", "b/c": b"second", "late": b"third"}
+A, B, LATE = (cell(name) for name in ("a", "b/c", "late"))
+CONTENTS = {A: b"first", B: b"second", LATE: b"third"}
 
 
 @pytest.fixture
@@ -46,14 +51,15 @@ def save_slowly(paths: records.RunPaths, target: Path, rewritten: bool, held: bo
     """Write the objects, the last one only when the first ones have reached ``target``, but for one that is ``held``
     there; then the manifest."""
     here = Path(paths.checkpoint(NAME))
-    (here / "b").mkdir(parents=True)
-    for path in ("a", "b/c"):
+    for path in CONTENTS:
+        (here / path).parent.mkdir(parents=True)
+    for path in (A, B):
         (here / path).write_bytes(CONTENTS[path])
     deadline = time.monotonic() + 120
-    awaited = ("b/c",) if held else ("a", "b/c")
+    awaited = (B,) if held else (A, B)
     while not all((target / path).exists() for path in awaited) and time.monotonic() < deadline:
         time.sleep(0.02)
-    contents = {**CONTENTS, "a": b"FIRST"} if rewritten else CONTENTS
+    contents = {**CONTENTS, A: b"FIRST"} if rewritten else CONTENTS
     for path, data in contents.items():
         (here / path).write_bytes(data)
     objects = [
@@ -84,10 +90,10 @@ def test_what_is_whole_goes_ahead_and_the_manifest_decides(
     earlier = records.Manifest(records.FORMAT, 1, "r", 4, 1, 1, 0.0, "d", [], EARLIER)
     if case == "held":  # an object that is not trained: the target has it in an older checkpoint
         older = Path(move.target_paths.checkpoint("step-4-a001"))
-        frozen = {"path": "a", "size": 5, "sha256": hashlib.sha256(CONTENTS["a"]).hexdigest()}
+        frozen = {"path": A, "size": 5, "sha256": hashlib.sha256(CONTENTS[A]).hexdigest()}
         earlier = replace(earlier, objects=[frozen, *EARLIER[1:]])
-        older.mkdir(parents=True)
-        (older / "a").write_bytes(CONTENTS["a"])
+        (older / A).parent.mkdir(parents=True)
+        (older / A).write_bytes(CONTENTS[A])
         replace(earlier, objects=[frozen]).write(str(older / records.MANIFEST))
     with stream.Streamed() as streamed:
         try:
@@ -97,8 +103,8 @@ def test_what_is_whole_goes_ahead_and_the_manifest_decides(
         assert (answer.state, streamed.name) == (records.STOPPED, NAME)
         assert answer.described is not None
         assert streamed.feed is not None
-        early = {"b/c"} if case == "held" else {"a", "b/c"}
-        assert streamed.sent.keys() - {"late"} == early  # that may have been seen, too
+        early = {B} if case == "held" else {A, B}
+        assert streamed.sent.keys() - {LATE} == early  # that may have been seen, too
         wait_for(lambda: streamed.feed is not None and streamed.feed.bytes_sent >= sum(len(CONTENTS[p]) for p in early))
         assert not (target / records.MANIFEST).exists(), "what has arrived is no checkpoint yet"
         if case == "killed":  # whoever goes on knows of nothing that was sent
@@ -112,7 +118,7 @@ def test_what_is_whole_goes_ahead_and_the_manifest_decides(
     here = Path(paths.checkpoint(NAME))
     for path in (*CONTENTS, records.MANIFEST):
         assert (target / path).read_bytes() == (here / path).read_bytes()
-    assert sorted(path.name for path in target.iterdir()) == ["a", "b", "late", records.MANIFEST], "nothing temporary"
+    assert set(files(target)) == {*CONTENTS, records.MANIFEST}, "nothing temporary"
     assert not (target.parent / ".incoming").exists() or not list((target.parent / ".incoming").iterdir())
     told = [event.message for event in read_events(move.directory.journal_file)]
     assert any("was written anew" in line for line in told) == (case == "rewritten")
@@ -132,3 +138,30 @@ def test_a_source_whose_follower_ends_is_asked_in_other_ways(move: Move):
     Path(attempt.status()).write_text("no status at all")
     with stream.Streamed() as streamed, pytest.raises(HostError, match=r"follows the save there has ended: .*status"):
         stream.stream_until_answered(move, 1, 3, 5, None, streamed)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"event": "named", "name": "step-4-a001"}, "saves step-4-a001, and waits for a step from 5 on"),
+        ({"event": "named", "name": "step-9-a002"}, "saves step-9-a002"),
+        ({"event": "whole", "name": NAME, "objects": [{**EARLIER[0], "size": 6}]}, f"{A}, 6 bytes"),
+        ({"event": "whole", "name": NAME, "objects": [{**EARLIER[0], "path": cell("x")}]}, cell("x")),
+        ({"event": "whole", "name": NAME, "objects": [{**EARLIER[0], "path": "yaml.py"}]}, "yaml.py"),
+    ],
+)
+def test_a_source_names_only_what_was_asked_for_of_the_checkpoint_that_it_saves(
+    move: Move, monkeypatch: pytest.MonkeyPatch, line: dict[str, Any], said: str
+):
+    """Its own program would not say so: these are the lines of another one."""
+    monkeypatch.setattr(stream, "WORTHWHILE", 1 << 40)  # what is asked for is known, and nothing is opened for it
+    lines = iter([{"event": "named", "name": NAME}, line] if line["event"] == "whole" else [line])
+
+    @contextlib.contextmanager
+    def following(*_: Any) -> Iterator[stream.News]:
+        yield lambda seconds: next(lines)
+
+    monkeypatch.setattr(stream, "_following", following)
+    earlier = records.Manifest(records.FORMAT, 1, "r", 4, 1, 1, 0.0, "d", [], EARLIER)
+    with stream.Streamed() as streamed, pytest.raises(MidstreamError, match=re.escape(said)):
+        stream.stream_until_answered(move, 1, 3, 5, earlier, streamed)

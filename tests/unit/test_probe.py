@@ -67,7 +67,7 @@ def test_a_run_is_told_whole_and_then_only_its_news(run: RunDirectory, told: Tol
     assert first["checkpoints"] == [
         {
             "name": name, "step": 5, "attempt": 1, "epoch": 1, "complete": True, "accepted": True, "size": 42,
-            "created": 1005.0, "root_digest": "d" * 64, "pinned": False,
+            "created": 1005.0, "root_digest": "d" * 64, "pinned": False, "damaged": "",
         }
     ]  # fmt: skip
     assert [line["event"] for line in told.look()] == ["beat"]
@@ -183,17 +183,17 @@ def test_runs_that_vanish_are_gone(run: RunDirectory, told: Told):
     assert told.look("gone") == []
 
 
-def test_what_cannot_be_read_is_trouble_and_what_was_known_stands(run: RunDirectory, told: Told):
+def test_what_cannot_be_read_is_damaged_and_what_was_known_stands(run: RunDirectory, told: Told):
     run.fence(1)
     told.look()
     Path(run.paths.fence).write_text('{"epoch": 2')
     news = told.run()
-    assert "fence.json: not JSON" in news["trouble"]
+    assert news["damaged"]["fence.json"].startswith("not JSON")
     assert "fence" not in news
     assert told.look("run") == []  # told once
     run.fence(2)
     news = told.run()
-    assert (news["fence"]["epoch"], news["trouble"]) == (2, "")
+    assert (news["fence"]["epoch"], news["damaged"]) == (2, {})
 
 
 def test_one_run_in_trouble_does_not_hide_another(run: RunDirectory, told: Told, tmp_path: Path):

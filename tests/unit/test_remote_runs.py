@@ -70,8 +70,8 @@ def test_a_run_that_is_not_there_is_described_as_empty(root: str):
 
 def test_orders_have_rising_serials(root: str, run: RunDirectory):
     run.attempt(1)
-    order = records.Order(records.SAVE).to_json()
-    assert [hands.give_order(root, "run", 1, order) for _ in range(3)] == [1, 2, 3]
+    orders = [records.Order(action).to_json() for action in (records.SAVE, records.STOP, records.SAVE)]
+    assert [hands.give_order(root, "run", 1, order) for order in orders] == [1, 2, 3]
     assert records.Order.read(run.attempt(1).order).serial == 3
 
 

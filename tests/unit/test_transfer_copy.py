@@ -28,7 +28,7 @@ from midstream.transfer import (
 )
 from midstream.transfer.route import make_ends
 from midstream_engine import records
-from trees import assert_same_tree, assert_unfinished, files, random_contents, write_checkpoint, write_tree
+from trees import assert_same_tree, assert_unfinished, cell, files, random_contents, write_checkpoint, write_tree
 
 
 @pytest.fixture
@@ -105,24 +105,26 @@ def test_what_lies_there_with_the_right_hash_is_not_sent_again(pair: Pair, tmp_p
 def test_a_flipped_byte_at_the_source_is_named_and_the_copy_has_no_manifest(pair: Pair, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     write_checkpoint(source, random.Random(1))
-    victim = source / "model/array1/c/2"
+    victim = source / "arrays/model/array1/c/2"
     content = bytearray(victim.read_bytes())
     content[100] ^= 4
     victim.write_bytes(content)
-    with pytest.raises(TransferError, match=r"object model/array1/c/2 of one:.* is corrupt: SHA-256 is") as caught:
+    with pytest.raises(
+        TransferError, match=r"object arrays/model/array1/c/2 of one:.* is corrupt: SHA-256 is"
+    ) as caught:
         copy_objects(pair[0], str(source), pair[1], str(target))
-    assert caught.value.path == "model/array1/c/2"
+    assert caught.value.path == "arrays/model/array1/c/2"
     assert not (target / records.MANIFEST).exists()
-    assert not (target / "model/array1/c/2").exists()
+    assert not (target / "arrays/model/array1/c/2").exists()
     assert parts(target) == set()
 
 
 def test_missing_objects_are_named_before_anything_is_written(pair: Pair, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
-    write_tree(source, {"a": b"1", "b": b"2", "c": b"3"})
-    (source / "b").unlink()
-    (source / "c").write_bytes(b"33")
-    with pytest.raises(TransferError, match=r"object b of one:.*: missing, and 1 more like it"):
+    write_tree(source, {cell("a"): b"1", cell("b"): b"2", cell("c"): b"3"})
+    (source / cell("b")).unlink()
+    (source / cell("c")).write_bytes(b"33")
+    with pytest.raises(TransferError, match=r"object arrays/b/c/0 of one:.*: missing, and 1 more like it"):
         copy_objects(pair[0], str(source), pair[1], str(target))
     assert not target.exists()
 
@@ -146,11 +148,11 @@ def test_a_source_that_is_no_tree_is_refused_in_one_line(
 
 
 def test_another_tree_is_not_overwritten(pair: Pair, tmp_path: Path) -> None:
-    write_tree(tmp_path / "source", {"a": b"1"})
-    write_tree(tmp_path / "target", {"a": b"2"})
+    write_tree(tmp_path / "source", {cell("a"): b"1"})
+    write_tree(tmp_path / "target", {cell("a"): b"2"})
     with pytest.raises(TransferError, match="holds another tree"):
         copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(tmp_path / "target"))
-    assert (tmp_path / "target" / "a").read_bytes() == b"2"
+    assert (tmp_path / "target" / cell("a")).read_bytes() == b"2"
 
 
 def test_a_copy_that_is_cancelled_names_only_whole_objects_and_goes_on_later(pair: Pair, tmp_path: Path) -> None:
@@ -191,19 +193,19 @@ def test_an_error_in_the_receiver_of_progress_ends_the_copy(pair: Pair, tmp_path
 
 def test_verifying_reports_what_is_wrong(pair: Pair, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, random.Random(1))
-    (tmp_path / "model/array0/c/1").write_bytes(b"short")
+    (tmp_path / "arrays/model/array0/c/1").write_bytes(b"short")
     (tmp_path / "stray").write_bytes(b"")
     verdict = verify_objects(pair[0], str(tmp_path))
     assert not verdict.ok
-    assert verdict.problems[0] == (
+    assert verdict.problems[0] == ("arrays/model/array0/c/1", "5 bytes, the manifest says 5000")
+    assert verdict.problems[1] == (
         "manifest.json",
-        "its root digest cannot be recomputed: model/array0/c/1 is missing or corrupt",
+        "its root digest cannot be recomputed: arrays/model/array0/c/1 is missing or corrupt",
     )
-    assert verdict.problems[1] == ("model/array0/c/1", "5 bytes, the manifest says 5000")
     assert verdict.extra == ("stray",)
     assert verdict.root_digest_ok is False
     with pytest.raises(TransferError, match="not a complete tree"):
-        verify_objects(pair[0], str(tmp_path / "model"))
+        verify_objects(pair[0], str(tmp_path / "arrays/model"))
 
 
 def write_history(root: str, attempts: dict[int, str]) -> records.RunPaths:
@@ -224,7 +226,9 @@ def write_history(root: str, attempts: dict[int, str]) -> records.RunPaths:
 
 
 def bring(pair: Pair) -> HistoryReport:
-    return copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root)
+    config = Path(records.RunPaths(pair[0].root, "run").config)
+    text = config.read_text() if config.exists() else None
+    return copy_history(pair[0], pair[1], "run", source_root=pair[0].root, target_root=pair[1].root, config=text)
 
 
 def test_history_arrives_without_orders_and_fence(pair: Pair) -> None:

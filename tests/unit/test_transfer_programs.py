@@ -18,11 +18,14 @@ import pytest
 import midstream.remote
 from midstream.hosts.far import job_line
 from midstream.remote import arrivals, frames, objects, sending, staging, tree
+from midstream.remote.allowlist import CHECKPOINT, HISTORY
 from midstream.remote.assembly import Assembly
+from midstream.remote.requested_items import RequestedItems, new_key
 from midstream.transfer.streams import ranges
 from midstream_engine import records
 from trees import (
     assert_same_tree,
+    cell,
     far_output,
     far_program,
     files,
@@ -33,6 +36,8 @@ from trees import (
 )
 
 GENERATION = "f00d"
+KEY = new_key()
+RECEIVING = {"generation": GENERATION, "kind": CHECKPOINT, "key": KEY}
 
 
 def feed(sender: subprocess.Popen[bytes], *lines: dict[str, Any]) -> None:
@@ -43,7 +48,13 @@ def feed(sender: subprocess.Popen[bytes], *lines: dict[str, Any]) -> None:
 
 
 def whole(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [item for entry in entries for item in ranges(entry, [(0, entry["size"])])]
+    return tagged([item for entry in entries for item in ranges(entry, [(0, entry["size"])])])
+
+
+def tagged(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As the operator hands them to the sender of one stream."""
+    requested = RequestedItems(KEY)
+    return [requested.tagged(item) for item in items]
 
 
 def said_by(receiver: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
@@ -54,9 +65,11 @@ def said_by(receiver: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def send_and_receive(source: Path, target: Path, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def send_and_receive(
+    source: Path, target: Path, items: list[dict[str, Any]], kind: str = CHECKPOINT
+) -> list[dict[str, Any]]:
     sender = far_program("sending.send", {"directory": str(source)})
-    arguments = {"directory": str(target), "generation": GENERATION}
+    arguments = {"directory": str(target), **RECEIVING, "kind": kind}
     receiver = far_program("receiving.receive", arguments, stdin=sender.stdout)
     assert sender.stdout is not None
     sender.stdout.close()
@@ -100,8 +113,8 @@ def test_what_is_received_is_what_was_sent(tmp_path: Path, seed: int) -> None:
 
 def test_what_has_landed_is_told_though_nothing_follows(tmp_path: Path) -> None:
     """The operator gives a sender more work as it hears that the last has landed."""
-    entries = write_tree(tmp_path / "source", {"one": b"1" * 1000, "two": b"2" * 1000})
-    arguments = {"directory": str(tmp_path / "target"), "generation": GENERATION}
+    entries = write_tree(tmp_path / "source", {cell("one"): b"1" * 1000, cell("two"): b"2" * 1000})
+    arguments = {"directory": str(tmp_path / "target"), **RECEIVING}
     stream = stream_of(tmp_path / "source", whole(entries)).removesuffix(frames.HEADER.pack(frames.FINISH, 0))
     with far_program("receiving.receive", arguments) as receiver:
         assert receiver.stdin is not None
@@ -111,7 +124,7 @@ def test_what_has_landed_is_told_though_nothing_follows(tmp_path: Path) -> None:
         told: list[str] = []
         while len(told) < 2:
             told += landed([json.loads(receiver.stdout.readline())], "objects")
-        assert told == ["one", "two"]
+        assert told == [cell("one"), cell("two")]
         receiver.stdin.close()
 
 
@@ -128,45 +141,47 @@ def test_small_files_share_writes_to_the_stream(tmp_path: Path) -> None:
 
 
 def test_only_the_end_of_a_file_travels_where_that_is_asked(tmp_path: Path) -> None:
-    write_tree(tmp_path / "source", {"log": b"abcdefgh"})
-    entry = {"path": "log", "offset": 5, "size": 3, "sha256": sha256(b"fgh")}
-    assert send_and_receive(tmp_path / "source", tmp_path / "target", whole([entry]))[-1]["event"] == "done"
-    assert_same_tree(tmp_path / "target", {"log": b"fgh"})
+    log = "attempts/001/log-0.txt"
+    write_tree(tmp_path / "source", {log: b"abcdefgh"})
+    entry = {"path": log, "offset": 5, "size": 3, "sha256": sha256(b"fgh")}
+    reports = send_and_receive(tmp_path / "source", tmp_path / "target", whole([entry]), HISTORY)
+    assert reports[-1]["event"] == "done"
+    assert_same_tree(tmp_path / "target", {log: b"fgh"})
 
 
 def test_a_range_is_written_to_its_place_in_a_part_that_has_no_name_yet(tmp_path: Path) -> None:
-    [entry] = write_tree(tmp_path / "source", {"large": b"0123456789"})
-    items = ranges(entry, [(6, 3), (2, 2)])
+    [entry] = write_tree(tmp_path / "source", {cell("large"): b"0123456789"})
+    items = tagged(ranges(entry, [(6, 3), (2, 2)]))
     reports = send_and_receive(tmp_path / "source", tmp_path / "target", items)
-    assert landed(reports, "ranges") == [["large", 6, 3], ["large", 2, 2]]
-    assert not (tmp_path / "target" / "large").exists()
+    assert landed(reports, "ranges") == [[cell("large"), 6, 3], [cell("large"), 2, 2]]
+    assert not (tmp_path / "target" / cell("large")).exists()
     part = staging.Stage(str(tmp_path / "target"), GENERATION).part(entry)
     assert Path(part).read_bytes() == b"\0\0" + b"23" + b"\0\0" + b"678"
 
 
 def test_a_changed_byte_is_named_and_never_gets_the_objects_name(tmp_path: Path) -> None:
-    entries = write_tree(tmp_path / "source", {"good": b"g" * 5000, "bad": b"b" * 5000})
-    (tmp_path / "source" / "bad").write_bytes(b"b" * 4999 + b"c")
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "bad").write_bytes(b"what was there before")
+    entries = write_tree(tmp_path / "source", {cell("good"): b"g" * 5000, cell("bad"): b"b" * 5000})
+    (tmp_path / "source" / cell("bad")).write_bytes(b"b" * 4999 + b"c")
+    (tmp_path / "target" / cell("bad")).parent.mkdir(parents=True)
+    (tmp_path / "target" / cell("bad")).write_bytes(b"what was there before")
     reports = send_and_receive(tmp_path / "source", tmp_path / "target", whole(entries))
     assert reports[-1]["event"] == "problem"
-    assert (reports[-1]["kind"], reports[-1]["path"]) == ("hash", "bad")
-    assert_same_tree(tmp_path / "target", {"good": b"g" * 5000, "bad": b"what was there before"})
+    assert (reports[-1]["kind"], reports[-1]["path"]) == ("hash", cell("bad"))
+    assert_same_tree(tmp_path / "target", {cell("good"): b"g" * 5000, cell("bad"): b"what was there before"})
 
 
 @pytest.mark.parametrize("size", [100, 3 << 20])
 @pytest.mark.parametrize("fault", ["missing", "short"])
 def test_an_object_that_cannot_be_sent_is_named(tmp_path: Path, fault: str, size: int) -> None:
-    entries = write_tree(tmp_path / "source", {"one": b"1" * 100, "two": b"2" * size})
+    entries = write_tree(tmp_path / "source", {cell("one"): b"1" * 100, cell("two"): b"2" * size})
     if fault == "missing":
-        (tmp_path / "source" / "two").unlink()
+        (tmp_path / "source" / cell("two")).unlink()
     else:
-        (tmp_path / "source" / "two").write_bytes(b"2" * (size - 1))
+        (tmp_path / "source" / cell("two")).write_bytes(b"2" * (size - 1))
     last = send_and_receive(tmp_path / "source", tmp_path / "target", whole(entries))[-1]
-    assert (last["event"], last["kind"], last["path"]) == ("problem", "source", "two")
+    assert (last["event"], last["kind"], last["path"]) == ("problem", "source", cell("two"))
     assert ("missing" if fault == "missing" else f"{size - 1} bytes") in last["message"]
-    assert "two" not in files(tmp_path / "target")
+    assert cell("two") not in files(tmp_path / "target")
 
 
 def test_a_stream_that_is_cut_anywhere_names_nothing_that_is_not_whole(tmp_path: Path) -> None:
@@ -177,7 +192,7 @@ def test_a_stream_that_is_cut_anywhere_names_nothing_that_is_not_whole(tmp_path:
     stream = stream_of(tmp_path / "source", whole(write_tree(tmp_path / "source", contents)))
     for cut in [0, 5, len(stream) - 1, *(rng.randrange(len(stream)) for _ in range(4))]:
         target = tmp_path / f"target-{cut}"
-        receiver = far_program("receiving.receive", {"directory": str(target), "generation": GENERATION})
+        receiver = far_program("receiving.receive", {"directory": str(target), **RECEIVING})
         said, _ = receiver.communicate(stream[:cut], timeout=60)
         assert json.loads(said.splitlines()[-1]) == {"event": "problem", "kind": "truncated"}
         named = {name: content for name, content in files(target).items() if not name.startswith(tree.INCOMING)}
@@ -309,7 +324,7 @@ def test_ranges_that_arrive_in_any_order_are_hashed_as_they_join_up() -> None:
 
 
 def test_the_manifest_is_refused_while_an_object_is_missing(tmp_path: Path) -> None:
-    entries = write_tree(tmp_path / "source", {"one": b"1"})
+    entries = write_tree(tmp_path / "source", {cell("one"): b"1"})
     (tmp_path / "target").mkdir()
     stage = staging.Stage(str(tmp_path / "target"), GENERATION)
     with pytest.raises(FileNotFoundError):
@@ -332,17 +347,17 @@ def test_verifying_recomputes_the_root_digest_from_the_bytes(tmp_path: Path) -> 
 
 def test_verifying_names_every_kind_of_damage(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, random.Random(1))
-    flipped, short, gone = (tmp_path / f"model/array{number}/c/0" for number in range(3))
+    flipped, short, gone = (tmp_path / f"arrays/model/array{number}/c/0" for number in range(3))
     flipped.write_bytes(bytes([flipped.read_bytes()[0] ^ 1]) + flipped.read_bytes()[1:])
     short.write_bytes(short.read_bytes()[:-1])
     gone.unlink()
     (tmp_path / "stray").write_bytes(b"")
     reports = verified(tmp_path)
     wrong = {report["path"]: report["wrong"] for report in reports if report["event"] == "checked" and report["wrong"]}
-    assert wrong.keys() == {f"model/array{number}/c/0" for number in range(3)}
-    assert wrong["model/array0/c/0"].startswith("SHA-256 is")
-    assert wrong["model/array1/c/0"] == "4999 bytes, the manifest says 5000"
-    assert wrong["model/array2/c/0"] == "missing"
+    assert wrong.keys() == {f"arrays/model/array{number}/c/0" for number in range(3)}
+    assert wrong["arrays/model/array0/c/0"].startswith("SHA-256 is")
+    assert wrong["arrays/model/array1/c/0"] == "4999 bytes, the manifest says 5000"
+    assert wrong["arrays/model/array2/c/0"] == "missing"
     assert reports[-1]["extra"] == ["stray"]
     assert reports[-1]["recomputed"] is None
 
@@ -350,14 +365,14 @@ def test_verifying_names_every_kind_of_damage(tmp_path: Path) -> None:
 def test_a_manifest_whose_arrays_were_edited_has_another_root_digest(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, random.Random(1))
     manifest = json.loads((tmp_path / records.MANIFEST).read_text())
-    manifest["arrays"][0]["shape"] = [1, manifest["arrays"][0]["shape"][0]]
+    manifest["arrays"][0]["dtype"] = "int32"
     (tmp_path / records.MANIFEST).write_text(json.dumps(manifest))
     [[path, what]] = verified(tmp_path)[-1]["problems"]
     assert path == records.MANIFEST
     assert what.startswith("root digest is")
 
 
-STREAMS = ("files", "frames", "sending", "receiving", "peer", "lines")
+STREAMS = ("allowlist", "requested_items", "files", "frames", "sending", "receiving", "peer", "lines")
 TREES = ("objects", "staging", "assembly", "arrivals", "neighbours", "tree")
 
 

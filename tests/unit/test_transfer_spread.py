@@ -65,8 +65,8 @@ def test_a_host_that_holds_a_share_and_is_not_there_is_named(hosts: Hosts, tmp_p
     without = {name: host for name, host in hosts.items() if name != "b"}
     with pytest.raises(TransferError, match=r"is spread: b hold a part of it"):
         collect_objects(without, hosts["a"], str(tmp_path / "a" / "ckpt"), hosts["c"], str(tmp_path / "again"))
-    (tmp_path / "b" / "ckpt" / "model/array0/c/2").unlink()
-    with pytest.raises(TransferError, match=r"object model/array0/c/2 of b:.*: missing"):
+    (tmp_path / "b" / "ckpt" / "arrays/model/array0/c/2").unlink()
+    with pytest.raises(TransferError, match=r"object arrays/model/array0/c/2 of b:.*: missing"):
         collect_objects(hosts, hosts["a"], str(tmp_path / "a" / "ckpt"), hosts["c"], str(tmp_path / "again"))
     assert not (tmp_path / "again").exists()
 

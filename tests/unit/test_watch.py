@@ -52,8 +52,9 @@ def live(snapshot: Snapshot) -> bool:
 
 def probes() -> list[int]:
     """Pids of the children of this process."""
-    found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
-    return [int(line.split()[0]) for line in found.stdout.splitlines() if "import sys, json, types" in line]
+    argv = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(os.getpid())]
+    found = subprocess.run(argv, capture_output=True, text=True)
+    return [int(line.split()[0]) for line in found.stdout.splitlines() if "import json, types" in line]
 
 
 def test_a_run_is_seen_as_it_grows(tmp_path: Path, watching: Watching):

@@ -17,7 +17,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from midstream.watch.model import LIVE
-from midstream.watch.plain import PlainReader, command
+from midstream.watch.plain import LOOK_LIMIT, SECTIONS, PlainReader, command
 from midstream.watch.store import Store
 from unit import recordings
 
@@ -235,3 +235,19 @@ def test_no_text_makes_the_reader_raise(data: st.DataObject):
         if event["event"] != "clock":
             store.take("box", event)
     store.snapshot()
+
+
+def test_a_text_without_end_is_not_kept():
+    """Sections of any name, lines of any number: what is kept of a look is bounded."""
+    reader = PlainReader()
+    list(reader.take(b"@look 1700000000.5\n"))
+    for number in range(200):
+        list(reader.take(b"@made-up-%d\n" % number))
+        list(reader.take(b"|" + b"x" * 8000))
+    for name in sorted(SECTIONS):
+        list(reader.take(b"@%s words\n" % name.encode()))
+        for _ in range(200):
+            list(reader.take(b"|" + b"x" * 8000))
+    kept = {name: sum(map(len, lines)) for name, (_, lines) in reader._sections.items()}
+    assert set(kept) <= SECTIONS
+    assert sum(kept.values()) <= LOOK_LIMIT

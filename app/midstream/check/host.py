@@ -94,7 +94,7 @@ def check_python(host: Host, config: HostConfig, survey: Mapping[str, Any]) -> C
     """Whether there is an interpreter for the engine, or one can be brought."""
     if config.python:
         found = host.call(
-            "environments.ask", argv=[config.python, "-c", "import sys; print(*sys.version_info[:3])"], env={}
+            "environments.ask", argv=[config.python, "-I", "-c", "import sys; print(*sys.version_info[:3])"], env={}
         )
         if found["code"]:
             return Check(

@@ -46,7 +46,7 @@ def _one(
 ) -> Check:
     host, config = hosts.get(name), fleet.hosts[name]
     env = engine_environment(host.root, config, engine, Launch("rehearsal", target.name), 0)
-    command = [python, "-m", MODULE, "--config_path", "{config}", "--trainer.root", host.root, *overrides]
+    command = [python, "-P", "-m", MODULE, "--config_path", "{config}", "--trainer.root", host.root, *overrides]
     answer: dict[str, Any] = host.call(
         "checks.rehearse",
         timeout=TIMEOUT + 60,

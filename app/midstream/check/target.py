@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,16 +11,19 @@ from typing import Any
 from midstream.check.host import check_host, reach
 from midstream.check.model import FAIL, PASS, Check
 from midstream.check.together import check_together
-from midstream.errors import HostError
+from midstream.errors import HostError, RemoteError
 from midstream.fleet.config import Fleet, Target
+from midstream.hosts.answers import read_line
 from midstream.hosts.base import Host
 from midstream.hosts.far import start_program
 from midstream.hosts.open import Hosts
+from midstream.hosts.results import HINT
 from midstream.stores import identity
 from midstream.stores.access import access_for
 
 AT_ONCE = 32
 EXCHANGES = 5
+CLOCK_LIMIT = 256  # bytes of a time as text
 SURVEY = 120.0  # seconds for one host to look at itself
 
 
@@ -65,11 +69,22 @@ def clock_skew(host: Host) -> float:
             began = time.time()
             process.stdin.write(b"\n")
             process.stdin.flush()
-            theirs, ended = float(process.stdout.readline()), time.time()
+            theirs, ended = _time_of(host, read_line(process, "checks.clock", CLOCK_LIMIT)), time.time()
             found.append((ended - began, theirs - (began + ended) / 2))
         return min(found)[1]
     finally:
         process.close()
+
+
+def _time_of(host: Host, line: bytes) -> float:
+    """UTC seconds of a line of ``checks.clock``. RemoteError where it is no time."""
+    try:
+        seconds = float(line)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise RemoteError(f"{host.name}: checks.clock answered no time: {line[:40]!a}", "Answer", HINT)
+    return seconds
 
 
 def _store(fleet: Fleet, host: Host) -> Iterator[Check]:

@@ -35,6 +35,7 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Save and stop a run where it runs now."""
     from midstream.hosts.open import Hosts
     from midstream.launch.follow import stop_run
+    from midstream.watch.damage import refuse_damaged
 
     hosts = Hosts(fleet)
     try:
@@ -42,6 +43,7 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         copies = snapshot.copies(options.stop)
         if not copies:
             raise unknown_run(options.stop, snapshot)
+        refuse_damaged(copies)
         living = [copy for copy in copies if copy.alive]
         if not living:
             raise UsageError(

@@ -79,8 +79,8 @@ def adopt(
     output.talk(f"adopting {place.host}:{place.path} as run {run_id}")
     ready = prepare_target(hosts, fleet, fleet.target(place.host), output.talk)[place.host]
     building = posixpath.join(host.root, "imports", run_id)
-    command = [ready.environment.python, "-m", MODULE, place.path, building, "--run-id", run_id, "--root", host.root]
-    command += ["--", *engine] if engine else []
+    command = [ready.environment.python, "-P", "-m", MODULE, place.path, building]
+    command += ["--run-id", run_id, "--root", host.root, *(["--", *engine] if engine else [])]
     env = engine_environment(host.root, config, ready.engine.directory, Launch(run_id, place.host), 0)
     process = host.open(with_setup(command, config.setup), env=env)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from midstream.errors import Exit, HostError, UsageError
+from midstream.errors import DamagedError, Exit, HostError, UsageError
 from midstream.output import Output, size, table
 
 if TYPE_CHECKING:
@@ -34,8 +34,14 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             for run_id in run_ids:
                 if options.clean and run_id != options.clean:
                     continue
-                removable += _in_bucket(fleet, host, run_id, options.yes, rows, output)
-                found = host.call("clean.leftovers", root=host.root, run_id=run_id)
+                try:
+                    removable += _in_bucket(fleet, host, run_id, options.yes, rows, output)
+                    found = host.call("clean.leftovers", root=host.root, run_id=run_id)
+                except DamagedError as error:
+                    if options.clean:
+                        raise
+                    output.talk(f"midstream: {run_id} is left out: {error}")
+                    continue
                 names = [entry["path"] for entry in found if not entry["kept"]]
                 gone = set()
                 if options.yes and names:

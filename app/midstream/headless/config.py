@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 def config(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """The newest attempt's configuration; with ``--attempts A`` that of A, with ``--attempts A,B`` what differs."""
-    import yaml
-
     from midstream.hosts.open import Hosts
     from midstream.watch import resolved
 
@@ -29,8 +27,8 @@ def config(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     finally:
         hosts.close()
     if len(attempts) == 1:
-        value = {"event": "config", "run": run.run_id, "attempt": attempts[0], "config": yaml.safe_load(texts[0])}
-        output.value(value, texts[0].rstrip("\n"))
+        value = {"event": "config", "run": run.run_id, "attempt": attempts[0], "config": resolved.value_of(texts[0])}
+        output.value(value, texts[0].rstrip("\n").split("\n"))
         return Exit.DONE
     changes = resolved.changes(*texts)
     for change in changes:

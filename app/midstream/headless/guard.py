@@ -38,7 +38,7 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     watch = Watch(fleet, hosts)
     watch.start()
     try:
-        sentry = Guard(fleet, hosts, watch, options.guard, targets, options.tries, tell)
+        sentry = Guard(fleet, hosts, watch, options.guard, targets, options.tries, tell, options.yes)
         seen = watch.wait_for(lambda at: bool(at.copies(options.guard)) and not sentry.holder(at), timeout=FIRST_LOOK)
         found = seen or watch.snapshot()
         copies = found.copies(options.guard)
@@ -47,10 +47,13 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             hint = f"known: {', '.join(known)}" if known else "no host that answers holds a run"
             raise UsageError(f"no run {options.guard!r}", hint)
         where = sentry.holder(found) or copies[0].host
+        if not options.yes:
+            sentry.check_consent(copies[0])
         output.talk(f"midstream: guarding {options.guard} on {where}; it may be moved {options.tries} times")
         return sentry.run()
     except KeyboardInterrupt:
-        output.talk("\nmidstream: the run is not guarded any more; nothing else has changed")
+        output.talk("")  # after the terminal's ^C
+        output.talk("midstream: the run is not guarded any more; nothing else has changed")
         return Exit.INTERRUPTED
     finally:
         watch.stop()

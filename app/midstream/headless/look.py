@@ -55,7 +55,7 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             output.value({"event": "host", **plain(host)})
         for run in snapshot.runs:
             output.value(run_json(run))
-        for migration in list_migrations():
+        for migration in list_migrations(fleet):
             output.value(_migration_json(migration))
         _slices(fleet, output)
         return Exit.DONE
@@ -99,11 +99,11 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         if snapshot.runs
         else ["", "no runs yet: midstream --launch CONFIG --on TARGET starts one"]
     )
-    migrations = [migration for migration in list_migrations() if migration.open]
+    migrations = [migration for migration in list_migrations(fleet) if migration.open or migration.damage]
     if migrations:
         rows = [("MIGRATION", "RUN", "FROM", "TO", "STATE", "PHASE")]
         rows += [(m.migration, m.plan.run_id, m.plan.source, m.plan.target, m.state, m.phase) for m in migrations]
-        lines += ["", *table(rows)]
+        lines += ["", *table(rows), *filter(None, map(damage_line, migrations))]
     output.value({}, lines)
     _slices(fleet, output)
     return Exit.DONE
@@ -167,11 +167,24 @@ def run_json(run: RunView) -> dict[str, Any]:
         "attempt": run.attempt,
         "fence": run.fence.to_json() if run.fence else None,
         "trouble": run.trouble,
+        "damaged": dict(run.damaged),
         "store": run.store,
         "lineage": run.lineage.attempts if run.lineage else [],
         "status": run.status.to_json() if run.status else None,
         "checkpoints": [plain(point) for point in run.checkpoints],
     }
+
+
+def damage_line(view: MigrationView) -> str:
+    """What is wrong with a migration's files, and what to do; empty where nothing is."""
+    from midstream.migrate.model import DAMAGED
+
+    if not view.damage:
+        return ""
+    hint = "restore one of them from a backup" if view.state == DAMAGED else ""
+    if view.open and not hint:
+        hint = f"midstream --continue {view.migration} restores what it needs"
+    return f"{view.migration}: {'; '.join(view.damage)}" + (f" ({hint})" if hint else "")
 
 
 def _migration_json(view: MigrationView) -> dict[str, Any]:
@@ -188,6 +201,7 @@ def _migration_json(view: MigrationView) -> dict[str, Any]:
         "downtime": view.ledger.downtime if view.ledger else None,
         "certified": view.certificate.valid if view.certificate else None,
         "error": view.error,
+        "damage": list(view.damage),
     }
 
 
@@ -235,7 +249,7 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
 
 
 def _point_state(point: CheckpointView) -> str:
-    words = ["complete" if point.complete else "torn"]
+    words = ["complete" if point.complete else "damaged" if point.damaged else "torn"]
     if point.complete and not point.accepted:
         words.append("past the seal")
     if point.pinned:

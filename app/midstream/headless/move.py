@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from midstream.migrate.model import Event, MigrationView, Request
 
 
-def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
-    """Plan, preflight, then follow the migration's own process to its end."""
+def migrate(
+    fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output, on_interrupt: str = ""
+) -> int:
+    """Plan, preflight, then follow the migration's own process to its end. ``on_interrupt``: see ``follow``."""
     from midstream.hosts.open import Hosts
     from midstream.migrate import plan as planning
     from midstream.migrate import preflight, process
-    from midstream.migrate.model import FAIL
+    from midstream.migrate.model import FAIL, OVERTAKE
 
     hosts = Hosts(fleet)
     run_id, source = options.migrate, ""
@@ -65,8 +67,9 @@ def migrate(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
             Exit.REFUSED,
         )
     if plan.consent and not options.yes:
-        raise MidstreamError(plan.consent[0], "say --yes to agree, or --mode handover, which copies", Exit.REFUSED)
-    return follow(process.start(fleet, plan), output)
+        other = ", or --mode handover, which copies" if plan.mode == OVERTAKE else ""
+        raise MidstreamError(plan.consent[0], f"say --yes to agree{other}", Exit.REFUSED)
+    return follow(process.start(fleet, plan), output, on_interrupt=on_interrupt)
 
 
 def request_of(options: argparse.Namespace, run_id: str, source: str, engine: tuple[str, ...]) -> Request:
@@ -101,7 +104,7 @@ def resume(options: argparse.Namespace, output: Output) -> int:
         process.continue_(found.migration)
         return follow(found.migration, output, seen)
     found = directory.MigrationDirectory.find(options.rollback)
-    view = found.view()
+    view = process.readable(found)
     if not view.finished and view.state != ROLLED_BACK and not options.yes:
         given_up = _given_up(view)
         if given_up:
@@ -112,14 +115,15 @@ def resume(options: argparse.Namespace, output: Output) -> int:
 
 
 def _given_up(view: MigrationView) -> str:
-    """What a rollback would give up, in words; empty where that is nothing."""
-    from midstream.fleet.load import load_fleet
+    """What a rollback would give up, in words; empty where that is nothing. A journal with damaged lines may have lost
+    that the target was started: the target is looked at then, too."""
     from midstream.hosts.open import Hosts
     from midstream.migrate.directory import MigrationDirectory
 
-    if not any(event.event == "fact" and "relaunching" in event.detail for event in view.events):
+    journaled = any(event.event == "fact" and "relaunching" in event.detail for event in view.events)
+    if not journaled and not any(line.startswith("journal") for line in view.damage):
         return ""  # no engine was ever started there
-    hosts = Hosts(load_fleet(MigrationDirectory(view.migration).fleet_file))
+    hosts = Hosts(MigrationDirectory(view.migration).fleet())
     try:
         host = hosts.get(view.plan.target_host)
         described = host.call("runs.describe", root=host.root, run_id=view.plan.run_id)
@@ -127,14 +131,18 @@ def _given_up(view: MigrationView) -> str:
         return f"a rollback gives up what {view.plan.target} has done since, and it does not answer: {error.message}"
     finally:
         hosts.close()
-    steps = view.steps_given_up(described["status"]["step"] if described["status"] else None)
+    step, fence = described["status"]["step"] if described["status"] else None, described["fence"]
+    steps = view.steps_given_up(step)
+    if view.sealed_step is None and step is not None and fence and fence["epoch"] == view.plan.epoch:
+        steps = max(0, step - (fence["sealed_step"] or 0))  # the journal has lost where the run was sealed
     return f"a rollback gives up {steps} steps that {view.plan.target} has done" if steps else ""
 
 
-def follow(migration: str, output: Output, seen: int = 0) -> int:
+def follow(migration: str, output: Output, seen: int = 0, on_interrupt: str = "") -> int:
     """Print a migration's journal as it grows, from byte ``seen`` on. Ctrl-C leaves it running and says how to come
-    back."""
+    back, or ``on_interrupt``."""
     from midstream.migrate import process
+    from midstream.migrate.directory import MigrationDirectory
 
     code: int | None = None
     try:
@@ -144,11 +152,14 @@ def follow(migration: str, output: Output, seen: int = 0) -> int:
             if event.event not in ("fact", "trace"):
                 _tell(event, output)
     except KeyboardInterrupt:
-        output.talk(f"\nmidstream: the migration goes on by itself; midstream --continue {migration} follows it again")
+        back = f"the migration goes on by itself; midstream --continue {migration} follows it again"
+        output.talk("")  # after the terminal's ^C
+        output.talk(f"midstream: {on_interrupt or back}")
         return Exit.INTERRUPTED
     if code is None:
+        said = process.last_words(MigrationDirectory(migration))
         raise MidstreamError(
-            f"the process of migration {migration} is gone",
+            f"the process of migration {migration} is gone" + (f": {said}" if said else ""),
             f"midstream --continue {migration} goes on with it",
             Exit.INTERRUPTED,
         )
@@ -156,17 +167,20 @@ def follow(migration: str, output: Output, seen: int = 0) -> int:
 
 
 def _tell(event: Event, output: Output) -> None:
+    detail = event.detail
     if output.as_json:
         output.value(event.to_json())
+        if event.event == "result" and detail.get("exit_code"):
+            output.talk(f"midstream: {result_lines(event)[0]}")
         return
-    detail = event.detail
     if event.event == "phase" and event.state == "progress":
         done, total = detail["bytes_done"], detail["bytes_total"]
-        output.talk(f"    {detail['what']}: {size(done)} of {size(total)}, {size(detail['bytes_per_second'])}/s")
+        what, rate = detail.get("what", "copy"), size(detail.get("bytes_per_second", 0))
+        output.talk(f"    {what}: {size(done)} of {size(total)}, {rate}/s")
     elif event.event == "phase":
         output.talk(f"{event.phase}: {event.state}" + (f": {event.message}" if event.message else ""))
     elif event.event == "command":
-        output.talk(f"    [{detail['host']}] {event.message}")
+        output.talk(f"    [{detail.get('host', '')}] {event.message}")
     elif event.event == "result":
         output.value({}, result_lines(event))
     else:
@@ -177,7 +191,7 @@ def result_lines(event: Event) -> list[str]:
     """The end of a migration for people."""
     detail = event.detail
     lines = [
-        f"{detail.get('run') or detail['migration']}: {detail['outcome']}"
+        f"{detail.get('run') or detail.get('migration')}: {detail.get('outcome')}"
         + (f": {event.message}" if event.message else "")
     ]
     certificate = detail.get("certificate")

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from midstream.hosts.open import Hosts
     from midstream.watch.model import RunView, Snapshot
 
-PART = 1 << 22  # bytes of a log in one answer
-
 
 def metrics(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """One line a step of the spliced curve; with ``--json`` all that was measured. Of several runs their losses side by
@@ -60,6 +58,7 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """All lines of the newest attempt's log: that of one process, from the host that it is on."""
     from midstream.hosts.open import Hosts
     from midstream.launch.follow import ranks_of
+    from midstream.watch.log_file import log_parts
 
     process: int = options.process
     hosts = Hosts(fleet)
@@ -70,11 +69,10 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             raise UsageError(f"{run.run_id} has no process {process}", f"it has {len(ranks)}, from 0 on")
         host = hosts.get(ranks[process].host)
         path = records.RunPaths(host.root, run.run_id).attempt(run.attempt).log(process)
-        offset = 0
-        while (part := host.call("runs.read_lines", path=path, offset=offset, limit=PART))["text"]:
-            offset = part["offset"]
-            for line in part["text"].splitlines():
-                output.value({"event": "log", "run": run.run_id, "attempt": run.attempt, "line": line}, line)
+        for part in log_parts(host, path):
+            for line in part.removesuffix("\n").split("\n"):
+                value = {"event": "log", "run": run.run_id, "attempt": run.attempt, "line": line}
+                output.value(value, [line.removesuffix("\r")])
     finally:
         hosts.close()
     return Exit.DONE

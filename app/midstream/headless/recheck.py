@@ -22,7 +22,6 @@ def is_migration(name: str) -> bool:
 
 def recheck(options: argparse.Namespace, output: Output) -> int:
     """Every claim of the certificate anew. NOT_CERTIFIED where anything contradicts it."""
-    from midstream.fleet.load import load_fleet
     from midstream.hosts.open import Hosts
     from midstream.migrate.directory import MigrationDirectory
     from midstream.migrate.model import FAIL, WARN
@@ -30,7 +29,7 @@ def recheck(options: argparse.Namespace, output: Output) -> int:
 
     directory = MigrationDirectory.find(options.verify)
     view = directory.view()
-    hosts = Hosts(load_fleet(directory.fleet_file))
+    hosts = Hosts(directory.fleet())
     found = []
     try:
         for check in checks(hosts, view):

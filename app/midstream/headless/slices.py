@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.hosts.providers import base, slices
 from midstream.output import Output, age, table
+from midstream.printable import printable
 
 if TYPE_CHECKING:
     from midstream.fleet.config import Fleet, TpuTarget
@@ -106,7 +107,7 @@ def _agreed(question: str, output: Output) -> bool:
     """A person at a terminal may say so; nobody else is asked."""
     if output.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    sys.stderr.write(question)
+    sys.stderr.write(printable(question))
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
+from midstream.hosts.deadline import Deadline
+
+ANSWER_LIMIT = 2 << 20  # bytes of one answer
+
 
 @dataclass(frozen=True)
 class Completed:
@@ -17,13 +21,19 @@ class Completed:
 
 
 class Process(Protocol):
-    """A command that runs on the host with its pipes open. One reader and one writer thread may use it at once."""
+    """A command that runs on ``host`` with its pipes open. One reader and one writer thread may use it at once."""
 
+    host: str
     stdin: BinaryIO
     stdout: BinaryIO
 
+    def limit_reading(self, deadline: Deadline | None, stderr: int = 0) -> None:
+        """Until the next call, reads of ``stdout`` raise TimeoutError after ``deadline``, and AnswerTooLarge once more
+        than ``stderr`` bytes came on stderr (0: no limit; only the end of it is kept)."""
+        ...
+
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code. TimeoutError after ``timeout`` seconds; LostContact where the connection is gone."""
+        """The exit code. TimeoutError after ``timeout`` seconds; LostContact where the channel ends without one."""
         ...
 
     def stderr_text(self) -> str:
@@ -63,8 +73,12 @@ class Host(Protocol):
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         timeout: float | None = 60.0,
+        limit: int = ANSWER_LIMIT,
+        what: str = "",
     ) -> Completed:
-        """Run a command to its end. ``argv`` reaches the program as it stands: nothing is ever expanded."""
+        """Run a command to its end. ``argv`` reaches the program as it stands: nothing is ever expanded. AnswerTooLarge
+        past ``limit`` bytes of stdout; ``what`` is the command's name in messages. LostContact
+        where it does not end within ``timeout`` seconds: it may still be running there."""
         ...
 
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:

@@ -13,20 +13,41 @@ import contextlib
 import functools
 import json
 import threading
+import time
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from midstream.errors import HostError, RemoteError
+from midstream.errors import HostError, LostContact, RemoteError
+from midstream.hosts.answers import FORCED, PREAMBLE_LIMIT, STDERR_LIMIT, answer_limit, decode, too_large
 from midstream.hosts.base import Host, Process
+from midstream.hosts.deadline import Deadline
+from midstream.hosts.repeatable import REPEATABLE
+from midstream.hosts.results import result_of
 
 RECORDS = "midstream_engine.records"
+SHAPES = "midstream_engine.shapes"  # which the records import
 BEGIN = b"\0midstream\n"  # what a program's stdout begins with
+START_TIMEOUT = 60.0  # seconds until a program has begun
 ENDING = 10.0  # seconds that a program may take to end once its stdout is closed
+TRIES = 3  # calls of a function that may be repeated, where contact is lost in the middle of one
+PAUSE = 1.0  # seconds between two of them
 
-# stdout belongs to the answer: what a module prints by mistake goes to stderr.
+# No module is ever imported from the directory that an interpreter happens to start in: -I leaves it out, and with it
+# PYTHON* and the user's packages. What needs a client of a bucket needs those, and has the first line of the bootstrap
+# instead, before which `sys` alone, a part of the interpreter, is imported (-P exists from Python 3.11 on).
+CLIENTS = "gcs"
+# stdout belongs to the answer: what a module prints by mistake goes to stderr. So do empty lines, every two seconds: a
+# server may close a channel on which nothing moves (ChannelTimeout).
 BOOTSTRAP = """\
-import sys, json, types, os
+import sys; sys.path[:] = [place for place in sys.path if place]
+import json, types, os, time, _thread
+def beat():
+    try:
+        while True:
+            time.sleep(2.0); os.write(2, b"\\n")
+    except OSError: return
+_thread.start_new_thread(beat, ())
 out = os.fdopen(os.dup(1), "wb"); os.dup2(2, 1)
 job = json.loads(sys.stdin.buffer.readline())
 for name, text in job["modules"]:
@@ -45,8 +66,13 @@ if job["program"]:
 else:
     try: answer = {"value": function(**job["arguments"])}
     except Exception as error: answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
-    out.write(json.dumps(answer).encode() + b"\\n"); out.flush()
+    out.write(b"\\n" + json.dumps(answer).encode() + b"\\n"); out.flush()
 """
+
+
+def isolation(function: str) -> list[str]:
+    """Flags of the interpreter for ``midstream.remote.<function>``."""
+    return [] if function.startswith(CLIENTS) else ["-I"]
 
 
 def _split(function: str) -> tuple[str, str]:
@@ -74,7 +100,9 @@ def _modules(module: str) -> tuple[tuple[str, str | None], ...]:
         text = remote.joinpath(f"{name}.py").read_text()
         for needed in _siblings(text):
             if needed == RECORDS:  # dear to read: not everything needs it
-                found[RECORDS] = resources.files("midstream_engine").joinpath("records.py").read_text()
+                for each in (SHAPES, RECORDS):
+                    file = each.rpartition(".")[2] + ".py"
+                    found[each] = resources.files("midstream_engine").joinpath(file).read_text()
             else:
                 add(needed)
         found[full] = text
@@ -119,37 +147,67 @@ def job_line(function: str, arguments: Mapping[str, Any], *, program: bool) -> b
 
 
 def call_function(host: Host, python: str, function: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
-    """What `Host.call` does, for every kind of host. RemoteError where the function raised or Python did not run."""
+    """What `Host.call` does, for every kind of host. RemoteError where the function raised or Python did not run.
+    LostContact where no answer came: the function may have run, or may still be running."""
     if not python:
         raise no_python(host)
-    done = host.run([python, "-c", BOOTSTRAP], stdin=job_line(function, arguments, program=False), timeout=timeout)
-    lines = done.stdout.splitlines()
+    line = job_line(function, arguments, program=False)
+    for tries_left in reversed(range(TRIES if function in REPEATABLE else 1)):
+        try:
+            return result_of(host.name, function, arguments, _call_once(host, python, function, line, timeout))
+        except LostContact:
+            if not tries_left:
+                raise
+            time.sleep(PAUSE)
+            with contextlib.suppress(HostError):  # the next try says what is wrong
+                host.connect()
+
+
+def _call_once(host: Host, python: str, function: str, line: bytes, timeout: float | None) -> Any:
+    argv = [python, *isolation(function), "-c", BOOTSTRAP]
+    done = host.run(argv, stdin=line, timeout=timeout, limit=answer_limit(function), what=function)
+    answer_line = done.stdout.rstrip(b"\n").rpartition(b"\n")[2]  # the interpreter may have printed before it
     try:
-        answer = json.loads(lines[-1])
-    except (IndexError, ValueError):
+        answer = decode(answer_line)
+    except ValueError as error:
+        if answer_line and not done.returncode:
+            raise HostError(
+                f"{host.name}: {function} answered what cannot be read: {error}", f"look at what answers on {host.name}"
+            ) from None
+        if done.returncode < 0:
+            raise LostContact(
+                f"{host.name}: {function} was ended by signal {-done.returncode} before it answered",
+                "was it short of memory? run the same again",
+            ) from None
         raise _silent(host, python, function, done.returncode, done.stderr.decode(errors="replace")) from None
-    if "error" in answer:
-        first = answer["error"].strip().splitlines()[0]
-        raise RemoteError(f"{host.name}: {first}", answer["kind"])
-    return answer["value"]
+    return answer
 
 
 def start_program(host: Host, function: str, arguments: Mapping[str, Any], *, window: int | None = None) -> Process:
     """Start ``midstream.remote.<module>.<function>`` on the host; stdin and stdout then carry its own bytes."""
     if not host.far_python:
         raise no_python(host)
-    argv = [host.far_python, "-c", BOOTSTRAP]
+    argv = [host.far_python, *isolation(function), "-c", BOOTSTRAP]
     process = host.open(argv) if window is None else host.open(argv, window=window)
     try:
         with contextlib.suppress(BrokenPipeError):  # it has ended already; what it wrote says why
             process.stdin.write(job_line(function, arguments, program=True))
             process.stdin.flush()
-        # A login shell may talk first. The program's own bytes come after the mark.
-        while line := process.stdout.readline():
-            if line == BEGIN:
+        # A login shell may print first, and its last line may have no end. The program's own bytes come after the mark.
+        process.limit_reading(Deadline(START_TIMEOUT), STDERR_LIMIT)
+        printed = 0
+        while line := process.stdout.readline(PREAMBLE_LIMIT):
+            if line.endswith(BEGIN):
+                process.limit_reading(None)
                 return process
+            printed += len(line)
+            if printed >= PREAMBLE_LIMIT:
+                raise too_large(host.name, f"{function}, before it began,", PREAMBLE_LIMIT, FORCED)
         code = process.wait(ENDING)
         raise _silent(host, host.far_python, function, code, process.stderr_text())
+    except (OSError, EOFError) as error:  # a timeout is one, too
+        process.close()
+        raise LostContact(f"{host.name}: lost contact as {function} was started", "run the same again") from error
     except BaseException:
         process.close()
         raise

@@ -5,35 +5,70 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 
-from midstream.errors import HostError
+from midstream.errors import HostError, LostContact
 from midstream.fleet.config import HostConfig
 from midstream.hosts import far
-from midstream.hosts.base import Completed, Process
+from midstream.hosts.answers import run_to_end, too_large
+from midstream.hosts.base import ANSWER_LIMIT, Completed, Process
+from midstream.hosts.deadline import Deadline
 from midstream.hosts.stderr import StderrTail
 
 GRACE = 2.0  # seconds that a program may take to end once its stdin is closed
 
 
-class LocalProcess:
-    """A child with its pipes open."""
+class _TimedPipe(io.FileIO):
+    """The reading end of a pipe. A read raises TimeoutError after the deadline, and what `check` raises meanwhile."""
 
-    def __init__(self, child: subprocess.Popen[bytes]):
+    deadline: Deadline | None = None
+    check: Callable[[], None] = staticmethod(lambda: None)
+
+    def readinto(self, buffer: Any) -> int | None:
+        while self.deadline is not None:
+            ready = select.select([self], [], [], self.deadline.step)[0]
+            self.check()
+            if self.deadline.count():
+                raise TimeoutError(f"nothing that was complete came within {self.deadline.seconds:.0f} s")
+            if ready:
+                break
+        return super().readinto(buffer)
+
+
+class LocalProcess:
+    """A child with its pipes open. ``host`` is the name that messages use."""
+
+    def __init__(self, child: subprocess.Popen[bytes], host: str):
         self._child = child
+        self.host = host
         self.stdin = cast(BinaryIO, child.stdin)
-        self.stdout = cast(BinaryIO, child.stdout)
+        raw = cast(io.BufferedReader, child.stdout).detach()
+        with raw:
+            self._pipe = _TimedPipe(os.dup(raw.fileno()))
+        self.stdout = cast(BinaryIO, io.BufferedReader(self._pipe, 1 << 16))
         stderr = cast(io.BufferedReader, child.stderr)
         self._stderr = StderrTail(lambda: stderr.read1(8192), "local-stderr")
 
+    def limit_reading(self, deadline: Deadline | None, stderr: int = 0) -> None:
+        def check() -> None:
+            if stderr and self._stderr.size > stderr:
+                raise too_large(self.host, "a command, on stderr,", stderr)
+
+        self._pipe.deadline, self._pipe.check = deadline, check
+
     def wait(self, timeout: float | None = None) -> int:
-        try:
-            code = self._child.wait(timeout)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"pid {self._child.pid} still runs after {timeout} s") from error
+        deadline = Deadline(timeout)
+        while True:
+            try:
+                code = self._child.wait(deadline.step)
+                break
+            except subprocess.TimeoutExpired as error:
+                if deadline.count():
+                    raise TimeoutError(f"pid {self._child.pid} still runs after {timeout} s") from error
         self._stderr.join(1.0)
         return code
 
@@ -78,32 +113,43 @@ class LocalMachine:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         timeout: float | None = 60.0,
+        limit: int = ANSWER_LIMIT,
+        what: str = "",
     ) -> Completed:
         try:
-            done = subprocess.run(list(argv), input=stdin, env=_environment(env), timeout=timeout, capture_output=True)
+            process = self._start(argv, env)
         except FileNotFoundError:
             return Completed(127, b"", f"{argv[0]}: command not found\n".encode())
         except PermissionError:
             return Completed(126, b"", f"{argv[0]}: cannot be executed\n".encode())
-        except subprocess.TimeoutExpired as error:
-            raise HostError(f"{self.name}: {argv[0]} did not end within {timeout:.0f} s") from error
-        return Completed(done.returncode, done.stdout, done.stderr)
+        try:
+            return run_to_end(process, what or argv[0], stdin, timeout, limit)
+        except TimeoutError as error:
+            raise LostContact(
+                f"{self.name}: {argv[0]} did not end within {timeout:.0f} s",
+                "is its disk busy, or a mount hanging? then run the same again",
+            ) from error
+        finally:
+            process.close()
 
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
         # A pipe holds 64 KiB, whatever is asked for.
         try:
-            child = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=_environment(env),
-                # Ctrl-C at the operator's terminal is for the operator's program alone.
-                start_new_session=True,
-            )
+            return self._start(argv, env)
         except (FileNotFoundError, PermissionError) as error:
             raise HostError(f"{self.name}: {argv[0]}: {error.strerror}") from error
-        return LocalProcess(child)
+
+    def _start(self, argv: Sequence[str], env: Mapping[str, str] | None) -> LocalProcess:
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(env),
+            # Ctrl-C at the operator's terminal is for the operator's program alone.
+            start_new_session=True,
+        )
+        return LocalProcess(child, self.name)
 
     def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
         return far.call_function(self, self.far_python, function, arguments, timeout)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from threading import Event
 from typing import Any
 
-from midstream.errors import Exit, MidstreamError, RemoteError
+from midstream.errors import Exit, LostContact, MidstreamError, RemoteError
+from midstream.hosts.answers import decode, lines_of
 from midstream.hosts.base import Host, Process
 from midstream.hosts.far import start_program
+from midstream.hosts.results import HINT, report_of
 
+SILENCE = 3600.0  # seconds without a line after which a program is given up: a large download may print none
 ENDING = 30.0  # seconds that a program may take to end after its last line
 LAST = ("done", "verified", "problem")
 
@@ -21,10 +23,10 @@ class Cancelled(MidstreamError):
     code = Exit.INTERRUPTED
 
 
-def reports(process: Process) -> Iterator[dict[str, Any]]:
-    """The JSON lines of a program, until it closes its stdout."""
-    for line in iter(process.stdout.readline, b""):
-        yield json.loads(line)
+def reports(process: Process, function: str = "a program") -> Iterator[dict[str, Any]]:
+    """The JSON lines of a program, until it closes its stdout. ValueError where one is no JSON, else as `read_line`."""
+    for line in lines_of(process, function, silence=SILENCE):
+        yield decode(line)
 
 
 def last_words(process: Process) -> str:
@@ -43,12 +45,19 @@ def run_program(
     process = start_program(host, function, dict(arguments))
     try:
         spoken = False
-        for report in reports(process):
+        for line in lines_of(process, function, silence=SILENCE):
+            try:
+                report = report_of(host.name, function, decode(line))
+            except ValueError as error:
+                raise RemoteError(f"{host.name}: {function}: a line that is no JSON: {error}", "Answer", HINT) from None
             if cancel is not None and cancel.is_set():
                 raise Cancelled(f"cancelled while {function} ran on {host.name}")
             spoken = report["event"] in LAST
             yield report
-        status = process.wait(ENDING)
+        try:
+            status = process.wait(ENDING)
+        except TimeoutError as error:
+            raise LostContact(f"{host.name}: {function} closed its output and does not end", "run it again") from error
         if not spoken:
             raise RemoteError(f"{function} on {host.name} ended with {status}: {last_words(process)}")
     finally:

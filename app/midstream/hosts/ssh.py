@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import paramiko
 
-from midstream.errors import HostError, LostContact
+from midstream.errors import HostError
 from midstream.fleet.config import SshHost
 from midstream.hosts import far
-from midstream.hosts.base import Completed, Process
-from midstream.hosts.ssh_connection import CHANNEL_TIMEOUT, Connection, open_connection
-from midstream.hosts.ssh_process import SshProcess
+from midstream.hosts.answers import run_to_end
+from midstream.hosts.base import ANSWER_LIMIT, Completed, Process
+from midstream.hosts.ssh_channels import Channels
+from midstream.hosts.ssh_connection import Connection, open_connection
+from midstream.hosts.ssh_process import PRINT_PREAMBLE_END, SshProcess, lost_contact, start_command
 from midstream.hosts.ssh_settings import SshSettings, resolve
+from midstream.hosts.ssh_transport import CHANNEL_TIMEOUT
 from midstream.hosts.turns import REACHING
 
 CLOSE_TIMEOUT = 0.5
@@ -52,6 +54,7 @@ class SshMachine:
         self.far_python = ""
         self._settings: SshSettings | None = None
         self._connection: Connection | None = None
+        self._channels: Channels | None = None
         self._lock = threading.Lock()
         self._dialled = False
 
@@ -66,6 +69,7 @@ class SshMachine:
             try:
                 with REACHING.take():
                     self._connection = self._open()
+                    self._channels = Channels(self.name, self._connection, self._open)
                     if not self._dialled:
                         self._look_round()
             except BaseException:
@@ -92,9 +96,9 @@ class SshMachine:
         return self._settings or resolve(self.name, self.config)
 
     def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._connection, channels, self._channels = None, self._channels, None
+        if channels is not None:
+            channels.close()
 
     def _look_round(self) -> None:
         """Where home is, and which Python runs our functions."""
@@ -105,7 +109,7 @@ class SshMachine:
             words = found.stderr.decode(errors="replace").strip()[:200]
             raise HostError(
                 f"{self.name}: its shell does not answer as a shell does: {words!r}",
-                "a login script that prints is the usual cause",
+                f"try: ssh {shlex.quote(self.settings.alias)} pwd",
             )
         home, self.far_python = lines[-2:]
         root = self.config.root
@@ -125,21 +129,25 @@ class SshMachine:
     # -------------------------------------------------------------------------------------------------- verbs
 
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
-        command = _command(argv, env)
-        transport = self._transport()
+        command = PRINT_PREAMBLE_END + _command(argv, env)
+        channel = self._session(window)
         try:
-            channel = transport.open_session(window_size=window, timeout=CHANNEL_TIMEOUT)
-            channel.exec_command(command)
+            start_command(channel, command, CHANNEL_TIMEOUT)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            if transport.is_active():
-                raise HostError(f"{self.name}: no channel: {error}", "raise MaxSessions of its sshd") from error
-            raise LostContact(f"{self.name}: the connection is gone", "it is made anew at the next try") from error
+            channel.close()
+            raise lost_contact(self.name, "the channel was closed before the command started") from error
         return SshProcess(self.name, channel)
+
+    def _session(self, window: int | None = None) -> paramiko.Channel:
+        channels = self._channels
+        if channels is None:
+            raise lost_contact(self.name, "the connection is closed")
+        return channels.open(window)
 
     def shell(self) -> paramiko.Channel:
         """A login shell with a terminal around it; `midstream.hosts.shell` connects it to this one."""
         try:
-            channel = self._transport().open_session(timeout=CHANNEL_TIMEOUT)
+            channel = self._session()
             channel.get_pty(os.environ.get("TERM", "xterm-256color"))
             channel.invoke_shell()
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -149,7 +157,7 @@ class SshMachine:
     def _transport(self) -> paramiko.Transport:
         connection = self._connection
         if connection is None or not connection.active:
-            raise LostContact(f"{self.name}: the connection is gone", "it is made anew at the next try")
+            raise lost_contact(self.name, "the connection is closed")
         return connection.transport
 
     def run(
@@ -159,19 +167,23 @@ class SshMachine:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         timeout: float | None = 60.0,
+        limit: int = ANSWER_LIMIT,
+        what: str = "",
     ) -> Completed:
         process = cast(SshProcess, self.open(argv, env=env))
         try:
-            feeder = threading.Thread(target=_feed, args=(process.stdin, stdin), name="ssh-stdin", daemon=True)
-            feeder.start()
-            stdout = process.read_all(timeout)
-            code = process.wait(timeout)
-            feeder.join(CHANNEL_TIMEOUT)
-            return Completed(code, stdout, process.stderr_text().encode())
+            done = run_to_end(process, what or argv[0], stdin, timeout, limit)
         except TimeoutError as error:
-            raise HostError(f"{self.name}: {argv[0]} did not end within {timeout:.0f} s") from error
+            raise lost_contact(self.name, f"{argv[0]} did not end within {timeout:.0f} s") from error
         finally:
             process.close()
+        if not process.begun:
+            words = " ".join((process.preamble or done.stderr.decode(errors="replace")).split())[-200:]
+            raise HostError(
+                f"{self.name}: its login shell did not run {argv[0]} (exit {done.returncode}): {words or 'no message'}",
+                "it has to be a POSIX shell, with no forced command (command= in authorized_keys)",
+            )
+        return done
 
     def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
         return far.call_function(self, self.far_python, function, arguments, timeout)
@@ -190,9 +202,3 @@ def _command(argv: Sequence[str], env: Mapping[str, str] | None) -> str:
     if any("\0" in word for word in words):
         raise ValueError("a NUL byte cannot be passed to a command")
     return "exec " + shlex.join(words)
-
-
-def _feed(stdin: BinaryIO, data: bytes) -> None:
-    with contextlib.suppress(OSError, ValueError):  # it ended without reading everything: its exit code tells
-        stdin.write(data)
-        stdin.close()

@@ -8,86 +8,28 @@ import shlex
 import shutil
 import socket
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import paramiko
-from paramiko.common import MSG_REQUEST_FAILURE, MSG_REQUEST_SUCCESS, cMSG_GLOBAL_REQUEST
-from paramiko.message import Message
 
 from midstream.errors import HostError
 from midstream.hosts import known_hosts
 from midstream.hosts.ask import DESK, FirstContact
-from midstream.hosts.host_certificate import SUFFIX, certificate_of
+from midstream.hosts.host_certificate import certificate_of
 from midstream.hosts.known_hosts import KnownHosts
 from midstream.hosts.ssh_keys import Tried, offers, open_agent
 from midstream.hosts.ssh_proxy import Proxy, jump_command
 from midstream.hosts.ssh_settings import SshSettings, resolve_jump
+from midstream.hosts.ssh_transport import BULK_WINDOW, CHANNEL_TIMEOUT, CONNECT_TIMEOUT, Transport
 from midstream.hosts.turns import REACHING
 
-CONNECT_TIMEOUT = 15.0  # seconds for each of: TCP, banner, authentication
 QUICK = 1.5  # seconds in which most machines that are there have answered
-CHANNEL_TIMEOUT = 15.0
-WINDOW = 64 << 20  # bytes: paramiko's own 2 MiB allow 40 MB/s at 50 ms
-KEEPALIVE = 3  # seconds without a word after which the other side is asked for one
-UNANSWERED = 4  # of these, and the connection is dead
 USER_TIMEOUT = 10_000  # milliseconds that sent bytes may stay unacknowledged: the kernel notices first
-POLL = 1.0  # seconds between two looks of an idle connection; paramiko's 0.1 costs a fleet its processor
 DEEPEST = 8  # jumps behind jumps
-# AES-GCM first: on hosts with AES instructions it is the fastest by far.
-CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 # paramiko logs what it also raises, with tracebacks, through a logger that falls back to stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
-
-
-class Transport(paramiko.Transport):
-    """paramiko's, with keep-alives that want an answer: its own are sent into the dark."""
-
-    def __init__(self, sock: Any):
-        super().__init__(sock, default_window_size=WINDOW)
-        self.auth_timeout = self.banner_timeout = CONNECT_TIMEOUT
-        self.channel_timeout = CHANNEL_TIMEOUT
-        self._unanswered = 0
-        handlers = cast(Any, self)._handler_table
-        for kind in (MSG_REQUEST_SUCCESS, MSG_REQUEST_FAILURE):
-            handlers[kind] = self._answered(handlers[kind])
-        self.wants_certificate = False  # an authority is known that may vouch for the host
-        security = self.get_security_options()
-        security.ciphers = (*CIPHERS, *(each for each in security.ciphers if each not in CIPHERS))
-
-    @property
-    def preferred_keys(self) -> tuple[str, ...]:
-        """Kinds of host key, the ones we would rather see first."""
-        kinds = super().preferred_keys
-        return tuple(sorted(kinds, key=lambda kind: kind.endswith(SUFFIX) != self.wants_certificate))
-
-    def _answered(self, handle: Any) -> Any:
-        def answered(message: Message) -> None:
-            self._unanswered = 0
-            handle(message)
-
-        return answered
-
-    def stay_alive(self) -> None:
-        self.packetizer.set_keepalive(KEEPALIVE, self._keepalive)
-        self.sock.settimeout(POLL)
-
-    def _keepalive(self) -> None:
-        self._unanswered += 1
-        if self._unanswered > UNANSWERED:
-            self.packetizer.close()  # what reads is told that this is the end
-            return
-        message = Message()
-        message.add_byte(cMSG_GLOBAL_REQUEST)
-        message.add_string("keepalive@openssh.com")
-        message.add_boolean(True)
-        cast(Any, self)._send_user_message(message)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # closed before; or a channel, which has no such thing
-            self.sock.shutdown(socket.SHUT_RDWR)  # wakes its reader
-        super().close()
 
 
 class Connection:
@@ -178,7 +120,11 @@ def _over_jumps(name: str, settings: SshSettings, config_file: str, depth: int) 
     try:
         try:
             channel = through.transport.open_channel(
-                "direct-tcpip", (settings.hostname, settings.port), ("127.0.0.1", 0), timeout=CHANNEL_TIMEOUT
+                "direct-tcpip",
+                (settings.hostname, settings.port),
+                ("127.0.0.1", 0),
+                window_size=BULK_WINDOW,  # the connection in it has windows of its own
+                timeout=CHANNEL_TIMEOUT,
             )
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise HostError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -102,6 +103,13 @@ def prepare_environment(
     return _build(host, config, progress, text, modules, cancel)
 
 
+def builds_environment(config: HostConfig) -> bool:
+    """Whether an environment may have to be built for a host: it names no ``python:``, and is not this machine with
+    the engine's packages beside midstream's own. Imports none of them."""
+    own = isinstance(config, LocalHost) and all(importlib.util.find_spec(name) is not None for name in MODULES)
+    return not config.python and not own
+
+
 def find_python(host: Host, config: HostConfig, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
     """``{uv, python, version, machine, newest}`` of the host, as ``remote.environments.find``; with an interpreter that
     was brought there, where it has none that will do."""
@@ -187,7 +195,7 @@ def _wrong(host: Host, config: HostConfig, python: str, modules: Sequence[str]) 
     answer = host.call(
         "environments.ask",
         argv=with_setup([python, "-c", _CHECK, *modules], config.setup),
-        env={**config.env, "JAX_PLATFORMS": "cpu"},
+        env={**config.env, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"},
         timeout=IMPORTS,
     )
     if answer["code"]:

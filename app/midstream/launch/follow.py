@@ -10,15 +10,16 @@ from threading import Event
 from typing import Any
 
 from midstream.errors import HostError, LostContact
+from midstream.hosts.deadline import REACHING_STEP, Deadline
 from midstream.hosts.open import Hosts
 from midstream.hosts.programs import Cancelled
 from midstream.launch.errors import LaunchError
-from midstream.launch.start import ANY, POLL, Rank, look
+from midstream.launch.start import ANY, GONE_WITHIN, POLL, Rank, look
 from midstream_engine import records
 
 AT_ONCE = 32
 SILENT = 15.0  # seconds without a heartbeat after which a process that runs stands still
-GONE_WITHIN = 60.0  # seconds that processes may take to end after their last status
+SILENCE_LIMIT = 600.0  # seconds for which a host that does not answer is waited for
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,8 @@ def wait_ranks(
 ) -> list[RankView]:
     """Until every process is in one of ``states``. LaunchError where one failed (the others are ended then: they cannot
     go on without it) or where it takes more than ``timeout`` seconds; Cancelled, which leaves them running. A host that
-    does not answer is waited for."""
-    deadline = time.monotonic() + timeout
+    does not answer is waited for, and that time does not count: LostContact where it does not come back."""
+    deadline, silence = Deadline(timeout, REACHING_STEP), Deadline(SILENCE_LIMIT, REACHING_STEP)
     what = f"attempt {number} of {run_id}"
     while True:
         if cancel is not None and cancel.is_set():
@@ -197,7 +198,15 @@ def wait_ranks(
         early = next((rank for rank in seen if rank.status and rank.status.state in records.ENDED), None)
         if early is not None and not any(rank.alive or rank.trouble for rank in seen):
             raise LaunchError(f"{what} ended: {early.name} is {early.state}", log=early.log)
-        if time.monotonic() >= deadline:
+        silent = next((rank for rank in seen if rank.trouble), None)
+        if silent is not None:
+            deadline.skip()
+            if silence.count():
+                raise LostContact(f"{silent.host} does not answer: {silent.trouble}", "is the host up?")
+        else:
+            silence = Deadline(SILENCE_LIMIT, REACHING_STEP)
+            deadline.count()
+        if deadline.reached:
             late = ", ".join(
                 f"{rank.name} {rank.trouble or 'is ' + rank.state}"
                 for rank in seen
@@ -226,13 +235,13 @@ def wait_ranks_gone(
     hosts: Hosts, ranks: Sequence[Rank], run_id: str, number: int, timeout: float = GONE_WITHIN
 ) -> None:
     """Until no process runs any more on a host that answers."""
-    deadline = time.monotonic() + timeout
+    deadline = Deadline(timeout, REACHING_STEP)
     while True:
         seen = look_at_ranks(hosts, ranks, run_id, number)
         there = [rank for rank in seen if rank.alive or rank.supervised]
         if not there:
             return
-        if time.monotonic() >= deadline:
+        if deadline.count():
             names = ", ".join(rank.name for rank in there)
             raise LaunchError(f"attempt {number} of {run_id}: {names} does not end", "look at the host")
         time.sleep(POLL)

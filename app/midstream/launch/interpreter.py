@@ -37,7 +37,7 @@ _UNPACK = """\
 set -e
 rm -rf -- "$1.part"; mkdir -p -- "$1.part"
 tar -xzf - -C "$1.part" --strip-components=1
-"$1.part/bin/python3" -c 'import encodings, hashlib, ssl, zlib' || { echo it does not run here >&2; exit 1; }
+"$1.part/bin/python3" -I -c 'import encodings, hashlib, ssl, zlib' || { echo it does not run here >&2; exit 1; }
 : > "$1.part/.complete"
 rm -rf -- "$1"; mv -- "$1.part" "$1"
 """
@@ -45,7 +45,7 @@ _UV = """\
 set -e
 "$2" python install --quiet --no-bin --install-dir "$1" "$3"
 for each in "$1"/cpython-"$3"-*/bin/python3; do
-    "$each" -c 'import ssl'; echo "$each"; exit 0
+    "$each" -I -c 'import ssl'; echo "$each"; exit 0
 done
 exit 1
 """

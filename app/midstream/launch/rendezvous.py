@@ -10,12 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.hosts.base import Host
-from midstream.hosts.far import start_program
+from midstream.errors import LostContact
+from midstream.hosts.answers import read_line
+from midstream.hosts.base import Host, Process
+from midstream.hosts.far import START_TIMEOUT, start_program
 from midstream.launch.errors import LaunchError
 
 CALL = 60.0  # seconds for one host to try all addresses of another
 AT_ONCE = 32  # hosts that are asked at the same time
+ENDING = 10.0  # seconds that a listener may take to exit
+LINE_LIMIT = 64 << 10  # bytes of what it says
 
 
 @dataclass(frozen=True)
@@ -46,19 +50,30 @@ class Link:
 @contextlib.contextmanager
 def listening(host: Host, internal: str | None = None, ports: Sequence[int] = ()) -> Iterator[Listener]:
     """Let ``host`` wait on a fresh port, of ``ports`` (first, last) where they are given. ``internal``: the only
-    address to be tried. LaunchError where no port is free."""
+    address to be tried. LaunchError where no port is free, LostContact."""
     token = secrets.token_hex(16)
     first, last = (ports[0], ports[-1]) if ports else (0, 0)
     process = start_program(host, "links.listen", {"token": token, "first": first, "last": last})
     try:
-        said: dict[str, Any] = json.loads(process.stdout.readline() or b"{}")
+        line = read_line(process, "links.listen", LINE_LIMIT, silence=START_TIMEOUT)
+        if not line.endswith(b"\n"):
+            _ended(host, process)  # LostContact, unless it has exited
+        said: dict[str, Any] = json.loads(line or b"{}")
         if said.get("event") != "listening":
             raise LaunchError(f"{host.name}: {said.get('message', 'cannot listen')}", "name others as ports: [A, B]")
         yield Listener(host.name, said["port"], (internal,) if internal else tuple(said["addresses"]), token)
         process.stdin.close()
-        process.wait(10.0)  # the port is free again
+        _ended(host, process)  # the port is free again
     finally:
         process.close()
+
+
+def _ended(host: Host, process: Process) -> None:
+    """Wait until the program has exited. LostContact where that cannot be seen."""
+    try:
+        process.wait(ENDING)
+    except TimeoutError as error:
+        raise LostContact(f"{host.name}: what listens there does not end", "run the same again") from error
 
 
 def try_links(listener: Listener, others: Sequence[Host]) -> list[Link]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from midstream.errors import HostError, UsageError
+from midstream.errors import DamagedError, HostError, UsageError
 from midstream.fleet.config import Fleet, Target
 from midstream.hosts.open import Hosts
 from midstream.launch.config_file import config_values, read_config
@@ -90,6 +90,8 @@ def _check_elsewhere(
         try:
             host = hosts.get(name)
             return name, host.call("runs.describe", root=host.root, run_id=run_id), ""
+        except DamagedError:
+            raise
         except HostError as error:
             return name, None, error.message
 
@@ -139,7 +141,7 @@ def _check_startable(host: str, target: str, run_id: str, known: dict[str, Any])
         if known["attempts"]:
             raise UsageError(
                 f"run {run_id} on {host} has attempts and no fence: nobody can say whose it is",
-                "restore its fence.json, or choose another --run-id",
+                f"midstream --repair {run_id} --on {host} shows what it would write; or choose another --run-id",
             )
         return 1
     fence = records.Fence.from_json(known["fence"], "fence.json")

@@ -25,7 +25,7 @@ from midstream.launch.start import (
     engine_environment,
     supervised,
 )
-from midstream.remote.engine import SETUP_FAILED
+from midstream.remote.engine import RUN_DIRECTORY, SETUP_FAILED, WORK
 from midstream_engine import records
 
 CALL = 120.0
@@ -40,6 +40,7 @@ def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, p
     run_id, python = launch.run_id, prepared.environment.python
     number = host.call("runs.claim_attempt", root=host.root, run_id=run_id, at_least=launch.at_least)
     env = engine_environment(host.root, config, prepared.engine.directory, launch, number)
+    env[RUN_DIRECTORY] = records.RunPaths(host.root, run_id).dir
     attempt = records.RunPaths(host.root, run_id).attempt(number).dir
     command = [
         *supervised(host.root, config, python, run_id, number, "$SLURM_PROCID"),
@@ -92,7 +93,7 @@ def job_script(
         "    echo root: of the login host has to lie on the file system that the nodes share >&2; exit 1; }",
         *(f"export {name}={q(value)}" for name, value in sorted(env.items())),
         *(f"eval {q(line)} || {{ echo setup: {q(line)} failed >&2; exit {SETUP_FAILED}; }}" for line in setup),
-        f"port=$({q(python)} -c {q(port)} {first} {last}) || exit 1",
+        f"port=$({q(python)} -I -c {q(port)} {first} {last}) || exit 1",
         'export MIDSTREAM_COORDINATOR="${SLURMD_NODENAME:-$(hostname)}:$port"',
         'export no_grpc_proxy="${SLURMD_NODENAME:-$(hostname)}"',
         f"exec srun --kill-on-bad-exit=1 sh {q(attempt)}/rank.sh",
@@ -106,6 +107,7 @@ def rank_script(attempt: str, command: Sequence[str]) -> str:
     return (
         "#!/bin/sh\n"
         f"exec >>{shlex.quote(attempt)}/log-$SLURM_PROCID.txt 2>&1\n"
+        f'work=$(mktemp -d {shlex.quote(attempt)}/{WORK}$SLURM_PROCID-XXXXXX) && cd "$work" || exit 1\n'
         f"set -- {words}\n"
         'if [ "$SLURM_NTASKS" -gt 1 ]; then\n'
         '    set -- "$@" --trainer.distributed.coordinator_address "$MIDSTREAM_COORDINATOR" \\\n'

@@ -11,16 +11,18 @@ from typing import Any
 from midstream.errors import HostError, LostContact
 from midstream.fleet.config import HostConfig
 from midstream.hosts.base import Host
+from midstream.hosts.deadline import REACHING_STEP, Deadline
 from midstream.hosts.programs import Cancelled
 from midstream.launch.bundle import EngineInstall, install_engine
 from midstream.launch.environment import Environment, prepare_environment
 from midstream.launch.errors import LaunchError
 from midstream.launch.secrets import read_secrets
-from midstream.remote.engine import SECRETS
+from midstream.remote.engine import RUN_DIRECTORY, secrets_file
 from midstream_engine import records
 
 POLL = 0.3  # seconds between two looks at an attempt
 RECONNECT = 1.0  # seconds between two tries to reach a host again
+GONE_WITHIN = 300.0  # seconds that processes may take to end after their last status: they may be stopped, or swap
 MODULE = "midstream_engine.train"
 SUPERVISOR = "midstream_engine.supervise"
 ANY = -1  # a rank's number where its host alone knows which processes there are
@@ -118,6 +120,7 @@ def start_process(
         env={
             **engine_environment(host.root, config, prepared.engine.directory, launch, number),
             "MIDSTREAM_HOST": host.name,
+            RUN_DIRECTORY: records.RunPaths(host.root, run_id).dir,
         },
         setup=list(config.setup),
         config=launch.config_text,
@@ -131,11 +134,14 @@ def start_process(
 
 
 def supervised(root: str, config: HostConfig, python: str, run_id: str, number: int, process: str) -> list[str]:
-    """What stands before an engine's command. ``process``: its number, or the shell's word for it."""
+    """What stands before an engine's command. ``process``: its number, or a job's word for it (``$NAME``)."""
     paths = records.RunPaths(root, run_id)
-    words = [python, "-m", SUPERVISOR, "--attempt", paths.attempt(number).dir, "--process", process]
+    words = [python, "-P", "-m", SUPERVISOR, "--attempt", paths.attempt(number).dir, "--process", process]
     if config.secrets:
-        words += ["--secrets", f"{paths.dir}/{SECRETS}"]
+        if process.isdigit():
+            words += ["--secrets", secrets_file(root, run_id, number, process)]
+        else:  # a job that is requeued starts again
+            words += ["--secrets", secrets_file(root, run_id, number), "--keep-secrets"]
     if config.stuck_after is not None:
         words += ["--stuck-after", str(config.stuck_after)]
     return [*words, "--"]
@@ -145,7 +151,7 @@ def engine_command(root: str, python: str, run_id: str) -> list[str]:
     """The engine's own command, without its place among others and without overrides."""
     paths = records.RunPaths(root, run_id)
     flags = ("--config_path", paths.config, "--trainer.id", run_id, "--trainer.root", root)
-    return [python, "-m", MODULE, *flags]
+    return [python, "-P", "-m", MODULE, *flags]
 
 
 def engine_environment(root: str, config: HostConfig, engine: str, launch: Launch, number: int) -> dict[str, str]:
@@ -155,6 +161,7 @@ def engine_environment(root: str, config: HostConfig, engine: str, launch: Launc
     env = {
         "PYTHONUNBUFFERED": "1",
         **own,
+        "PYTHONSAFEPATH": "1",  # for whatever the engine starts itself
         "PYTHONPATH": ":".join(filter(None, (engine, own.get("PYTHONPATH")))),
         "MIDSTREAM_ROOT": root,
         "MIDSTREAM_ATTEMPT": str(number),
@@ -187,7 +194,7 @@ def wait_state(
 
     LaunchError, with the engine's last lines, where it ended otherwise, died, or took more than ``timeout`` seconds;
     Cancelled, which leaves it running. A lost connection is made again until then: it says nothing of the engine."""
-    deadline = time.monotonic() + timeout
+    deadline = Deadline(timeout, REACHING_STEP)
     what = f"attempt {attempt} of {run_id} on {host.name}"
     lost: HostError | None = None
     seen: Mapping[str, Any] | None = None
@@ -209,7 +216,7 @@ def wait_state(
             if status is not None and status.state in states:
                 return status
             _check_running(host, what, status, seen)
-        if time.monotonic() >= deadline:
+        if deadline.count():
             raise lost or _late(what, seen, states, timeout)
         pause = POLL if lost is None else RECONNECT
         if cancel is not None:
@@ -261,12 +268,12 @@ def stop_attempt(host: Host, run_id: str, attempt: int, timeout: float) -> recor
     return status
 
 
-def wait_gone(host: Host, run_id: str, attempt: int, timeout: float = 60.0) -> None:
+def wait_gone(host: Host, run_id: str, attempt: int, timeout: float = GONE_WITHIN) -> None:
     """Until the attempt's process is gone: one that has said `stopped` still takes a moment to end. LaunchError where
     it stays."""
-    deadline = time.monotonic() + timeout
+    deadline = Deadline(timeout, REACHING_STEP)
     while (seen := look(host, run_id, attempt))["alive"] or is_supervised(seen):
-        if time.monotonic() >= deadline:
+        if deadline.count():
             raise LaunchError(f"attempt {attempt} of {run_id} on {host.name} does not end", "look at the host")
         time.sleep(POLL)
 

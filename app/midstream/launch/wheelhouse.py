@@ -94,7 +94,7 @@ def _platforms(machine: str, glibc: tuple[int, int]) -> list[str]:
 def _pip() -> list[str]:
     """A pip of this machine: midstream's own environment may have been made by uv, without one."""
     for python in (sys.executable, getattr(sys, "_base_executable", ""), "python3"):
-        argv = [python, "-m", "pip"]
+        argv = [python, "-I", "-m", "pip"]
         try:
             if python and subprocess.run([*argv, "--version"], capture_output=True).returncode == 0:
                 return argv

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.migrate.model import LEDGER_ENTRIES, PROVEN, REFUTED, UNWITNESSED, Certificate, Claim, Ledger, Plan
+from midstream.printable import printable
 from midstream_engine import records
 
 WITNESS_TOLERANCE = 1e-4  # relative
@@ -196,4 +197,9 @@ def page(proof: Certificate, curve: Sequence[Mapping[str, Any]], picture: str, l
         f"| {row['global_step']} | {row['train/loss']!r} | {row['attempt']} | {theirs.get(row['global_step'], '')!s} |"
         for row in seam
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(_markdown, lines)) + "\n"
+
+
+def _markdown(line: str) -> str:
+    """A line of the page; what a host said in it is shown as it stands, and no HTML."""
+    return printable(line).replace("<", "&lt;")

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from midstream.errors import MidstreamError
 from midstream.migrate import readers
 from midstream.migrate.move import Move
+from midstream.remote.allowlist import DATA
 from midstream.transfer import copy_objects
-from midstream_engine import records
 
 
 def copy_all(move: Move, digests: Iterable[str]) -> None:
@@ -31,10 +31,11 @@ def copy_data(move: Move, digest: str) -> None:
             f"it belongs in {here}; without it the run cannot go on with the same data",
         )
     move.command(move.source, f"copy {here} to {move.target.name}:{there}")
-    copy_objects(move.source, here, move.target, there, manifest_name=records.MANIFEST, progress=move.progress("data"))
+    copy_objects(move.source, here, move.target, there, progress=move.progress("data"), kind=DATA)
     _hand_out(move, digest)
 
 
 def _hand_out(move: Move, digest: str) -> None:
     """From the target's first host to its others."""
-    move.target_side.hand_out(lambda host: readers.data_directory(host, digest), move.progress("data, to each host"))
+    progress = move.progress("data, to each host")
+    move.target_side.hand_out(lambda host: readers.data_directory(host, digest), progress, DATA)

@@ -18,11 +18,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit, HostError, MidstreamError
+from midstream.hosts.deadline import Deadline
 from midstream.hosts.providers import base, slices
+from midstream.hosts.results import repair_hint
 from midstream.launch.follow import RankView, culprit, look_at_ranks, ranks_of
-from midstream.migrate import model, notify, preflight, process
+from midstream.migrate import model, notify, preflight, process, readers
 from midstream.migrate import plan as planning
 from midstream.migrate.directory import list_migrations
+from midstream.migrate.run_config import check_config
+from midstream.watch.damage import describe
 from midstream.watch.model import CONNECTING, LIVE
 from midstream.watch.symptoms import symptoms
 from midstream_engine import records
@@ -63,7 +67,9 @@ def judge(
     copies = snapshot.copies(run_id)
     if not copies:
         return None, Verdict(SILENT, f"no host that answers has run {run_id}")
-    run = copies[0]
+    run = next((copy for copy in copies if copy.damaged), copies[0])
+    if run.damaged:
+        return run, Verdict(SILENT, f"{describe(run)} ({repair_hint(run.host, run_id)})")
     if holder:
         what = f"{run_id} was handed to {holder}, of which nothing is seen"
         gone = provided[0] == base.GONE
@@ -117,11 +123,12 @@ class Guard:
     targets: Sequence[str]
     tries: int
     tell: Callable[[dict[str, Any]], None]
+    agreed: bool = False  # a person has agreed to whatever a plan asks consent for
     _told: set[str] = field(default_factory=set)
 
     def run(self) -> Exit:
         """Until the run ends, a person is needed, or the tries are spent."""
-        since: dict[str, float] = {}
+        lasting: dict[str, Deadline] = {}
         notice, provided, asked = "", (base.UNCLEAR, ""), 0.0
         while True:
             snapshot = self.watch.snapshot()
@@ -134,21 +141,25 @@ class Guard:
                 # That process 0 is gone is evidence enough; who went first is the better reason.
                 if found is not None and (verdict.kind == BROKEN or found.kind == GONE):
                     verdict = found
-            since = {verdict.kind: since.get(verdict.kind, now)}
-            lasted = now - since[verdict.kind]
+            # Time in which this process did not run is no evidence: what it saw before is old by then.
+            lasting = {verdict.kind: lasting.get(verdict.kind) or Deadline(None)}
+            lasting[verdict.kind].count()
+            lasted = lasting[verdict.kind].spent
             if verdict.kind == ENDED and lasted >= PERSISTS:
                 self._say(notify.FINISHED, verdict.reason)
                 return Exit.DONE
             if verdict.kind == BROKEN and lasted >= PERSISTS:
                 self._say(notify.NEEDS_YOU, f"{verdict.reason}; another machine would not mend that")
                 return Exit.FAILED
-            if verdict.kind == SILENT and lasted >= SILENCE:
+            if run is not None and run.damaged and lasted >= PERSISTS:
+                self._once(notify.NEEDS_YOU, f"{verdict.reason}; the run is not moved before that is repaired")
+            elif verdict.kind == SILENT and lasted >= SILENCE:
                 self._once(notify.NEEDS_YOU, f"{verdict.reason}; nothing is done without evidence")
             if verdict.kind in (GONE, GOING) and lasted >= PERSISTS and run is not None:
                 if not self._under_way():
                     self._say(notify.LOST, verdict.reason)
                     self._move(run, verdict)
-                    since, notice, provided, asked = {}, "", (base.UNCLEAR, ""), 0.0
+                    lasting, notice, provided, asked = {}, "", (base.UNCLEAR, ""), 0.0
             elif verdict.kind == WELL:
                 self._symptoms(run)
             time.sleep(LOOK)
@@ -199,7 +210,7 @@ class Guard:
 
     def _under_way(self) -> bool:
         """A migration of this run is open: its own process, or a person, has the run in its hands."""
-        mine = [view for view in list_migrations() if view.plan.run_id == self.run_id and view.open]
+        mine = [view for view in list_migrations(self.fleet) if view.plan.run_id == self.run_id and view.open]
         for view in mine:
             if view.state != model.RUNNING:
                 self._once(
@@ -268,11 +279,26 @@ class Guard:
         there = self.fleet.hosts_of(target)
         return min(found, key=lambda copy: copy.host in there).host
 
+    def check_consent(self, run: RunView) -> None:
+        """Refuse to guard a run whose config asks for a person's consent when it moves: then nobody may be there.
+        Where its host does not answer, the move is what is refused."""
+        try:
+            source = self.hosts.get(run.host)
+            config = readers.training_config(source, self.run_id)
+            store = source.call("tree.store_of", root=source.root, run_id=self.run_id)
+        except HostError:
+            return
+        for target in self.targets:
+            for line in check_config(config, run.host, target, (store.rstrip("/"),) if store else (), {}):
+                raise MidstreamError(line, "say --yes to agree", Exit.REFUSED)
+
     def _plan(self, request: model.Request, store: str) -> model.Plan:
         """A plan that its preflight takes. MidstreamError."""
         plan = planning.make_plan(self.fleet, self.hosts, self.watch.snapshot(), request)
         if store and plan.source_store != store:
             raise MidstreamError(f"its checkpoints in {store} are not to be had, and what {plan.source} has is older")
+        if plan.consent and not self.agreed:  # nobody is here to agree
+            raise MidstreamError(plan.consent[0], "--guard with --yes agrees to it, and --migrate shows it")
         for check in preflight.run_checks(self.fleet, self.hosts, plan):
             if check.state == model.FAIL:
                 raise MidstreamError(f"{check.name}: {check.detail}", check.fix)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from midstream.check.model import FAIL, PASS, WARN, Check  # noqa: F401  a preflight is made of checks
+from midstream_engine import records, shapes
 
 # How the run crosses over: it stops, is copied and started; the target waits for it, compiled; the target replays it.
 STOP, HANDOVER, OVERTAKE = "stop", "handover", "overtake"
+COMPILE_CACHE = "--trainer.jax_compilation_cache_dir"
 MODES = (HANDOVER, STOP, OVERTAKE)
 
 # The phases in their order; `rollback` replaces the rest when one of them fails.
@@ -38,9 +41,23 @@ RUNNING, INTERRUPTED, COMPLETED, ROLLED_BACK, ROLLBACK_INCOMPLETE, MOVED_ON = (
     "rollback incomplete",
     "moved on",  # another migration took the run further before this one could be taken back
 )
-OPEN_STATES = frozenset({RUNNING, INTERRUPTED, ROLLBACK_INCOMPLETE})
+DAMAGED = "damaged"  # neither its plan nor its journal can be read: where it stands is not known
+OPEN_STATES = frozenset({RUNNING, INTERRUPTED, ROLLBACK_INCOMPLETE, DAMAGED})
 
 NO_ROUTE = "none: "  # what a plan's route begins with where no way is open
+UNKNOWN = "?"  # a name that no readable file contains
+
+
+def _fields(cls: type[Any], value: Any, where: str) -> dict[str, Any]:
+    """The fields of ``cls`` in a JSON value. RecordError naming ``where`` and the field of another type.
+
+    Fields that a newer version added are left out; lists become tuples where the field is one."""
+    try:
+        shapes.check(cls, value)
+    except shapes.ShapeError as error:
+        raise records.RecordError(f"{where or cls.__name__}: {error}") from None
+    known = {each.name: value[each.name] for each in dataclasses.fields(cls) if each.name in value}
+    return {name: tuple(item) if isinstance(item, list) else item for name, item in known.items()}
 
 
 @dataclass(frozen=True)
@@ -141,10 +158,12 @@ class Plan:
 
     @property
     def target_flags(self) -> tuple[str, ...]:
-        """Engine flags of the target's attempts."""
-        if not (self.source_store or self.target_store):
-            return self.overrides
-        return ("--trainer.checkpointer.base_path", self.target_store or "null", *self.overrides)
+        """Engine flags of the target's attempts. Compiled programs are run: the target reads them from a place of its
+        own, unless the person who moves the run names one."""
+        flags = (COMPILE_CACHE, "null")
+        if self.source_store or self.target_store:
+            flags = (*flags, "--trainer.checkpointer.base_path", self.target_store or "null")
+        return (*flags, *self.overrides)
 
     @property
     def predicted_downtime(self) -> float:
@@ -173,14 +192,29 @@ class Plan:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        fixed = dict(value)
-        fixed["changes"] = tuple(Change(**change) for change in value["changes"])
-        fixed["cost"] = Cost(**value["cost"]) if value.get("cost") else None
-        tuples = ("overrides", "warnings", "cost_per_hour", "consent", "data_digests", "source_hosts", "target_hosts")
-        for name in tuples:
-            fixed[name] = tuple(value.get(name, ()))
+    def from_json(cls, value: Any, where: str = "") -> Self:
+        """RecordError naming ``where`` and the field that is missing or of another type."""
+        fixed = _fields(cls, value, where)
+        if fixed["mode"] not in MODES:
+            raise records.RecordError(
+                f"{where or cls.__name__}: mode: {fixed['mode']!r} is not one of {', '.join(MODES)}"
+            )
+        fixed["changes"] = tuple(Change(**_fields(Change, change, where)) for change in value["changes"])
+        fixed["cost"] = Cost(**_fields(Cost, value["cost"], where)) if value.get("cost") else None
         return cls(**fixed)
+
+    @classmethod
+    def unknown(cls, migration: str) -> Self:
+        """In the place of a plan that cannot be read: the migration's id contains the run's."""
+        parts = migration.split("-")
+        run_id = "-".join(parts[2:-1]) or UNKNOWN
+        return cls(
+            migration=migration, run_id=run_id, mode=STOP, source=UNKNOWN, source_attempt=0, source_state="",
+            source_step=0, target=UNKNOWN, target_host=UNKNOWN, source_epoch=0, epoch=0, checkpoint="now",
+            checkpoint_step=None, source_devices=0, target_devices=0, train_batch_size=0, per_device_parallelism=0,
+            accumulation=0, overrides=(), changes=(), route="", checkpoint_bytes=0, data_digests=(), data_bytes=0,
+            steps_lost=0, predicted_seconds={},
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -204,7 +238,9 @@ class Event:
         return {**value, **{key: item for key, item in detail.items() if key not in value}}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
+    def from_json(cls, value: Any) -> Self:
+        """ShapeError where a field is missing or of another type."""
+        shapes.check(cls, value)
         names = ("event", "time", "phase", "state", "message")
         return cls(
             **{name: value[name] for name in names if name in value},
@@ -238,8 +274,9 @@ class Ledger:
         return {**asdict(self), "downtime": self.downtime}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(value["predicted"], value["measured"], value["last_step_ended"], value["first_step_ended"])
+    def from_json(cls, value: Any, where: str = "") -> Self:
+        """RecordError naming ``where`` and the field that is missing or of another type."""
+        return cls(**_fields(cls, value, where))
 
 
 PROVEN, REFUTED, UNWITNESSED = "proven", "refuted", "unwitnessed"
@@ -281,9 +318,10 @@ class Certificate:
         return {**asdict(self), "valid": self.valid}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        fixed = {key: item for key, item in value.items() if key != "valid"}
-        fixed["claims"] = tuple(Claim(**claim) for claim in value["claims"])
+    def from_json(cls, value: Any, where: str = "") -> Self:
+        """RecordError naming ``where`` and the field that is missing or of another type."""
+        fixed = _fields(cls, value, where)
+        fixed["claims"] = tuple(Claim(**_fields(Claim, claim, where)) for claim in value["claims"])
         return cls(**fixed)
 
 
@@ -293,13 +331,14 @@ class MigrationView:
 
     migration: str
     plan: Plan
-    state: str  # RUNNING, INTERRUPTED, COMPLETED, ROLLED_BACK or ROLLBACK_INCOMPLETE
+    state: str  # RUNNING, INTERRUPTED, COMPLETED, ROLLED_BACK, ROLLBACK_INCOMPLETE, MOVED_ON or DAMAGED
     phase: str  # the newest phase that was begun
     events: tuple[Event, ...]
     ledger: Ledger | None = None
     certificate: Certificate | None = None
     finished: bool = False  # the source is retired: no rollback any more
     error: str = ""
+    damage: tuple[str, ...] = ()  # what is wrong with its files, one line each
 
     @property
     def open(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from midstream.errors import MidstreamError, RemoteError
+from midstream.hosts.deadline import Deadline
 from midstream.launch.group import start
 from midstream.launch.start import Launch
 from midstream.migrate.gone import Asked
@@ -155,7 +156,7 @@ class Move:
 
     def check_requests(self) -> None:
         """Raises RollbackRequested where a person asked for it and it was not begun yet."""
-        if self.phase != "rollback" and self.directory.request_file.exists():
+        if self.phase != "rollback" and self.directory.rollback_requested():
             raise RollbackRequested
 
     def run_on(self, snapshot: Snapshot, host: str) -> RunView | None:
@@ -188,17 +189,16 @@ class Move:
         may raise what ends the waiting.
 
         While the host does not answer, its silence is no evidence of anything: time without contact does not count
-        towards ``timeout``, up to ten times of it. MidstreamError names ``what`` was waited for; TakenBack where the
-        provider of a silent target, or of a source that is not sealed yet, says that it is gone.
+        towards ``timeout``, and neither does time in which this process did not run. MidstreamError names ``what`` was
+        waited for; NeedsOperator after ten times ``timeout`` without contact; TakenBack where the provider of a silent
+        target, or of a source that is not sealed yet, says that it is gone.
         """
         provider = self.asked(self.source_side if host in self.source_side.target.hosts else self.target_side)
-        deadline = time.monotonic() + 10 * timeout
-        heard = 0.0
+        in_contact, silent = Deadline(timeout), Deadline(10 * timeout)
         told = False
         looked = time.monotonic()
-        while heard < timeout and time.monotonic() < deadline:
+        while not (in_contact.reached or silent.reached):
             self.check_requests()
-            began = time.monotonic()
             seen: list[RunView] = []
 
             def found(snapshot: Snapshot, seen: list[RunView] = seen) -> bool:
@@ -212,17 +212,25 @@ class Move:
                 return seen[-1]
             view = self.watch.snapshot().host(host)
             if view is not None and view.link == "live":
-                heard += time.monotonic() - began
+                in_contact.count()
+                silent.skip()
                 told = False
                 if meanwhile is not None and time.monotonic() - looked >= LOOK:
                     meanwhile()
                     looked = time.monotonic()
                 continue
+            in_contact.skip()
+            silent.count()
             if not told:
                 self.note(f"{host} does not answer; waiting: losing contact is not losing the run")
                 told = True
             if host in self.target_side.target.hosts or self.journal.known("sealed") is None:
                 provider.check()
+        if silent.reached:
+            raise NeedsOperator(
+                f"{what}: not within {timeout:.0f} s on {host}, which does not answer",
+                f"midstream --continue {self.plan.migration} goes on when it does",
+            )
         raise MidstreamError(
             f"{what}: not within {timeout:.0f} s on {host}", f"midstream --status shows what {host} does"
         )

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from midstream.errors import HostError, MidstreamError, UsageError
+from midstream.errors import Exit, HostError, MidstreamError, UsageError
 from midstream.migrate.model import OVERTAKE, Request
 from midstream.migrate.shelf import Shelf, shelf_of
+from midstream.watch.damage import refuse_damaged
 from midstream.watch.model import CheckpointView
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
         if silent:
             hint += "; not answering: " + ", ".join(f"{host.name} ({host.error or host.link})" for host in silent)
         raise UsageError(f"no run {request.run_id!r}" + (f" on {request.source}" if request.source else ""), hint)
+    refuse_damaged(snapshot.copies(request.run_id))
     run = _held(fleet, copies)
     if not request.source_lost:
         _check_holder(fleet, snapshot, run)
@@ -123,7 +125,9 @@ def choose_checkpoint(run: RunView, request: Request) -> CheckpointView | None:
                 f"run {run.run_id} on {run.host} has no complete checkpoint",
                 "start it again there, or wait for its first save",
             )
-        return max(usable, key=lambda point: (point.step, point.attempt))
+        chosen_point = max(usable, key=lambda point: (point.step, point.attempt))
+        _refuse_newer_damage(run, chosen_point)
+        return chosen_point
     if not request_kind.isdigit():
         raise UsageError(
             f"--checkpoint {request.checkpoint!r}: not now, latest or a step number",
@@ -137,3 +141,15 @@ def choose_checkpoint(run: RunView, request: Request) -> CheckpointView | None:
             f"complete ones: {steps}",
         )
     return max(chosen, key=lambda point: point.attempt)
+
+
+def _refuse_newer_damage(run: RunView, chosen: CheckpointView) -> None:
+    """An older state is never taken behind a person's back: a damaged checkpoint is not an absent one."""
+    damaged = [point for point in run.checkpoints if point.damaged and point.step > chosen.step]
+    if damaged:
+        newest = max(damaged, key=lambda point: (point.step, point.attempt))
+        raise MidstreamError(
+            f"{run.host}: checkpoint {newest.name} of {run.run_id} is damaged: {newest.damaged}",
+            f"--checkpoint {chosen.step} goes on from the newest complete one",
+            Exit.REFUSED,
+        )

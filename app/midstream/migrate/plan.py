@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.load import default_fleet_path
-from midstream.migrate import cost, directory, fit, ledger, origin, rates, readers, schedule, shape
-from midstream.migrate.model import MODES, NO_ROUTE, OVERTAKE, STOP, Change, Plan, Request
+from midstream.migrate import cost, directory, fit, ledger, origin, rates, readers, run_config, schedule, shape
+from midstream.migrate.model import COMPILE_CACHE, MODES, NO_ROUTE, OVERTAKE, STOP, Change, Plan, Request
+from midstream.migrate.run_config import engine_flags
 from midstream.migrate.shelf import Shelf, shelf_of, way
 from midstream.migrate.side import hosts_of_run
+from midstream.remote.allowlist import shown
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
             "--mode handover moves groups of hosts",
         )
 
-    given = _engine_flags(request.overrides)
+    given = engine_flags(request.overrides)
     store = given.get("trainer.checkpointer.base_path", fleet.store_of(target_host)).rstrip("/")
     here = origin.shelf_of_source(fleet, source, run, request, store)
     there = shelf_of(fleet, destination, run.run_id, "" if store == "null" else store)
@@ -67,6 +69,8 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     if returns:
         _check_return(request, run, here)
     config = readers.training_config(source, run.run_id)
+    stores = tuple(store for store in (here.store, there.store) if store)
+    places = run_config.check_config(config, run.host, target.name, stores, given)
     trainer = config.get("trainer") or {}
     checkpoint = origin.choose_checkpoint(origin.shelved(run, source, here), request)
     newest, manifest, data = readers.newest_state(source, here.newest_state(), run)
@@ -75,7 +79,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
     devices = [device for name in target.hosts for device in _devices(snapshot.host(name), name)]
     target_devices, kind, memory = len(devices) or 1, devices[0].kind if devices else "", _memory(devices)
     shape.batch_sizes(trainer.get("train_batch_size"), run.status.step)  # says so where it cannot be read
-    rhythm, wanted = schedule.rhythm(config), schedule.rhythm(config, _engine_flags(request.overrides))
+    rhythm, wanted = schedule.rhythm(config), schedule.rhythm(config, engine_flags(request.overrides))
     other = schedule.explain(rhythm, wanted, run.status.step)
     points = [{"start": start, "value": size} for start, size in wanted.points]
     batch, *later = shape.batch_sizes(points, run.status.step)
@@ -151,8 +155,12 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
             tokens=batch * rhythm.seq_len,
             steps_left=max(0, wanted.steps - run.status.step),
         ),
-        warnings=_warnings(run, snapshot, lost, not newest) + _of_the_mode(request, run, newest),
-        consent=(*_consent(request, run, newest, trainer), *_another_schedule(other, run.status.step)),
+        warnings=(
+            *_warnings(run, snapshot, lost, not newest),
+            *_of_the_mode(request, run, newest),
+            *_other_cache(config, target.name, given),
+        ),
+        consent=(*_consent(request, run, newest, trainer), *_another_schedule(other, run.status.step), *places),
         source_lost=request.source_lost,
         certify_steps=request.certify_steps,
         healthy_steps=request.healthy_steps,
@@ -202,7 +210,7 @@ def check_ahead(
         return
     config = readers.training_config(source, run.run_id)
     trainer = config.get("trainer") or {}
-    wanted = schedule.rhythm(config, _engine_flags(request.overrides))
+    wanted = schedule.rhythm(config, engine_flags(request.overrides))
     points = [{"start": start, "value": size} for start, size in wanted.points]
     for size in shape.batch_sizes(points, run.status.step):
         shape.batch_shape(size, devices, -1, int(trainer.get("model_axis_size") or 1))
@@ -253,6 +261,15 @@ def _consent(request: Request, run: RunView, newest: str, trainer: Mapping[str, 
     return tuple(asked)
 
 
+def _other_cache(config: Mapping[str, Any], target: str, given: Mapping[str, str]) -> tuple[str, ...]:
+    """That the target does not use the compile cache that the config names: reading one is running it."""
+    flag = COMPILE_CACHE.removeprefix("--")
+    place = (config.get("trainer") or {}).get("jax_compilation_cache_dir")
+    if not place or flag in given:
+        return ()
+    return (f"{target} reads no compiled programs from {shown(str(place))}: {COMPILE_CACHE} after -- names a cache",)
+
+
 def _another_schedule(changes: tuple[Change, ...], step: int) -> tuple[str, ...]:
     """A run that is asked to be another one from here on: its batch or its steps change."""
     if not changes:
@@ -275,18 +292,6 @@ def _memory(devices: Sequence[Accelerator]) -> int | None:
     each = [fit.device_memory(device.kind, device.memory_total) for device in devices]
     known = [memory for memory in each if memory is not None]
     return min(known) if known and len(known) == len(each) else None
-
-
-def _engine_flags(words: Sequence[str]) -> dict[str, str]:
-    """The engine flags that were given after ``--``, by name: ``--name VALUE`` or ``--name=VALUE``."""
-    found: dict[str, str] = {}
-    for place, word in enumerate(words):
-        if not word.startswith("--"):
-            continue
-        name, equals, value = word[2:].partition("=")
-        if equals or (place + 1 < len(words) and not words[place + 1].startswith("--")):
-            found[name] = value if equals else words[place + 1]
-    return found
 
 
 def _whole(name: str, text: str) -> int:

@@ -11,6 +11,7 @@ from midstream.check.host import check_libc, check_packages, check_python
 from midstream.check.target import clock_skew
 from midstream.check.together import check_together
 from midstream.errors import HostError, MidstreamError, RemoteError
+from midstream.launch.environment import builds_environment
 from midstream.migrate import readers, shape
 from midstream.migrate.model import FAIL, NO_ROUTE, PASS, WARN, Check, Plan
 from midstream.migrate.shelf import Shelf, in_the_way, shelf_of, way
@@ -61,7 +62,7 @@ def run_checks(fleet: Fleet, hosts: Hosts, plan: Plan) -> Iterator[Check]:
         if why or plan.target_store:
             yield Check("store", FAIL if why else PASS, why or f"{host.name}: checkpoints in {there.store}", fix)
     yield _route(here, there, source, target, plan)
-    yield from _fit(source, described, here, target, plan)
+    yield from _fit(source, here, target, plan)
 
 
 def _reach(hosts: Hosts, name: str, role: str):
@@ -138,7 +139,7 @@ def _target(target: Host, plan: Plan, fleet: Fleet, facts: dict[str, Any]) -> It
     copies = 2 if plan.stands_by and plan.checkpoint == "now" else 1  # an earlier checkpoint, for the rehearsal
     arriving = 0 if plan.target_store else copies * plan.checkpoint_bytes
     needed = (arriving + plan.data_bytes) * DISK_SLACK
-    if not config.python and not facts["root_exists"]:
+    if builds_environment(config) and not facts["root_exists"]:
         needed += ENVIRONMENT_BYTES
     free = facts["disk_free"]
     yield Check(
@@ -233,21 +234,21 @@ def check_data(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
             yield Check("data", FAIL, f"{name} is on neither host", f"it belongs in {where}: copy or build it there")
 
 
-def _fit(source: Host, described: dict[str, Any], here: Shelf, target: Host, plan: Plan) -> Iterator[Check]:
+def _fit(source: Host, here: Shelf, target: Host, plan: Plan) -> Iterator[Check]:
     yield from check_data(source, target, plan)
-    complete = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
-    if not complete:
+    try:
+        # Listed and read in one go: a run that trains on replaces one checkpoint by the next.
+        newest = here.newest_state()
+        trainer = readers.training_config(source, plan.run_id).get("trainer") or {}
+    except MidstreamError as error:
+        yield Check("divisibility", FAIL, error.message, error.fix or f"midstream --checkpoints {plan.run_id}")
+        return
+    if newest is None:
         yield Check(
             "divisibility", WARN, "no checkpoint yet: the axes are not known; the engine checks them before it compiles"
         )
         return
-    newest = max(complete, key=lambda point: point["step"])["name"]
-    try:
-        manifest = here.manifest(newest)
-        trainer = readers.training_config(source, plan.run_id).get("trainer") or {}
-    except (RemoteError, MidstreamError) as error:
-        yield Check("divisibility", FAIL, f"{here.place(newest)}: {error}")
-        return
+    manifest = records.Manifest.from_json(newest["manifest"], f"{source.name}: manifest of {newest['name']}")
     problems = shape.check_axes(manifest.array_entries, trainer, plan.target_devices)
     if problems:
         for problem in problems:

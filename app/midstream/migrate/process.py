@@ -6,6 +6,7 @@ python -m midstream.migrate.process ID [--rollback]
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,31 +16,32 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.migrate import damage, model, notify, scope
 from midstream.migrate import directory as directories
-from midstream.migrate import model, notify
-from midstream.migrate.directory import MigrationDirectory
-from midstream.migrate.journal import Journal, Outcome, follow_events, outcome, read_events
+from midstream.migrate.directory import START_TIMEOUT, MigrationDirectory
+from midstream.migrate.journal import Journal, JournalError, Outcome, follow_events, outcome, read_events
 
 if TYPE_CHECKING:
     from midstream.fleet.config import Fleet
 
-START_TIMEOUT = 30.0
+LONGEST_TRACE = 1 << 15  # characters of a traceback that are journaled
 WATCH_INTERVAL = 0.25  # seconds; the downtime waits on what the watch sees
 
 
 def start(fleet: Fleet, plan: model.Plan) -> str:
     """Write the plan down and begin to carry it out, detached. Returns the migration's id."""
-    directory = directories.create(plan, fleet.text)
+    directory = directories.create(scope.with_whole_path(plan), fleet.text)
     _spawn(directory)
     return directory.migration
 
 
 def continue_(migration: str) -> None:
-    """Go on with a migration that was interrupted. UsageError where it has ended; nothing where it is under way."""
+    """Go on with a migration that was interrupted. UsageError where it has ended; nothing where it is under way;
+    MidstreamError where its files do not say enough for that."""
     directory = MigrationDirectory.find(migration)
-    view = directory.view()
     if directory.is_held():
         return
+    view = readable(directory)
     if not view.open:
         raise UsageError(f"migration {directory.migration} has ended ({view.state})", "there is nothing to continue")
     _spawn(directory)
@@ -54,14 +56,27 @@ def stop_waiting(migration: str) -> None:
         raise UsageError(
             f"migration {directory.migration} is {what}", "only an overtake that is under way can become a handover"
         )
-    directory.mode_file.write_text(model.HANDOVER + "\n")
+    directory.ask_for_handover()
+
+
+def readable(directory: MigrationDirectory) -> model.MigrationView:
+    """The migration, where plan and fleet can be read, from whichever file. MidstreamError otherwise, with what the
+    hosts of the fleet hold of it."""
+    try:
+        directory.fleet()
+    except MidstreamError as error:
+        from midstream.migrate.recovery import held_by_hosts
+
+        error.message += held_by_hosts(directory)
+        raise
+    return directory.view()
 
 
 def rollback(migration: str) -> None:
     """Take a migration back: by the process that carries it out where there is one, else by a new one. UsageError
     where the source is retired or it was rolled back already."""
     directory = MigrationDirectory.find(migration)
-    view = directory.view()
+    view = readable(directory)
     if view.finished:
         raise UsageError(
             f"migration {directory.migration} is finished: {view.plan.source} is retired",
@@ -74,7 +89,7 @@ def rollback(migration: str) -> None:
             f"migration {directory.migration} has nothing to take back: the run was moved on since",
             "midstream --status shows where it is",
         )
-    directory.request_file.write_text("rollback\n")
+    directory.ask_for_rollback()
     if not directory.is_held():
         _spawn(directory, "--rollback")
 
@@ -102,7 +117,7 @@ def _spawn(directory: MigrationDirectory, *flags: str) -> None:
     """Start the process and wait until it holds the migration, so that a follower finds it there."""
     with directory.log_file.open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "midstream.migrate.process", directory.migration, *flags],
+            [sys.executable, "-P", "-m", "midstream.migrate.process", directory.migration, *flags],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -113,20 +128,35 @@ def _spawn(directory: MigrationDirectory, *flags: str) -> None:
     # The journal's owner reaps itself from our side: a zombie would look alive to nobody, but would stay.
     threading.Thread(target=child.wait, name="migration-reaper", daemon=True).start()
     deadline = time.monotonic() + START_TIMEOUT
-    begun = directory.journal_file.stat().st_size if directory.journal_file.exists() else 0
+    begun = directory.journal_size()
     while time.monotonic() < deadline:
-        written = directory.journal_file.stat().st_size if directory.journal_file.exists() else 0
-        if directory.is_held() or written > begun:
+        if directory.is_held() or directory.journal_size() > begun:
             return
         if child.poll() is not None:
-            tail = directory.log_file.read_text(errors="replace").strip().splitlines()
             raise MidstreamError(
-                f"the migration's process ended at once: {tail[-1] if tail else 'no word'}", f"see {directory.log_file}"
+                f"the migration's process ended at once: {last_words(directory) or 'its log is empty'}",
+                f"see {directory.log_file}",
+                Exit.INTERRUPTED,
             )
         time.sleep(0.02)
     raise MidstreamError(
         f"the migration's process did not begin within {START_TIMEOUT:.0f} s", f"see {directory.log_file}"
     )
+
+
+def last_words(directory: MigrationDirectory) -> str:
+    """What the process logged after its last line in the journal, or that the disk is full; empty where there is
+    neither."""
+    log, journal = directory.log_file, directory.journal_file
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_TRACE))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        if lines and (not journal.is_file() or log.stat().st_mtime >= journal.stat().st_mtime):
+            return lines[-1].removeprefix("midstream: ")
+        return "" if shutil.disk_usage(directory.path).free else f"no space is left for {directory.path}"
+    except OSError as error:
+        return f"{log} cannot be read: {error.strerror}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -143,33 +173,55 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
     """With the migration held. Whatever happens, the journal's last line is a result."""
-    from midstream.fleet.load import load_fleet
     from midstream.hosts.open import Hosts
     from midstream.migrate.executor import execute
     from midstream.migrate.lease import Wanted
-    from midstream.migrate.move import Move
+    from midstream.migrate.move import Move, MovedOn
+    from midstream.migrate.recovery import reestablish
     from midstream.watch.watcher import Watch
 
+    lost = directory.journal_lost()
+    damage.set_aside(directory.journal_file)
     journal = Journal(directory.journal_file)
-    if directory.journal_file.stat().st_size:
-        journal.write("note", state="resumed", message="resumed by another process")
     try:
-        plan, fleet = directory.plan(), load_fleet(directory.fleet_file)
+        if lost:
+            journal.lost()
+        elif journal.begun:
+            journal.write("note", state="resumed", message="resumed by another process")
+        for line in directory.restore(journal):
+            journal.write("note", message=line)
+        plan, fleet = directory.plan(), directory.fleet()
         hosts = Hosts(fleet)
         watch = Watch(fleet, hosts, interval=WATCH_INTERVAL, only={plan.source, plan.target_host})
         watch.start()
         wanted = Wanted(hosts, plan)
         wanted.start()
         try:
-            code = execute(Move(plan, directory, journal, fleet, hosts, watch), rollback=rolling_back)
+            move = Move(plan, directory, journal, fleet, hosts, watch)
+            if journal.damaged:
+                reestablish(move, rollback=rolling_back or directory.rollback_requested())
+            code = execute(move, rollback=rolling_back)
             _tell(fleet, plan, outcome(read_events(journal.path)), code)
             return int(code)
         finally:
             wanted.stop()
             watch.stop()
             hosts.close()
+    except JournalError:
+        raise  # nothing can be written there any more
+    except MovedOn as error:
+        journal.write(
+            "result",
+            message=str(error),
+            ok=False,
+            exit_code=int(Exit.FAILED),
+            outcome=model.MOVED_ON,
+            migration=directory.migration,
+        )
+        return Exit.FAILED
     except Exception as error:  # noqa: BLE001 - a follower waits for one line
-        journal.write("trace", message=traceback.format_exc())
+        if not isinstance(error, MidstreamError):
+            journal.write("trace", message=traceback.format_exc()[-LONGEST_TRACE:])
         journal.write(
             "result",
             message=f"{error}; midstream --continue {directory.migration} goes on",
@@ -185,7 +237,7 @@ def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
 
 def _tell(fleet: Fleet, plan: model.Plan, ended: Outcome, code: Exit) -> None:
     """Tell whoever does not look how it ended: by the fleet file's ``on_event:``."""
-    kinds = {Exit.DONE: notify.FINISHED, Exit.INTERRUPTED: notify.NEEDS_YOU}
+    kinds = {Exit.DONE: notify.FINISHED, Exit.INTERRUPTED: notify.NEEDS_YOU, Exit.NOT_RUNNING: notify.NEEDS_YOU}
     event = {
         "event": "migration",
         "kind": kinds.get(code, notify.FAILED),

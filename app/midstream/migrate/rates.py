@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from midstream.errors import MidstreamError
 from midstream.migrate import directory
 from midstream.migrate.journal import read_events
 from midstream.migrate.model import LEDGER_ENTRIES
@@ -74,12 +75,12 @@ def look_back() -> list[Earlier]:
     for name in directory.migration_ids()[:EARLIER]:
         one = directory.MigrationDirectory(name)
         try:
-            plan = one.plan()
-        except (records.RecordError, TypeError, KeyError):
-            continue  # an older version's
-        ledger = records.read_json_or_none(str(one.ledger_file)) or {}
+            plan, events = one.plan(), read_events(one.journal_file)
+        except (records.RecordError, MidstreamError):
+            continue  # an older version's, or damaged
+        ledger = one.ledger()
         facts: dict[str, Any] = {}
-        for event in read_events(one.journal_file):
+        for event in events:
             if event.event == "fact":
                 facts.update(event.detail)
         copies = [
@@ -94,7 +95,7 @@ def look_back() -> list[Earlier]:
                 plan.target_host,
                 "" if facts.get("fallen_back") else plan.mode,
                 plan.checkpoint_bytes,
-                ledger.get("measured", {}),
+                ledger.measured if ledger else {},
                 tuple(copies),
                 float(facts.get("rehearsed_seconds") or 0.0),
             )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import HostError, MidstreamError
+from midstream.hosts.answers import decode_file
 from midstream.migrate import certificate, certificate_overtake, evidence
 from midstream.migrate.model import FAIL, OVERTAKE, PASS, PROVEN, REFUTED, UNWITNESSED, WARN, Certificate, Check, Plan
 from midstream.migrate.shelf import shelf_of
@@ -39,7 +39,12 @@ def recheck(hosts: Hosts, view: MigrationView) -> Iterator[Check]:
 
 def _fact(view: MigrationView, name: str) -> Any:
     """The newest value that the journal has for a fact."""
-    return next(event.detail[name] for event in reversed(view.events) if name in event.detail)
+    for event in reversed(view.events):
+        if name in event.detail:
+            return event.detail[name]
+    raise MidstreamError(
+        f"the journal of {view.migration} does not say {name!r}", "restore journal.jsonl from a backup"
+    )
 
 
 def _reach(hosts: Hosts, name: str) -> Host | str:
@@ -146,7 +151,8 @@ def _shares(name: str, first: Host, manifest: records.Manifest, proof: Certifica
             path, what = wrong[0]
             return Check(name, FAIL, f"{host.name}:{share.directory}/{path}: {what}", "restore from the other copy")
     directory = records.RunPaths(first.root, proof.run_id).checkpoint(proof.checkpoint)
-    train = json.loads(first.call("runs.read_text", path=f"{directory}/{records.TRAIN}"))
+    path = f"{directory}/{records.TRAIN}"
+    train = decode_file(first.call("runs.read_text", path=path), f"{first.name}: {path}")
     hashes = {entry.path: entry.sha256 for entry in manifest.object_entries}
     digest = records.root_digest(manifest.array_entries, hashes, train["state"])
     where = ", ".join(share.host for share in manifest.spread_hosts)

@@ -34,6 +34,14 @@ def seal(move: Move, streamed: Streamed, at: int | None = None) -> dict[str, Any
     return _everywhere(move, _sealed_facts(move, move.source_side.describe()))
 
 
+def sealed_already(move: Move) -> dict[str, Any] | None:
+    """What the source is sealed with, as its disk has it, where this migration has sealed it; None where it has not."""
+    described = move.source_side.describe()
+    fence = records.Fence.from_json(described["fence"])
+    sealed = fence.epoch == move.plan.epoch and fence.holder == move.plan.target
+    return _sealed_facts(move, described) if sealed else None
+
+
 def _everywhere(move: Move, facts: dict[str, Any]) -> dict[str, Any]:
     """The seal on every home of the source: a process that was killed after it had saved has not written its own."""
     if len(move.source_side.homes) > 1:
@@ -98,8 +106,8 @@ def _answer(move: Move, attempt: int, serial: int, described: dict[str, Any], st
     earlier = None
     # Shares of several hosts are collected afterwards; a bucket's objects come with the rest of its checkpoint.
     one = len(move.source_side.homes) == 1 and not (plan.source_store or plan.target_store)
-    if one and plan.stands_by and plan.checkpoint == "now" and not replayed(move):
-        rehearsal = move.journal.known("rehearsal")
+    rehearsal = move.journal.known("rehearsal")
+    if one and rehearsal and plan.stands_by and plan.checkpoint == "now" and not replayed(move):
         earlier = readers.read_manifest(move.target, plan.run_id, rehearsal["name"])
     try:
         return stream_until_answered(move, attempt, serial, since, earlier, streamed)
@@ -130,6 +138,13 @@ def _seal_closed(move: Move, described: dict[str, Any]) -> None:
             f"{source.name} has no complete checkpoint to move", "midstream --checkpoints RUN shows what is there"
         )
     step = max(point["step"] for point in usable)
+    damaged = [point for point in described["checkpoints"] if point["damaged"] and point["step"] > step]
+    if plan.checkpoint == "now" and damaged:
+        point = max(damaged, key=lambda point: point["step"])
+        raise MidstreamError(
+            f"{source.name}: checkpoint {point['name']} is damaged: {point['damaged']}",
+            f"roll back, and move again with --checkpoint {step}, which goes on from the newest complete one",
+        )
     move.source_side.seal(plan.migration, plan.epoch, plan.target, step)
     move.command(source, f"fence: epoch {plan.epoch}, holder {plan.target}, sealed at step {step}")
 

@@ -7,7 +7,6 @@ hosts; the engine keeps a fence beside the checkpoints too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -167,11 +166,18 @@ class BucketShelf:
         return found
 
     def newest_state(self) -> dict[str, Any] | None:
-        point = self._newest("")
-        if point is None:
-            return None
-        there = Bucket(self._url(point["name"]), self.access)
-        return {"name": point["name"], "manifest": there.manifest().to_json(), "train": self._train(point["name"])}
+        while True:
+            point = self._newest("")
+            if point is None:
+                return None
+            name = point["name"]
+            try:
+                manifest = Bucket(self._url(name), self.access).manifest().to_json()
+                return {"name": name, "manifest": manifest, "train": self._train(name)}
+            except MidstreamError:
+                if self.has(name):
+                    raise
+                # Retention has removed it since it was listed.
 
     def _newest(self, name: str) -> Point | None:
         described = self.host.call("runs.describe", root=self.host.root, run_id=self.run_id)
@@ -183,7 +189,9 @@ class BucketShelf:
         data = Bucket(self._url(name), self.access).get(records.TRAIN)
         if data is None:
             raise MidstreamError(f"{self._url(name)}: there is no {records.TRAIN}", "midstream --verify names the rest")
-        train: dict[str, Any] = json.loads(data)
+        train = records.parse_json(data, f"{self._url(name)}/{records.TRAIN}")
+        if not isinstance(train, dict):
+            raise MidstreamError(f"{self._url(name)}: {records.TRAIN} is not an object", "midstream --verify reads it")
         return train
 
     def has(self, name: str) -> bool:

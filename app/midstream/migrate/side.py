@@ -7,7 +7,6 @@ commit what the fence does not accept, and no other migration takes hold of a pa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -15,12 +14,14 @@ from typing import Any
 
 from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.config import Fleet, Target
+from midstream.hosts.answers import decode_file
 from midstream.hosts.base import Host
 from midstream.hosts.open import Hosts
 from midstream.launch import follow
 from midstream.launch.group import AT_ONCE, homes_of, prepare_target
 from midstream.launch.start import Prepared, Rank, wait_gone
 from midstream.migrate.shelf import Shelf, shelf_of
+from midstream.remote.allowlist import CHECKPOINT
 from midstream.transfer import Place, Progress, fan_out
 from midstream.watch.model import RunView
 from midstream_engine import records
@@ -99,6 +100,10 @@ class Side:
             for host in (*self.homes[1:], self.homes[0])
         ]
         return answers[-1]
+
+    def remove_secrets(self) -> None:
+        """Remove what launches left for engines of this run, on every home."""
+        self._ask("engine.remove_secrets")
 
     # ------------------------------------------------------------------------------------------ looking
 
@@ -199,17 +204,19 @@ class Side:
             self._prepared = prepare_target(self._hosts, fleet, self.target)
         return self._prepared
 
-    def hand_out(self, tree: Callable[[Host], str], progress: Callable[[Progress], None] | None = None) -> None:
+    def hand_out(
+        self, tree: Callable[[Host], str], progress: Callable[[Progress], None] | None = None, kind: str = CHECKPOINT
+    ) -> None:
         """Copy a tree of objects from the first host to every other home. ``tree``: where it lies on a host."""
         others = {host.name: Place(host, tree(host)) for host in self.homes[1:]}
         if others:
-            fan_out(self.first, tree(self.first), others, progress=progress)
+            fan_out(self.first, tree(self.first), others, progress=progress, kind=kind)
 
     def hand_out_checkpoint(self, name: str, progress: Callable[[Progress], None] | None = None) -> None:
         """``hand_out`` of a checkpoint, unless these hosts have saved it: then each has what its processes need."""
         if len(self.homes) > 1 and not self.store:
             path = f"{self.paths.checkpoint(name)}/{records.MANIFEST}"
-            manifest = json.loads(self.first.call("runs.read_text", path=path))
+            manifest = decode_file(self.first.call("runs.read_text", path=path), f"{self.first.name}: {path}")
             if not manifest.get("hosts"):
                 self.hand_out(lambda host: self._paths(host).checkpoint(name), progress)
 

@@ -10,18 +10,22 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from midstream.errors import HostError, MidstreamError
+from midstream.errors import HostError, LostContact, MidstreamError
+from midstream.hosts.deadline import REACHING_STEP, Deadline
 from midstream.launch.errors import LaunchError
 from midstream.migrate import outlook
 from midstream.migrate.data import copy_all
-from midstream.migrate.move import Move, pin, pin_expires, replayed
+from midstream.migrate.move import Move, NeedsOperator, pin, pin_expires, replayed
+from midstream.migrate.run_config import agreed_config
 from midstream.migrate.stream import bring_checkpoint
 from midstream.watch.model import RunView
 from midstream_engine import records
 
 READY_TIMEOUT = 3600.0  # seconds: import, compile and rehearse a large model
 SAVE_TIMEOUT = 900.0
-ANSWER_TIMEOUT = 60.0  # seconds in which a waiting attempt reads an order
+ANSWER_TIMEOUT = 300.0  # seconds in which a waiting attempt reads an order: it may be stopped, or swap
+ANSWER_CALL = 20.0  # of these, seconds that the call waits which gives the order
+ANSWER_PATIENCE = 2.0  # and each call that asks for the answer afterwards
 ENDING = 20.0  # seconds that it may take to stop by itself
 POLL = 0.02
 UNREACHABLE = 1.0  # seconds between two tries to reach a host
@@ -130,7 +134,7 @@ def _ask_to_save(move: Move) -> None:
 
 def _start(move: Move, point: dict[str, Any]) -> int:
     plan = move.plan
-    move.target_side.put_config(move.source.call("runs.read_text", path=move.source_paths.config))
+    move.target_side.put_config(agreed_config(move.source, plan))
     described = move.source_side.describe()
     order = records.Order(
         records.REPLAY if replayed(move) else records.HOLD,
@@ -196,24 +200,26 @@ def hand_over(move: Move, order: records.Order, sealed: Mapping[str, Any]) -> in
             attempt=number,
             fence=sealed["fence"],
             order=order.to_json(),
-            patience=ANSWER_TIMEOUT,
-            timeout=2 * ANSWER_TIMEOUT,
+            patience=ANSWER_CALL,
+            timeout=3 * ANSWER_CALL,
         )
         if told["outcome"] != "unready":
             break
         try:
             _wait_ready(move, number)
+        except (LostContact, NeedsOperator):  # it may still be waiting there
+            raise
         except MidstreamError as error:
             move.note(f"{error}; the run is started there in the ordinary way")
             dismiss(move)
             return None
-    status = None if told["status"] is None else records.Status.from_json(told["status"])
     if told["outcome"] == "told":
         return number
     if told["outcome"] == "gone":
         move.note(f"attempt {number} does not stand by any more: the run is started there in the ordinary way")
         return None
     move.command(target, f"order: {order.action} {order.checkpoint} (attempt {number})")
+    status = _answer(move, number, told["serial"], told)
     taken = status is not None and status.order >= told["serial"]
     if taken and status is not None and status.state not in (records.STOPPED, records.FAILED):
         return number
@@ -249,20 +255,32 @@ def give(move: Move, number: int, order: records.Order) -> tuple[int, records.St
     MidstreamError where it does neither in time."""
     target, run_id = move.target, move.plan.run_id
     serial = target.call("hands.give_order", root=target.root, run_id=run_id, attempt=number, order=order.to_json())
-    deadline = time.monotonic() + ANSWER_TIMEOUT
-    while True:
-        found = target.call(
-            "standby.heard", root=target.root, run_id=run_id, attempt=number, serial=serial, patience=2.0
+    found = {"heard": False, "status": None}
+    status = _answer(move, number, serial, found)
+    if not found["heard"]:
+        raise MidstreamError(
+            f"attempt {number} on {target.name} does not answer", f"midstream --status shows what {target.name} does"
         )
-        status = None if found["status"] is None else records.Status.from_json(found["status"])
-        if found["heard"]:
-            return serial, status
-        if time.monotonic() >= deadline:
-            raise MidstreamError(
-                f"attempt {number} on {target.name} does not answer",
-                f"midstream --status shows what {target.name} does",
-            )
+    return serial, status
+
+
+def _answer(move: Move, number: int, serial: int, found: dict[str, Any]) -> records.Status | None:
+    """The status of the attempt once it has taken or refused order ``serial``, or has ended, or after
+    `ANSWER_TIMEOUT`. ``found``: what its host said last (``heard``, ``status``), which is brought up to date."""
+    target, deadline = move.target, Deadline(ANSWER_TIMEOUT, REACHING_STEP)
+    while not found["heard"] and not deadline.count():
         move.check_requests()
+        found.update(
+            target.call(
+                "standby.heard",
+                root=target.root,
+                run_id=move.plan.run_id,
+                attempt=number,
+                serial=serial,
+                patience=ANSWER_PATIENCE,
+            )
+        )
+    return None if found["status"] is None else records.Status.from_json(found["status"])
 
 
 def dismiss(move: Move) -> None:

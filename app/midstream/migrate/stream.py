@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from queue import Empty, Queue
 from typing import Any
@@ -18,9 +18,12 @@ from midstream.errors import HostError, LostContact, MidstreamError
 from midstream.hosts.base import Process
 from midstream.hosts.far import start_program
 from midstream.hosts.programs import last_words, reports
+from midstream.hosts.results import report_of
 from midstream.migrate.move import Move
 from midstream.migrate.shelf import same_bucket
+from midstream.remote.allowlist import CHECKPOINT, shown
 from midstream.transfer import Feed, Place, collect_objects, copy_tree
+from midstream.transfer.contents import contents_of
 from midstream_engine import records
 
 News = Callable[[float], "dict[str, Any] | None"]
@@ -59,8 +62,14 @@ class Streamed:
         move.journal.fact(sent_ahead=True)
         self.feed = Feed(Place(move.source, here), Place(move.target, there), sum(sizes.values()), len(sizes), progress)
 
-    def begin(self, name: str) -> None:
-        """It is this one's objects that come."""
+    def begin(self, name: str, attempt: int, since: int) -> None:
+        """It is this one's objects that come: a checkpoint of ``attempt`` from step ``since`` on. MidstreamError where
+        the name says something else."""
+        parsed = records.parse_checkpoint_name(name)
+        if parsed is None or parsed[0] < since or parsed[1] != attempt:
+            raise MidstreamError(
+                f"the source says that attempt {attempt} saves {shown(name)}, and waits for a step from {since} on"
+            )
         self.name, self.held = name, 0
 
     def add(self, objects: list[dict[str, Any]], *, last: bool = False) -> None:
@@ -116,8 +125,15 @@ def stream_until_answered(
                 found = None if status is None else records.Status.from_json(status)
                 return Answer(found, report["alive"], report["described"], report["mover"])
             if report["event"] == "named":
-                streamed.begin(report["name"])
+                streamed.begin(report["name"], attempt, since)
             elif report["event"] == "whole" and report["name"] == streamed.name:
+                for entry in report["objects"]:
+                    if sizes.get(entry["path"]) != entry["size"]:
+                        raise MidstreamError(
+                            f"{move.source.name} names an object of {streamed.name} that nobody asked for: "
+                            f"{shown(entry['path'])}, {entry['size']} bytes",
+                            f"look at what answers on {move.source.name}",
+                        )
                 objects = [entry for entry in report["objects"] if entry["sha256"] not in held]
                 streamed.held += len(report["objects"]) - len(objects)
                 streamed.add(objects)
@@ -142,8 +158,8 @@ def _following(move: Move, attempt: int, serial: int, since: int, sizes: dict[st
 
     def listen() -> None:
         try:
-            for report in reports(process):
-                lines.put(report)
+            for report in reports(process, "growing.follow"):
+                lines.put(report_of(source.name, "growing.follow", report))
             lines.put(_why(move, process))
         except Exception as error:  # noqa: BLE001  raised where the lines are read
             lines.put(error)
@@ -184,12 +200,12 @@ def complete(move: Move, name: str, streamed: Streamed) -> int:
     move.command(source, f"copy the rest of {here} to {target.name}:{there}")
     before = feed.bytes_sent
     try:
-        rest = source.call("growing.rest", directory=here, sent=sent, timeout=CALL)
-        if any(entry["path"] in sent for entry in rest["objects"]):
+        text, missing = _rest(move, here, sent)
+        if any(entry["path"] in sent for entry in missing):
             raise MidstreamError(f"{name} was written anew while it was sent")
         if streamed.held:
             raise MidstreamError(f"{target.name} has {streamed.held} of the objects in another checkpoint")
-        streamed.add(rest["objects"], last=True)
+        streamed.add(missing, last=True)
         while not feed.wait(POLL):
             move.check_requests()
     except LostContact:
@@ -197,9 +213,17 @@ def complete(move: Move, name: str, streamed: Streamed) -> int:
     except MidstreamError as error:
         move.note(f"{error}; what is not there yet is copied now")
         return _bring_anew(move, name, streamed) + feed.bytes_sent - before
-    target.call("growing.commit", directory=there, text=rest["text"], timeout=CALL)
+    target.call("growing.commit", directory=there, text=text, timeout=CALL)
     move.target_side.hand_out_checkpoint(name, move.progress("checkpoint, to each host"))
     return feed.bytes_sent - before
+
+
+def _rest(move: Move, directory: str, sent: Mapping[str, str]) -> tuple[str, list[dict[str, Any]]]:
+    """The text of a complete checkpoint's manifest, and the objects in it whose hash is not the one in ``sent``. The
+    list is made here: what the source says beside the manifest counts for nothing. TransferError."""
+    text = move.source.call("growing.rest", directory=directory, sent=dict(sent), timeout=CALL)["text"]
+    objects = contents_of(Place(move.source, directory), text, records.MANIFEST, CHECKPOINT).objects
+    return text, [entry for entry in objects if sent.get(entry["path"]) != entry["sha256"]]
 
 
 def _bring_anew(move: Move, name: str, streamed: Streamed) -> int:

@@ -8,9 +8,9 @@ import posixpath
 import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from midstream.remote import neighbours
+from midstream.remote import allowlist, neighbours
 from midstream.remote.assembly import Assemblies
-from midstream.remote.files import emit, inside
+from midstream.remote.files import emit, inside, open_plain
 from midstream.remote.lines import SILENCE, Lines
 from midstream.remote.objects import checked
 from midstream.remote.staging import (
@@ -18,6 +18,7 @@ from midstream.remote.staging import (
     Stage,
     chunk_hashes,
     free_bytes,
+    is_part,
     part_name,
     problem,
     sync_directory,
@@ -34,18 +35,21 @@ def serve(
     manifest: Optional[str],
     text: str,
     root: str,
+    kind: str,
     survey: bool = True,
 ) -> int:
-    """The target's side of a copy of ``objects`` (``{path, size, sha256}``), with the manifest's name and text.
+    """The target's side of a copy of ``objects`` (``{path, size, sha256}``), with the manifest's name and text. A copy
+    of this ``kind`` contains nothing else than `allowlist.py` says.
 
     Lines from the operator: ``{"do": "landed", "ranges": [[path, offset, length], ...]}``, ``{"do": "commit"}``,
     ``{"do": "alive"}``. Lines to it: ``present`` (``objects`` that lie there with the right hash), ``held`` (those
     that lay in another tree, and were linked or copied), ``part`` (``path``, ``chunks``: what an earlier copy left of
     an object), ``ready``, ``placed`` (verified and named), ``committed``; or ``problem`` (kinds other, full, hash,
-    system)."""
+    unrequested, system)."""
     lines = Lines(silence=SILENCE, last={"do": "end"})
     stage = Stage(directory, generation)
     try:
+        objects = allowlist.check_all(kind, objects)
         if not _prepared(stage, objects, manifest, text, root, survey):
             return 1
         by_path = {entry["path"]: entry for entry in objects}
@@ -63,6 +67,9 @@ def serve(
                 return 0
     except OSError as error:
         problem(error, directory)
+        return 1
+    except allowlist.NotAllowed as error:
+        emit("problem", kind="unrequested", path=allowlist.shown(error.path), message=str(error))
         return 1
     except ValueError as error:
         emit("problem", kind="system", message=str(error))
@@ -83,11 +90,11 @@ def _prepared(
         return False
     absent = list(objects)
     if survey and os.path.isdir(directory):
-        there_already = [entry for entry in objects if os.path.isfile(inside(directory, entry["path"]))]
+        there_already = [entry for entry in objects if os.path.lexists(inside(directory, entry["path"]))]
         present = _reported("present", _right(directory, there_already))
         absent = [entry for entry in objects if entry["path"] not in present]
         stage.adopt(absent)
-    parts = [entry for entry in absent if os.path.isfile(posixpath.join(stage.here, part_name(entry)))]
+    parts = [entry for entry in absent if is_part(posixpath.join(stage.here, part_name(entry)))]
     begun = sum(os.stat(posixpath.join(stage.here, part_name(entry))).st_blocks * 512 for entry in parts)
     needed = sum(entry["size"] for entry in absent)
     if survey and root and absent:
@@ -137,7 +144,7 @@ def _named(manifest: str) -> Optional[List[Tuple[str, int, str]]]:
 
 def _text_or_none(path: str) -> Optional[str]:
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with os.fdopen(open_plain(path), encoding="utf-8", errors="replace", newline="") as file:
             return file.read()
     except FileNotFoundError:
         return None

@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict
 
-from midstream.remote.files import BLOCK, HASHERS, emit, inside
+from midstream.remote.files import BLOCK, HASHERS, emit, open_plain
 from midstream.remote.staging import Stage, problem
 
 
@@ -56,7 +56,7 @@ class Assemblies:
         part, entry = self._stage.part(assembly.entry), assembly.entry
         view = memoryview(bytearray(BLOCK))
         try:
-            with open(part, "rb", buffering=0) as file:
+            with os.fdopen(open_plain(part), "rb", buffering=0) as file:
                 while True:
                     with self._lock:
                         if assembly.front == assembly.hashed:
@@ -81,5 +81,5 @@ class Assemblies:
             emit("problem", kind="hash", path=entry["path"], message="SHA-256 is {}".format(found))
             return
         os.fsync(descriptor)
-        self._stage.name(part, inside(self._stage.directory, entry["path"]))
+        self._stage.name(part, entry["path"])
         emit("placed", objects=[entry["path"]])

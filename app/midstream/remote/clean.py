@@ -14,7 +14,7 @@ import shutil
 import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from midstream.remote import runs
+from midstream.remote import damage, runs
 from midstream_engine import records
 
 QUIET = 600.0  # seconds without a change after which nobody is taken to be writing, where no process can be asked
@@ -24,8 +24,10 @@ _TEMPORARY = re.compile(r".+\.tmp-(\d+)-\d+")
 
 def leftovers(root: str, run_id: str, quiet: float = QUIET) -> List[Dict[str, Any]]:
     """``[{"path", "kind", "bytes", "kept"}]`` of one run, by path (relative to the run's directory). ``kept`` is the
-    reason why it is not to be removed; empty where nothing speaks against it."""
+    reason why it is not to be removed; empty where nothing speaks against it. `records.Damaged` where a record of the
+    run cannot be read: it may be what speaks against it."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
+    damage.refuse(root, run_id)
     alive = _living(paths, quiet)
     found = []
     for path, kind in _candidates(paths):
@@ -52,7 +54,7 @@ def remove(root: str, run_id: str, names: Sequence[str], quiet: float = QUIET) -
         if entry["kind"] == "torn":
             trash = posixpath.join(paths.checkpoints, TRASH + posixpath.basename(full))
             with records.locked(paths.lock):  # no manifest is committed meanwhile
-                if os.path.exists(posixpath.join(full, records.MANIFEST)):
+                if os.path.lexists(posixpath.join(full, records.MANIFEST)):
                     continue
                 if os.path.lexists(trash):
                     shutil.rmtree(trash)
@@ -75,7 +77,7 @@ def _candidates(paths: records.RunPaths) -> Iterator[Tuple[str, str]]:
         if name.startswith(TRASH) and records.parse_checkpoint_name(name[len(TRASH) :]):
             yield path, "trash"
         elif records.parse_checkpoint_name(name):
-            if not os.path.exists(posixpath.join(paths.checkpoint(name), records.MANIFEST)):
+            if _is_torn(paths.checkpoint(name)):
                 yield path, "torn"
             else:
                 for inner in _names(paths.checkpoint(name)):
@@ -86,6 +88,17 @@ def _candidates(paths: records.RunPaths) -> Iterator[Tuple[str, str]]:
         for name in _names(posixpath.join(paths.dir, folder)):
             if _TEMPORARY.fullmatch(name):
                 yield posixpath.join(folder, name), "temporary"
+
+
+def _is_torn(directory: str) -> bool:
+    """Whether there is positively no manifest: one that cannot be read is damaged, and is not removed."""
+    try:
+        os.lstat(posixpath.join(directory, records.MANIFEST))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _reason(paths: records.RunPaths, path: str, kind: str, alive: Dict[int, str]) -> str:

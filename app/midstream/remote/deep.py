@@ -28,7 +28,7 @@ def examine(directory: str, root: str, deep: bool = True, engine: bool = True) -
     if found is None:
         return decode.examine(directory)
     python, path = found
-    argv = [python, "-m", ENGINE, directory, "--json"] + (["--deep"] if deep else [])
+    argv = [python, "-P", "-m", ENGINE, directory, "--json"] + (["--deep"] if deep else [])
     child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(path), cwd="/")
     assert child.stdout is not None
     assert child.stderr is not None
@@ -50,7 +50,7 @@ def examine(directory: str, root: str, deep: bool = True, engine: bool = True) -
 def find_engine(root: str) -> Optional[Tuple[str, Optional[str]]]:
     """(interpreter, PYTHONPATH) of an engine that starts here: this interpreter's own, or one under ``root``."""
     for python, path in _candidates(root):
-        check = [python, "-c", "import {}.verify".format(ENGINE)]
+        check = [python, "-P", "-c", "import {}.verify".format(ENGINE)]
         try:
             done = subprocess.run(check, env=_environment(path), cwd="/", stdin=subprocess.DEVNULL,
                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)  # fmt: skip

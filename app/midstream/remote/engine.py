@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import tarfile
+import tempfile
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
@@ -24,7 +25,9 @@ from midstream_engine import records
 
 STAMP = ".complete.json"
 LAUNCHED = "launch.json"  # in the attempt's directory: process 0, before it has written a status
-SECRETS = ".secrets.json"  # in the run's directory, for its owner's eyes alone: {name: value}
+RUN_DIRECTORY = "MIDSTREAM_RUN_DIRECTORY"  # in the engine's environment: what relative paths of its config begin with
+WORK = "work-"  # beginning of a name in the attempt's directory: an empty directory that an engine starts in
+SECRETS = ".secrets"  # a directory of the run, which its owner alone can enter
 LOG_BYTES = 16384  # of a log's end that are looked at
 SETUP_FAILED = 78  # sysexits' EX_CONFIG
 ENDING = 30.0  # seconds that a process may take to end after its last status
@@ -34,7 +37,7 @@ ENDING = 30.0  # seconds that a process may take to end after its last status
 
 
 def installed(root: str, digest: str) -> Optional[str]:
-    """The directory of the engine ``digest``, None where it is not there or a file of it is not what was installed."""
+    """The directory of the engine ``digest``, None where it is not there, or where it is not what was installed."""
     directory = _engine_directory(root, digest)
     try:
         stamp = records.read_json_or_none(posixpath.join(directory, STAMP))
@@ -44,6 +47,10 @@ def installed(root: str, digest: str) -> Optional[str]:
             with open(posixpath.join(directory, path), "rb") as file:
                 if hashlib.sha256(file.read()).hexdigest() != sha256:
                     return None
+        # The directory goes on PYTHONPATH: a module beside the engine's package would be imported in another's place.
+        own = {path.split("/")[0] for path in stamp["files"]}
+        if not set(os.listdir(directory)) <= {*own, STAMP, "__pycache__"}:
+            return None
     except (records.RecordError, FileNotFoundError, KeyError):
         return None
     return directory
@@ -119,8 +126,12 @@ def start(
     engine takes the shell's place. ``process`` is its number in a ``group`` of hosts, named in the order of their
     processes. ``secrets`` go into a file that its owner alone can read, for the engine's supervisor.
 
+    It starts in a new, empty directory: programs read files of the directory that they start in (modules, settings of
+    W&B or uv), and into the run's directory other hosts' files are copied. Copies bring nothing into this one.
+
     Refused where another attempt of the run lives, whoever started it: a start that arrives late (its caller died, or
-    gave up) makes no second one. The claim on the number is given back then."""
+    gave up) makes no second one. The claim on the number is given back then. Where this very process of the attempt was
+    started already, its identity is returned: contact was lost before the first answer arrived."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     attempt = paths.attempt(number)
     command = with_setup(argv, setup)
@@ -128,15 +139,20 @@ def start(
     environment.update(env)
     _wait_for_ends(root, run_id)
     with records.locked(paths.lock):
+        before = records.read_json_or_none(attempt.launched(process))
+        if before is not None:
+            return dataclasses.asdict(records.ProcessIdentity.from_json(before, attempt.launched(process)))
         living = runs.living_attempt(root, run_id)
         if living and not (process and living == number):
             with contextlib.suppress(OSError):  # only an empty claim is nobody's
                 os.rmdir(attempt.dir)
             raise runs.Refused("attempt {} of {} runs here already".format(living, run_id))
-        _lay_out(paths, number, config, order, secrets)
+        _lay_out(paths, number, config, order)
+        put_secrets(secrets_file(root, run_id, number, str(process)), secrets or {})
         launched = attempt.launched(process)
         note = {"process": process, "group": list(group)} if group else {}
-        return spawn(detached(command), environment, paths.dir, attempt.log(process), launched, note)
+        work = tempfile.mkdtemp(prefix="{}{}-".format(WORK, process), dir=attempt.dir)
+        return spawn(detached(command), environment, work, attempt.log(process), launched, note)
 
 
 def submit(
@@ -155,14 +171,19 @@ def submit(
     attempt = paths.attempt(number)
     _wait_for_ends(root, run_id)
     with records.locked(paths.lock):
+        before = slurm.job_of(attempt)  # submitted already: contact was lost before the first answer arrived
+        if before is not None:
+            return before
         living = runs.living_attempt(root, run_id)
         if living:
             give_back(root, run_id, number)
             raise runs.Refused("attempt {} of {} runs here already".format(living, run_id))
-        _lay_out(paths, number, config, order, secrets)
+        _lay_out(paths, number, config, order)
+        put_secrets(secrets_file(root, run_id, number), secrets or {})
         try:
             return slurm.submit(attempt, flags, script, rank, {})
         except slurm.SlurmError:
+            put_secrets(secrets_file(root, run_id, number), {})
             shutil.rmtree(attempt.dir)
             raise
 
@@ -184,7 +205,6 @@ def _lay_out(
     number: int,
     config: Optional[str],
     order: Optional[Mapping[str, Any]],
-    secrets: Optional[Mapping[str, str]],
 ) -> None:
     """What has to be there before an engine is."""
     if not os.path.exists(paths.config):
@@ -194,17 +214,35 @@ def _lay_out(
     path = paths.attempt(number).order
     if order is not None and not os.path.exists(path):  # another process' start wrote it here; a newer one stays
         records.write_json(path, dict(order))
-    put_secrets(paths, secrets or {})
 
 
-def put_secrets(paths: records.RunPaths, secrets: Mapping[str, str]) -> None:
-    """Write them for their owner alone; without any, what an earlier launch left is removed."""
-    path = posixpath.join(paths.dir, SECRETS)
+def secrets_file(root: str, run_id: str, number: int, process: str = "") -> str:
+    """Where the supervisor of a process of an attempt finds its secrets; without ``process``, those of a job."""
+    name = "{:03d}{}.json".format(number, "-" + process if process else "")
+    return posixpath.join(records.RunPaths(root, run_id).dir, SECRETS, name)
+
+
+def put_secrets(path: str, secrets: Mapping[str, str]) -> None:
+    """Write them for their owner alone. What an earlier attempt left there, which is no longer alive, is removed."""
+    directory, name = posixpath.split(path)
+    if os.path.islink(directory):
+        os.unlink(directory)
+    attempt = name.partition(".")[0].partition("-")[0]
+    for left in os.listdir(directory) if os.path.isdir(directory) else ():
+        if left == name or left.partition(".")[0].partition("-")[0] != attempt:
+            os.unlink(posixpath.join(directory, left))
     if secrets:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        os.chmod(directory, 0o700)  # the umask has no say
         records.write_bytes(path, json.dumps(dict(secrets)).encode(), mode=0o600)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+
+
+def remove_secrets(root: str, run_id: str) -> None:
+    """Remove what launches of a run have left, unless an attempt of it lives here: a job may be started again."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    with records.locked(paths.lock):
+        if not runs.living_attempt(root, run_id):
+            shutil.rmtree(posixpath.join(paths.dir, SECRETS), ignore_errors=True)
 
 
 def give_back(root: str, run_id: str, number: int) -> None:
@@ -265,7 +303,7 @@ def spawn(
     """Start ``argv`` as a grandchild in a session of its own and return its identity once it runs. ``launched`` is
     written by the process itself before it becomes ``argv``, so none runs unrecorded; ``note`` is written there too.
     OSError where it cannot run."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     reading, writing = os.pipe()  # closed by the exec
     child = os.fork()
     if child == 0:
@@ -358,7 +396,7 @@ def _process(root: str, run_id: str, number: int, process: int, lines: int) -> D
 
 def _tail(path: str, lines: int) -> List[str]:
     try:
-        with open(path, "rb") as file:
+        with records.open_regular(path) as file:
             file.seek(max(0, os.stat(path).st_size - LOG_BYTES))
             return file.read().decode(errors="replace").splitlines()[-lines:]
     except FileNotFoundError:

@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from midstream_engine import records
 
 STAMP = ".complete.json"
+NEUTRAL = "/"  # where installers and interpreters start: they read modules and settings of that directory
 NEWEST_FIRST = ("python3.12", "python3.11", "python3.13", "python3")  # 3.12 first: most wheels
 PLACES = ("~/.local/bin", "~/.cargo/bin", "/usr/local/bin", "/usr/bin", "/opt/homebrew/bin")
 _VERSION = (
@@ -34,7 +35,7 @@ def find(minimum: Sequence[int], also: Sequence[str] = ()) -> Dict[str, Any]:
     candidates = [shutil.which(name, path=path) for name in NEWEST_FIRST] + [sys.executable, *also]
     newest = ""
     for candidate in candidates:
-        said = _output([candidate, "-c", _VERSION]) if candidate else None
+        said = _output([candidate, "-I", "-c", _VERSION]) if candidate else None
         if said is None:
             continue
         executable, version, machine = json.loads(said)
@@ -52,7 +53,12 @@ def _numbers(version: str) -> List[int]:
 def _output(argv: Sequence[str]) -> Optional[str]:
     try:
         done = subprocess.run(
-            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=30,
+            cwd=NEUTRAL,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -79,6 +85,7 @@ def ask(argv: Sequence[str], env: Mapping[str, str], timeout: float = 290.0) -> 
             stderr=subprocess.PIPE,
             env=environment,
             timeout=timeout,
+            cwd=NEUTRAL,
         )
     except FileNotFoundError:
         return {"code": 127, "output": "", "error": "{}: command not found".format(argv[0])}
@@ -148,14 +155,14 @@ def _commands(directory: str, lock: str, python: str, uv: Optional[str], wheels:
     if uv:
         yield [uv, "venv", "--quiet", "--no-project", "--python", python, directory]
     else:
-        yield [python, "-m", "venv", directory]
+        yield [python, "-I", "-m", "venv", directory]
     records.write_bytes(requirements, lock.encode())
     source = ["--no-index", "--find-links", wheels] if wheels else []
     if uv:
         offline = ["--offline"] if wheels else []
         yield [uv, "pip", "sync", *offline, *source, "--python", made, "--require-hashes", requirements]
     else:
-        pip = [made, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+        pip = [made, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
         yield [*pip, *source, "--require-hashes", "--no-deps", "-r", requirements]
 
 
@@ -174,6 +181,7 @@ def _run(argv: Sequence[str], env: Mapping[str, str], lock: int) -> None:
             stderr=subprocess.STDOUT,
             env=dict(env),
             pass_fds=(lock,),
+            cwd=NEUTRAL,
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:

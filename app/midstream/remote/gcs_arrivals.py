@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from midstream.remote import gcs, gcs_tree
+from midstream.remote import allowlist, gcs, gcs_tree
 from midstream.remote.files import INCOMING, emit
 from midstream.remote.lines import SILENCE, Lines
 from midstream.remote.staging import part_name
@@ -31,11 +31,17 @@ def serve(
     manifest: Optional[str],
     text: str,
     root: str,
+    kind: str,
     access: Dict[str, Any],
     survey: bool = True,
 ) -> int:
     """As ``arrivals.serve``, whose lines it speaks, for a bucket: ``directory`` is ``gs://bucket/prefix``."""
     lines = Lines(silence=SILENCE, last={"do": "end"})
+    try:
+        objects = allowlist.check_all(kind, objects)
+    except allowlist.NotAllowed as error:
+        emit("problem", kind="unrequested", path=allowlist.shown(error.path), message=str(error))
+        return 1
     try:
         return _served(lines, gcs.Bucket(directory, access), objects, manifest, text)
     except (gcs.GcsError, OSError) as error:

@@ -28,8 +28,8 @@ class _Arriving(incoming.Arriving):
 
 
 class _Receiver(incoming.Receiver):
-    def __init__(self, bucket: gcs.Bucket, stream: Bytes):
-        super().__init__(stream)
+    def __init__(self, bucket: gcs.Bucket, stream: Bytes, kind: str, key: str):
+        super().__init__(stream, kind, key)
         self.bucket = bucket
         self.pool = ThreadPoolExecutor(gcs.AT_ONCE)
         self.room = threading.Semaphore(gcs.AT_ONCE + 4)  # chunks in memory
@@ -120,10 +120,17 @@ class _Receiver(incoming.Receiver):
             self.telling.landed(objects=[item["path"]])
 
 
-def receive(directory: str, generation: str, access: Dict[str, Any], peer: Optional[Dict[str, Any]] = None) -> int:
+def receive(
+    directory: str,
+    generation: str,
+    kind: str,
+    key: str,
+    access: Dict[str, Any],
+    peer: Optional[Dict[str, Any]] = None,
+) -> int:
     """As ``receiving.receive``, whose lines it speaks, into a bucket: ``directory`` is ``gs://bucket/prefix``."""
     try:
-        return incoming.receive(peer, lambda stream: _Receiver(gcs.Bucket(directory, access), stream).run())
+        return incoming.receive(peer, lambda stream: _Receiver(gcs.Bucket(directory, access), stream, kind, key).run())
     except (gcs.GcsError, OSError, ValueError) as error:
         gcs.tell(error, emit)
         return 1

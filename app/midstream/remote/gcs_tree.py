@@ -19,7 +19,7 @@ def describe(directory: str, manifest: str, access: Dict[str, Any]) -> Dict[str,
         except FileNotFoundError:
             raise NoTree("{}: there is no {}: not a complete tree".format(directory, manifest)) from None
         _, objects = parse_manifest(text, directory, manifest)
-        return {"manifest": text, "objects": objects, "problems": _problems(bucket, objects)}
+        return {"manifest": text, "problems": _problems(bucket, objects)}
 
 
 def missing(directory: str, objects: Sequence[Dict[str, Any]], access: Dict[str, Any]) -> List[List[str]]:

@@ -14,10 +14,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Mapping, Optional, Set
 
-from midstream.remote import hands, runs
-from midstream.remote.files import emit, end_with_operator
+from midstream.remote import allowlist, hands, runs
+from midstream.remote.files import NotPlain, emit, end_with_operator, object_sha256
+from midstream.remote.objects import parse_manifest
 from midstream.remote.staging import Stage, sync_objects
-from midstream.remote.tree import HASHERS, file_sha256
+from midstream.remote.tree import HASHERS
 from midstream_engine import records
 
 POLL = 0.02  # seconds between two looks
@@ -41,8 +42,8 @@ def follow(root: str, run_id: str, attempt: int, serial: int, since: int, sizes:
             if over.is_set():  # the manifest says it, too
                 return
             try:
-                entry = {"path": path, "size": sizes[path], "sha256": file_sha256(posixpath.join(directory, path))}
-            except FileNotFoundError:  # the save was given up
+                entry = {"path": path, "size": sizes[path], "sha256": object_sha256(directory, path)}
+            except OSError:  # the save was given up; the manifest decides
                 return
             emit("whole", name=posixpath.basename(directory), objects=[entry])
 
@@ -80,9 +81,11 @@ def rest(directory: str, sent: Mapping[str, str]) -> Dict[str, Any]:
 
 
 def commit(directory: str, text: str) -> None:
-    """Write the manifest, last and atomically, once every object is on the disk with its size. ValueError."""
-    entries = records.Manifest.from_json(json.loads(text), directory).object_entries
-    sync_objects(directory, [{"path": entry.path, "size": entry.size} for entry in entries])
+    """Write the manifest, last and atomically, once every object is on the disk with its size. ValueError; NotPlain."""
+    records.Manifest.from_json(json.loads(text), directory)
+    sync_objects(directory, parse_manifest(text, directory, records.MANIFEST, allowlist.CHECKPOINT)[1])
+    if os.path.islink(directory):
+        raise NotPlain(directory)
     records.write_bytes(posixpath.join(directory, records.MANIFEST), text.encode())
 
 

@@ -3,11 +3,12 @@ the host; standard library only."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from midstream.remote.runs import Refused, living_attempt
+from midstream.remote.runs import Refused, living_attempt, status
 from midstream_engine import records
 
 
@@ -25,7 +26,12 @@ def give_order(root: str, run_id: str, attempt: int, order: Mapping[str, Any]) -
         before = records.Order.read_or_none(path.order)
         found = records.Status.read_or_none(path.status())
         serial = max(before.serial if before else 0, found.order if found else 0) + 1
-        records.Order.from_json({**order, "serial": serial}, "order").write(path.order)
+        new = records.Order.from_json({**order, "serial": serial}, "order")
+        if before is not None and new == dataclasses.replace(before, serial=serial):
+            answered = found is not None and max(found.order, found.refused) >= before.serial
+            if not answered or not status(root, run_id, attempt)["alive"]:
+                return before.serial
+        new.write(path.order)
     return serial
 
 

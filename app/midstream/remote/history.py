@@ -1,7 +1,8 @@
 """A run's history on the machine where it lies: the config, the lineage, and what each attempt has written.
 
 Histories grow while they are read: a file is described by the bytes it had when it was looked at (``offset`` and
-``size``), and exactly those are hashed, sent and compared.
+``size``), and exactly those are hashed, sent and compared. What belongs to a history says `allowlist.py`; no symbolic
+link below the run's directory is followed.
 """
 
 from __future__ import annotations
@@ -12,25 +13,27 @@ import posixpath
 import re
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-from midstream.remote.tree import file_sha256
+from midstream.remote import allowlist
+from midstream.remote.allowlist import LOG_TAIL
+from midstream.remote.files import NotPlain, descriptor_sha256, inside, object_sha256, open_object, open_parent, size_of
 from midstream_engine import records
 
-LOG_TAIL = 1 << 20  # bytes of each log that travel: its end
 LOGS = 16 << 20  # bytes of all logs together, newest attempts first
 _ATTEMPT = re.compile(r"\d{3,}")
-_STATUS = re.compile(r"status-\d+\.json")
 _LOG = re.compile(r"log-\d+\.txt")
-_METRICS = "metrics.jsonl"
-_RESTORE = "restore.json"
-_EVENTS = re.compile(r"events\.out\.tfevents\..+")  # TensorBoard's, under a logdir that is relative
+_EVENTS = "events.out.tfevents."  # TensorBoard's, under a logdir that is relative
 _OWN = ("attempts", "checkpoints", "pins")  # directories of a run that trackers do not write in
 
 
 def _entry(directory: str, path: str, tail: Optional[int] = None) -> Dict[str, Any]:
-    place = posixpath.join(directory, path)
-    total = os.stat(place).st_size
-    size = total if tail is None else min(total, tail)
-    return {"path": path, "offset": total - size, "size": size, "sha256": file_sha256(place, total - size, size)}
+    descriptor = open_object(directory, path)
+    try:
+        total = os.fstat(descriptor).st_size
+        size = total if tail is None else min(total, tail)
+        sha256 = descriptor_sha256(descriptor, total - size, size)
+    finally:
+        os.close(descriptor)
+    return {"path": path, "offset": total - size, "size": size, "sha256": sha256}
 
 
 def describe(root: str, run_id: str) -> Dict[str, Any]:
@@ -39,6 +42,15 @@ def describe(root: str, run_id: str) -> Dict[str, Any]:
     directory = records.RunPaths(root, records.check_run_id(run_id)).dir
     if not os.path.isdir(directory):
         raise records.RecordError("{}: there is no such run".format(directory))
+    try:
+        files = _files(directory)
+    except NotPlain as error:
+        raise records.RecordError(str(error)) from None
+    return {"files": files, "lineage": records.read_json_or_none(posixpath.join(directory, "lineage.json"))}
+
+
+def _files(directory: str) -> List[Dict[str, Any]]:
+    """Entries of the files of a history. NotPlain."""
     files = []
     if os.path.exists(posixpath.join(directory, "run.yaml")):
         files.append(_entry(directory, "run.yaml"))
@@ -48,35 +60,46 @@ def describe(root: str, run_id: str) -> Dict[str, Any]:
     for number in numbers:
         if not _ATTEMPT.fullmatch(number):
             continue
+        os.close(open_parent(directory, posixpath.join("attempts", number, ""))[0])  # NotPlain
         for name in sorted(os.listdir(posixpath.join(attempts, number))):
             path = posixpath.join("attempts", number, name)
-            if name in (_METRICS, _RESTORE) or _STATUS.fullmatch(name):
+            if not _belongs(path):
+                continue
+            if not _LOG.fullmatch(name):
                 files.append(_entry(directory, path))
-            elif _LOG.fullmatch(name) and logs > 0:
+            elif logs > 0:
                 entry = _entry(directory, path, min(LOG_TAIL, logs))
                 logs -= entry["size"]
                 files.append(entry)
-    files += [_entry(directory, path) for path in _event_files(directory)]
-    return {"files": files, "lineage": records.read_json_or_none(posixpath.join(directory, "lineage.json"))}
+    return files + [_entry(directory, path) for path in _event_files(directory)]
+
+
+def _belongs(path: str) -> bool:
+    try:
+        return allowlist.largest(allowlist.HISTORY, path) > 0
+    except allowlist.NotAllowed:
+        return False
 
 
 def _event_files(directory: str) -> Iterator[str]:
-    """Paths of the event files in a run's directory, where engines start."""
+    """Paths of the event files below a run's directory. One with a name that is not TensorBoard's own stays behind."""
     for place, folders, names in os.walk(directory):
         if place == directory:
             folders[:] = [name for name in folders if name not in _OWN]
         folders.sort()
         for name in sorted(names):
-            if _EVENTS.fullmatch(name):
-                yield posixpath.relpath(posixpath.join(place, name), directory)
+            path = posixpath.relpath(posixpath.join(place, name), directory)
+            if name.startswith(_EVENTS) and _belongs(path) and not os.path.islink(posixpath.join(place, name)):
+                yield path
 
 
 def sizes(root: str, run_id: str, paths: Sequence[str]) -> List[Optional[int]]:
     """Size of each file of the run, None where it is absent."""
+    directory = records.RunPaths(root, records.check_run_id(run_id)).dir
     found: List[Optional[int]] = []
     for path in paths:
         try:
-            found.append(os.stat(_place(root, run_id, path)).st_size)
+            found.append(size_of(directory, path))
         except FileNotFoundError:
             found.append(None)
     return found
@@ -84,15 +107,16 @@ def sizes(root: str, run_id: str, paths: Sequence[str]) -> List[Optional[int]]:
 
 def digests(root: str, run_id: str, ranges: Sequence[Sequence[Any]]) -> List[str]:
     """SHA-256 of the first ``size`` bytes of each ``[path, size]``."""
-    return [file_sha256(_place(root, run_id, path), 0, size) for path, size in ranges]
+    directory = records.RunPaths(root, records.check_run_id(run_id)).dir
+    return [object_sha256(directory, path, 0, size) for path, size in ranges]
 
 
 def set_aside(root: str, run_id: str, path: str) -> str:
     """Keep the file under a name of its own, beside the one that will take its place. Returns that name."""
-    place = _place(root, run_id, path)
-    name = "{}.aside-{}".format(path, file_sha256(place)[:12])
+    directory = records.RunPaths(root, records.check_run_id(run_id)).dir
+    name = "{}.aside-{}".format(path, object_sha256(directory, path)[:12])
     with contextlib.suppress(FileExistsError):  # an earlier call got so far
-        os.link(place, _place(root, run_id, name))
+        os.link(inside(directory, path), inside(directory, name), follow_symlinks=False)
     return name
 
 
@@ -107,9 +131,3 @@ def merge_lineage(root: str, run_id: str, lineage: Dict[str, Any]) -> int:
             merged = merged.with_entry(entry)
         merged.write(paths.lineage)
     return len(merged.attempts)
-
-
-def _place(root: str, run_id: str, path: str) -> str:
-    if not records.safe_relative(path):
-        raise records.RecordError("path {!r} leaves the run".format(path))
-    return posixpath.join(records.RunPaths(root, records.check_run_id(run_id)).dir, path)

@@ -4,13 +4,14 @@ disk (`receiving.py`) or a bucket (`gcs_receiving.py`)."""
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any, Callable, Dict, Optional
 
 from midstream.remote import peer as tls
+from midstream.remote.allowlist import shown
 from midstream.remote.files import emit
 from midstream.remote.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, Bytes, Problem, from_stdin, widen
 from midstream.remote.lines import Lines
+from midstream.remote.requested_items import RequestedItems
 from midstream.remote.telling import Telling
 
 
@@ -35,8 +36,9 @@ class Receiver:
 
     arriving: Any = None
 
-    def __init__(self, stream: Bytes):
-        self.stream = stream
+    def __init__(self, stream: Bytes, kind: str, key: str):
+        self.stream, self.kind = stream, kind
+        self.requests = RequestedItems(key)
         self.telling = Telling()
 
     def begin(self, item: Dict[str, Any]) -> Arriving:
@@ -72,13 +74,13 @@ class Receiver:
                 if kind == DATA:
                     self._data(length)
                 elif kind == ITEM:
-                    self._item(json.loads(bytes(self.stream.exactly(length))))
-                elif kind == FINISH:
-                    break
+                    self._item(bytes(self.stream.exactly(length)))
                 elif kind == FAILED:
-                    words = bytes(self.stream.exactly(length)).decode()
-                    raise Problem("source", path=self._path, message=words)
-                elif kind != IDLE:
+                    words = bytes(self.stream.exactly(length)).decode(errors="replace")
+                    raise Problem("source", path=self._path, message=shown(words))
+                elif kind == FINISH and not length:
+                    break
+                elif kind != IDLE or length:
                     raise Problem("protocol", message="a frame of kind {}".format(kind))
                 self.look()
             if self.arriving is not None:
@@ -92,9 +94,10 @@ class Receiver:
     def _path(self) -> str:
         return self.arriving.item["path"] if self.arriving is not None else ""
 
-    def _item(self, item: Dict[str, Any]) -> None:
+    def _item(self, payload: bytes) -> None:
         if self.arriving is not None:
-            raise Problem("protocol", message="{} begins inside another".format(item["path"]))
+            raise Problem("unrequested", path=self._path, message="another object begins before its end")
+        item = self.requests.checked(self.kind, payload)
         self.arriving = self.begin(item)
         if not item["length"]:
             self._arrived()
@@ -102,7 +105,7 @@ class Receiver:
     def _data(self, length: int) -> None:
         arriving = self.arriving
         if arriving is None or arriving.received + length > arriving.item["length"]:
-            raise Problem("protocol", message="more bytes than announced for {}".format(self._path))
+            raise Problem("unrequested", path=self._path, message="more bytes than were requested")
         while length:
             data = self.stream.some(min(length, self.most(arriving)))
             self.take(arriving, data)

@@ -12,11 +12,13 @@ def rows(root: str, run_id: str, attempt: int, first: int = 0, last: Optional[in
     """The rows with a loss of steps ``first`` to ``last`` (to the end: None). A torn line witnesses nothing."""
     found = []
     try:
-        with open(records.RunPaths(root, records.check_run_id(run_id)).attempt(attempt).metrics, "rb") as file:
+        with records.open_regular(
+            records.RunPaths(root, records.check_run_id(run_id)).attempt(attempt).metrics
+        ) as file:
             for line in file:
                 try:
                     row = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if not isinstance(row, dict) or "train/loss" not in row or "global_step" not in row:
                     continue

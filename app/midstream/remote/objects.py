@@ -10,7 +10,10 @@ import posixpath
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from midstream.remote.files import HASHERS, file_sha256, inside
+from midstream.remote import allowlist
+from midstream.remote.files import HASHERS, NotPlain, descriptor_sha256, inside, object_sha256, open_object, size_of
+
+MANIFEST_BYTES = 1 << 26  # of a manifest that is read
 
 
 class NoTree(ValueError):
@@ -20,26 +23,45 @@ class NoTree(ValueError):
 def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[Dict[str, Any]]]:
     """Text, value and objects of a tree's manifest. NoTree where it is absent or of another shape."""
     try:
-        with open(posixpath.join(directory, name), encoding="utf-8", newline="") as file:
-            text = file.read()
+        with os.fdopen(open_object(directory, name), "rb") as file:
+            data = file.read(MANIFEST_BYTES + 1)
+        if len(data) > MANIFEST_BYTES:
+            raise NoTree("{}/{}: larger than {:,} bytes".format(directory, name, MANIFEST_BYTES))
+        text = data.decode()
     except FileNotFoundError:
         raise NoTree("{}: there is no {}: not a complete tree".format(directory, name)) from None
-    except ValueError as error:
+    except NotPlain as error:
+        raise NoTree(str(error)) from None
+    except UnicodeDecodeError as error:
         raise NoTree("{}/{}: not a manifest ({!r})".format(directory, name, error)) from error
     return (text, *parse_manifest(text, directory, name))
 
 
-def parse_manifest(text: str, directory: str, name: str) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
-    """Value and objects of a manifest. NoTree where it is of another shape."""
-    where = posixpath.join(directory, name)
+def parse_manifest(text: str, directory: str, name: str, kind: str = "") -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+    """Value and objects of a manifest. NoTree where it is of another shape, or where it names an object that a copy of
+    this ``kind`` (`allowlist.py`) does not contain."""
     try:
         value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = allowlist.shown(repr(error))
+        raise NoTree("{}: not a manifest ({})".format(posixpath.join(directory, name), what)) from error
+    return value, objects_in(value, directory, name, kind)
+
+
+def objects_in(value: Any, directory: str, name: str, kind: str = "") -> List[Dict[str, Any]]:
+    """The objects that the value of a manifest names. NoTree as of `parse_manifest`."""
+    where = posixpath.join(directory, name)
+    try:
         objects = [
             {"path": str(entry["path"]), "size": int(entry["size"]), "sha256": str(entry["sha256"])}
             for entry in value["objects"]
         ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise NoTree("{}: not a manifest ({!r})".format(where, error)) from error
+        if kind:
+            allowlist.check_all(kind, value["objects"])
+    except allowlist.NotAllowed as error:
+        raise NoTree("{}: {}".format(where, error)) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise NoTree("{}: not a manifest ({})".format(where, allowlist.shown(repr(error)))) from error
     for entry in objects:
         try:
             inside(directory, entry["path"])
@@ -47,13 +69,13 @@ def parse_manifest(text: str, directory: str, name: str) -> Tuple[Dict[str, Any]
             raise NoTree(str(error)) from None
     if len({entry["path"] for entry in objects}) != len(objects):
         raise NoTree("{}: names an object twice".format(where))
-    return value, objects
+    return objects
 
 
 def describe(directory: str, manifest: str) -> Dict[str, Any]:
-    """The tree's manifest as text, its objects, and those that are missing or of another size (not hashed)."""
+    """The tree's manifest as text, and the objects that are missing or of another size (not hashed)."""
     text, _, objects = read_manifest(directory, manifest)
-    return {"manifest": text, "objects": objects, "problems": missing(directory, objects)}
+    return {"manifest": text, "problems": missing(directory, objects)}
 
 
 def missing(directory: str, objects: Sequence[Dict[str, Any]]) -> List[List[str]]:
@@ -61,9 +83,12 @@ def missing(directory: str, objects: Sequence[Dict[str, Any]]) -> List[List[str]
     found = []
     for entry in objects:
         try:
-            size = os.stat(inside(directory, entry["path"])).st_size
+            size = size_of(directory, entry["path"])
         except FileNotFoundError:
             found.append([entry["path"], "missing"])
+            continue
+        except OSError as error:
+            found.append([entry["path"], "cannot be read: {}".format(error.strerror)])
             continue
         if size != entry["size"]:
             found.append([entry["path"], "{} bytes, the manifest says {}".format(size, entry["size"])])
@@ -75,7 +100,7 @@ def digests(directory: str, ranges: Sequence[Sequence[Any]]) -> List[Optional[st
 
     def one(item: Sequence[Any]) -> Optional[str]:
         try:
-            return file_sha256(inside(directory, item[0]), item[1], item[2])
+            return object_sha256(directory, item[0], item[1], item[2])
         except OSError:
             return None
 
@@ -85,12 +110,15 @@ def digests(directory: str, ranges: Sequence[Sequence[Any]]) -> List[Optional[st
 
 def check(directory: str, entry: Dict[str, Any]) -> Optional[str]:
     """What is wrong with one object, or None. Reads all of it."""
-    path = inside(directory, entry["path"])
     try:
-        size = os.stat(path).st_size
-        if size != entry["size"]:
-            return "{} bytes, the manifest says {}".format(size, entry["size"])
-        found = file_sha256(path)
+        descriptor = open_object(directory, entry["path"])
+        try:
+            size = os.fstat(descriptor).st_size
+            if size != entry["size"]:
+                return "{} bytes, the manifest says {}".format(size, entry["size"])
+            found = descriptor_sha256(descriptor)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         return "missing"
     except OSError as error:

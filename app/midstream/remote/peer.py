@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, cast
 
 from midstream.remote.files import emit
 from midstream.remote.lines import SILENCE, Lines
@@ -21,8 +21,10 @@ if TYPE_CHECKING:  # its import costs more than all others together: only who ne
     import ssl
 
 DIAL = 3.0  # seconds that an address may take to answer: a firewall that drops is as good as one that refuses
-HANDSHAKE = 5.0
+HANDSHAKE = 5.0  # seconds that a caller has to prove who it is
 MEET = 30.0  # seconds after which a listener gives up
+CALLERS = 256  # that may be proving who they are; for one more, the oldest that has sent nothing is hung up on
+CALLERS_AT_ONCE = 32  # that are accepted before the others are heard again
 SOCKET_BUFFER = 4 << 20
 KNOCKS = 3
 
@@ -89,23 +91,136 @@ def _listener(ports: Optional[Sequence[int]]) -> socket.socket:
     raise last or OSError("no port to listen on")
 
 
-def _accept(listener: socket.socket, peer: Dict[str, Any]) -> ssl.SSLSocket:
-    """The first caller that shows the right certificate. Others are hung up on."""
-    context = _context(peer)
-    deadline = time.monotonic() + MEET
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([listener], [], [], left)[0]:
-            raise OSError("nobody called within {:.0f} s".format(MEET))
-        raw, _ = listener.accept()
+class _Callers:
+    """Those who have called and have not proven who they are. All are heard at once: silent ones hold nobody up."""
+
+    def __init__(self, listener: socket.socket, peer: Dict[str, Any]):
+        self._listener, self._peer = listener, peer
+        self._context = _context(peer)
+        self._deadlines: Dict[socket.socket, float] = {}  # in the order in which they called
+        self._spoken: Set[socket.socket] = set()  # those who have sent something: they have a TLS state, too
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def first_proven(self, seconds: float) -> "ssl.SSLSocket":
+        """The first one that shows the right certificate. OSError after ``seconds``."""
+        until = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            if now >= until:
+                raise OSError("nobody called within {:.0f} s who could prove who it is".format(seconds))
+            for sock in [each for each, deadline in self._deadlines.items() if deadline <= now]:
+                self._drop(sock)
+            soonest = min([until, *self._deadlines.values()])
+            for key, _ in self._selector.select(soonest - now):
+                if key.fileobj is self._listener:
+                    self._take_in()
+                    continue
+                proven = self._hear(cast(socket.socket, key.fileobj))
+                if proven is not None:
+                    return proven
+
+    def _take_in(self) -> None:
+        """Accept those who wait, a few at a time: between them the others are heard."""
+        for _ in range(CALLERS_AT_ONCE):
+            if len(self._deadlines) >= CALLERS:
+                self._drop(
+                    next((each for each in self._deadlines if each not in self._spoken), next(iter(self._deadlines)))
+                )
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # gone already, or this process has too many files open
+                if self._deadlines:
+                    self._drop(next(iter(self._deadlines)))
+                return
+            sock.setblocking(False)
+            self._deadlines[sock] = time.monotonic() + HANDSHAKE
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def _hear(self, sock: socket.socket) -> "Optional[ssl.SSLSocket]":
+        """One step of the handshake; the socket once it is done."""
+        import ssl
+
+        if sock not in self._deadlines:  # made room for another in this round
+            return None
         try:
-            raw.settimeout(HANDSHAKE)
-            _tune(raw)
-            sock = context.wrap_socket(raw, server_side=True)
-            _pinned(sock, peer)
-            return sock
+            if sock not in self._spoken:
+                sock = self._begin(sock)
+            cast(ssl.SSLSocket, sock).do_handshake()
+            _pinned(cast(ssl.SSLSocket, sock), self._peer)
+        except ssl.SSLWantReadError:
+            self._selector.modify(sock, selectors.EVENT_READ)
+        except ssl.SSLWantWriteError:
+            self._selector.modify(sock, selectors.EVENT_WRITE)
         except OSError:  # ssl.SSLError is one: a scanner, or somebody else's copy
+            self._drop(sock)
+        else:
+            del self._deadlines[sock]
+            self._selector.unregister(sock)
+            sock.settimeout(HANDSHAKE)
+            return cast(ssl.SSLSocket, sock)
+        return None
+
+    def _begin(self, raw: socket.socket) -> "ssl.SSLSocket":
+        """TLS for one who has sent something."""
+        self._selector.unregister(raw)
+        deadline = self._deadlines.pop(raw)
+        try:
+            _tune(raw)
+            sock = self._context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+        except OSError:
             raw.close()
+            raise
+        self._deadlines[sock] = deadline
+        self._spoken.add(sock)
+        self._selector.register(sock, selectors.EVENT_READ)
+        return sock
+
+    def _drop(self, sock: socket.socket) -> None:
+        if self._deadlines.pop(sock, None) is not None:
+            self._selector.unregister(sock)
+        self._spoken.discard(sock)
+        sock.close()
+
+    def close(self) -> None:
+        for sock in list(self._deadlines):
+            self._drop(sock)
+        self._selector.close()
+
+
+def _accept(listener: socket.socket, peer: Dict[str, Any]) -> "ssl.SSLSocket":
+    """The first caller that shows the right certificate. Others are hung up on."""
+    callers = _Callers(listener, peer)
+    try:
+        return callers.first_proven(MEET)
+    finally:
+        callers.close()
+
+
+def _shake_hands(sock: "ssl.SSLSocket", seconds: float) -> None:
+    """The handshake within ``seconds`` in all: a socket's own timeout counts anew with each byte."""
+    import ssl
+
+    until = time.monotonic() + seconds
+    sock.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        while True:
+            try:
+                sock.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                selector.modify(sock, selectors.EVENT_READ)
+            except ssl.SSLWantWriteError:
+                selector.modify(sock, selectors.EVENT_WRITE)
+            left = until - time.monotonic()
+            if left <= 0:
+                raise OSError("the handshake did not end within {:.0f} s".format(seconds))
+            selector.select(left)
+    sock.settimeout(seconds)
 
 
 def _dial(peer: Dict[str, Any]) -> Tuple[ssl.SSLSocket, str]:
@@ -117,8 +232,9 @@ def _dial(peer: Dict[str, Any]) -> Tuple[ssl.SSLSocket, str]:
         try:
             raw = socket.create_connection((address, peer["port"]), DIAL)
             _tune(raw)
-            raw.settimeout(HANDSHAKE)
-            sock = context.wrap_socket(raw)
+            sock = context.wrap_socket(raw, do_handshake_on_connect=False)
+            raw = sock  # closing it closes both
+            _shake_hands(sock, HANDSHAKE)
             _pinned(sock, peer)
             return sock, address
         except OSError as error:

@@ -2,7 +2,7 @@
 
 ``hello``    the machine's names, once
 ``run``      of one run whatever changed since the last such line: fence, lineage, store, attempts, attempt, status,
-             alive, checkpoints, trouble
+             alive, checkpoints, damaged ({file: what is wrong with it}), trouble
 ``metrics``  whole lines of an attempt's metrics.jsonl from byte ``offset`` to ``end``; offset 0 starts the file anew
 ``log``      text that the newest attempt's log grew by; ``first`` where it is the beginning of what is told
 ``gone``     the run's directory is no longer there
@@ -16,6 +16,7 @@ Standard library only; Python 3.8.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
@@ -24,7 +25,7 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from midstream.remote import accelerators, inventory, machine, runs
+from midstream.remote import accelerators, damage, inventory, machine, runs
 from midstream_engine import records
 
 CHUNK = 1 << 18  # bytes of metrics or log in one line
@@ -186,24 +187,29 @@ class _Run:
         self._told: Dict[str, Any] = {}
         self._marks: Dict[str, Any] = {}
         self._manifests: Dict[str, Any] = {}
-        self._metrics = {int(attempt): _Growing(*place) for attempt, place in known.items()}
+        self._checked: damage.Known = {}
+        self._metrics = {int(attempt): _Growing(*place, longest=CHUNK) for attempt, place in known.items()}
         self._log = _Growing()
         self._log_of = 0
 
     def look(self) -> None:
-        """What cannot be read is told as trouble; of that, what was told before stands until it can be read again."""
+        """What cannot be read is reported as damaged, or as trouble; of that, what was reported before stands until it
+        can be read again."""
         troubles: List[str] = []
         news: Dict[str, Any] = {}
-        for part in (self._attempts, self._fence, self._lineage, self._store, self._checkpoints):
+        for part in (self._damage, self._attempts, self._fence, self._lineage, self._store, self._checkpoints):
             try:
                 news.update(part())
+            except records.Damaged:
+                pass  # `damage` names it
             except (OSError, records.RecordError) as error:
                 troubles.append(str(error))
         self._tell(**news)
-        try:
-            self._grown(self._told.get("attempts", []))
-        except OSError as error:
-            troubles.append(str(error))
+        for part in self._growing(self._told.get("attempts", [])):
+            try:
+                part()
+            except (OSError, records.RecordError) as error:
+                troubles.append(str(error))
         self._tell(trouble="; ".join(dict.fromkeys(troubles)))
 
     def _tell(self, **news: Any) -> None:
@@ -215,45 +221,60 @@ class _Run:
     def _attempts(self) -> Dict[str, Any]:
         numbers = runs.attempts(self._paths)
         newest = runs.newest_started(self._paths, numbers)
-        state = runs.status(self._root, self._id, newest) if newest else {"status": None, "alive": False}
-        return {"attempts": numbers, "attempt": newest, "wordless": runs.wordless(self._paths.attempt(newest)), **state}
+        found = {"attempts": numbers, "attempt": newest}
+        try:
+            state = runs.status(self._root, self._id, newest) if newest else {"status": None, "alive": False}
+            return {**found, "wordless": runs.wordless(self._paths.attempt(newest)), **state}
+        except records.Damaged:
+            return found
+
+    def _damage(self) -> Dict[str, Any]:
+        return {"damaged": damage.find(self._paths, self._checked)}
 
     def _fence(self) -> Dict[str, Any]:
-        return {"fence": self._record("fence", self._paths.fence)}
+        return {"fence": self._record("fence", self._paths.fence, records.Fence)}
 
     def _lineage(self) -> Dict[str, Any]:
-        return {"lineage": self._record("lineage", self._paths.lineage)}
+        return {"lineage": self._record("lineage", self._paths.lineage, records.Lineage)}
 
     def _store(self) -> Dict[str, Any]:
-        return {"store": self._record("store", self._paths.store_file)}
+        return {"store": self._record("store", self._paths.store_file, records.Store)}
 
     def _checkpoints(self) -> Dict[str, Any]:
         return {"checkpoints": runs.checkpoints(self._paths, self._manifests)}
 
-    def _record(self, name: str, path: str) -> Any:
+    def _record(self, name: str, path: str, kind: Any) -> Any:
         """The file's value, read again only where it changed."""
         mark = runs.signature(path)
         if mark is None:
             return None
         if name not in self._told or self._marks.get(name) != mark:
-            value = records.read_json_or_none(path)
+            record = kind.read_or_none(path)
             self._marks[name] = mark
-            return value
+            return None if record is None else record.to_json()
         return self._told[name]
 
-    def _grown(self, numbers: List[int]) -> None:
+    def _growing(self, numbers: List[int]) -> Iterator[Callable[[], None]]:
+        """What tells of one growing file each."""
         for number in numbers:
-            growing = self._metrics.setdefault(number, _Growing())
-            for offset, data in growing.read(self._paths.attempt(number).metrics):
-                self._emit(
-                    "metrics",
-                    run=self._id,
-                    attempt=number,
-                    inode=growing.inode,
-                    offset=offset,
-                    end=growing.offset,
-                    text=data.decode(errors="replace"),
-                )
+            yield functools.partial(self._tell_metrics, number)
+        if numbers:
+            yield functools.partial(self._tell_log, numbers)
+
+    def _tell_metrics(self, number: int) -> None:
+        growing = self._metrics.setdefault(number, _Growing(longest=CHUNK))
+        for offset, data in growing.read(self._paths.attempt(number).metrics):
+            self._emit(
+                "metrics",
+                run=self._id,
+                attempt=number,
+                inode=growing.inode,
+                offset=offset,
+                end=growing.offset,
+                text=data.decode(errors="replace"),
+            )
+
+    def _tell_log(self, numbers: List[int]) -> None:
         if numbers and numbers[-1] != self._log_of:
             self._log, self._log_of = _Growing(tail=LOG_TAIL), numbers[-1]
         if numbers:
@@ -264,12 +285,12 @@ class _Run:
 
 class _Growing:
     """A file that is appended to, read by whole lines as it grows. ``tail``: begin at most so many bytes before its
-    end, at the beginning of a line."""
+    end, at the beginning of a line. ``longest``: bytes of a line, past which the file is damaged; 0 for any."""
 
-    def __init__(self, inode: int = 0, offset: int = 0, tail: int = 0):
+    def __init__(self, inode: int = 0, offset: int = 0, tail: int = 0, longest: int = 0):
         self.inode, self.offset = inode, offset
         self.begin = 0  # where it began to be told
-        self._tail = tail
+        self._tail, self._longest = tail, longest
 
     def read(self, path: str) -> Iterator[Tuple[int, bytes]]:
         """Yields (offset, bytes) of whole lines that are new. Another file of the name, or a shorter one, is told
@@ -281,7 +302,7 @@ class _Growing:
         fresh = inode != self.inode or size < self.offset
         if not fresh and size == self.offset:
             return
-        with open(path, "rb") as file:
+        with records.open_regular(path) as file:
             if fresh:
                 self.inode = os.fstat(file.fileno()).st_ino
                 self.begin = self.offset = self._beginning(file, size)
@@ -289,6 +310,8 @@ class _Growing:
             while True:
                 data = file.read(CHUNK)
                 whole = data[: data.rfind(b"\n") + 1]
+                if not whole and self._longest and len(data) >= self._longest:
+                    raise records.Damaged("{}: a line of more than {} bytes".format(path, self._longest))
                 if not whole and len(data) == CHUNK:
                     whole = data  # a line longer than any that is worth keeping together
                 if not whole:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
 from typing import Any, Callable, Dict, List, Optional
 
 from midstream.remote import incoming
-from midstream.remote.files import inside
+from midstream.remote.allowlist import CHECKPOINTS
+from midstream.remote.files import LastFolder
 from midstream.remote.frames import Bytes, Problem
 from midstream.remote.staging import CHUNK, Stage, problem
 
+MANIFEST = "manifest.json"
 SETTLING = 4  # threads that fsync finished objects while the next ones arrive
 SYNCED = 1 << 20  # objects from this size on are on the disk before they are named; the others before the manifest is
 
@@ -24,10 +27,9 @@ class _Arriving(incoming.Arriving):
 
     def __init__(self, stage: Stage, item: Dict[str, Any]):
         super().__init__(item)
-        self.place = inside(stage.directory, item["path"])
         self.part = stage.part(item)
         # Whole or not: what a cut leaves behind is looked at again chunk by chunk.
-        self.file = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.file = stage.open_part(self.part, fresh=self.whole)
 
     def write(self, data: memoryview) -> None:
         if self.whole:
@@ -81,12 +83,17 @@ class _Settling:
 
 
 class _Receiver(incoming.Receiver):
-    def __init__(self, stage: Stage, stream: Bytes):
-        super().__init__(stream)
+    def __init__(self, stage: Stage, stream: Bytes, kind: str, key: str):
+        super().__init__(stream, kind, key)
         self.stage = stage
         self.settling = _Settling()
+        self.folder = LastFolder(stage.directory, create=True)
 
     def begin(self, item: Dict[str, Any]) -> _Arriving:
+        if self.kind == CHECKPOINTS:
+            whole = posixpath.join(self.stage.directory, item["path"].split("/")[0], MANIFEST)
+            if os.path.lexists(whole):  # nothing of a complete checkpoint is replaced
+                raise Problem("system", path=item["path"], message="{} is there already".format(whole))
         return _Arriving(self.stage, item)
 
     def most(self, arriving: _Arriving) -> int:
@@ -109,7 +116,7 @@ class _Receiver(incoming.Receiver):
             os.unlink(arriving.part)
             raise
         if item["size"] < SYNCED:
-            self._settle(arriving)
+            self._settle(arriving, folder=self.folder)
         else:
             self.settling.submit(self._settle, arriving, True)
 
@@ -118,6 +125,7 @@ class _Receiver(incoming.Receiver):
 
     def close(self) -> None:
         self.settling.close()
+        self.folder.close()
         if self.arriving is not None:
             self.arriving.give_up()
 
@@ -127,23 +135,25 @@ class _Receiver(incoming.Receiver):
             os.fdatasync(arriving.file)
         arriving.close()
 
-    def _settle(self, arriving: _Arriving, sync: bool = False) -> None:
+    def _settle(self, arriving: _Arriving, sync: bool = False, folder: Optional[LastFolder] = None) -> None:
         if sync:
             os.fsync(arriving.file)
         arriving.close()
-        self.stage.name(arriving.part, arriving.place)
+        self.stage.name(arriving.part, arriving.item["path"], folder)
         self.telling.landed(objects=[arriving.item["path"]])
 
 
-def receive(directory: str, generation: str, peer: Optional[Dict[str, Any]] = None) -> int:
+def receive(directory: str, generation: str, kind: str, key: str, peer: Optional[Dict[str, Any]] = None) -> int:
     """Read frames from stdin, or through TLS from ``peer``, into the staging directory ``generation`` of ``directory``.
-    Lines: ``landed`` (``bytes`` since the last such line; ``objects``, verified and named; ``ranges``, written), and at
-    the end ``done`` or ``problem`` (kinds truncated, source, hash, full, protocol, system)."""
+    Only items that were requested with ``key`` (`requested_items.py`), and that a copy of this ``kind`` may contain
+    (`allowlist.py`), are accepted. Lines: ``landed`` (``bytes`` since the last such line; ``objects``, verified and
+    named; ``ranges``, written), and at the end ``done`` or ``problem`` (kinds truncated, source, hash, full, protocol,
+    unrequested, system)."""
 
     def keep(stream: Bytes) -> None:
         stage = Stage(directory, generation)
         try:
-            _Receiver(stage, stream).run()
+            _Receiver(stage, stream, kind, key).run()
         finally:
             stage.leave()
 

@@ -8,9 +8,10 @@ import posixpath
 import re
 import signal as signals
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Collection, Dict, List, Optional, Tuple
 
-from midstream.remote import slurm
+from midstream.remote import damage, slurm
+from midstream.remote.damage import signature
 from midstream_engine import records
 
 
@@ -22,29 +23,40 @@ class Refused(Exception):
 
 
 def list_runs(root: str) -> List[str]:
-    """Ids of the runs under ``root``."""
+    """Ids of the runs under ``root``. A directory whose name is no run id is none of ours."""
     directory = posixpath.join(root, "runs")
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    return sorted(
-        name
-        for name in names
-        if not name.startswith(".") and os.path.isdir(posixpath.join(directory, name, "attempts"))
-    )
+    return sorted(name for name in names if _is_run(posixpath.join(directory, name), name))
+
+
+def _is_run(directory: str, name: str) -> bool:
+    """Whether it has attempts, or may have: what cannot be looked into is not taken for nothing."""
+    if not re.fullmatch(records.RUN_ID.pattern, name):
+        return False
+    try:
+        os.lstat(posixpath.join(directory, "attempts"))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def describe(root: str, run_id: str) -> Dict[str, Any]:
-    """Everything small about one run: fence, lineage, attempts, the newest one's status, checkpoints."""
+    """Everything small about one run: fence, lineage, attempts, the newest one's status, checkpoints. `records.Damaged`
+    where any record of it cannot be read: whoever wants this is about to act on the run."""
+    damage.refuse(root, run_id)
     paths = records.RunPaths(root, run_id)
     numbers = attempts(paths)
     newest = newest_started(paths, numbers)
     found = status(root, run_id, newest) if newest else {"status": None, "alive": False}
     return {
         "run_id": run_id,
-        "fence": records.read_json_or_none(paths.fence),
-        "lineage": records.read_json_or_none(paths.lineage),
+        "fence": _value(records.Fence.read_or_none(paths.fence)),
+        "lineage": _value(records.Lineage.read_or_none(paths.lineage)),
         "attempts": numbers,
         "attempt": newest,
         "status": found["status"],
@@ -53,13 +65,17 @@ def describe(root: str, run_id: str) -> Dict[str, Any]:
     }
 
 
+def _value(record: Any) -> Optional[Dict[str, Any]]:
+    return None if record is None else record.to_json()
+
+
 def attempts(paths: records.RunPaths) -> List[int]:
     """Numbers of the attempts, rising."""
     try:
         names = os.listdir(paths.attempts)
     except FileNotFoundError:
         return []
-    return sorted(int(name) for name in names if re.fullmatch(r"\d{3,}", name))
+    return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{3,18}", name))
 
 
 def newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
@@ -75,7 +91,7 @@ def processes(path: records.AttemptPaths) -> List[int]:
     """Numbers of an attempt's processes that this host knows of, rising: those that were started, or have a status."""
     found = set()
     for name in _names(path.dir):
-        match = re.fullmatch(r"(?:status|launch)-(\d+)\.json", name)
+        match = re.fullmatch(r"(?:status|launch)-([0-9]{1,6})\.json", name)
         if match:
             found.add(int(match.group(1)))
         elif name in ("launch.json", slurm.JOB):
@@ -117,8 +133,7 @@ def status_of(path: records.AttemptPaths, process: int) -> Dict[str, Any]:
 
 def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.ProcessIdentity]:
     """The process that was started for an attempt, before it has written a status of its own."""
-    value = records.read_json_or_none(path.launched(process))
-    return records.ProcessIdentity.from_json(value, "launch.json") if value else None
+    return records.ProcessIdentity.read_or_none(path.launched(process))
 
 
 def wordless(path: records.AttemptPaths) -> bool:
@@ -156,13 +171,22 @@ def living_attempt(root: str, run_id: str) -> int:
 def checkpoints(
     paths: records.RunPaths, known: Optional[Dict[str, Tuple[Any, Dict[str, Any]]]] = None
 ) -> List[Dict[str, Any]]:
-    """Every directory of a checkpoint, complete or torn, oldest first. ``known`` keeps what was read of manifests for
-    the next call: one that has not changed is not read again."""
+    """Every directory of a checkpoint, oldest first: complete, torn (a save that was cut off), or damaged, which says
+    why its manifest cannot be read. ``known`` keeps what was read of manifests for the next call: one that has not
+    changed is not read again."""
     known = {} if known is None else known
-    try:
-        names = os.listdir(paths.checkpoints)
-    except FileNotFoundError:
-        return []
+    names = set(_names(paths.checkpoints))
+    while True:
+        found = _listed(paths, names, known)
+        before, names = names, set(_names(paths.checkpoints))
+        # Retention may have removed the newest that was listed, after one that was not listed was saved.
+        if names == before or any(entry["complete"] for entry in found):
+            return found
+
+
+def _listed(
+    paths: records.RunPaths, names: Collection[str], known: Dict[str, Tuple[Any, Dict[str, Any]]]
+) -> List[Dict[str, Any]]:
     fence = records.Fence.read_or_none(paths.fence)
     pinned = _pinned(paths)
     found = []
@@ -174,53 +198,59 @@ def checkpoints(
         entry.update(_manifest(posixpath.join(paths.checkpoint(name), records.MANIFEST), name, known))
         entry["accepted"] = entry["complete"] and (fence is None or fence.accepts(entry["epoch"], entry["step"]))
         found.append(entry)
-    for name in set(known) - set(names):
+    for name in set(known).difference(names):
         del known[name]
     return sorted(found, key=lambda entry: (entry["step"], entry["attempt"]))
 
 
-TORN = {"complete": False, "epoch": 0, "size": 0, "created": 0.0, "root_digest": ""}
+TORN = {"complete": False, "epoch": 0, "size": 0, "created": 0.0, "root_digest": "", "damaged": ""}
 
 
 def _manifest(path: str, name: str, known: Dict[str, Tuple[Any, Dict[str, Any]]]) -> Dict[str, Any]:
-    """What a manifest says in short; the words of a checkpoint that has none, or an unreadable one."""
-    mark = signature(path)
-    if mark is None:
-        return TORN
-    if name not in known or known[name][0] != mark:
-        try:
-            manifest = records.Manifest.read(path)
-        except (FileNotFoundError, records.RecordError):
-            return TORN
-        short = {
-            "complete": True,
-            "epoch": manifest.epoch,
-            "size": manifest.size,
-            "created": manifest.created,
-            "root_digest": manifest.root_digest,
-        }
-        known[name] = (mark, short)
-    return known[name][1]
-
-
-def signature(path: str) -> Optional[Tuple[int, int, int]]:
-    """Changes whenever the file does: inode, size, time of the last write (ns). None where there is none."""
+    """What a manifest says in short; `TORN` where there is none."""
+    mark = None
     try:
-        found = os.stat(path)
+        mark = signature(path)
+        if name not in known or known[name][0] != mark:
+            known[name] = (mark, _short(records.Manifest.read(path), name))
+        return known[name][1]
     except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+        return _damaged("a symbolic link to nothing", path) if os.path.islink(path) else TORN
+    except records.RecordError as error:
+        known[name] = (mark, _damaged(str(error), path))
+        return known[name][1]
+    except OSError as error:
+        return _damaged("cannot be read ({})".format(error.strerror), path)
+
+
+def _short(manifest: records.Manifest, name: str) -> Dict[str, Any]:
+    if manifest.name != name:
+        return _damaged("it is the manifest of {}".format(manifest.name), name)
+    return {
+        "complete": True,
+        "epoch": manifest.epoch,
+        "size": manifest.size,
+        "created": manifest.created,
+        "root_digest": manifest.root_digest,
+        "damaged": "",
+    }
+
+
+def _damaged(why: str, path: str) -> Dict[str, Any]:
+    prefix = path + ": "
+    why = " ".join(why[len(prefix) :].split() if why.startswith(prefix) else why.split())
+    return {**TORN, "damaged": "{}: {}".format(records.MANIFEST, why[: damage.LONGEST])}
 
 
 def restore_evidence(root: str, run_id: str, attempt: int) -> Optional[Dict[str, Any]]:
     """``restore.json`` of an attempt, None where it restored nothing (yet)."""
-    return records.read_json_or_none(records.RunPaths(root, run_id).attempt(attempt).restore)
+    return _value(records.Restore.read_or_none(records.RunPaths(root, run_id).attempt(attempt).restore))
 
 
 def metrics(root: str, run_id: str, attempt: int, offset: int = 0) -> Dict[str, Any]:
     """Whole lines of an attempt's metrics from a byte offset on: ``{"text", "offset"}``, the offset to go on from."""
     try:
-        with open(records.RunPaths(root, run_id).attempt(attempt).metrics, "rb") as file:
+        with records.open_regular(records.RunPaths(root, run_id).attempt(attempt).metrics) as file:
             file.seek(offset)
             data = file.read()
     except FileNotFoundError:
@@ -230,16 +260,19 @@ def metrics(root: str, run_id: str, attempt: int, offset: int = 0) -> Dict[str, 
 
 
 def read_text(path: str, offset: int = 0, limit: Optional[int] = None) -> str:
-    """A file's text from a byte offset on, at most ``limit`` bytes of it."""
-    with open(path, "rb") as file:
+    """A file's text from a byte offset on, at most ``limit`` bytes of it. `records.Damaged` where it is no regular
+    file, or without a limit, where it is larger than any that is read as one."""
+    if limit is None and not offset:
+        return records.read_bytes(path, records.LARGEST_FILE).decode(errors="replace")
+    with records.open_regular(path) as file:
         file.seek(offset)
-        return file.read(-1 if limit is None else limit).decode(errors="replace")
+        return file.read(records.LARGEST_FILE if limit is None else limit).decode(errors="replace")
 
 
 def read_lines(path: str, offset: int, limit: int) -> Dict[str, Any]:
     """``{text, offset}``: whole lines from a byte offset on, about ``limit`` bytes of them, and where the next begin.
     The last line of a file may have no end. No text: there is nothing more."""
-    with open(path, "rb") as file:
+    with records.open_regular(path) as file:
         file.seek(offset)
         data = file.read(limit)
     end = data.rfind(b"\n") + 1 or len(data)

@@ -11,7 +11,7 @@ import time
 from typing import Any, Callable, Dict, Optional, Sequence
 
 from midstream.remote import peer as tls
-from midstream.remote.files import inside
+from midstream.remote.files import LastFolder, open_plain
 from midstream.remote.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, PAYLOAD, widen
 from midstream.remote.lines import Lines
 
@@ -97,6 +97,7 @@ class Sender:
         self.out = out
         self.pace = Pace()
         self.packed = bytearray()
+        self.folder = LastFolder(directory)
 
     def flush(self) -> None:
         if self.packed:
@@ -114,7 +115,8 @@ class Sender:
         start = item["offset"] + item.get("from", 0)
         self.frame(ITEM, json.dumps(item).encode())
         try:
-            file = os.open(inside(self.directory, item["path"]), os.O_RDONLY | os.O_CLOEXEC)
+            parent, name = self.folder.parent(item["path"])
+            file = open_plain(name, item["path"], dir_fd=parent)
         except FileNotFoundError:
             return self.failed("missing")
         except OSError as error:

@@ -4,6 +4,10 @@ What arrives is written under ``.incoming/<generation>/`` below the target direc
 and each of its programs holds a shared lock on the generation's ``lock``. So a later copy can tell what dead ones left
 behind, and takes over their parts: chunks of them whose hash is the source's are not sent again. An object takes its
 own name only when size and hash agree. There is no journal: what lies on the disk is all that is known.
+
+Nothing is written through a link. Below the target directory no symbolic link is followed, neither to a directory nor
+to a file; a part is a file of its own (an object is never written in place, only replaced by name), so objects that
+other trees share by hard links stay as they are.
 """
 
 from __future__ import annotations
@@ -14,11 +18,21 @@ import fcntl
 import hashlib
 import os
 import posixpath
+import stat
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from midstream.remote.files import INCOMING, emit, file_sha256, inside
+from midstream.remote.files import (
+    INCOMING,
+    LastFolder,
+    NotPlain,
+    descriptor_sha256,
+    emit,
+    inside,
+    open_parent,
+    open_plain,
+)
 from midstream.remote.lines import SILENCE
 
 LOCK = "lock"
@@ -40,7 +54,6 @@ class Stage:
         self._lock = -1
         self._left = False
         self._entering = threading.Lock()  # one descriptor: a second would hold the lock against `leave`
-        self._parents: Set[str] = set()
 
     def enter(self) -> None:
         """Idempotent; several threads may. OSError once it was left."""
@@ -56,8 +69,15 @@ class Stage:
             os.makedirs(self.directory, exist_ok=True)
             # Another generation that leaves takes the directory that both share away with it, where it is empty.
             with contextlib.suppress(FileNotFoundError):
-                os.makedirs(self.here, exist_ok=True)
-                return os.open(posixpath.join(self.here, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                return self._lock_file()
+
+    def _lock_file(self) -> int:
+        path = posixpath.join(INCOMING, posixpath.basename(self.here), LOCK)
+        parent, name = open_parent(self.directory, path, create=True)
+        try:
+            return open_plain(name, posixpath.join(self.here, LOCK), os.O_RDWR | os.O_CREAT, dir_fd=parent)
+        finally:
+            os.close(parent)
 
     def leave(self) -> None:
         """Whoever goes last takes the directory away, unless parts of objects are left in it. There is no way back."""
@@ -79,23 +99,42 @@ class Stage:
         self.enter()
         return posixpath.join(self.here, part_name(entry))
 
-    def name(self, part: str, place: str) -> None:
-        """Give an object that was verified its name."""
-        parent = posixpath.dirname(place)
-        if parent not in self._parents:
-            os.makedirs(parent, exist_ok=True)
-            self._parents.add(parent)
-        os.replace(part, place)
+    def open_part(self, part: str, fresh: bool) -> int:
+        """A descriptor for writing a part. ``fresh``: without what an earlier copy left of it. NotPlain where it is a
+        link, or has another name too."""
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if fresh else 0)
+        try:
+            descriptor = open_plain(part, part, flags)
+        except FileExistsError:
+            os.unlink(part)
+            descriptor = open_plain(part, part, flags)
+        if os.fstat(descriptor).st_nlink != 1:
+            os.close(descriptor)
+            raise NotPlain(part)
+        return descriptor
+
+    def name(self, part: str, path: str, folder: Optional[LastFolder] = None) -> None:
+        """Give an object that was verified its name: ``path`` below the directory. NotPlain where a link is in it.
+        ``folder`` is the caller's own, where it names many."""
+        own = folder or LastFolder(self.directory, create=True)
+        try:
+            parent, name = own.parent(path)
+            os.replace(part, name, dst_dir_fd=parent)
+        finally:
+            if folder is None:
+                own.close()
 
     def write(self, name: str, data: bytes) -> None:
         """A file of the tree, atomically. What a kill leaves of it lies in the staging directory."""
         self.enter()
         part = posixpath.join(self.here, "written")
-        with open(part, "wb") as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+        with os.fdopen(open_plain(part, part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        self.name(part, inside(self.directory, name))
+        self.name(part, name)
 
     def adopt(self, objects: Sequence[Dict[str, Any]]) -> None:
         """Take over what dead copies left of these objects, and remove what else they left. One that lives keeps its
@@ -103,6 +142,8 @@ class Stage:
         import shutil  # it costs more than all the rest, and a receiver does without
 
         try:
+            if os.path.islink(self.incoming):
+                raise NotPlain(self.incoming)
             generations = [name for name in os.listdir(self.incoming) if name != posixpath.basename(self.here)]
         except FileNotFoundError:
             return
@@ -110,19 +151,29 @@ class Stage:
         deadline = time.monotonic() + LATE
         for name in generations:
             old = posixpath.join(self.incoming, name)
-            if not os.path.isdir(old):
+            if os.path.islink(old) or not os.path.isdir(old):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(old)
                 continue
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                with open(posixpath.join(old, LOCK), "ab") as lock:
+                path = posixpath.join(old, LOCK)
+                with os.fdopen(open_plain(path, path, os.O_RDWR | os.O_CREAT), "r+b") as lock:
                     if not _taken(lock.fileno(), deadline):
                         continue
                     for part in os.listdir(old):
-                        if part in wanted:
+                        if part in wanted and is_part(posixpath.join(old, part)):
                             self.enter()
                             os.replace(posixpath.join(old, part), posixpath.join(self.here, part))
                     shutil.rmtree(old, ignore_errors=True)
+
+
+def is_part(path: str) -> bool:
+    """Whether it is a regular file with no other name: what may be written into."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
 def part_name(entry: Dict[str, Any]) -> str:
@@ -162,7 +213,7 @@ def sync_objects(directory: str, objects: Sequence[Dict[str, Any]]) -> None:
 
     def sync(entry: Dict[str, Any]) -> str:
         path = inside(directory, entry["path"])
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_plain(path)  # the folders were looked at as it was named; nothing is written here
         try:
             if os.fstat(descriptor).st_size != entry["size"]:
                 raise ValueError("{}: not {} bytes any more".format(path, entry["size"]))
@@ -199,13 +250,13 @@ def chunks(size: int, chunk: int = CHUNK) -> Iterator[Tuple[int, int]]:
 def chunk_hashes(path: str, size: int) -> List[List[Any]]:
     """``[offset, length, sha256]`` of the chunks that a part may hold: whole ones before its end, holes left out."""
     found = []
-    with open(path, "rb", buffering=0) as file:
+    with os.fdopen(open_plain(path), "rb", buffering=0) as file:
         end = os.fstat(file.fileno()).st_size
         for offset, length in chunks(size):
             if offset + length > end:
                 break
             if not _is_hole(file.fileno(), offset, length):
-                found.append([offset, length, file_sha256(path, offset, length)])
+                found.append([offset, length, descriptor_sha256(file.fileno(), offset, length)])
     return found
 
 

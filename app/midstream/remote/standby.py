@@ -34,12 +34,16 @@ def newest_state(root: str, run_id: str) -> Optional[Dict[str, Any]]:
         if point is None:
             return None
         directory = paths.checkpoint(point["name"])
-        with contextlib.suppress(FileNotFoundError):
+        manifest = posixpath.join(directory, records.MANIFEST)
+        try:
             return {
                 "name": point["name"],
-                "manifest": records.read_json(posixpath.join(directory, records.MANIFEST)),
+                "manifest": records.Manifest.read(manifest).to_json(),
                 "train": records.read_json(posixpath.join(directory, records.TRAIN)),
             }
+        except FileNotFoundError as error:
+            if os.path.exists(manifest):  # nothing has removed the checkpoint
+                raise records.Damaged("{}: {} is missing".format(directory, os.path.basename(error.filename))) from None
 
 
 def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str = "") -> Optional[Dict[str, Any]]:
@@ -76,7 +80,8 @@ def clock() -> float:
 
 def order(root: str, run_id: str, attempt: int) -> Optional[Dict[str, Any]]:
     """The newest order of an attempt; None where it has none."""
-    return records.read_json_or_none(records.RunPaths(root, run_id).attempt(attempt).order)
+    found = records.Order.read_or_none(records.RunPaths(root, run_id).attempt(attempt).order)
+    return None if found is None else found.to_json()
 
 
 def keep_config(root: str, run_id: str, text: str) -> None:
@@ -127,7 +132,7 @@ def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: in
     found = runs.status(root, run_id, attempt)
     path = posixpath.join(records.RunPaths(root, run_id).attempt(attempt).dir, name)
     data = b""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+    with contextlib.suppress(FileNotFoundError), records.open_regular(path) as file:
         file.seek(offset)
         data = file.read()
     whole = data[: data.rfind(b"\n") + 1]
@@ -135,7 +140,7 @@ def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: in
     kept = [
         {key: row[key] for key in wanted}
         for row in records.parse_metrics(whole.decode().splitlines())
-        if "train/loss" in row and row["global_step"] >= first
+        if "train/loss" in row and row.get("global_step", -1) >= first
     ]
     return dict(found, rows=kept, offset=offset + len(whole))
 
@@ -145,9 +150,10 @@ def crossing(root: str, run_id: str, attempt: int, expected: bool, patience: flo
     path = records.RunPaths(root, run_id).attempt(attempt).crossing
     deadline = time.monotonic() + patience
     while True:
-        found = records.read_json_or_none(path)
-        if found is not None or not expected or time.monotonic() >= deadline:
-            return found
-        if not runs.status(root, run_id, attempt)["alive"]:
-            return records.read_json_or_none(path)
+        found = records.Crossing.read_or_none(path)
+        over = not expected or time.monotonic() >= deadline
+        if found is None and not over and not runs.status(root, run_id, attempt)["alive"]:
+            found, over = records.Crossing.read_or_none(path), True
+        if found is not None or over:
+            return None if found is None else found.to_json()
         time.sleep(10 * POLL)

@@ -12,7 +12,7 @@ from typing import Any
 
 from midstream.errors import MidstreamError, RemoteError
 from midstream.fleet.config import LocalHost
-from midstream.hosts.base import Completed, Host, Process
+from midstream.hosts.base import ANSWER_LIMIT, Completed, Host, Process
 from midstream.hosts.far import call_function
 from midstream.hosts.local import LocalMachine
 from midstream.stores.access import Access
@@ -61,9 +61,11 @@ class BucketHost:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         timeout: float | None = 60.0,
+        limit: int = ANSWER_LIMIT,
+        what: str = "",
     ) -> Completed:
         """A command beside the bucket's client."""
-        return self._machine.run(argv, stdin=stdin, env=env, timeout=timeout)
+        return self._machine.run(argv, stdin=stdin, env=env, timeout=timeout, limit=limit, what=what)
 
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
         return self._machine.open(argv, env=env, window=window)

@@ -31,14 +31,16 @@ class BucketRun:
 
     def fence(self) -> records.Fence | None:
         data = self._bucket.get("fence.json")
-        return None if data is None else records.Fence.from_json(json.loads(data), f"{self.url}/fence.json")
+        where = f"{self.url}/fence.json"
+        return None if data is None else records.Fence.from_json(records.parse_json(data, where), where)
 
     def pinned(self) -> set[str]:
         """Names that a pin beside them holds now."""
         found = set()
         for path in self._bucket.names("pins/"):
             data = self._bucket.get(path)
-            pin = None if data is None else records.Pin.from_json(json.loads(data), path)
+            where = f"{self.url}/{path}"
+            pin = None if data is None else records.Pin.from_json(records.parse_json(data, where), where)
             if pin is not None and pin.expires > time.time():
                 found.add(pin.checkpoint)
         return found
@@ -54,7 +56,10 @@ class BucketRun:
             if key is None:
                 continue
             value = {"name": name, "step": key[0], "attempt": key[1], "complete": False, "accepted": False}
-            manifest = self._manifest(name, objects, known)
+            try:
+                manifest = self._manifest(name, objects, known)
+            except records.RecordError as error:
+                manifest, value["damaged"] = None, str(error)
             if manifest is not None:
                 value |= {"complete": True, "size": manifest.size, "created": manifest.created}
                 value |= {"root_digest": manifest.root_digest, "epoch": manifest.epoch, "pinned": name in pinned}
@@ -72,7 +77,8 @@ class BucketRun:
             data = self._bucket.get(f"checkpoints/{name}/{records.MANIFEST}")
             if data is None:
                 return None
-            known[name] = generation, records.Manifest.from_json(json.loads(data), f"{self.url}/checkpoints/{name}")
+            where = f"{self.url}/checkpoints/{name}/{records.MANIFEST}"
+            known[name] = generation, records.Manifest.from_json(records.parse_json(data, where), where)
         return known[name][1]
 
     def pin(self, migration: str, checkpoint: str, expires: float) -> None:

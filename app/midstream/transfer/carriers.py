@@ -21,10 +21,12 @@ from typing import Any, cast
 from midstream.errors import LostContact, RemoteError
 from midstream.fleet.config import SshHost
 from midstream.hosts.base import Host, Process
+from midstream.hosts.deadline import Deadline
 from midstream.hosts.far import start_program
 from midstream.hosts.local import LocalProcess
 from midstream.hosts.ssh import SshMachine
 from midstream.hosts.ssh_settings import SshSettings, parse_address
+from midstream.hosts.ssh_transport import BULK_WINDOW
 from midstream.stores.host import BucketHost
 
 LOST = 255  # what ssh ends with where the connection does
@@ -39,12 +41,12 @@ _refused: list[SshHost] = []  # hosts that the ssh program does not get into, wh
 _refusing = threading.Lock()
 
 
-def start(host: Host, function: str, arguments: Mapping[str, Any]) -> Process:
+def start(host: Host, function: str, arguments: Mapping[str, Any], *, window: int | None = None) -> Process:
     """`start_program`; a connection that breaks meanwhile is LostContact, whatever a library calls it."""
     if isinstance(host, BucketHost):
         function, arguments = host.translated(function, arguments)
     try:
-        return start_program(host, function, arguments)
+        return start_program(host, function, arguments, window=window)
     except (OSError, EOFError) as error:
         raise LostContact(f"{host.name}: the connection is gone", "run the same copy again to go on") from error
 
@@ -60,7 +62,7 @@ def start_stream(host: Host, function: str, arguments: Mapping[str, Any]) -> Pro
             return start(cast(Host, _BySsh(host)), function, arguments)
     connection = host.dial()
     try:
-        process = _WithConnection(start(connection, function, arguments), connection)
+        process = _WithConnection(start(connection, function, arguments, window=BULK_WINDOW), connection)
     except BaseException:
         connection.close()
         raise
@@ -142,13 +144,12 @@ class _SshChild(LocalProcess):
     """A command on a host, behind the ssh program."""
 
     def __init__(self, host: str, child: subprocess.Popen[bytes]):
-        super().__init__(child)
-        self._name = host
+        super().__init__(child, host)
 
     def wait(self, timeout: float | None = None) -> int:
         code = super().wait(timeout)
         if code == LOST or code < 0:
-            raise LostContact(f"{self._name}: the connection is gone", "run the same copy again to go on")
+            raise LostContact(f"{self.host}: the connection is gone", "run the same copy again to go on")
         return code
 
 
@@ -157,7 +158,10 @@ class _WithConnection:
 
     def __init__(self, process: Process, connection: Host):
         self._process, self._connection = process, connection
-        self.stdin, self.stdout = process.stdin, process.stdout
+        self.host, self.stdin, self.stdout = process.host, process.stdin, process.stdout
+
+    def limit_reading(self, deadline: Deadline | None, stderr: int = 0) -> None:
+        self._process.limit_reading(deadline, stderr)
 
     def wait(self, timeout: float | None = None) -> int:
         return self._process.wait(timeout)

@@ -23,7 +23,8 @@ from midstream.errors import MidstreamError
 from midstream.hosts.base import Host
 from midstream.hosts.programs import Cancelled
 from midstream.hosts.ssh import SshMachine
-from midstream.transfer.contents import CALL, Contents, read_contents
+from midstream.remote.allowlist import CHECKPOINT, HISTORY
+from midstream.transfer.contents import CALL, Contents, malformed, read_contents
 from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.model import CopyReport, Progress
 from midstream.transfer.places import Place
@@ -60,9 +61,11 @@ def copy_objects(
     cancel: Event | None = None,
     streams: int = 0,
     settings: CopySettings | None = None,
+    kind: str = CHECKPOINT,
 ) -> CopyReport:
     """Make ``target_dir`` hold what the manifest in ``source_dir`` names. The manifest's file arrives byte for byte,
     last, and only when every object is verified at the target. ``streams`` and ``settings``: see `CopySettings`.
+    ``kind`` is what the tree has to be: a manifest that names anything else is refused (`midstream.remote.allowlist`).
 
     TransferError names the object that is missing or corrupt at the source, or the bytes that do not fit;
     Cancelled; LostContact. After each of them the target is without a new manifest, and the same call
@@ -77,6 +80,7 @@ def copy_objects(
         progress=progress,
         cancel=cancel,
         settings=settings,
+        kind=kind,
     )
 
 
@@ -88,9 +92,10 @@ def copy_tree(
     progress: Callable[[Progress], None] | None = None,
     cancel: Event | None = None,
     settings: CopySettings | None = None,
+    kind: str = CHECKPOINT,
 ) -> CopyReport:
     """`copy_objects` between places, of which one may be a bucket (`bucket_place`)."""
-    contents = read_contents(source, manifest_name)
+    contents = read_contents(source, manifest_name, kind)
     return copy_contents(contents, target, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings)
 
 
@@ -143,6 +148,7 @@ class _Copy:
                 manifest=self.manifest,
                 text=self.contents.text,
                 generation=generation,
+                kind=self.contents.kind,
             ) as session,
         ):
             found = self._survey(session, events, meter, objects)
@@ -192,7 +198,7 @@ class _Copy:
                 return Link("ssh", 2 * LATENT)
 
         def begin(number: int) -> Stream | None:
-            route = Route(place, self.target, way(number), self.settings)
+            route = Route(place, self.target, way(number), self.settings, self.contents.kind)
             if number and not (route.crowded and number < min(route.streams, total // WORTHWHILE)):
                 return None
             return route.open(generation, events, small=total < SMALL)
@@ -213,8 +219,9 @@ class _Copy:
 
         def take(report: dict[str, Any]) -> None:
             if report["event"] in ("present", "held"):
-                (found.present if report["event"] == "present" else found.held).extend(report["objects"])
-                for path in report["objects"]:
+                known = [path for path in report["objects"] if path in sizes]
+                (found.present if report["event"] == "present" else found.held).extend(known)
+                for path in known:
                     meter.present(path, sizes[path])
             elif report["event"] == "part":
                 found.parts[report["path"]] = report["chunks"]
@@ -273,7 +280,7 @@ class _Copy:
             if not absent:
                 continue
             link = links[str(place)].result()
-            route = Route(place, self.target, link, self.settings)
+            route = Route(place, self.target, link, self.settings, self.contents.kind)
             parts = [entry for entry in absent if found.parts.get(entry["path"])]
             begun = {entry["path"] for entry in parts}
             items: list[Item] = []
@@ -295,7 +302,10 @@ class _Copy:
         asked = [[entry["path"], offset, length] for entry in parts for offset, length, _ in chunks[entry["path"]]]
         if not asked:
             return
-        digests = iter(place.host.call("objects.digests", directory=place.directory, ranges=asked, timeout=CALL))
+        answer = place.host.call("objects.digests", directory=place.directory, ranges=asked, timeout=CALL)
+        if len(answer) != len(asked):
+            raise malformed(place, "objects.digests")
+        digests = iter(answer)
         for entry in parts:
             kept = [
                 (offset, length)
@@ -305,11 +315,16 @@ class _Copy:
             yield entry, kept
 
     def _explain(self, path: str, what: str) -> MidstreamError:
-        place, entry = next((place, entry) for place, lot in self.by_source for entry in lot if entry["path"] == path)
+        there = ((place, entry) for place, lot in self.by_source for entry in lot if entry["path"] == path)
+        place, entry = next(there, (None, None))
+        if place is None or entry is None:
+            return TransferError(f"{self.target}: an object that nobody sent is wrong there", "run it again")
         wrong = place.host.call("objects.check", directory=place.directory, entry=entry, timeout=CALL)
         if wrong is not None:
             return TransferError(f"object {shown(path)} of {place} is corrupt: {wrong}", "copy another one", path)
-        return TransferError(f"object {shown(path)} changed on its way to {self.target}: {what}", "run it again", path)
+        return TransferError(
+            f"object {shown(path)} changed on its way from {place} to {self.target}: {what}", "run it again", path
+        )
 
 
 @dataclass
@@ -365,17 +380,18 @@ def send_files(
     cancel: Event | None = None,
     settings: CopySettings | None = None,
 ) -> None:
-    """Send files (``{path, size, sha256}``, ``offset`` where only the file's end is wanted) that replace those of the
-    same names. They are no tree: there is no manifest, and none that lies there is looked at."""
+    """Send files of a history (``{path, size, sha256}``, ``offset`` where only the file's end is wanted) that replace
+    those of the same names. They are no tree: there is no manifest, and none that lies there is looked at."""
     settings = settings or of_hosts(source.host, target.host)
     events: Events = Queue()
     items = [item for entry in files for item in ranges(entry, [(0, entry["size"])])]
-    with _session(target, list(files), events, manifest=None, survey=False) as session:
-        copy = _Copy(Contents(source, "", tuple(files)), target, "", None, cancel, settings, [], time.monotonic())
+    with _session(target, list(files), events, manifest=None, survey=False, kind=HISTORY) as session:
+        contents = Contents(source, "", tuple(files), kind=HISTORY)
+        copy = _Copy(contents, target, "", None, cancel, settings, [], time.monotonic())
         copy._until(session, events, "ready", lambda report: None, meter)
         if files:
             link = probe(source.host, target.host, replace(settings, route=RELAY))
-            load = Load(Route(source, target, link, replace(settings, streams=1)), deque(items))
+            load = Load(Route(source, target, link, replace(settings, streams=1), HISTORY), deque(items))
             sending = Sending(
                 session, events, [load], meter, explain=explain, rate_limit=settings.rate_limit, cancel=cancel
             )

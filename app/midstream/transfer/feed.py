@@ -10,6 +10,8 @@ from queue import Queue
 from typing import Any
 
 from midstream.errors import MidstreamError
+from midstream.remote import allowlist
+from midstream.remote.allowlist import CHECKPOINTS
 from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.model import Progress
 from midstream.transfer.places import Place
@@ -35,9 +37,9 @@ class _Generation:
 
 
 class Feed:
-    """Sends objects (``{path, size, sha256}``) of one directory to another as they are added. Each is hashed while it
-    flows, and has its name there only with the right hash; there is no manifest, and whoever writes one waits for the
-    disk first. About ``bytes_total`` bytes in ``objects_total`` objects are to come.
+    """Sends objects (``{path, size, sha256}``) of checkpoints from one directory to another as they are added. Each is
+    hashed while it flows, and has its name there only with the right hash; there is no manifest, and whoever writes one
+    waits for the disk first. About ``bytes_total`` bytes in ``objects_total`` objects are to come.
 
     A thread of its own does the work. After an error nothing more is sent; what has arrived stays."""
 
@@ -66,7 +68,16 @@ class Feed:
         self._thread.start()
 
     def add(self, objects: Sequence[dict[str, Any]], *, last: bool = False) -> None:
-        """Send these, too. ``last``: there is no more after them."""
+        """Send these, too. ``last``: there is no more after them. TransferError where one is no part of a checkpoint:
+        then none of them is sent."""
+        try:
+            objects = allowlist.check_all(CHECKPOINTS, list(objects))
+        except allowlist.NotAllowed as error:
+            raise TransferError(
+                f"{self._source.host.name} names what does not belong to a checkpoint: {error}",
+                f"look at what answers on {self._source.host.name}",
+                error.path,
+            ) from None
         self.sent.update({entry["path"]: entry["sha256"] for entry in objects})
         with self._adding:
             if self._sending is None or self._load is None:
@@ -96,7 +107,8 @@ class Feed:
     def _work(self) -> None:
         try:
             link = probe(self._source.host, self._target.host, self._settings)
-            load = Load(Route(self._source, self._target, link, self._settings), deque(), self._expected)
+            route = Route(self._source, self._target, link, self._settings, CHECKPOINTS)
+            load = Load(route, deque(), self._expected)
             staged = _Generation(self._target, new_generation())
             limit = self._settings.rate_limit
             sending = Sending(
@@ -113,4 +125,8 @@ class Feed:
             self._over.set()
 
     def _explain(self, path: str, what: str) -> MidstreamError:
-        return TransferError(f"object {shown(path)} changed on its way to {self._target}: {what}", "run it again", path)
+        return TransferError(
+            f"object {shown(path)} changed on its way from {self._source} to {self._target}: {what}",
+            "run it again",
+            path,
+        )

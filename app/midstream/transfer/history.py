@@ -3,10 +3,14 @@ files that TensorBoard reads.
 
 A target that knew the run before may know an attempt further than the source does: its metrics are never replaced
 by a part of themselves. Orders are not history, and the fence is the migration's to write.
+
+What the source lists is checked against the receiver's own list (`midstream.remote.allowlist`) before anything is
+requested. The run's config is what the caller has read and checked: another text does not arrive.
 """
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 from dataclasses import dataclass
 from threading import Event
@@ -14,6 +18,8 @@ from typing import Any
 
 from midstream.errors import RemoteError
 from midstream.hosts.base import Host
+from midstream.remote import allowlist
+from midstream.transfer.contents import malformed
 from midstream.transfer.copy import send_files
 from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.model import HistoryReport
@@ -22,6 +28,7 @@ from midstream.transfer.progress import Meter
 from midstream.transfer.settings import CopySettings
 from midstream_engine import records
 
+CONFIG = "run.yaml"
 METRICS = "metrics.jsonl"
 EVENTS = "events.out.tfevents."  # beginning of a name: one file an attempt, appended to
 CALL = 300.0  # seconds
@@ -34,11 +41,13 @@ def copy_history(
     *,
     source_root: str,
     target_root: str,
+    config: str | None = None,
     cancel: Event | None = None,
     settings: CopySettings | None = None,
 ) -> HistoryReport:
     """Copy the history of ``run_id``, every file verified by its hash at the target. Of a log the end travels.
 
+    ``config`` is the text of ``run.yaml`` that was checked (`migrate.run_config`); None leaves the file out.
     TransferError, Cancelled, LostContact; the same call goes on."""
     there = records.RunPaths(target_root, run_id)
     run_source = Place(source, records.RunPaths(source_root, run_id).dir)
@@ -49,7 +58,7 @@ def copy_history(
         if error.kind != "RecordError":
             raise
         raise TransferError(error.message) from error
-    files: list[dict[str, Any]] = described["files"]
+    files = _requested(run_source, described, config)
     found = _compare(Place(source, source_root), Place(target, target_root), run_id, files)
     wanted, kept, aside = _sort_out(found)
 
@@ -76,6 +85,26 @@ def copy_history(
         kept=tuple(kept),
         set_aside=tuple(set_aside),
     )
+
+
+def _requested(source: Place, described: Any, config: str | None) -> list[dict[str, Any]]:
+    """The files to copy, of those that the source lists. TransferError where it lists one that is no history."""
+    try:
+        files = allowlist.check_all(allowlist.HISTORY, described["files"])
+    except allowlist.NotAllowed as error:
+        raise TransferError(
+            f"{source.host.name} lists what does not belong to run {posixpath.basename(source.directory)}: {error}",
+            f"look at what answers on {source.host.name}; nothing was copied",
+            error.path,
+        ) from None
+    text = (config or "").encode()
+    return [
+        {**entry, "offset": 0, "size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+        if entry["path"] == CONFIG
+        else entry
+        for entry in files
+        if entry["path"] != CONFIG or config is not None
+    ]
 
 
 @dataclass(frozen=True)
@@ -137,13 +166,16 @@ def _sort_out(files: list[_Both]) -> tuple[list[dict[str, Any]], list[str], list
 def _compare(source: Place, target: Place, run_id: str, files: list[dict[str, Any]]) -> list[_Both]:
     """Look at the target's files of the same names; hash what both have. ``directory`` of the places is the root."""
 
-    def ask(place: Place, function: str, **arguments: Any) -> Any:
-        return place.host.call(function, root=place.directory, run_id=run_id, timeout=CALL, **arguments)
+    def ask(place: Place, function: str, count: int, **arguments: Any) -> list[Any]:
+        answer: list[Any] = place.host.call(function, root=place.directory, run_id=run_id, timeout=CALL, **arguments)
+        if len(answer) != count:
+            raise malformed(place, function)
+        return answer
 
-    sizes = ask(target, "history.sizes", paths=[entry["path"] for entry in files])
+    sizes = ask(target, "history.sizes", len(files), paths=[entry["path"] for entry in files])
     both = [(entry, size) for entry, size in zip(files, sizes, strict=True) if size is not None]
     ranges = [[entry["path"], min(entry["size"], size)] for entry, size in both]
-    theirs = ask(target, "history.digests", ranges=ranges)
-    ours = ask(source, "history.digests", ranges=ranges)
+    theirs = ask(target, "history.digests", len(ranges), ranges=ranges)
+    ours = ask(source, "history.digests", len(ranges), ranges=ranges)
     shared = {path: one == other for (path, _), one, other in zip(ranges, theirs, ours, strict=True)}
     return [_Both(entry, size, shared.get(entry["path"], False)) for entry, size in zip(files, sizes, strict=True)]

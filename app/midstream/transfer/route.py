@@ -18,13 +18,14 @@ from typing import Any
 
 from midstream.errors import HostError, LostContact
 from midstream.hosts.base import Host, Process
-from midstream.hosts.programs import reports
 from midstream.hosts.ssh import SshMachine
 from midstream.hosts.ssh_settings import resolve
+from midstream.remote.requested_items import new_key
 from midstream.stores.host import BucketHost
 from midstream.transfer.carriers import carrier, start, start_stream
 from midstream.transfer.certificates import Certificate, make_certificate
 from midstream.transfer.places import Place
+from midstream.transfer.reports import checked_reports
 from midstream.transfer.settings import DIRECT, RELAY, CopySettings, of_hosts, ports_of
 from midstream.transfer.stream import Events, Stream
 
@@ -154,7 +155,7 @@ def _call(caller: Host, called: Host, settings: CopySettings) -> dict[str, Any]:
     ends = make_ends(called, caller)
     listening = _listening(start(called, "peer.answer", {"peer": ends.listener(ports_of(called, settings))}), called)
     try:
-        addresses = [*listening.report["addresses"], *_known_as(called)]
+        addresses = [*listening.report.get("addresses", ()), *_known_as(called)]
         dialer = ends.dialer(list(dict.fromkeys(addresses)), listening.report["port"])
         return caller.call("peer.knock", peer=dialer, timeout=PROBE)
     finally:
@@ -204,7 +205,7 @@ class _Listening:
 
 
 def _listening(process: Process, host: Host) -> _Listening:
-    for report in reports(process):
+    for report in checked_reports(process, Place(host, "")):
         if report["event"] == "listening":
             return _Listening(process, report)
         process.close()
@@ -218,10 +219,10 @@ def _listening(process: Process, host: Host) -> _Listening:
 
 
 class Route:
-    """Opens streams from ``source`` to ``target`` the way of ``link``."""
+    """Opens streams from ``source`` to ``target`` the way of ``link``, for a copy of one ``kind``."""
 
-    def __init__(self, source: Place, target: Place, link: Link, settings: CopySettings):
-        self.source, self.target, self.link, self._settings = source, target, link, settings
+    def __init__(self, source: Place, target: Place, link: Link, settings: CopySettings, kind: str):
+        self.source, self.target, self.link, self._settings, self._kind = source, target, link, settings, kind
         self._ends: Ends | None = None
         if link.kind == "direct" or (link.kind == "bucket" and link.listener):
             called, caller = (target, source) if link.listener == TARGET else (source, target)
@@ -238,17 +239,20 @@ class Route:
 
     def open(self, generation: str, events: Events, *, small: bool = False) -> Stream:
         """A stream with both its programs running. ``small``: not worth a connection of its own."""
-        receive = {"directory": self.target.directory, "generation": generation}
+        key = new_key()  # the source never sees it
+        receive = {"directory": self.target.directory, "generation": generation, "kind": self._kind, "key": key}
         send = {"directory": self.source.directory}
         if self._ends is not None:
-            return self._open_direct(self._ends, send, receive, events)
+            return self._open_direct(self._ends, send, receive, events, key)
         begin = start if small else start_stream
         with ThreadPoolExecutor(2) as pool:  # two handshakes at once
             sending = pool.submit(begin, self.source.host, "sending.send", send)
             receiving = pool.submit(begin, self.target.host, "receiving.receive", receive)
-        return self._stream(sending, receiving, events, relayed=True)
+        return self._stream(sending, receiving, events, key)
 
-    def _open_direct(self, ends: Ends, send: dict[str, Any], receive: dict[str, Any], events: Events) -> Stream:
+    def _open_direct(
+        self, ends: Ends, send: dict[str, Any], receive: dict[str, Any], events: Events, key: str
+    ) -> Stream:
         sides = {
             SOURCE: (self.source.host, "sending.send", send),
             TARGET: (self.target.host, "receiving.receive", receive),
@@ -266,13 +270,13 @@ class Route:
             listening.process.close()
             raise
         sender, receiver = (dialing, listening.process) if called == TARGET else (listening.process, dialing)
-        return Stream(self.source, self.target, sender, receiver, events, relayed=False)
+        return Stream(self.source, self.target, sender, receiver, events, relayed=False, key=key)
 
-    def _stream(self, sending: Any, receiving: Any, events: Events, *, relayed: bool) -> Stream:
+    def _stream(self, sending: Any, receiving: Any, events: Events, key: str) -> Stream:
         failed = [each.exception() for each in (sending, receiving) if each.exception() is not None]
         if failed:
             for each in (sending, receiving):
                 if each.exception() is None:
                     each.result().close()
             raise failed[0]
-        return Stream(self.source, self.target, sending.result(), receiving.result(), events, relayed=relayed)
+        return Stream(self.source, self.target, sending.result(), receiving.result(), events, relayed=True, key=key)

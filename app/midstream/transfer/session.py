@@ -11,9 +11,10 @@ from queue import Queue
 from typing import Any
 
 from midstream.errors import LostContact, MidstreamError
-from midstream.hosts.programs import last_words, reports
+from midstream.hosts.programs import last_words
 from midstream.transfer.carriers import start
 from midstream.transfer.places import Place
+from midstream.transfer.reports import checked_reports
 
 ALIVE = 5.0  # seconds between two signs of life; the far side waits six times as long
 ENDING = 10.0
@@ -39,6 +40,7 @@ class Session:
         text: str = "",
         survey: bool = True,
         generation: str = "",
+        kind: str,
     ):
         self.target = target
         self.generation = generation or new_generation()
@@ -57,6 +59,7 @@ class Session:
                 "text": text,
                 "root": target.host.root,
                 "survey": survey,
+                "kind": kind,
             },
         )
         self._threads = [
@@ -90,16 +93,16 @@ class Session:
 
     def _listen(self) -> None:
         try:
-            for report in reports(self._process):
+            for report in checked_reports(self._process, self.target):
                 self._events.put((self, report))
-        except (OSError, ValueError, LostContact) as error:
+        except (OSError, ValueError, MidstreamError) as error:
             self._error = error
         finally:
             self._events.put((self, {"event": "ended"}))
 
     def why(self) -> MidstreamError:
         """Once it has ended too early: what broke it."""
-        if isinstance(self._error, LostContact):
+        if isinstance(self._error, MidstreamError):
             return self._error
         try:
             status = self._process.wait(ENDING)
@@ -108,7 +111,8 @@ class Session:
         except TimeoutError:
             return LostContact(f"{self.target.host.name} does not answer any more", "run the same copy again to go on")
         if not self._process.stderr_text().strip():
-            return MidstreamError(
+            # It ends so where it heard nothing for long: the operator slept, or the link carried nothing.
+            return LostContact(
                 f"the program that receives on {self.target} was ended ({status})", "run the same copy again to go on"
             )
         return MidstreamError(f"copying to {self.target} ended with {status}: {last_words(self._process)}")

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
+from midstream.hosts.answers import decode_file
 from midstream.hosts.base import Host
 from midstream.hosts.programs import Cancelled
+from midstream.remote.allowlist import CHECKPOINT
 from midstream.transfer.contents import Contents, read_contents
 from midstream.transfer.copy import copy_contents
 from midstream.transfer.errors import TransferError
@@ -28,7 +30,7 @@ Wanted = Callable[[str], bool]
 def holders_of(contents: Contents, hosts: Mapping[str, Host]) -> dict[str, Place]:
     """Where the shares of a spread checkpoint lie, by the names in its manifest. ``hosts``: machines by these names.
     TransferError where one that is needed is not among them."""
-    manifest = records.Manifest.from_json(json.loads(contents.text), str(contents.first))
+    manifest = records.Manifest.from_json(decode_file(contents.text, str(contents.first)), str(contents.first))
     needed = set(manifest.elsewhere)
     places = {
         entry.host: Place(hosts[entry.host], entry.directory) for entry in manifest.spread_hosts if entry.host in hosts
@@ -57,7 +59,8 @@ def collect_objects(
     same. Errors and resuming as of `copy_objects`."""
     contents = read_contents(Place(source, source_dir), records.MANIFEST)
     contents = contents.held_by(holders_of(contents, hosts))
-    manifest = records.Manifest.from_json(json.loads(contents.text), str(contents.first)).collected()
+    where = str(contents.first)
+    manifest = records.Manifest.from_json(decode_file(contents.text, where), where).collected()
     contents = dataclasses.replace(contents, text=json.dumps(manifest.to_json(), indent=1))
     return copy_contents(contents, Place(target, target_dir), progress=progress, cancel=cancel, settings=settings)
 
@@ -72,6 +75,7 @@ def fan_out(
     progress: Callable[[Progress], None] | None = None,
     cancel: Event | None = None,
     settings: CopySettings | None = None,
+    kind: str = CHECKPOINT,
 ) -> dict[str, CopyReport]:
     """Copy one tree to several places at once: all of it to each, or, with ``needs`` (target's name -> whether it needs
     the object of a path), to each its share of a checkpoint, whose manifest then says who holds what. Every object has
@@ -79,7 +83,7 @@ def fan_out(
 
     The first error ends all of the copies, and is raised; the same call goes on. A rate limit holds for all of them
     together."""
-    contents = read_contents(Place(source, source_dir), manifest_name)
+    contents = read_contents(Place(source, source_dir), manifest_name, kind)
     if settings and settings.rate_limit and targets:
         settings = dataclasses.replace(settings, rate_limit=settings.rate_limit / len(targets))
     shares = dict.fromkeys(targets, contents) if needs is None else _shares(contents, targets, needs)
@@ -110,7 +114,7 @@ def fan_out(
 
 
 def _shares(contents: Contents, targets: Mapping[str, Place], needs: Mapping[str, Wanted]) -> dict[str, Contents]:
-    manifest = records.Manifest.from_json(json.loads(contents.text), str(contents.first))
+    manifest = records.Manifest.from_json(decode_file(contents.text, str(contents.first)), str(contents.first))
     objects = []
     for entry in manifest.objects:
         holders = [name for name in targets if needs[name](entry["path"])]

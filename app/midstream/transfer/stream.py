@@ -13,8 +13,10 @@ from typing import Any
 
 from midstream.errors import LostContact, MidstreamError
 from midstream.hosts.base import Process
-from midstream.hosts.programs import last_words, reports
+from midstream.hosts.programs import last_words
+from midstream.remote.requested_items import RequestedItems
 from midstream.transfer.places import Place
+from midstream.transfer.reports import checked_reports
 
 CHUNK = 1 << 18  # bytes taken from the source at once, where the kernel cannot join the pipes
 PIPE = 1 << 20  # bytes a pipe holds
@@ -28,12 +30,22 @@ Events = Queue[tuple[Any, dict[str, Any]]]
 
 class Stream:
     """Objects on their way. Puts ``(stream, report)`` on ``events``: the receiver's lines as they come, and last
-    ``ended``. ``relayed``: the sender's stdout is the receiver's stdin; otherwise they have found each other."""
+    ``ended``. ``relayed``: the sender's stdout is the receiver's stdin; otherwise they have found each other. ``key``
+    is what the receiver has and the sender has not: it tags each item (`midstream.remote.requested_items`)."""
 
     def __init__(
-        self, source: Place, target: Place, sender: Process, receiver: Process, events: Events, *, relayed: bool
+        self,
+        source: Place,
+        target: Place,
+        sender: Process,
+        receiver: Process,
+        events: Events,
+        *,
+        relayed: bool,
+        key: str,
     ):
         self.source, self.target = source, target
+        self._requests = RequestedItems(key)
         self._sender, self._receiver, self._events = sender, receiver, events
         self._source_error: Exception | None = None
         self._target_error: Exception | None = None
@@ -58,7 +70,8 @@ class Stream:
         self._items += len(items)
         self._bytes += sum(item["length"] for item in items)
         self.ending = self.ending or last
-        self._say({"items": list(items), "rate": rate, **({"end": True} if last else {})})
+        tagged = [self._requests.tagged(item) for item in items]
+        self._say({"items": tagged, "rate": rate, **({"end": True} if last else {})})
 
     def pace(self, rate: float) -> None:
         self._say({"rate": rate})
@@ -116,9 +129,9 @@ class Stream:
 
     def _listen(self) -> None:
         try:
-            for report in reports(self._receiver):
+            for report in checked_reports(self._receiver, self.target):
                 self._events.put((self, report))
-        except (OSError, ValueError, LostContact) as error:
+        except (OSError, ValueError, MidstreamError) as error:
             self._target_error = error
         finally:
             self.ended = True
@@ -132,7 +145,7 @@ class Stream:
             (self.target, self._receiver, self._target_error),
             (self.source, self._sender, self._source_error),
         ):
-            if isinstance(error, LostContact):
+            if isinstance(error, MidstreamError):
                 return error
             try:
                 status = process.wait(ENDING)

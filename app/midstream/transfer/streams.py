@@ -307,6 +307,9 @@ class Sending:
         if kind == "source":
             source = origin.source if isinstance(origin, Stream) else self._loads[0].route.source
             return TransferError(f"object {shown(path)} of {source}: {message}", path=path)
+        if kind == "unrequested":
+            source = origin.source if isinstance(origin, Stream) else self._loads[0].route.source
+            return unrequested(source, path, message)
         if kind == "hash":
             return self._explain(path, message)
         if kind == "full":
@@ -314,7 +317,22 @@ class Sending:
             return disk_full(target, report.get("needed", left), report["free"])
         if kind == "truncated":
             return origin.why()
+        if kind == "protocol" and isinstance(origin, Stream):
+            return TransferError(
+                f"what {origin.source} sent to {target} is malformed: {message}",
+                f"nothing of it was kept; look at what runs on {origin.source.host.name}",
+            )
         return TransferError(told(target, report), report.get("fix", ""))
+
+
+def unrequested(source: Place, path: str, message: str) -> TransferError:
+    """A source that sends what nobody has requested."""
+    what = f"object {shown(path)}" if path else "an object"
+    return TransferError(
+        f"{source} sent {what} as nobody requested it: {message}",
+        f"the copy has ended and nothing of it was kept; look at what runs on {source.host.name}",
+        path,
+    )
 
 
 def told(target: Place, report: dict[str, Any]) -> str:

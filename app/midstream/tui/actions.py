@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from midstream.errors import MidstreamError
 from midstream.migrate import model
+from midstream.printable import printable
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from midstream.stores.bucket import Bucket
     from midstream.watch.model import RunView, Snapshot
 
-LOG_PART = 1 << 22  # bytes of a log in one answer
+LOG_LIMIT = 16 << 20  # characters of a log that the screen reads
 STOP_TIMEOUT = 600.0  # seconds: the run saves before it stops
 
 
@@ -166,7 +167,7 @@ class FleetActions:
         mine = slices.of(self._fleet)[target]
 
         def say(line: str) -> None:
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
 
         slices.provider(mine).create(target, mine, say)
         slices.wait_for_login(slices.found(self._fleet, say, only=(target,)), target, say)
@@ -215,9 +216,11 @@ class FleetActions:
 
     def stop_run(self, run: RunView) -> None:
         from midstream.launch.follow import stop_run
+        from midstream.watch.damage import refuse_damaged
 
         if not run.attempt:
             raise MidstreamError(f"run {run.run_id} on {run.host} has no attempt to stop")
+        refuse_damaged([run])
         stop_run(self._hosts, run.host, run.run_id, run.attempt, STOP_TIMEOUT)
 
     def verify(self, run: RunView, checkpoint: str) -> list[str]:
@@ -253,13 +256,16 @@ class FleetActions:
         return resolved.read(self._hosts, run, attempt)
 
     def read_log(self, run: RunView) -> list[str]:
-        host, path = self._hosts.get(run.host), self._log(run, run.attempt)
-        parts: list[str] = []
-        offset = 0
-        while (part := host.call("runs.read_lines", path=path, offset=offset, limit=LOG_PART))["text"]:
-            parts.append(part["text"])
-            offset = part["offset"]
-        return [*"".join(parts).splitlines()]
+        from midstream.watch.log_file import log_parts
+
+        lines: list[str] = []
+        size = 0
+        for part in log_parts(self._hosts.get(run.host), self._log(run, run.attempt)):
+            lines += part.splitlines()
+            size += len(part)
+            if size > LOG_LIMIT:
+                return [*lines, f"... the log is longer: midstream --log {run.run_id} prints all of it"]
+        return lines
 
     def _bucket(self, place: str) -> Bucket:
         from midstream.stores.access import access_for
@@ -299,4 +305,4 @@ class FleetActions:
     def migrations(self) -> tuple[model.MigrationView, ...]:
         from midstream.migrate import directory
 
-        return tuple(directory.list_migrations())
+        return tuple(directory.list_migrations(self._fleet))

@@ -5,23 +5,27 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from textual import events
 from textual.app import App
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
+from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
 
 from midstream.errors import MidstreamError
+from midstream.migrate import model
 from midstream.migrate.model import MigrationView, Request
+from midstream.printable import printable
 from midstream.tui import commands, news, palette
 from midstream.tui.actions import Actions, FleetActions
 from midstream.tui.background import Background
 from midstream.tui.book import Book
+from midstream.tui.ending import Ending
 from midstream.tui.glyphs import ASCII, UNICODE
 from midstream.tui.layout import Layout
 from midstream.tui.pauses import Pauses
@@ -29,6 +33,7 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet import FleetScreen
 from midstream.tui.screens.rows import utilisation
 from midstream.tui.screens.setup import RELOAD
+from midstream.tui.text import NoControls
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.table import Column, Row
@@ -93,10 +98,12 @@ class MidstreamApp(App[int], inherit_bindings=False):
         ascii_only: bool = False,
         start_run: str | None = None,
         move: Request | None = None,
+        demo: bool = False,
         clock: Callable[[], float] = time.time,
         layout: Layout | None = None,
     ) -> None:
         super().__init__()
+        self._no_controls = NoControls()
         self.kept = layout or Layout()
         self.book = Book(ROWS)
         self._pauses: Pauses | None = None
@@ -109,6 +116,8 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self.world = World(source.snapshot(), (), clock())
         self._clock = clock
         self._start_run = start_run
+        self._demo = demo  # what runs ends with the screen
+        self.moves = ""  # what is to become of moves under way, where that was asked
         self.move = move  # that the wizard is to go on with, here or once the app has begun anew
         self._changed = True
         self._painted = 0.0
@@ -120,6 +129,17 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self.use_theme(self.kept.theme)
         if ascii_only:
             self.add_class("-ascii")
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), self._no_controls]
+
+    def notify(self, message: str, *, title: str = "", markup: bool = False, **options: Any) -> None:
+        """Show a message; markup in it is never read, because hosts' words are in it."""
+        super().notify(printable(message, "\n"), title=printable(title), markup=False, **options)
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """Lines are meant for a shell: one that holds a line's end would be run as it is pasted."""
+        super().copy_to_clipboard(printable(text))
 
     def get_default_screen(self) -> Screen:
         return FleetScreen()
@@ -136,7 +156,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
 
     def run_alone(self) -> None:
         """Run in a process that is there for it: no pause of the interpreter is to be felt."""
-        with Pauses() as self._pauses:
+        with Ending(self), Pauses() as self._pauses:
             self.run()
 
     async def on_event(self, event: events.Event) -> None:
@@ -314,14 +334,29 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self.notify(f"saved: {path}", markup=False)
 
     async def action_quit(self) -> None:
-        self.exit(0)
+        under_way = next((view for view in self.world.migrations if view.state == model.RUNNING), None)
+        if not self._demo or under_way is None:
+            self.exit(0)
+            return
+        from midstream.tui.screens.quit import QuitScreen
+
+        def answered(answer: str | None) -> None:
+            if answer:
+                self.moves = answer
+                self.exit(0)
+
+        target = self.world.run(under_way.plan.target_host, under_way.plan.run_id)
+        given_up = under_way.steps_given_up(target.step if target else None)
+        self.push_screen(QuitScreen(under_way, given_up=given_up, readonly=self.readonly), answered)
 
 
 class Ended(NamedTuple):
-    """How a person left: the exit code, RELOAD where the fleet is another now; then a move to go on with, or None."""
+    """How a person left: the exit code, RELOAD where the fleet is another now; then a move to go on with, or None;
+    then what is to become of moves under way, in a demo where that was asked."""
 
     code: int
     move: Request | None
+    moves: str = ""
 
 
 def run_tui(
@@ -333,9 +368,10 @@ def run_tui(
     start_run: str | None = None,
     record: str | None = None,
     move: Request | None = None,
+    demo: bool = False,
 ) -> Ended:
-    """Watch the fleet on a screen until a person quits. ``start_run`` is opened first; whoever names it has the last
-    word too. ``record``: a file that the session is written to. ``move``: what the wizard goes on with."""
+    """Watch the fleet on a screen until a person quits. ``start_run`` is opened first. ``record``: a file that the
+    session is written to. ``move``: what the wizard goes on with. ``demo``: what runs ends with the screen."""
     from midstream.hosts.ask import DESK
     from midstream.migrate.directory import state_directory
     from midstream.tui.person import ScreenPerson
@@ -352,6 +388,7 @@ def run_tui(
         ascii_only=ascii_only,
         start_run=start_run,
         move=move,
+        demo=demo,
         layout=Layout.load(state_directory() / "screen.json"),
     )
     person = ScreenPerson(app)
@@ -364,9 +401,16 @@ def run_tui(
             watch.stop()
             if recorder:
                 recorder.close()
-    if app.return_code == 0 and start_run is None:
-        print("midstream: runs and migrations go on; midstream --status shows them", file=sys.stderr)
-    return Ended(app.return_code or 0, app.move)
+    if app.return_code == 0 and not demo:
+        print(f"midstream: {_goes_on(app.world)}", file=sys.stderr)
+    return Ended(app.return_code or 0, app.move, app.moves)
+
+
+def _goes_on(world: World) -> str:
+    """What a person leaves running."""
+    under_way = [view.migration for view in world.migrations if view.state == model.RUNNING]
+    follow = f"; midstream --continue {under_way[0]} follows the move" if under_way else ""
+    return f"runs and migrations go on; midstream --status shows them{follow}"
 
 
 def replay_tui(file: str, *, ascii_only: bool = False, speed: float = 1.0) -> int:

@@ -127,7 +127,7 @@ COMMANDS = (
     Command("app.theme", ("T",), "Theme", "choose the colours", (EVERYWHERE,)),
     Command("app.picture", ("P",), "Picture", "save the screen as an SVG file", (EVERYWHERE,)),
     Command("app.suspend_process", ("ctrl+z",), "Suspend", "to the shell; fg comes back", (EVERYWHERE,)),
-    Command("app.quit", ("q", "ctrl+c"), "Quit", "runs and migrations go on", (EVERYWHERE,), hint=True),
+    Command("app.quit", ("q", "ctrl+c"), "Quit", "runs and migrations go on; a demo ends", (EVERYWHERE,), hint=True),
 )
 
 _DISPLAY = {

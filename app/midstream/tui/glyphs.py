@@ -77,7 +77,7 @@ ASCII = Glyphs(
 )
 
 _TRAINS = frozenset({records.TRAINING, records.SAVING, records.REPLAYING})
-_BAD = frozenset({records.FAILED, "lost"})
+_BAD = frozenset({records.FAILED, "lost", "damaged"})
 
 
 def run_state(glyphs: Glyphs, state: str) -> tuple[str, str]:

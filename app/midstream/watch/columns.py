@@ -9,6 +9,7 @@ from typing import Any
 
 _ABSENT, _FLOAT, _INT, _NONE, _DIGEST, _OTHER = range(6)
 _DIGEST_BYTES = 32  # of a SHA-256, which is told in hexadecimal
+MOST_NAMES = 1000  # of an attempt's metrics: a column of its own for each row would take memory without end
 _EXACT = 1 << 53  # an integer below it is the same as a double
 
 
@@ -81,6 +82,8 @@ class Columns:
         for name, value in row.items():
             column = self._columns.get(name)
             if column is None:
+                if len(self._columns) >= MOST_NAMES:
+                    continue
                 column = self._columns[name] = _Column()
             column.put(self._length, value)
         self._length += 1

@@ -6,17 +6,20 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from midstream.errors import HostError, LostContact, RemoteError
+from midstream.hosts.answers import decode, read_line
 from midstream.hosts.backoff import Backoff
 from midstream.hosts.base import Host, Process
 from midstream.hosts.far import start_program
 from midstream.hosts.open import Hosts
 from midstream.hosts.programs import last_words
+from midstream.hosts.results import report_of
 from midstream.hosts.turns import REACHING
 from midstream.watch import plain
+from midstream.watch.allowance import Allowance
 from midstream.watch.model import DOWN, STALE
 from midstream.watch.store import Store
 from midstream_engine import records
@@ -27,6 +30,8 @@ STALE_LOOKS, STALE_MARGIN = 3, 2.0  # stale is who said nothing for so many inte
 PING_SILENT = 2.0  # the same, while it says nothing by itself
 GIVE_UP = 30.0  # seconds without any answer after which the connection is made anew
 WINDOW = 1 << 20  # bytes that a probe may be ahead of us: then it has to wait, and nothing piles up here
+LINE_LIMIT = 2 << 20  # bytes of a line: 256 KiB of metrics, each byte up to six in JSON
+FIRST_BEAT = 60.0  # seconds until a probe's first beat
 ENDING = 5.0  # seconds that a probe may take to end
 
 
@@ -115,9 +120,11 @@ class Feed:
                 return
             self._sent.clear()
             self._pinged = 0.0
-            for line in iter(process.stdout.readline, b""):
+            allowance = Allowance(self.name)
+            for line in self._lines(process):
                 self._heard = time.monotonic()
                 for told in understand(line):
+                    allowance.take(len(line), told)
                     self._take(process.stdin, told)
             code = process.wait(ENDING)
             raise RemoteError(f"the probe on {self.name} ended with {code}: {last_words(process)}", "Probe")
@@ -127,6 +134,16 @@ class Feed:
             with self._lock:
                 self._process = None
             process.close()
+
+    def _lines(self, process: Process) -> Iterator[bytes]:
+        """The probe's lines to its end. LostContact where none comes before the first beat."""
+        began = time.monotonic()
+        while True:
+            silence = None if self._connected else max(0.1, began + FIRST_BEAT - time.monotonic())
+            line = read_line(process, "its probe", LINE_LIMIT, GIVE_UP, silence)
+            if not line:
+                return
+            yield line
 
     def _start(self, host: Host, devices: int | None) -> tuple[Process, Callable[[bytes], Iterable[Mapping[str, Any]]]]:
         """The probe, and what makes events of its lines."""
@@ -141,7 +158,10 @@ class Feed:
             "devices": devices,
             "known": self._store.metrics_known(self.name),
         }
-        return start_program(host, "probe.main", arguments, window=WINDOW), lambda line: (json.loads(line),)
+        return start_program(host, "probe.main", arguments, window=WINDOW), self._understand
+
+    def _understand(self, line: bytes) -> Iterable[Mapping[str, Any]]:
+        return (report_of(self.name, "probe.main", decode(line)),)
 
     def pace(self, seconds: float) -> None:
         """Look every so many seconds from now on. A host without Python keeps its own pace."""

@@ -111,6 +111,7 @@ class CheckpointView:
     root_digest: str = ""
     epoch: int = 1
     pinned: bool = False
+    damaged: str = ""  # why its manifest, which is there, cannot be read
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ class RunView:
     curve: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # spliced rows; see records.splice
     log: Sequence[str] = field(default=(), repr=False)  # the last lines of the newest attempt's process 0
     trouble: str = ""  # one line: what of its directory cannot be read; the rest is what was known before
+    # (file, what is wrong with it) of records that are there and cannot be read: never the same as absent.
+    damaged: tuple[tuple[str, str], ...] = ()
     store: str = ""  # gs://bucket/prefix, where its checkpoints lie there and not on its host
     wordless: bool = False  # what was started has ended before it had a status
     listed: bool = True  # whether its checkpoints were looked for: a bucket is asked from here, and may be slow
@@ -143,7 +146,10 @@ class RunView:
     @property
     def state(self) -> str:
         """The status' state; ``lost`` where it claims to run and no such process does, or ended before it had a status
-        (on a full disk, say); ``empty`` where nothing was started."""
+        (on a full disk, say); ``damaged`` where records cannot be read and no status is known; ``empty`` where nothing
+        was started."""
+        if self.status is None and self.damaged:
+            return "damaged"
         if self.status is None:
             return "lost" if self.wordless else "empty"
         if self.status.state not in records.ENDED and not self.alive:

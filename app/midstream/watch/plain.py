@@ -16,6 +16,13 @@ from midstream.remote import inventory, machine, nvidia, tpu
 SLOWEST_START = 5.0  # seconds between two looks at least: every look starts a dozen programs over there
 LONGEST = 4096  # characters of a line
 MOST = 4096  # lines of a section
+LOOK_LIMIT = 1 << 20  # characters of a look
+SECTIONS = frozenset(
+    (
+        "name", "libc", "kernel", "cpus", "cuda", "users", "system", "cpuinfo", "disks", "infiniband", "synchronized",
+        "stat", "memory", "disk", "gpus", "apps", "holders", "tpus",
+    )
+)  # fmt: skip
 
 
 def command(root: str, interval: float) -> list[str]:
@@ -32,6 +39,7 @@ class PlainReader:
         self._devices = devices
         self._sections: dict[str, tuple[str, list[str]]] = {}
         self._section: list[str] | None = None
+        self._size = 0  # characters of this look
         self._began: float | None = None  # the host's clock at the beginning of the look
         self._ticks: tuple[int, int] | None = None
         self._greeted = False
@@ -42,7 +50,8 @@ class PlainReader:
         """One line of the probe."""
         line = data.decode(errors="replace").rstrip("\r\n")[:LONGEST]
         if line.startswith("|"):
-            if self._section is not None and len(self._section) < MOST:
+            self._size += len(line)
+            if self._section is not None and len(self._section) < MOST and self._size <= LOOK_LIMIT:
                 self._section.append(line[1:])
         elif line.startswith("@"):
             name, _, words = line[1:].partition(" ")
@@ -52,14 +61,16 @@ class PlainReader:
                 if seconds is not None and re.fullmatch(r"\d{1,9}", number, re.ASCII):
                     yield {"event": "clock", "ping": int(number), "time": seconds}
             elif name == "look":
-                self._sections, self._section, self._began = {}, None, _seconds(words)
+                self._sections, self._section, self._began, self._size = {}, None, _seconds(words), 0
             elif name == "end":
                 if self._began is not None:
                     yield from self._look(self._began)
                 self._sections, self._section, self._began = {}, None, None
-            else:
+            elif name in SECTIONS:
                 self._section = []
                 self._sections[name] = (words, self._section)
+            else:
+                self._section = None
 
     def _text(self, name: str) -> str:
         return "\n".join(self._sections.get(name, ("", []))[1])

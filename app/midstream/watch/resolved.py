@@ -51,11 +51,22 @@ def read(hosts: Hosts, run: RunView, attempt: int) -> str:
     return text
 
 
-def changes(before: str, after: str) -> list[Change]:
-    """The fields in which two configurations, as YAML, differ, by name."""
+def value_of(text: str) -> Any:
+    """The value of such a configuration. MidstreamError where it is none."""
     import yaml
 
-    one, other = (_flat(yaml.safe_load(side) or {}) for side in (before, after))
+    from midstream.plain_yaml import load_plain
+
+    try:
+        return load_plain(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise MidstreamError(f"the configuration in the log cannot be read: {words}", "midstream --log RUN") from None
+
+
+def changes(before: str, after: str) -> list[Change]:
+    """The fields in which two configurations, as YAML, differ, by name."""
+    one, other = (_flat(value_of(side) or {}) for side in (before, after))
     found = []
     for name in sorted(one.keys() | other.keys()):
         first, second = one.get(name, _ABSENT), other.get(name, _ABSENT)

@@ -34,6 +34,10 @@ from midstream_engine import records
 
 Heard = Callable[..., None]
 LOG_LINES = 5000  # of a log's end that are kept
+LOG_LINE = 4096  # characters of each
+LONGEST_NAME, LONGEST_TEXT = 200, 1000  # characters of what a row of metrics holds
+LARGEST = 2**53  # of its integers
+RECORDS = ("fence", "lineage", "status", "store")  # that a run's line may hold
 
 
 def _nobody(*_: Any) -> None:
@@ -218,6 +222,7 @@ class _Run:
         self._curve = Curve()
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._misread: dict[str, str] = {}  # what -> why it cannot be read
+        self._damaged: Mapping[str, str] = {}  # file -> what is wrong with it, as its host reports
         self._dirty = False
 
     def view(self) -> RunView:
@@ -279,7 +284,12 @@ class _Run:
             self._understood("curve", lambda: self._curve.govern(self._view.lineage, self._view.fence))
         if "trouble" in line:
             self._misread["trouble"] = line["trouble"]
-        self._view = replace(self._view, trouble=self._trouble)
+        if "damaged" in line:
+            self._damaged = line["damaged"]
+        unread = {f"{name}.json": self._misread[name] for name in RECORDS if self._misread.get(name)}
+        damaged = tuple({**self._damaged, **unread}.items())
+        self._misread["damaged"] = "; ".join(f"{name}: {why}" for name, why in self._damaged.items())
+        self._view = replace(self._view, trouble=self._trouble, damaged=damaged)
 
     def _placed(self, where: records.Store | None) -> dict[str, Any]:
         """Where its checkpoints lie. What a bucket holds is told later, by `stored`."""
@@ -317,7 +327,7 @@ def _record(kind: Any, name: str, value: Any) -> Any:
 
 def _as_shown(line: str) -> str:
     """A progress bar writes over its line again and again: what a terminal would show in the end."""
-    return line.rstrip("\r").rpartition("\r")[2]
+    return line.rstrip("\r").rpartition("\r")[2][:LOG_LINE]
 
 
 def parse_rows(text: str) -> Sequence[dict[str, Any]]:
@@ -327,12 +337,24 @@ def parse_rows(text: str) -> Sequence[dict[str, Any]]:
     for line in text.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             # Every line brings its own copies of the names; a long run has many lines.
-            rows.append({sys.intern(name): value for name, value in row.items()})
+            rows.append({sys.intern(name): value for name, value in row.items() if _is_metric(name, value)})
     return rows
+
+
+def _is_metric(name: str, value: Any) -> bool:
+    """Whether a value is what its name promises: numbers, which are computed with, and text of a reasonable length."""
+    if len(name) > LONGEST_NAME:
+        return False
+    if name == "global_step":
+        return type(value) is int and 0 <= value <= LARGEST
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST):
+        return True
+    measured = "/" in name or name == "time"
+    return not measured and (value is None or (isinstance(value, str) and len(value) <= LONGEST_TEXT))
 
 
 def _inventory(line: Mapping[str, Any]) -> dict[str, Any]:

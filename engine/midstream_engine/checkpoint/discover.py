@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from typing import Any
 
@@ -17,6 +16,7 @@ from midstream_engine.records import (
     RecordError,
     RunPaths,
     parse_checkpoint_name,
+    parse_json,
 )
 
 
@@ -78,19 +78,11 @@ def read_manifest(directory: str) -> Manifest:
     """The manifest of a complete checkpoint. CheckpointCorrupt where there is none or it cannot be read."""
     path = os.path.join(directory, MANIFEST)
     try:
-        manifest = Manifest.from_json(_json(directory, MANIFEST), path)
-        flaw = _mistyped(manifest)
+        return Manifest.from_json(_json(directory, MANIFEST), path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointCorrupt(f"{directory} is no checkpoint: it has no {MANIFEST} (a save cut off?)") from error
-    except UnicodeDecodeError as error:
-        raise CheckpointCorrupt(f"{path}: not UTF-8 ({error})") from error
     except RecordError as error:
         raise CheckpointCorrupt(_placed(str(error), directory)) from error
-    except (TypeError, AttributeError, KeyError) as error:
-        raise CheckpointCorrupt(f"{path}: not shaped like a manifest ({error})") from error
-    if flaw:
-        raise CheckpointCorrupt(f"{path}: {flaw}")
-    return manifest
 
 
 def _placed(message: str, directory: str) -> str:
@@ -98,29 +90,9 @@ def _placed(message: str, directory: str) -> str:
     return message if directory in message else f"{directory}: {message}"
 
 
-def _mistyped(manifest: Manifest) -> str:
-    """The first field whose value is of another type than it should be; empty where there is none."""
-    numbers: list[tuple[str, Any]] = [(key, getattr(manifest, key)) for key in ("step", "attempt", "epoch")]
-    texts: list[tuple[str, Any]] = [(key, getattr(manifest, key)) for key in ("run_id", "root_digest")]
-    for entry in manifest.object_entries:
-        numbers.append((f"size of {entry.path}", entry.size))
-        texts += [(f"{key} of {entry.path}", getattr(entry, key)) for key in ("path", "sha256", "crc32c", "host")]
-    for array in manifest.array_entries:
-        texts += [(f"{key} of array {array.name}", getattr(array, key)) for key in ("name", "dtype", "sha256")]
-        for key, into in (("shape", numbers), ("grid", numbers), ("axes", texts), ("objects", texts)):
-            into += [(f"{key} of array {array.name}", value) for value in getattr(array, key)]
-    wrong = [name for name, value in numbers if type(value) is not int or value < 0]
-    wrong += [name for name, value in texts if not isinstance(value, str)]
-    return f"{wrong[0]} is of the wrong type" if wrong else ""
-
-
 def _json(directory: str, name: str) -> Any:
     """The value of a JSON object. FileNotFoundError where it is absent, RecordError where it is torn."""
-    data = open_store(directory).get(name)
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        raise RecordError(f"{os.path.join(directory, name)}: not JSON ({error})") from error
+    return parse_json(open_store(directory).get(name), os.path.join(directory, name))
 
 
 def read_train(directory: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
+from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.source import Source
 
@@ -54,7 +55,7 @@ def _load(url: str) -> Any:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise DataError(f"data.id: {dataset!r} needs the package datasets: pip install 'midstream[datasets]'") from None
-    directory = os.path.expanduser(dataset)
+    directory = resolved_path(dataset)
     try:
         if any(os.path.isfile(os.path.join(directory, name)) for name in _SAVED):
             return _saved(datasets.load_from_disk(directory), dataset, split)

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ import google_crc32c
 import numpy as np
 
 from midstream_engine import records
+from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.cache import building, check_sizes, commit
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.examples import Examples
@@ -27,6 +29,7 @@ FORMAT = "midstream-imported"
 VERSION = 1
 SCHEME = records.IMPORTED
 _BLOCK = 16 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Imported:
@@ -94,8 +97,10 @@ def tokenizer_path(name: str, root: str) -> str:
 
 def bring(url: str, data_root: str, field: str = "data.train_urls") -> str:
     """Make sure that what ``url`` names lies under ``data_root``; returns its digest."""
-    source = os.path.expanduser(url.removeprefix(SCHEME)).rstrip("/")
+    source = resolved_path(url.removeprefix(SCHEME)).rstrip("/")
     digest = os.path.basename(source)
+    if not _DIGEST.fullmatch(digest):
+        raise DataError(f"{field}: {source} is not called by a digest, as imported data are")
     place = os.path.join(data_root, digest)
     if os.path.exists(os.path.join(place, records.MANIFEST)):
         return digest
@@ -103,7 +108,9 @@ def bring(url: str, data_root: str, field: str = "data.train_urls") -> str:
         manifest = records.read_json(os.path.join(source, records.MANIFEST))
     except (FileNotFoundError, records.RecordError) as error:
         raise DataError(f"{field}: {source} is no imported data: {error}") from None
-    if manifest.get("digest") != digest:
+    rest = {key: item for key, item in manifest.items() if key != "digest"}
+    paths = [entry["path"] for entry in manifest["objects"]]
+    if hashlib.sha256(records.canonical_json(rest)).hexdigest() != digest or not all(map(records.safe_relative, paths)):
         raise DataError(f"{field}: {source} holds other data than its name says")
     with building(data_root) as directory:
         for entry in manifest["objects"]:

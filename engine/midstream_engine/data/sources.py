@@ -8,6 +8,7 @@ import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 
+from midstream_engine.base_directory import resolved_path
 from midstream_engine.data import formats, gcs, hub, web
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.source import Source
@@ -76,7 +77,7 @@ def _listed(pattern: str) -> list[Source]:
 
 
 def _local(pattern: str) -> list[Source]:
-    pattern = os.path.expanduser(pattern)
+    pattern = resolved_path(pattern)
     if os.path.isfile(pattern):
         return [_file(pattern, os.path.basename(pattern))]
     return [

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.errors import DataError
 
 
@@ -100,7 +101,7 @@ def load_tokenizer(name: str, eos_token: str) -> Tokenizer:
         return ByteTokenizer()
     if name.startswith(IDS):
         return IdTokenizer(name)
-    path = os.path.expanduser(name)
+    path = resolved_path(name)
     if os.path.isdir(path):
         path = os.path.join(path, "tokenizer.json")
     if not os.path.isfile(path):

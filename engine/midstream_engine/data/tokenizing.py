@@ -182,7 +182,7 @@ class _Processes:
             if self._closed:
                 raise DataError("data: tokenizing was ended")
             process = subprocess.Popen(
-                [sys.executable, "-m", "midstream_engine.data.worker"],
+                [sys.executable, "-P", "-m", "midstream_engine.data.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from midstream_engine.base_directory import resolved_path
 from midstream_engine.config.tracker import TensorboardConfig
 from midstream_engine.tracking.facts import RunFacts
 
@@ -16,7 +17,7 @@ class TensorboardTracker:
     def __init__(self, config: TensorboardConfig, facts: RunFacts):
         from tensorboardX import SummaryWriter
 
-        self.directory = os.path.join(os.path.expanduser(config.logdir), facts.run_id)
+        self.directory = os.path.join(resolved_path(config.logdir), facts.run_id)
         self._writer = SummaryWriter(
             self.directory,
             comment=config.comment,

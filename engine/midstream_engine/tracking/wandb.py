@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 
+from midstream_engine.base_directory import resolved_path
 from midstream_engine.config.tracker import WandbConfig
 from midstream_engine.tracking.facts import RunFacts
 
@@ -80,7 +81,7 @@ def code_directory(save_code: bool | str | None) -> str | None:
     if not save_code:
         return None
     if isinstance(save_code, str):
-        return os.path.expanduser(save_code)
+        return resolved_path(save_code)
     program = getattr(sys.modules.get("__main__"), "__file__", None) or __file__
     directory = os.path.dirname(os.path.abspath(program))
     return _git(directory, "rev-parse", "--show-toplevel") or directory

@@ -139,10 +139,14 @@ def record_end(attempt: Attempt, last_step: int) -> None:
     """Write into ``lineage.json`` that the attempt ended with the state ``step-<last_step>``."""
     if not attempt.processes.leads:
         return
-    lineage = records.Lineage.read_or_none(attempt.paths.lineage)
-    for entry in lineage.entries if lineage else []:
-        if entry.attempt == attempt.number:
-            _edit_lineage(attempt, dataclasses.replace(entry, last_step=last_step))
+    try:
+        lineage = records.Lineage.read_or_none(attempt.paths.lineage)
+        for entry in lineage.entries if lineage else []:
+            if entry.attempt == attempt.number:
+                _edit_lineage(attempt, dataclasses.replace(entry, last_step=last_step))
+    except records.RecordError as error:
+        # Everything is saved; the attempt's status has its last step, which a repair of the lineage reads.
+        log.error("the end at step %d is not in the lineage: %s", last_step, error)
 
 
 def _edit_lineage(attempt: Attempt, entry: records.LineageEntry) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from midstream_engine import records
 from midstream_engine.checkpoint.discover import read_manifest
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.fence import read_fence
+from midstream_engine.checkpoint.fence import FenceUnreadable, read_fence
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.trainer.attempt import Attempt
 from midstream_engine.trainer.lease import Lease
@@ -124,7 +124,10 @@ def unfit(attempt: Attempt, order: records.Order) -> str:
 
 def unowned(attempt: Attempt) -> str:
     """Why the fence does not give the run to this attempt; empty where it does."""
-    fence = read_fence(attempt.paths)
+    try:
+        fence = read_fence(attempt.paths)
+    except FenceUnreadable as error:
+        return str(error)
     if fence is None or (fence.epoch, fence.holder) != (attempt.epoch, attempt.target):
         found = "there is none" if fence is None else f"epoch {fence.epoch}, holder {fence.holder}"
         return f"the fence does not hand the run to {attempt.target} under epoch {attempt.epoch} ({found})"
@@ -133,7 +136,10 @@ def unowned(attempt: Attempt) -> str:
 
 def check_not_passed(attempt: Attempt) -> None:
     """FencedError where the run has gone past the epoch that this attempt waits for."""
-    fence = read_fence(attempt.paths)
+    try:
+        fence = read_fence(attempt.paths)
+    except FenceUnreadable:
+        return  # an order finds that out, too
     if fence is not None and fence.epoch > attempt.epoch:
         raise FencedError(
             f"the run was handed to {fence.holder} (epoch {fence.epoch}): nothing to wait for under {attempt.epoch}"

@@ -16,7 +16,7 @@ import numpy as np
 from haliax import NamedArray
 
 from midstream_engine import records
-from midstream_engine.checkpoint.fence import Fenced, read_fence, seal
+from midstream_engine.checkpoint.fence import Fenced, FenceUnreadable, read_fence, seal
 from midstream_engine.data.batches import Batch
 from midstream_engine.data.prefetch import Prefetch
 from midstream_engine.errors import EngineError, FencedError
@@ -36,6 +36,7 @@ from midstream_engine.trainer.step import StepResult
 
 log = logging.getLogger(__name__)
 LOG_EVERY = 10.0  # seconds between lines of progress in the log
+FENCE_POLL = 1.0  # seconds between two looks at an unreadable fence, once all steps are done
 
 
 class Loop:
@@ -61,6 +62,7 @@ class Loop:
         self._trainer = setup.config.trainer
         self._fence_seen: tuple[int, int] | None = None
         self._epoch = 0  # of the fence, as it was last seen
+        self._unreadable = ""  # why the fence cannot be read; empty where it can
         self._logged = 0.0
         self._later: Wanted | None = None  # an order to stop at a step that is still to come
         profiled = self._trainer if self._leads else dataclasses.replace(self._trainer, profiler=False)
@@ -82,10 +84,15 @@ class Loop:
                 if wanted.stop and self._stop(wanted):
                     return records.STOPPED
                 if self.step >= self._trainer.num_train_steps:
+                    if wanted.known.unreadable:
+                        time.sleep(FENCE_POLL)
+                        continue
                     self._save("end of training", last=True)
                     return records.FINISHED
                 self._answer(wanted)
-                if wanted.known.due:
+                if wanted.known.due and wanted.known.unreadable:
+                    self._saver.put_off()
+                elif wanted.known.due:
                     self._try_save("checkpointer")
                 self._update(source)
         finally:
@@ -158,26 +165,47 @@ class Loop:
         """What this process knows, for the boundary at ``step``: see ``requests``."""
         busy, failed = self._saver.busy, self._saver.failed
         due = self._leads and self._saver.due(step, time.monotonic())
-        return Known(epoch=self._fence_epoch(), due=due, busy=busy, failed=0 if busy else failed)
+        epoch, unreadable = self._fence_epoch(), bool(self._unreadable)
+        return Known(epoch=epoch, due=due, busy=busy, failed=0 if busy else failed, unreadable=unreadable)
 
     def _fence_epoch(self) -> int:
-        """Of the fence on this host: a stat a step, and a read only where it changed."""
+        """Of the fence on this host: a stat a step, and a read only where it changed, or could not be read."""
+        path, why = self._attempt.paths.fence, ""
         try:
-            status = os.stat(self._attempt.paths.fence)
+            status = os.stat(path)
+            if (status.st_mtime_ns, status.st_ino) != self._fence_seen:
+                self._fence_seen = None
+                fence = read_fence(self._attempt.paths)
+                self._fence_seen = (status.st_mtime_ns, status.st_ino)
+                self._epoch = fence.epoch if fence is not None else 0
         except FileNotFoundError:
-            return self._epoch
-        if (status.st_mtime_ns, status.st_ino) != self._fence_seen:
-            self._fence_seen = (status.st_mtime_ns, status.st_ino)
-            fence = read_fence(self._attempt.paths)
-            self._epoch = fence.epoch if fence is not None else 0
+            # It was there when the attempt began, unless the caller has given the run none.
+            why = f"{path} is not there any more; nothing is committed until it is" if self._epoch else ""
+        except (FenceUnreadable, OSError) as error:
+            why = str(error)
+        if why != self._unreadable:
+            self._tell_unreadable(why)
         return self._epoch
+
+    def _tell_unreadable(self, why: str) -> None:
+        """In the log and the status, once; the status is free again once the fence can be read."""
+        before, self._unreadable = self._unreadable, why
+        if why:
+            log.error("%s", why)
+            self._status.update(message=why)
+        else:
+            log.info("the fence can be read again: epoch %d", self._epoch)
+            if self._status.value.message == before:
+                self._status.update(message="")
 
     def _check_fence(self, epoch: int) -> None:
         """A run that was handed to someone else is not trained on. ``epoch``: the highest that any process sees."""
         if epoch <= self._attempt.epoch:
             return
-        fence = read_fence(self._attempt.paths)
         whom = f"on (epoch {epoch})"
+        fence = None
+        with contextlib.suppress(FenceUnreadable):
+            fence = read_fence(self._attempt.paths)
         if fence is not None and fence.epoch == epoch:  # it may be another host's that says so
             whom = f"to {fence.holder} (epoch {epoch}, sealed at step {fence.sealed_step})"
         raise FencedError(f"the run was handed {whom}: this attempt ends at step {self.step}")
@@ -227,6 +255,9 @@ class Loop:
                 fence = seal(self._attempt.paths, epoch=order.epoch, holder=order.holder, step=self.step)
             except Fenced as error:
                 raise FencedError(str(error)) from None
+            except FenceUnreadable as error:
+                self._status.update(state=records.TRAINING, refused=order.serial, message=str(error))
+                return False
             log.info("sealed at step %d: epoch %d belongs to %s", self.step, fence.epoch, fence.holder)
         self._acknowledge(order, write=False)
         return True

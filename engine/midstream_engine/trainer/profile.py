@@ -7,6 +7,7 @@ import os
 
 import jax
 
+from midstream_engine.base_directory import resolved_path
 from midstream_engine.config.trainer import TrainerConfig
 from midstream_engine.trainer.attempt import Attempt
 
@@ -55,5 +56,5 @@ class Profile:
 def profile_directory(config: TrainerConfig, attempt: Attempt) -> str:
     """Under ``trainer.log_dir`` where that is given, else in the attempt's directory."""
     if config.log_dir:
-        return os.path.join(os.path.expanduser(config.log_dir), attempt.paths.run_id, "profiler")
+        return os.path.join(resolved_path(config.log_dir), attempt.paths.run_id, "profiler")
     return os.path.join(attempt.files.dir, "profiler")

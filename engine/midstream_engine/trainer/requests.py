@@ -22,7 +22,7 @@ from midstream_engine.processes.join import ALONE, Processes
 log = logging.getLogger(__name__)
 
 # Places in the vector.
-SAVES, STOPS, ORDER, EPOCH, DUE, BUSY, FAILED = range(7)
+SAVES, STOPS, ORDER, EPOCH, DUE, BUSY, FAILED, UNREADABLE = range(8)
 
 
 class Signals:
@@ -90,6 +90,7 @@ class Known:
     due: bool = False  # the checkpointer wants a save; process 0's clock alone decides
     busy: bool = False  # a save is still in flight
     failed: int = 0  # how the save that has ended went: 0 well, else ``saving.NOT_SAVED`` or ``saving.FENCED``
+    unreadable: bool = False  # the fence cannot be read: nothing is saved meanwhile
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,13 @@ class Requests:
             save=bool(fresh[SAVES]) or action == records.SAVE,
             stop=bool(fresh[STOPS]) or action == records.STOP,
             order=new,
-            known=Known(int(agreed[EPOCH]), bool(agreed[DUE]), bool(agreed[BUSY]), int(agreed[FAILED])),
+            known=Known(
+                int(agreed[EPOCH]),
+                bool(agreed[DUE]),
+                bool(agreed[BUSY]),
+                int(agreed[FAILED]),
+                bool(agreed[UNREADABLE]),
+            ),
         )
 
     def _submit(self, known: Known) -> tuple[Any, list[int]]:
@@ -146,7 +153,7 @@ class Requests:
         signals = [self._signals.saves, self._signals.stops]
         # One more than all have agreed on, where this process was asked again: so no signal hides behind another's.
         asked = [done + (now > seen) for done, now, seen in zip(self._done, signals, self._answered, strict=False)]
-        mine = np.array([*asked, serial, known.epoch, known.due, known.busy, known.failed], np.int32)
+        mine = np.array([*asked, serial, known.epoch, known.due, known.busy, known.failed, known.unreadable], np.int32)
         if self._processes.board is None:
             return mine, signals
         if order is not None and serial > self._told:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from midstream_engine import records
+from midstream_engine.base_directory import resolved_path
 from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete, read_manifest, read_train
 from midstream_engine.checkpoint.fence import read_fence
 from midstream_engine.checkpoint.restore import restore_checkpoint
@@ -137,7 +138,7 @@ def _origin(
 
 def _resolve(path: str, name: str) -> str:
     """A checkpoint's directory from its path or that of the folder or run that holds it."""
-    path = path.rstrip("/") if in_bucket(path) else os.path.abspath(os.path.expanduser(path))
+    path = path.rstrip("/") if in_bucket(path) else os.path.abspath(resolved_path(path))
     for folder in (path, os.path.join(path, "checkpoints")):
         if open_store(folder).exists(records.MANIFEST):
             return folder

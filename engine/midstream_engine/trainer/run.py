@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import jax
 
 from midstream_engine import records
+from midstream_engine.base_directory import resolved_path
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.tracking.facts import RunFacts
@@ -52,7 +53,8 @@ def configure_jax(config: TrainLmConfig, root: str) -> str:
     """
     trainer = config.trainer
     chosen = trainer.jax_compilation_cache_dir or os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    directory = os.path.expanduser(chosen or os.path.join(root, "compile-cache"))
+    directory = chosen or os.path.join(root, "compile-cache")
+    directory = directory if is_shared(directory) else resolved_path(directory)
     if is_shared(directory):
         url, directory = directory, os.path.join(root, "compile-cache")
         SharedCache(url, directory).start()

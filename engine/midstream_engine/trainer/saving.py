@@ -14,7 +14,7 @@ import numpy as np
 from midstream_engine import records
 from midstream_engine.checkpoint.background import Background
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.fence import Fenced
+from midstream_engine.checkpoint.fence import Fenced, FenceUnreadable
 from midstream_engine.checkpoint.group import Group, give_up
 from midstream_engine.checkpoint.policy import Retention
 from midstream_engine.checkpoint.save import PendingSave, begin_save
@@ -80,6 +80,7 @@ class Saver:
         self._behind = Background[int]("saving")  # labelled with the step
         self._then: list[Callable[[], None]] = []  # what waits for the save in flight
         self._skipped_for: int | None = None
+        self._owed = False  # a save that waits for the fence to be readable
         self._complaint = ""  # what the status says of a failed save, until one succeeds
         self._rows: Recorder | None = None
 
@@ -111,6 +112,8 @@ class Saver:
         if step in (self._saved_step, self._behind.label):
             return False
         kind = self._retention.decide(step, now)
+        if self._owed and self._behind.done:
+            return True
         if kind == "temporary" and not self._behind.done:
             if self._skipped_for != self._behind.label:
                 self._skipped_for = self._behind.label
@@ -120,6 +123,10 @@ class Saver:
                 )  # fmt: skip
             return False
         return kind is not None
+
+    def put_off(self) -> None:
+        """What is due cannot be saved while the fence is unreadable; it is due until it is."""
+        self._owed = True
 
     def save(
         self, state: TrainState, step: int, reason: str, *, last: bool = False, then: Callable[[], None] | None = None
@@ -159,6 +166,7 @@ class Saver:
     def _begin(self, state: TrainState, step: int, reason: str, *, copy: bool) -> None:
         began = time.monotonic()
         self._retention.saved(began)
+        self._owed = False
         self._serial += 1
         group = self._group()
         with self._standing_still(step):
@@ -274,6 +282,7 @@ class Saver:
 
     def _failed(self, step: int, error: Exception) -> NotSaved:
         """The error for the loop; the person reads it in the log and in the status at once."""
+        self._owed = self._owed or isinstance(error, FenceUnreadable)
         failure = NotSaved(f"step {step} not saved: {str(error).partition(chr(10))[0]}")
         self._complaint = str(failure)
         log.error(self._complaint)

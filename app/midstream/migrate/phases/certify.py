@@ -8,7 +8,7 @@ from typing import Any
 from midstream.errors import Exit, MidstreamError
 from midstream.migrate import certificate, certificate_overtake, evidence, ledger, outlook, picture
 from midstream.migrate.gone import unless_taken_back
-from midstream.migrate.model import CERTIFY, Certificate, Ledger
+from midstream.migrate.model import CERTIFY, Certificate
 from midstream.migrate.move import Move, pinned_there, replayed
 from midstream.migrate.phases.cutover import bring_state
 from midstream.migrate.stream import Streamed
@@ -86,10 +86,7 @@ class Certify:
         """Write it down; NotCertified where it does not hold."""
         records.write_json(str(move.directory.certificate_file), proof.to_json())
         move.directory.picture_file.write_text(picture.seam(proof, run.curve))
-        told = records.read_json_or_none(str(move.directory.ledger_file))
-        page = certificate.page(
-            proof, run.curve, move.directory.picture_file.name, Ledger.from_json(told) if told else None
-        )
+        page = certificate.page(proof, run.curve, move.directory.picture_file.name, move.directory.ledger())
         move.directory.page_file.write_text(page)
         for claim in proof.claims:
             move.note(f"{claim.name}: {claim.verdict}: {claim.statement}")

@@ -9,6 +9,7 @@ from midstream.migrate import overtake, standby
 from midstream.migrate.data import copy_all
 from midstream.migrate.model import CUTOVER
 from midstream.migrate.move import Move, pin, replayed
+from midstream.migrate.run_config import agreed_config
 from midstream.migrate.seal import seal
 from midstream.migrate.stream import Streamed, complete
 from midstream.transfer import copy_history
@@ -87,6 +88,7 @@ def bring_history(move: Move, resolved: bool = False) -> None:
     if resolved and config is None:
         config = target.call("runs.read_text", path=move.target_paths.config)
         move.journal.fact(target_config=config)
-    copy_history(source, target, run_id, source_root=source.root, target_root=target.root)
+    text = None if resolved else agreed_config(source, move.plan)
+    copy_history(source, target, run_id, source_root=source.root, target_root=target.root, config=text)
     if resolved:
         target.call("standby.keep_config", root=target.root, run_id=run_id, text=config)

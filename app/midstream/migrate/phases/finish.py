@@ -45,7 +45,17 @@ class Finish:
         with unless_taken_back(move, move.source_side, "its pin goes with it"):
             move.source_side.shelf.unpin(plan.migration)
         if plan.source != plan.target_host:
+            self._remove_secrets(move)
+        if plan.source != plan.target_host:
             move.note(f"{plan.source} is retired: its copy of {plan.run_id} stays as it is, under epoch {plan.epoch}")
+
+    @staticmethod
+    def _remove_secrets(move: Move) -> None:
+        """What launches left on the source for engines that will not start there again."""
+        try:
+            move.source_side.remove_secrets()
+        except MidstreamError as error:
+            move.note(f"{error.message}; secrets of {move.plan.run_id} may be left there, in its .secrets directory")
 
     @staticmethod
     def _last_words(move: Move) -> None:

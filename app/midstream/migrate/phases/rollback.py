@@ -8,6 +8,7 @@ from typing import Any
 from midstream.errors import HostError, MidstreamError
 from midstream.launch.errors import LaunchError
 from midstream.migrate import standby
+from midstream.migrate.after_rollback import not_running
 from midstream.migrate.gone import TakenBack, taken_back
 from midstream.migrate.model import ROLLBACK
 from midstream.migrate.move import Move, MovedOn
@@ -38,7 +39,7 @@ class Rollback:
                 raise
             # Unsealed, no engine was started on the target; and on the source nothing runs any more.
             move.note(f"{error.message}; {gone}: there is nothing to go back to")
-            move.journal.fact(rolled_back=time.time())
+            move.journal.fact(rolled_back=time.time(), not_running="")
 
     def _take_back(self, move: Move) -> None:
         dismissed = standby.dismiss_if_reachable(move)
@@ -59,7 +60,7 @@ class Rollback:
         if not dismissed and not taken_back(move.fleet, move.target_side.target):
             # The run is safe; what stands by costs accelerators.
             standby.dismiss_if_reachable(move, SILENCE)
-        move.journal.fact(rolled_back=time.time())
+        move.journal.fact(rolled_back=time.time(), not_running=not_running(move))
 
     # ------------------------------------------------------------------------------------------ the source's order
 
@@ -99,7 +100,7 @@ class Rollback:
         """The source was not sealed. It trains on, unless it stopped on our order, or died since."""
         attempt = move.journal.known("sealing_attempt")
         if attempt is None:
-            move.note(f"{move.plan.source} was never asked to stop: nothing to undo there")
+            move.note(f"{move.plan.source} was not ordered to stop: nothing to undo there")
             return
         found = move.source.call("runs.status", root=move.source.root, run_id=move.plan.run_id, attempt=attempt)
         state = (found["status"] or {}).get("state", "")
@@ -110,6 +111,9 @@ class Rollback:
             return
         if state in (records.FINISHED, records.FAILED):
             move.note(f"{move.plan.source} was not sealed, and ended by itself ({state}): it is left as it is")
+            return
+        if not any(point["complete"] and point["accepted"] for point in move.source_side.describe()["checkpoints"]):
+            move.note(f"{move.plan.source} was not sealed, and {move.plan.run_id} has no complete checkpoint there")
             return
         number = move.source_side.living_attempt() or self._start_source(move, fence, None)
         wait_training(move, move.source_side, number)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Static
 
 from midstream.errors import MidstreamError
+from midstream.migrate import model as migrate
 from midstream.tui import palette
 from midstream.tui.glyphs import Glyphs
+from midstream.tui.text import Text
 from midstream.tui.widgets.chrome import Breadcrumbs, Hints
 from midstream.tui.world import World
 from midstream.watch import model as watch
@@ -144,9 +145,10 @@ class MidstreamScreen(Screen[None]):
         ):
             if count := links.count(link):
                 text.append(f"{sign} {count} {link}  ", colour)
-        moving = sum(1 for view in world.migrations if view.open)
-        if moving:
+        if moving := sum(view.state == migrate.RUNNING for view in world.migrations):
             text.append(f"{glyphs.now} {moving} moving  ", palette.ACCENT)
+        if waiting := sum(view.open and view.state != migrate.RUNNING for view in world.migrations):
+            text.append(f"{glyphs.busy} {waiting} interrupted  ", palette.WAIT)
         if self.midstream.readonly:
             text.append("read-only  ", palette.WAIT)
         return text

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.text import Text
-
 from midstream.migrate import model
 from midstream.migrate.model import Check
 from midstream.tui import format, palette
 from midstream.tui import glyphs as signs
 from midstream.tui.glyphs import Glyphs
+from midstream.tui.text import Text
 
 ORDER = {model.FAIL: -2, model.WARN: -1}  # what is to be read comes first, once all is known
 

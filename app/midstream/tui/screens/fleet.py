@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Input, Static
 
-from midstream.tui import commands
+from midstream.tui import commands, palette
 from midstream.tui.screens import rows, run_stop, shell
 from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.text import Text
 from midstream.tui.widgets.bars import downtime
 from midstream.tui.widgets.chrome import Hints, Rule, Views
 from midstream.tui.widgets.curve import CurveView
@@ -147,7 +147,10 @@ class FleetScreen(MidstreamScreen):
         else:
             view = world.migration(str(key))
             rule.show(str(key), "enter opens it")
-            if view is not None:
+            if view is not None and view.damage:
+                words = "".join(f"  {self.glyphs.failed} {line}\n" for line in view.damage)
+                self.put("#preview-text", Text(words.rstrip(), palette.BAD, no_wrap=True))
+            elif view is not None:
                 self.put(
                     "#preview-text",
                     downtime(self.glyphs, view.ledger, view.predicted_seconds, self.size.width - 2),

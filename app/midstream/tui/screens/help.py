@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from midstream.tui import commands, palette
+from midstream.tui.text import Text
 from midstream.tui.widgets.chrome import Rule
 from midstream.tui.widgets.pane import Pane
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
@@ -14,6 +13,7 @@ from midstream.tui import commands, format, palette
 from midstream.tui.screens import migration_text as words
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.confirm import ConfirmScreen
+from midstream.tui.text import Text
 from midstream.tui.widgets import steps
 from midstream.tui.widgets.bars import downtime
 from midstream.tui.widgets.chrome import Hints, Rule, Views

@@ -7,12 +7,11 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.text import Text
-
 from midstream.migrate import model
 from midstream.tui import format, palette
 from midstream.tui import glyphs as signs
 from midstream.tui.glyphs import Glyphs
+from midstream.tui.text import Text
 from midstream.tui.widgets.bars import copy_progress
 from midstream.tui.world import World, hardware
 from midstream.watch.model import RunView
@@ -64,7 +63,10 @@ def headline(view: model.MigrationView, glyphs: Glyphs, now: float, target: RunV
             text.append(f" for {format.seconds(now - since)}", palette.DIM)
     text.append("\n  ")
     proof = view.certificate
-    if view.state == model.ROLLED_BACK:
+    if view.damage and view.open:
+        way = "restore one of them from a backup" if view.state == model.DAMAGED else "c restores what is needed"
+        text.append(f"{glyphs.failed} {'; '.join(view.damage)} ({way})", palette.BAD)
+    elif view.state == model.ROLLED_BACK:
         text.append(f"{glyphs.idle} {plan.source} has the run again", palette.WAIT)
         text.append(f": {view.error}" if view.error else "", palette.DIM)
     elif view.state == model.ROLLBACK_INCOMPLETE or view.error:

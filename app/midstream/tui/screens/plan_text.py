@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rich.text import Text
-
 from midstream.migrate import cost
 from midstream.migrate.model import Plan
 from midstream.tui import format, palette
 from midstream.tui.glyphs import Glyphs
+from midstream.tui.text import Text
 
 VALUES = 15  # the column that values begin in, and that what is folded begins in again
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.screen import ModalScreen
@@ -13,6 +12,7 @@ from textual.widgets import Input, Static
 from midstream.hosts.ask import FirstContact, Passphrase
 from midstream.tui import palette
 from midstream.tui.screens.confirm import ConfirmScreen
+from midstream.tui.text import Text
 from midstream.tui.widgets.chrome import Rule
 
 

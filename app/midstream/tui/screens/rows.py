@@ -6,13 +6,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.text import Text
-
 from midstream.migrate.model import LEDGER_ENTRIES, MigrationView
 from midstream.tui import format, palette
 from midstream.tui import glyphs as signs
 from midstream.tui.filter import parse
 from midstream.tui.glyphs import Glyphs
+from midstream.tui.text import Text
 from midstream.tui.widgets.bars import bar, spark
 from midstream.tui.widgets.table import Column, Row, Rows
 from midstream.tui.world import World, hardware, latest, short_kind
@@ -257,7 +256,9 @@ def checkpoint_rows(run: RunView, world: World, glyphs: Glyphs, verified: Mappin
     """Newest first."""
     rows = []
     for point in sorted(run.checkpoints, key=lambda point: (-point.step, -point.attempt)):
-        if not point.complete:
+        if point.damaged:
+            state = (f"{glyphs.failed} damaged", palette.BAD)
+        elif not point.complete:
             state = (f"{glyphs.busy} incomplete", palette.WAIT)
         elif not point.accepted:
             state = (f"{glyphs.failed} fenced off", palette.BAD)

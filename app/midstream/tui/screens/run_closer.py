@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from functools import partial
 
-from rich.text import Text
 from textual.message import Message
 from textual.widgets import Static
 
@@ -14,6 +13,7 @@ from midstream.tui import palette
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.choose import ChooseScreen
 from midstream.tui.screens.rows import CHECKPOINT_COLUMNS, checkpoint_rows
+from midstream.tui.text import Text
 from midstream.tui.widgets.log_view import LogView
 from midstream.tui.widgets.table import Column, Row, Table
 from midstream.tui.world import attempt_names

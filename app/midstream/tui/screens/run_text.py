@@ -6,11 +6,10 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from rich.text import Text
-
 from midstream.tui import format, palette
 from midstream.tui import glyphs as signs
 from midstream.tui.glyphs import Glyphs
+from midstream.tui.text import Text
 from midstream.tui.widgets.bars import bar
 from midstream.tui.world import World, attempt_hues, hardware, latest, short_kind
 from midstream.watch.curve import Rows

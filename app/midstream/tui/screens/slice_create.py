@@ -9,6 +9,7 @@ from textual.app import SuspendNotSupported
 
 from midstream.errors import MidstreamError
 from midstream.migrate.model import Request
+from midstream.printable import printable
 from midstream.tui.screens.confirm import ConfirmScreen
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def _make(app: MidstreamApp, target: str, move: Request | None) -> None:
                 app.actions.create(target)
                 made = True
             except MidstreamError as error:
-                print(f"midstream: {error}", file=sys.stderr)
+                print(printable(f"midstream: {error}"), file=sys.stderr)
                 print("midstream: press enter to go back", file=sys.stderr)
                 sys.stdin.readline()
     except SuspendNotSupported:

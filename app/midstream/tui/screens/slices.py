@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
@@ -16,6 +15,7 @@ from midstream.tui import commands, format, palette
 from midstream.tui.actions import Slices, Wanted
 from midstream.tui.glyphs import Glyphs
 from midstream.tui.screens import slice_create, slice_delete
+from midstream.tui.text import Text
 from midstream.tui.widgets.chrome import Rule
 from midstream.tui.widgets.table import Column, Row, Table
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from functools import partial
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
@@ -19,6 +18,7 @@ from midstream.tui.screens import checks_text, plan_text, slice_create
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.choose import ChooseScreen
 from midstream.tui.screens.confirm import ConfirmScreen
+from midstream.tui.text import Text
 from midstream.tui.widgets import steps
 from midstream.tui.widgets.chrome import Hints, Rule
 from midstream.tui.widgets.pane import Pane

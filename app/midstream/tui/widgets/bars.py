@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.text import Text
-
 from midstream.migrate import model
 from midstream.tui import format, palette
 from midstream.tui.glyphs import Glyphs
+from midstream.tui.text import Text
 
 
 def bar(glyphs: Glyphs, share: float, width: int, colour: str = "") -> Text:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.cells import cell_len
-from rich.text import Text
 from textual.widgets import Static
 
 from midstream.tui import commands, palette
 from midstream.tui.glyphs import UNICODE, Glyphs
+from midstream.tui.text import Text
 
 
 class Breadcrumbs(Static):

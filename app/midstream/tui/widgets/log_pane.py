@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Input, Static
 
 from midstream.tui import palette
+from midstream.tui.text import Text
 from midstream.tui.widgets.log_view import LogView
 
 

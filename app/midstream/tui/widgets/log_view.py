@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from midstream.printable import printable
 from midstream.tui import commands, palette
 
 MOST = 1_000_000  # lines kept; a tenth more, and the oldest go
@@ -27,14 +28,14 @@ STAMP = "%Y-%m-%dT%H:%M:%SZ"  # as the engine writes it, in UTC
 _BAD = re.compile(r"\b(ERROR|CRITICAL|FATAL|Traceback|\w+Error)\b|Z [EC] ")
 _WARN = re.compile(r"\bWARN(ING)?\b|\w+Warning\b|Z W ")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def clean(line: str) -> str:
-    """As a terminal would show it: control sequences taken out, what was written over is gone."""
+    """A line without its colours, and without what was written over; other control characters are shown."""
     if line.isprintable():
         return line
-    return _CONTROL.sub("", line.expandtabs(4).rstrip("\r\n").rsplit("\r", 1)[-1])
+    return printable(_COLOUR.sub("", line.expandtabs(4).rstrip("\r\n").rsplit("\r", 1)[-1]))
 
 
 def level_of(line: str) -> int:

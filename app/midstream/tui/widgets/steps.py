@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.text import Text
-
 from midstream.migrate import model
 from midstream.tui import palette
 from midstream.tui.glyphs import Glyphs
+from midstream.tui.text import Text
 
 PLAN, PREFLIGHT, COPY, RELAUNCH, CERTIFY = "Plan", "Preflight", "Copy", "Relaunch", "Certify"
 STEPS = (PLAN, PREFLIGHT, COPY, RELAUNCH, CERTIFY)

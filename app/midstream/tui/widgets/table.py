@@ -14,6 +14,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from midstream.printable import printable
 from midstream.tui import commands, palette
 from midstream.tui.glyphs import UNICODE, Glyphs
 
@@ -46,7 +47,7 @@ class Row:
 
     def text(self, index: int) -> str:
         cell = self.cells[index]
-        return cell if isinstance(cell, str) else cell[0]
+        return printable(cell if isinstance(cell, str) else cell[0])
 
 
 class Rows(Sequence[Row]):
@@ -268,6 +269,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         for index, room in widths.items():
             cell = cells[index]
             text, colour = (cell, "") if isinstance(cell, str) else cell
+            text = printable(text)
             if cell_len(text) > room:
                 text = set_cell_size(text, room - len(self.glyphs.ellipsis)) + self.glyphs.ellipsis
             padding = " " * (room - cell_len(text))

@@ -11,9 +11,9 @@ import posixpath
 import socket
 import time
 
-from midstream_engine.checkpoint.fence import Fenced
+from midstream_engine.checkpoint.fence import Fenced, FenceUnreadable
 from midstream_engine.checkpoint.stores import client
-from midstream_engine.records import Fence, Pin, RunPaths
+from midstream_engine.records import Fence, Pin, RecordError, RunPaths, parse_json
 
 FENCE = "fence.json"
 PINS = "pins"
@@ -25,12 +25,16 @@ def run_prefix(paths: RunPaths) -> str:
 
 
 def read_fence(paths: RunPaths) -> tuple[Fence | None, int]:
-    """The fence in the bucket and its generation; None and 0 where there is none yet."""
+    """The fence in the bucket and its generation; None and 0 where there is none yet. FenceUnreadable."""
     try:
         data, generation = client.get(run_prefix(paths), FENCE)
     except FileNotFoundError:
         return None, 0
-    return Fence.from_json(json.loads(data), f"{run_prefix(paths)}/{FENCE}"), generation
+    where = f"{run_prefix(paths)}/{FENCE}"
+    try:
+        return Fence.from_json(parse_json(data, where), where), generation
+    except RecordError as error:
+        raise FenceUnreadable(f"{error}; nothing is committed until the fence can be read") from error
 
 
 def check_fence(paths: RunPaths, local: Fence | None, epoch: int, step: int) -> None:
@@ -78,7 +82,8 @@ def read_pins(paths: RunPaths, now: float) -> set[str]:
             data, _ = client.get(run_prefix(paths), path)
         except FileNotFoundError:
             continue  # it was just taken out
-        pin = Pin.from_json(json.loads(data), f"{run_prefix(paths)}/{path}")
+        where = f"{run_prefix(paths)}/{path}"
+        pin = Pin.from_json(parse_json(data, where), where)
         if pin.expires > now:
             found.add(pin.checkpoint)
     return found

@@ -1,7 +1,8 @@
 """`midstream --demo`: two local targets and a real run between them, on this machine alone.
 
 The run trains a small GPT-2 on the standard library sources of this Python. `small` has two virtual CPU devices,
-`large` four; nothing is downloaded and nothing is written outside `$MIDSTREAM_STATE/demo`.
+`large` four; nothing is downloaded and nothing is written outside `$MIDSTREAM_STATE/demo` (a second demo beside an
+open one: `demo-2`). Both machines are this process's own: what it started ends with it, also where it is killed.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import argparse
 import contextlib
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from midstream.errors import Exit, HostError, MidstreamError
+from midstream.errors import Exit, MidstreamError
 from midstream.output import Output, has_screen
 from midstream.shipped import shipped
 
 if TYPE_CHECKING:
+    from midstream.demo.place import Place
     from midstream.fleet.config import Fleet
     from midstream.hosts.open import Hosts
 
@@ -28,7 +29,7 @@ RUN = "demo"
 MOVE_AFTER = 12  # steps on `small` before the headless demo moves the run
 HEALTHY_STEPS = 8
 START_TIMEOUT = 300.0
-CLOSING = 120.0  # seconds that a move under way may take to end once the screen is closed
+SIGNALLED = 128  # exit codes from here on: a signal ended the screen
 
 FLEET = """\
 # The embedded fleet of `midstream --demo`.
@@ -66,12 +67,6 @@ def _fleet(root: Path) -> Fleet:
     return load_fleet(file)
 
 
-def _demo_root() -> Path:
-    from midstream.migrate.directory import state_directory
-
-    return (state_directory() / "demo").absolute()
-
-
 # -------------------------------------------------------------------------------------------------- with a screen
 
 
@@ -80,67 +75,84 @@ def _screen(options: argparse.Namespace, output: Output) -> int:
         raise MidstreamError(
             "the demo's screen needs a terminal", "midstream --demo --headless does the same without one", Exit.USAGE
         )
-    from midstream.hosts.open import Hosts
+    from midstream.demo.place import take
     from midstream.tui.app import run_tui
 
-    fleet = _fleet(_demo_root())
+    with _kept(take(output.talk), output) as (fleet, hosts):
+        _ensure_running(fleet, hosts, output)
+        ended = run_tui(fleet, hosts, readonly=options.readonly, ascii_only=options.ascii, start_run=RUN, demo=True)
+        if ended.code < SIGNALLED:
+            _end_moves(fleet, ended.moves, output)
+        return ended.code
+
+
+@contextlib.contextmanager
+def _kept(place: Place, output: Output) -> Iterator[tuple[Fleet, Hosts]]:
+    """The demo's fleet; whatever happens, nothing that was started there runs afterwards."""
+    from midstream.demo.keeper import Keeper, end_everything
+    from midstream.hosts.open import Hosts
+
+    def say(line: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            output.talk(line)
+
+    fleet = _fleet(place.root)
+    keeper = Keeper(place)
     hosts = Hosts(fleet)
     try:
-        _ensure_running(fleet, hosts, output)
-        return run_tui(fleet, hosts, readonly=options.readonly, ascii_only=options.ascii, start_run=RUN).code
+        yield fleet, hosts
     finally:
-        _quieten(fleet, hosts, output)
+        place.ending()
+        end_everything(fleet, hosts, place.root, say, {keeper.pid})
         hosts.close()
+        keeper.dismiss()
+        place.release()
 
 
-def _quieten(fleet: Fleet, hosts: Hosts, output: Output) -> None:
-    """A demo must not go on eating the machine once its screen is closed: stop the run, and wherever a move that is
-    under way starts it again."""
-    deadline = time.monotonic() + CLOSING
-    moving = True
-    while moving and time.monotonic() < deadline:
-        moving = _is_moving()
-        for name, attempt in _living(fleet, hosts, RUN):
-            output.talk(f"stopping the demo's run on {name}; it saves, and the next midstream --demo goes on with it")
-            _stop(hosts, name, RUN, attempt, output)
-        if moving:
-            time.sleep(0.5)
-    if moving:
-        output.talk("midstream: a move of the demo's run goes on; midstream --status shows it")
+def _end_moves(fleet: Fleet, chosen: str, output: Output) -> None:
+    """See the moves that are under way to their end, as was chosen; where nothing was, they finish."""
+    from midstream.headless import follow
+    from midstream.migrate import model, process
+    from midstream.migrate.directory import MigrationDirectory, list_migrations
+    from midstream.tui.screens.quit import ROLL_BACK
+
+    for view in list_migrations(fleet):
+        if view.state != model.RUNNING:
+            continue
+        seen = MigrationDirectory(view.migration).journal_size()
+        try:
+            if chosen == ROLL_BACK:
+                process.rollback(view.migration)
+            output.talk(f"the demo ends after the move of {view.plan.run_id}; ctrl-c ends both at once")
+            follow(view.migration, output, seen, on_interrupt="the next midstream --demo continues the move")
+        except MidstreamError as error:
+            output.talk(f"midstream: {error}")
 
 
-def _is_moving() -> bool:
-    from midstream.migrate import model
+def _continues(fleet: Fleet, output: Output) -> bool:
+    """Whether a move that the last demo did not see to its end is under way; it is continued."""
+    from midstream.migrate import process
     from midstream.migrate.directory import list_migrations
 
-    ours = [view for view in list_migrations() if (view.plan.run_id, view.state) == (RUN, model.RUNNING)]
-    return any({view.plan.source, view.plan.target_host} == {"small", "large"} for view in ours)
-
-
-def _living(fleet: Fleet, hosts: Hosts, run_id: str) -> Iterator[tuple[str, int]]:
-    for name in fleet.hosts:
-        host = hosts.get(name)
-        if run_id in host.call("runs.list_runs", root=host.root):
-            described = host.call("runs.describe", root=host.root, run_id=run_id)
-            if described["alive"]:
-                yield name, described["attempt"]
-
-
-def _stop(hosts: Hosts, name: str, run_id: str, attempt: int, output: Output) -> None:
-    from midstream.launch.start import stop_attempt
-
-    try:
-        stop_attempt(hosts.get(name), run_id, attempt, timeout=120.0)
-    except MidstreamError as error:
-        output.talk(f"midstream: {error}")
+    begun = [view for view in list_migrations(fleet) if view.open and view.plan.run_id == RUN]
+    for view in begun:
+        output.talk(f"continuing the move of {RUN} from {view.plan.source} to {view.plan.target}")
+        try:
+            process.continue_(view.migration)
+            return True
+        except MidstreamError as error:
+            output.talk(f"midstream: {error}")
+    return False
 
 
 def _ensure_running(fleet: Fleet, hosts: Hosts, output: Output) -> None:
-    """Where the run is already known, its newest copy goes on; a finished one makes place for a new one."""
+    """Where the run is already known, its newest copy goes on; a finished one makes place for a new one. A move that
+    was interrupted is continued, and starts the run by itself."""
+    from midstream.demo.keeper import living
     from midstream.launch.run import launch_run
     from midstream_engine import records
 
-    if any(True for _ in _living(fleet, hosts, RUN)):
+    if _continues(fleet, output) or any(True for _ in living(fleet, hosts)):
         return
     place, epoch = "small", 0
     for name in fleet.hosts:
@@ -150,8 +162,8 @@ def _ensure_running(fleet: Fleet, hosts: Hosts, output: Output) -> None:
         described = host.call("runs.describe", root=host.root, run_id=RUN)
         status, fence = described["status"], described["fence"]
         if status and status["state"] == records.FINISHED:
-            shutil.rmtree(_demo_root() / "small" / "runs", ignore_errors=True)
-            shutil.rmtree(_demo_root() / "large" / "runs", ignore_errors=True)
+            for each in fleet.hosts:
+                shutil.rmtree(Path(hosts.get(each).root) / "runs", ignore_errors=True)
             place, epoch = "small", 0
             break
         if fence and fence["epoch"] > epoch:
@@ -166,32 +178,27 @@ def _ensure_running(fleet: Fleet, hosts: Hosts, output: Output) -> None:
 def _headless(output: Output) -> int:
     """Launch on `small`, migrate to `large` at a step above 0, certify, stop. Exit 0 when the certificate is valid."""
     from midstream import headless
+    from midstream.demo.place import base, take_at
     from midstream.flags import parser
-    from midstream.hosts.open import Hosts
     from midstream.launch.run import launch_run
     from midstream.watch.watcher import Watch
 
     run_id = f"demo-{secrets.token_hex(3)}"
-    root = _demo_root() / run_id
-    fleet = _fleet(root)
-    hosts = Hosts(fleet)
+    root = base() / run_id
     code: int = Exit.FAILED
     try:
-        output.talk(f"launching {run_id} on small (2 devices)")
-        attempt = launch_run(hosts, fleet, "small", shipped(CONFIG), run_id, (), say=output.talk)
-        output.value({"event": "launched", "run": run_id, "target": "small", "attempt": attempt.number})
-        _wait_for_step(Watch(fleet, hosts, interval=0.5), run_id, MOVE_AFTER, output)
-        flags = parser().parse_args(
-            ["--migrate", run_id, "--to", "large", "--healthy-steps", str(HEALTHY_STEPS)]
-            + (["--json"] if output.as_json else [])
-        )
-        code = headless.migrate(fleet, flags, (), output)
-        return code
+        with _kept(take_at(root), output) as (fleet, hosts):
+            output.talk(f"launching {run_id} on small (2 devices)")
+            attempt = launch_run(hosts, fleet, "small", shipped(CONFIG), run_id, (), say=output.talk)
+            output.value({"event": "launched", "run": run_id, "target": "small", "attempt": attempt.number})
+            _wait_for_step(Watch(fleet, hosts, interval=0.5), run_id, MOVE_AFTER, output)
+            flags = parser().parse_args(
+                ["--migrate", run_id, "--to", "large", "--healthy-steps", str(HEALTHY_STEPS)]
+                + (["--json"] if output.as_json else [])
+            )
+            code = headless.migrate(fleet, flags, (), output, on_interrupt="the demo ends, and the move with it")
+            return code
     finally:
-        with contextlib.suppress(HostError):
-            for name, number in _living(fleet, hosts, run_id):
-                _stop(hosts, name, run_id, number, output)
-        hosts.close()
         if code == Exit.DONE:
             shutil.rmtree(root, ignore_errors=True)
         else:

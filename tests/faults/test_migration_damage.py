@@ -1,0 +1,114 @@
+"""The operator is killed after the seal, and the migration's files are damaged: it goes on, or back, nevertheless."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from faults.test_migration_faults import assert_one_lineage, launched, newest_migration
+from lab.command_line import Run, ended, midstream, start_midstream
+from lab.sshd import Lab
+from midstream.migrate.directory import MigrationDirectory, migration_ids
+from midstream_engine import records
+
+
+def wait_journaled(word: str, follower: subprocess.Popen[str], timeout: float = 300.0) -> MigrationDirectory:
+    """Until the newest migration's journal has a line with this word."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if migration_ids():
+            directory = newest_migration()
+            if word in directory.journal_file.read_text() and directory.is_held():
+                return directory
+        if follower.poll() is not None:
+            pytest.fail(f"it ended before {word!r}: {follower.communicate()}")
+        time.sleep(0.002)
+    pytest.fail(f"{word!r} was not journaled within {timeout} s")
+
+
+def kill_operator(directory: MigrationDirectory) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int((directory.path / ".lock").read_text()), signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while directory.is_held() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not directory.is_held()
+
+
+def killed_after(word: str, lab: Lab, runs: Callable[..., Run], mode: str) -> tuple[MigrationDirectory, Path, Run, Run]:
+    """A move whose process was killed once its journal had this word."""
+    one, two = lab.local("one", devices=2), lab.local("two", devices=2)
+    fleet = lab.fleet_file(one=one, two=two)
+    source, target = runs(one.root, "r"), runs(two.root, "r")
+    launched(fleet, source, "one")
+    follower = start_midstream(
+        "--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", mode, "--yes", "--healthy-steps", "8"
+    )
+    directory = wait_journaled(word, follower)
+    kill_operator(directory)
+    assert ended(follower) == 4
+    return directory, fleet, source, target
+
+
+def test_it_goes_on_without_its_plan_and_its_fleet_file(lab: Lab, runs):
+    directory, fleet, source, target = killed_after('"sealed"', lab, runs, "handover")
+    directory.plan_file.write_text("[]")
+    directory.fleet_file.unlink()
+    shown = midstream("--fleet", fleet, "--status")
+    assert f"midstream --continue {directory.migration}" in shown.stdout
+    assert "plan.json expected an object, found a list; fleet.yaml is missing" in shown.stdout
+
+    again = midstream("--continue", directory.migration)
+    assert again.code == 0, again.stderr
+    assert "plan.json expected an object, found a list: restored from the journal" in again.stderr
+    assert "fleet.yaml is missing: restored from the journal" in again.stderr
+    view = directory.view()
+    assert (view.state, view.damage) == ("completed", ())
+    assert view.certificate is not None
+    assert view.certificate.valid
+    assert target.alive
+    assert not source.alive
+    assert_one_lineage(target)
+
+
+@pytest.mark.slow
+def test_it_goes_back_without_its_journal(lab: Lab, runs):
+    directory, fleet, source, target = killed_after('"sealed"', lab, runs, "handover")
+    step = directory.view().sealed_step
+    assert step is not None
+    directory.journal_file.unlink()
+    assert "journal.jsonl is missing" in midstream("--fleet", fleet, "--status").stdout
+
+    back = midstream("--rollback", directory.migration, "--yes", "--json")
+    assert back.code == 0, back.stderr
+    assert back.result["outcome"] == "rolled back"
+    source.wait(lambda run: run.attempt > 1 and run.alive, "the source's new attempt")
+    source.wait_step(step + 2)
+    assert source.rows(source.attempt)[0]["global_step"] == step, "it goes on exactly where it was sealed"
+    assert not target.alive
+    assert source.fence.epoch == 3
+    assert_one_lineage(source)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["stop", "handover"])
+@pytest.mark.parametrize("word", ["relaunching", "target_attempt", '"certify"'])
+def test_it_goes_on_where_its_journal_was_lost_at_any_later_point(word: str, mode: str, lab: Lab, runs):
+    directory, _, source, target = killed_after(word, lab, runs, mode)
+    directory.journal_file.write_bytes(b"")
+    again = midstream("--continue", directory.migration, "--json")
+    assert again.code == 0, again.stderr
+    assert again.result["outcome"] == "completed"
+    assert not source.alive
+    assert target.alive
+    assert source.fence == target.fence == records.Fence.read(target.paths.fence)
+    assert_one_lineage(target)
+    orders = [name for name in os.listdir(target.paths.attempts) if int(name) >= 2]
+    assert len(orders) <= 2, "no engine was started beside one that trains"
