@@ -38,7 +38,7 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture
 def fleet(lab: Lab, tmp_path: Path) -> str:
-    """A host of whose words none can be trusted: device, log, holder of a run, names of directories."""
+    """A host of whose words none can be trusted: device, log, kind of accelerator, names of directories."""
     gpu = dict(zip(recordings.FIELDS, recordings.GPUS["H100"][0].splitlines()[0].split(", "), strict=True))
     device = "GPU " + "".join(each for name, each in SEQUENCES.items() if name not in ("surrogate", "separators"))
     row = ", ".join({**gpu, "name": device.replace(",", ";")}.values())
@@ -51,13 +51,13 @@ def fleet(lab: Lab, tmp_path: Path) -> str:
     program.chmod(0o755)
     server = lab.host("odd", sshd=environment(PATH=f"{tmp_path}:{os.environ['PATH']}"))
     run = RunDirectory(server.root, "gpt")
-    holder = ALL.replace("\udc9b", "")
-    run.lineage({"attempt": 1, "epoch": 1, "target": holder, "device_kind": holder})
-    run.fence(1, holder)
+    words = ALL.replace("\udc9b", "")
+    run.lineage({"attempt": 1, "epoch": 1, "device_kind": words})
+    run.fence(1)
     run.status(1, records.TRAINING, 3)
     run.rows(1, 0, 1, 2)
     run.checkpoint(2)
-    run.log(1, f"begin\n{holder}\n\ttabs stay\nprogress 1%\rprogress 2%\nend\n")
+    run.log(1, f"begin\n{words}\n\ttabs stay\nprogress 1%\rprogress 2%\nend\n")
     for name in ("evil\nrun", "r\x1b[2J\x1b]0;x\x07", "bidi\u202e"):
         (server.root / "runs" / name / "attempts" / "001").mkdir(parents=True)
     return str(lab.fleet_file(odd=server.config))

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
 
 from lab.sshd import Lab
-from midstream.errors import HostError, LostContact
+from midstream.errors import HostError, LostContact, RemoteError
 from midstream.hosts.private import remove_private, write_private
 from midstream.hosts.ssh import SshMachine, _command
 from midstream_engine import records
@@ -106,8 +106,15 @@ def test_a_runs_name_is_a_name_or_refused(reached: tuple[SshMachine, Path], name
     machine, folder = reached
     note(f"seed {SEED + 2}")
     name = name.replace("CANARY", str(folder / "canary"))
-    told = machine.call("hands.put_fence", root=machine.root, run_id="r", fence=records.Fence(1, name).to_json())
-    assert told["holder"] == name
+    fence = {**records.Fence(1, "here").to_json(), "holder": name}
+    try:
+        records.Fence.from_json(fence)
+    except records.RecordError:
+        with pytest.raises(RemoteError, match="holder"):
+            machine.call("hands.put_fence", root=machine.root, run_id="r", fence=fence)
+    else:
+        written = machine.call("hands.put_fence", root=machine.root, run_id="r", fence=fence)
+        assert written["holder"] == name
     assert machine.run(["rm", "-rf", "--", machine.root]).returncode == 0
     assert os.listdir(folder) == []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import fcntl
 import fnmatch
 import os
 import re
@@ -122,13 +123,16 @@ def line_of(name: str, key: paramiko.PKey, *, hashed: bool = False) -> str:
 
 
 def remember(file: str, name: str, key: paramiko.PKey, *, hashed: bool = False) -> None:
-    """Add a line to a file, which only its owner can write."""
+    """Add a line to a file, which only its owner can write; none where another connection has just added it."""
     with _writing:
         directory = os.path.dirname(file)
         if directory and not os.path.isdir(directory):
             os.makedirs(directory, mode=0o700)
         handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         with open(handle, "r+b", buffering=0) as out:
+            fcntl.flock(out, fcntl.LOCK_EX)  # other programs of ours write the same file
+            if KnownHosts([file]).verdict([name], key) == KNOWN:
+                return
             size = out.seek(0, os.SEEK_END)
             if size:
                 out.seek(size - 1)
