@@ -40,6 +40,7 @@ def template_of(manifest: records.Manifest) -> dict[str, Any]:
     return tree
 
 
+@pytest.mark.slow  # a minute
 @pytest.mark.timeout(1200)
 def test_it_is_killed_goes_on_where_its_shares_lie_and_is_collected_into_one_place(tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]

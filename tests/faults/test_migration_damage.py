@@ -57,6 +57,7 @@ def killed_after(word: str, lab: Lab, runs: Callable[..., Run], mode: str) -> tu
     return directory, fleet, source, target
 
 
+@pytest.mark.slow  # a whole move; test_migrate_damage.py has the parts
 def test_it_goes_on_without_its_plan_and_its_fleet_file(lab: Lab, runs):
     directory, fleet, source, target = killed_after('"sealed"', lab, runs, "handover")
     directory.plan_file.write_text("[]")

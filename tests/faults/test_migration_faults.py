@@ -77,10 +77,8 @@ def assert_one_lineage(run: Run) -> None:
     assert sorted(spliced) == list(range(max(spliced) + 1))
 
 
-SLOW = [pytest.param(phase, marks=pytest.mark.slow) for phase in ("prepare", "relaunch", "finish")]
-
-
-@pytest.mark.parametrize("phase", ["cutover", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["prepare", "cutover", "relaunch", "finish"])
 def test_a_migration_whose_process_is_killed_is_continued(phase: str, lab: Lab, runs):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

@@ -72,11 +72,13 @@ def test_a_checkpoint_of_neox_is_adopted_and_moved(adopt: Callable[..., Run], tm
     assert sorted(path.name for path in source.iterdir()) == sorted(path.name for path in SOURCE.iterdir())
 
 
+@pytest.mark.slow  # a whole move
 def test_a_checkpoint_of_levanter_is_adopted_with_its_data_and_moved(adopt: Callable[..., Run], tmp_path: Path):
     shutil.copytree(LEVANTER, tmp_path / "levanter")
     assert_goes_on(adopt(tmp_path / "levanter" / "run", "run"), LEVANTER / "run" / "expected.json", 1e-5)
 
 
+@pytest.mark.slow  # a whole move
 def test_a_model_of_hugging_faces_becomes_a_run_and_is_moved(adopt: Callable[..., Run], tmp_path: Path):
     """It begins where it lies, at step 0, with the data that the flags name; the witness is the model itself, and its
     tokenizer moves along."""

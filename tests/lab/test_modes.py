@@ -200,6 +200,7 @@ def test_a_rehearsal_that_fails_leaves_the_source_as_it_is(lab: Lab, runs):
     assert not Path(target.paths.lineage).exists()
 
 
+@pytest.mark.slow  # a whole move; the campaign has sleeping laptops
 def test_a_laptop_that_sleeps_and_hosts_whose_clocks_are_wrong_change_nothing(lab: Lab, runs, tmp_path: Path):
     """The operator's process is stopped in the middle of the cutover, and the engines' clocks are hours apart."""
     one = lab.local("one", devices=2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from lab.command_line import SLOWER, TINY, Ended, midstream, refused
 from lab.sshd import Lab
 from midstream_engine import records
@@ -14,6 +16,7 @@ def states(ended: Ended) -> dict[str, str]:
     return {check["name"]: check["state"] for check in ended.of("check")}
 
 
+@pytest.mark.slow  # a whole move, a minute and a half; the claims have tests of their own
 def test_a_certificate_is_proven_again_and_every_lie_is_found(lab: Lab, runs):
     one, two = lab.local("one", devices=2), lab.local("two", devices=1)
     fleet = lab.fleet_file(one=one, two=two)

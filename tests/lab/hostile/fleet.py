@@ -293,8 +293,11 @@ def _walk(root: Path | str, skip: str = "") -> Iterator[tuple[str, tuple[Any, ..
             folders[:] = [name for name in folders if os.path.join(parent, name) != skip]
         for name in [*folders, *names]:
             path = os.path.join(parent, name)
-            found = os.lstat(path)
-            link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else ""
+            try:
+                found = os.lstat(path)
+                link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else ""
+            except FileNotFoundError:  # a program that was just ended removed it meanwhile
+                continue
             times = () if stat.S_ISDIR(found.st_mode) else (found.st_size, found.st_mtime_ns)
             yield path, (found.st_mode, link, *times)
 
