@@ -418,7 +418,7 @@ class Campaign:
                 manifest = other.manifest(name)
                 if manifest.epoch < newest.epoch and newest.accepts(manifest.epoch, manifest.step) is False:
                     continue
-                if manifest.step >= len(spliced):
+                if manifest.step > len(spliced):  # step N has rows 0 to N - 1
                     raise Broken(f"{row}: {name} of {manifest.epoch} is accepted, and the run is not there yet")
         worst = max(
             records.relative_difference(self.wanted[step]["train/loss"], line["train/loss"])
