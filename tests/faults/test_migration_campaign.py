@@ -44,13 +44,6 @@ def campaign(tmp_path_factory: pytest.TempPathFactory):
     made.close()
 
 
-@pytest.fixture(autouse=True)
-def _its_own_state(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run stays from test to test, and so do its moves."""
-    if "campaign" in request.fixturenames:
-        monkeypatch.setenv("MIDSTREAM_STATE", str(request.getfixturevalue("campaign").room / "state"))
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("number", [0, 4, *(pytest.param(number, marks=DEAR) for number in (8, 9, 13, 17))])
 def test_whatever_happens_in_a_move_the_run_is_one_and_goes_on(campaign: Campaign, number: int):

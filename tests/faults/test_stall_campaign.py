@@ -41,13 +41,6 @@ def campaign(tmp_path_factory: pytest.TempPathFactory):
     made.close()
 
 
-@pytest.fixture(autouse=True)
-def _its_own_state(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run stays from test to test, and so do its moves."""
-    if "campaign" in request.fixturenames:
-        monkeypatch.setenv("MIDSTREAM_STATE", str(request.getfixturevalue("campaign").room / "state"))
-
-
 @pytest.mark.system
 def test_a_source_link_that_forwards_nothing_as_the_run_is_sealed_is_waited_for(campaign: StallCampaign):
     row = campaign.struck(HANDOVER, "source link", said("order: save, seal"), 20.0)  # longer than four keep-alives

@@ -43,6 +43,13 @@ def test_a_shadow_that_is_quicker_catches_up_and_one_that_is_not_never_does():
     assert Outlook(110, 10, 0.0, 0.5).seconds == math.inf, "not known yet"
 
 
+def test_the_step_of_the_crossing_is_named_once_both_paces_are_known():
+    assert Outlook(70, 70, 0.5, 0.01).crossing == 272, "two seconds ahead of the quicker one"
+    assert Outlook(41, 70, 0.5, 0.5).crossing == 76, "the shadow may be in front"
+    assert Outlook(71, 70, 0.5, 0.01).crossing is None, "the shadow is behind"
+    assert Outlook(41, 70, 0.0, 0.01).crossing is None, "one row of the source says nothing of its pace"
+
+
 def test_the_pace_is_that_of_the_newest_steps():
     slow = [{"time": 10.0 * step} for step in range(5)]
     quick = [{"time": 40.0 + 0.5 * step} for step in range(1, 60)]

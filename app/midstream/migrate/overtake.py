@@ -97,11 +97,25 @@ class Outlook:
         return self.source_step - self.shadow_step
 
     @property
+    def known(self) -> bool:
+        """Whether both paces have been measured."""
+        return self.source_pace > 0 and self.shadow_pace > 0
+
+    @property
+    def crossing(self) -> int | None:
+        """The step at which the run can cross over, still to come for both; None while the shadow is behind, or where
+        a pace is not known yet: after a lost contact the newest row of the source may stand alone."""
+        if self.gap > 0 or not self.known:
+            return None
+        quickest = max(min(self.source_pace, self.shadow_pace), 1e-3)
+        return max(self.source_step, self.shadow_step) + 2 + math.ceil(LEAD / quickest)
+
+    @property
     def seconds(self) -> float:
         """Until it is level; infinity where it never will be."""
         if self.gap <= 0:
             return 0.0
-        if not (self.source_pace > 0 and self.shadow_pace > 0):
+        if not self.known:
             return math.inf
         closing = 1 / self.shadow_pace - 1 / self.source_pace
         return self.gap / closing if closing > CLOSING / self.source_pace else math.inf
@@ -167,15 +181,13 @@ def _follow(move: Move) -> int:
                 f"the shadow takes {ahead.shadow_pace:.3f} s a step and the source {ahead.source_pace:.3f} s: "
                 f"{ahead.gap} steps are not caught up with in {LONGEST / 3600:.0f} hours"
             )
-        if ahead.gap <= 0 and agreement.steps:
-            at = _cross(move, shadow_attempt, ahead)
-            if at is not None:
-                move.journal.fact(crossing_step=at, agreement=agreement.facts())
-                move.note(
-                    f"{agreement.steps} steps replayed, losses within {agreement.worst:.1e} relative of the source's; "
-                    f"the run crosses over at step {at}"
-                )
-                return at
+        if agreement.steps and (at := ahead.crossing) is not None and _cross(move, shadow_attempt, at):
+            move.journal.fact(crossing_step=at, agreement=agreement.facts())
+            move.note(
+                f"{agreement.steps} steps replayed, losses within {agreement.worst:.1e} relative of the source's; "
+                f"the run crosses over at step {at}"
+            )
+            return at
         if time.monotonic() - told > TELL:
             told = time.monotonic()
             when = f"about {seconds:.0f} s to go" if math.isfinite(seconds) else "its pace is not known yet"
@@ -186,16 +198,13 @@ def _follow(move: Move) -> int:
         time.sleep(LOOK)
 
 
-def _cross(move: Move, shadow: int, ahead: Outlook) -> int | None:
-    """Name a step that is still to come for both, and have the shadow keep its parameters there; None where the shadow
-    was quicker."""
-    quickest = max(min(ahead.source_pace, ahead.shadow_pace), 1e-3)
-    at = max(ahead.source_step, ahead.shadow_step) + 2 + math.ceil(LEAD / quickest)
+def _cross(move: Move, shadow: int, at: int) -> bool:
+    """Have the shadow keep its parameters at step ``at``. False where it was quicker."""
     order = records.Order(records.HOLD, epoch=move.plan.epoch, step=at, migration=move.plan.migration)
     serial, status = standby.give(move, shadow, order)
     if status is None or status.state in records.ENDED:
         raise NotLevel(f"the shadow ended: {status.message if status else 'no word of it'}")
-    return at if status.order >= serial else None
+    return status.order >= serial
 
 
 class _Rows:
