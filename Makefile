@@ -16,7 +16,7 @@ demo: $(STAMP)  ## a real run on two local targets, ready to migrate; HEADLESS=1
 	@$(BIN)/midstream --demo $(if $(HEADLESS),--headless --json)
 
 lab: $(STAMP)  ## a shell with a Cloud TPU service, a bucket and hosts on loopback; ARGS="COMMAND" runs one in it
-	@$(BIN)/python tests/lab/play.py $(ARGS)
+	@$(BIN)/python tests/simulators/play.py $(ARGS)
 
 test: $(STAMP)  ## the test suite without the long campaigns
 	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(ARGS)

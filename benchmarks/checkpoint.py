@@ -248,7 +248,7 @@ class Midstream:
         }
 
     def begin(self, directory: Path, *, copy: bool) -> Any:
-        from midstream_engine.checkpoint.save import begin_save
+        from midstream_engine.checkpoint.saving.save import begin_save
         from midstream_engine.records import RunPaths
 
         paths = RunPaths(str(directory), "bench")
@@ -279,7 +279,7 @@ class Midstream:
         pending.finish()
 
     def restore(self, directory: Path, mesh: Any) -> dict[str, Any]:
-        from midstream_engine.checkpoint.restore import restore_checkpoint
+        from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 
         template = self._case.template(mesh)
         shardings = {name: leaf.sharding for name, leaf in template.items()}
@@ -403,7 +403,7 @@ def main() -> None:
     import numpy as np
     import tensorstore
 
-    from midstream_engine.checkpoint.bounded import THREADS
+    from midstream_engine.checkpoint.saving.bounded_pool import THREADS
 
     with tempfile.TemporaryDirectory(prefix="midstream-bench-", dir=options.where) as name:
         case = Case(Path(name), options.mib, options.devices)

@@ -22,11 +22,11 @@ from importlib import metadata
 import numpy as np
 
 from midstream_engine.config import DataConfig
-from midstream_engine.data.batches import TrainingBatches
-from midstream_engine.data.cache import TokenCache
-from midstream_engine.data.prepare import open_cache
-from midstream_engine.data.sources import documents, list_sources
-from midstream_engine.data.tokenizer import load_tokenizer
+from midstream_engine.data.cache.token_cache import TokenCache
+from midstream_engine.data.order.batches import TrainingBatches
+from midstream_engine.data.sources.list_sources import documents, list_sources
+from midstream_engine.data.tokenize.prepare import open_cache
+from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 
 
 def main() -> None:

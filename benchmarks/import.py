@@ -43,7 +43,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
-import torch_files  # noqa: E402
+from support import torch_files  # noqa: E402
 
 VOCAB = 50304
 COPIED = 4 << 20  # bytes of a block that is copied
@@ -225,7 +225,7 @@ def import_once(source: str, target: str) -> dict[str, float]:
     import warnings
 
     warnings.filterwarnings("ignore", "jax.experimental.shard_map is deprecated", DeprecationWarning)
-    from midstream_engine.interop import adopt
+    from midstream_engine.interop import import_run
     from midstream_engine.interop.neox.importer import open_neox
 
     open_neox(source)  # jax is imported, and what depends on the shapes alone is traced, outside of what is measured
@@ -233,7 +233,7 @@ def import_once(source: str, target: str) -> dict[str, float]:
     with Peak() as peak:
         began = time.monotonic()
         adopted = open_neox(source)
-        adopt.import_run(adopted, target, adopt.Wishes(without_data=True))
+        import_run.import_run(adopted, target, import_run.Wishes(without_data=True))
         seconds = time.monotonic() - began
     largest = max(array.size for array in adopted.arrays)
     return {"seconds": seconds, "memory": peak.highest, "largest": largest}

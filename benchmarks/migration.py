@@ -3,7 +3,7 @@
     python benchmarks/migration.py [--mib 1024] [--mbit 1000] [--milliseconds 10] [--rounds 1] [--only MODE ...]
 
 The model is heavy in state and light in computation: a huge embedding, one small block, few tokens a step. The source
-is this machine, the target a real sshd behind a link with a rate and a delay (`tests/lab/link.py`, in a process of its
+is this machine, the target a real sshd behind a link with a rate and a delay (`tests/simulators/link.py`, in a process of its
 own). Downtime is from the end of the last step on the source to the end of the first on the target, by the lines that
 the engines write; both run on this machine, so one clock measures.
 
@@ -35,10 +35,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from lab.command_line import TINY, Run
-from lab.link import through
-from lab.migration_faults import SLOW
-from lab.sshd import Lab, SshServer
+from simulators.link import through
+from simulators.sshd import Lab, SshServer
+from support.command_line import TINY, Run
+from support.migration_faults import SLOW
 
 REPOSITORY = Path(__file__).parents[1]
 MIB = 1 << 20
@@ -55,7 +55,7 @@ class Bench:
         self.room, self.options = room, options
         self.lab = Lab(room / "lab")
         server = self.lab.host("there", devices=2)
-        link = [sys.executable, str(REPOSITORY / "tests/lab/link.py"), str(server.port)]
+        link = [sys.executable, str(REPOSITORY / "tests/simulators/link.py"), str(server.port)]
         self.link = subprocess.Popen(
             [*link, str(options.milliseconds), str(options.mbit)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

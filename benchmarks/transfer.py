@@ -12,7 +12,7 @@ the rates. ``cpu_ratio`` is the same for the processor's time of both sides, all
 says more on a machine that is busy with other things. ``socket`` is the bare way: the same bytes over one TCP
 connection into files, unencrypted, unverified.
 
-With ``--link`` the connections go over a link with a rate and a delay (`tests/lab/link.py`, a proxy in a process of its
+With ``--link`` the connections go over a link with a rate and a delay (`tests/simulators/link.py`, a proxy in a process of its
 own: many kernels come without netem), and ``of_link`` says how much of the rate arrived as objects.
 """
 
@@ -38,14 +38,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from lab import link
-from lab.sshd import SSHD, Lab, SshServer
-from midstream.fleet.config import LocalHost
-from midstream.hosts.base import Host
-from midstream.hosts.local import LocalMachine
-from midstream.hosts.open import open_host
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.host import Host
+from midstream.hosts.host_pool import open_host
+from midstream.hosts.local_host import LocalMachine
 from midstream.transfer import CopySettings, copy_objects
-from trees import cell, write_tree
+from simulators import link
+from simulators.sshd import SSHD, Lab, SshServer
+from support.trees import cell, write_tree
 
 MIB = 1 << 20
 GCM = "aes128-gcm@openssh.com"

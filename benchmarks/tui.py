@@ -294,7 +294,7 @@ def measure_leet(options: argparse.Namespace) -> dict[str, Any]:
 def write_run(folder: Path, points: int) -> Path:
     """A run directory with the same metrics, and the fleet file that it is found by."""
     sys.path[0] = str(ROOT / "tests")
-    from run_directory import RunDirectory
+    from support.run_directory import RunDirectory
 
     run = RunDirectory(folder / "root", "long")
     run.fence(1)
@@ -423,7 +423,7 @@ def empty_app() -> None:
 
 def run_ours(source: Any, *, start_run: str | None, tiles: bool = False) -> None:
     from midstream.tui.app import MidstreamApp
-    from midstream.tui.layout import Layout
+    from midstream.tui.saved_layout import Layout
     from tui.worlds import NOW, Answers
 
     MidstreamApp(source, Answers(), start_run=start_run, clock=lambda: NOW, layout=Layout(tiles=tiles)).run_alone()
@@ -446,7 +446,7 @@ class Told:
     """A fleet of which probes tell, as they do: a store takes their lines, one host after the other, every second."""
 
     def __init__(self, hosts: int, points: int) -> None:
-        from midstream.watch.store import Store
+        from midstream.watch.snapshot_store import Store
 
         still = fleet_world(hosts, ())
         self._store = Store({host.name: "ssh" for host in still.hosts})
@@ -511,7 +511,7 @@ def small_world() -> Any:
 
 
 def long_curve(points: int, metrics: int) -> Any:
-    from midstream.watch.curve import Curve
+    from midstream.watch.loss_curve import Curve
 
     names = ["train/loss", "grad/norm/total", *(f"metric/{number}" for number in range(2, metrics))]
     curve, chance = Curve(), random.Random(3)

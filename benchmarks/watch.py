@@ -27,10 +27,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from lab.sshd import Lab, environment
-from midstream.fleet.config import Fleet, SshHost
+from midstream.fleet.fleet import Fleet, SshHost
 from midstream_engine import records
-from run_directory import RunDirectory
+from simulators.sshd import Lab, environment
+from support.run_directory import RunDirectory
 
 GPUS = 8
 NVIDIA_SMI = """\
@@ -135,8 +135,8 @@ def write_gpus(folder: Path, draw: random.Random) -> None:
 
 def watch(entries: dict[str, dict[str, Any]], settle: float, seconds: float) -> None:
     """Watch these hosts, and tell on stdout what it cost."""
-    from midstream.hosts.open import Hosts
-    from midstream.watch.model import LIVE, Snapshot
+    from midstream.hosts.host_pool import Hosts
+    from midstream.watch.snapshot import LIVE, Snapshot
     from midstream.watch.watcher import Watch
 
     fleet = Fleet(hosts={name: SshHost(**entry) for name, entry in entries.items()})

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from lab.bucket import BucketServer, bucket_server
+from simulators.bucket import BucketServer, bucket_server
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
 hypothesis.settings.load_profile("untimed")

@@ -57,7 +57,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
         # A migration carries the fleet file that it was planned with.
         return headless.resume(options, output)
     if options.verify:
-        from midstream.headless.recheck import is_migration, recheck
+        from midstream.headless.verify_migration import is_migration, recheck
 
         if is_migration(options.verify):
             return recheck(options, output)
@@ -77,7 +77,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
         return _replay(options)
     fleet = _load_fleet(options)
     if fleet.comes_and_goes:
-        from midstream.headless.slices import with_slices
+        from midstream.headless.tpu_slices import with_slices
 
         fleet = with_slices(fleet, options, output, engine)
     chosen = next((mode for mode in MODES if getattr(options, mode)), None)
@@ -98,7 +98,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
 
 def _on_slices(mode, fleet, options: argparse.Namespace, engine: tuple[str, ...], output) -> int:
     """A slice that was made for a command which then failed is not forgotten."""
-    from midstream.headless.slices import made_in_vain
+    from midstream.headless.tpu_slices import made_in_vain
 
     code = int(Exit.FAILED)
     try:
@@ -123,7 +123,7 @@ def headless_path(text: str) -> bool:
 
 def _stores(options: argparse.Namespace, *places: str):
     """The fleet file, where a bucket is to be read and there is one: it may say in whose name."""
-    from midstream.fleet.load import default_fleet_path, load_fleet
+    from midstream.fleet.fleet_file import default_fleet_path, load_fleet
 
     wanted = any(place.startswith("gs://") for place in places)
     return load_fleet(options.fleet) if wanted and (options.fleet or default_fleet_path().exists()) else None
@@ -132,8 +132,8 @@ def _stores(options: argparse.Namespace, *places: str):
 def _load_fleet(options: argparse.Namespace):
     """The fleet file. Where there is none yet, and a person sits at a screen, an empty fleet: the screen offers to
     write one."""
-    from midstream.fleet.config import Fleet
-    from midstream.fleet.load import default_fleet_path, load_fleet
+    from midstream.fleet.fleet import Fleet
+    from midstream.fleet.fleet_file import default_fleet_path, load_fleet
     from midstream.output import has_screen
 
     screen = not any(getattr(options, mode) for mode in MODES) and options.checkpoints is options.clean is None
@@ -162,10 +162,10 @@ def _replay(options: argparse.Namespace) -> int:
 
 def _screen(fleet, options: argparse.Namespace) -> int:
     _needs_a_terminal()
-    from midstream.fleet.load import load_fleet
-    from midstream.hosts.open import Hosts
+    from midstream.fleet.fleet_file import load_fleet
+    from midstream.hosts.host_pool import Hosts
     from midstream.tui.app import run_tui
-    from midstream.tui.screens.setup import RELOAD
+    from midstream.tui.screens.fleet.add_hosts import RELOAD
 
     look = {"readonly": options.readonly, "ascii_only": options.ascii, "record": options.record}
     move = None
@@ -179,7 +179,7 @@ def _screen(fleet, options: argparse.Namespace) -> int:
             return code
         fleet = load_fleet(options.fleet)
         if fleet.comes_and_goes:
-            from midstream.headless.slices import with_slices
+            from midstream.headless.tpu_slices import with_slices
             from midstream.output import Output
 
             fleet = with_slices(fleet, options, Output(False))

@@ -17,12 +17,12 @@ def main() -> None:
     import jax
 
     import midstream_engine.train
-    import midstream_engine.trainer.run
+    import midstream_engine.trainer.attempt.run_attempt
     from midstream_engine import records
-    from midstream_engine.checkpoint.discover import newest_complete
-    from midstream_engine.checkpoint.fence import read_fence
-    from midstream_engine.checkpoint.restore import restore_checkpoint
-    from midstream_engine.trainer.setup import make_plan
+    from midstream_engine.checkpoint.loading.list_checkpoints import newest_complete
+    from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+    from midstream_engine.checkpoint.saving.save_fence import read_fence
+    from midstream_engine.trainer.attempt.setup import make_plan
 
     jax.devices()
     imported = time.time()

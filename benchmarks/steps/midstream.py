@@ -54,17 +54,17 @@ def flags(shape: Shape, directory: Path) -> list[str]:
 
 def start(shape: Shape, directory: Path) -> tuple[Callable[[np.ndarray], float], dict[str, Any]]:
     """(batch -> loss, facts). Writes the initial parameters for the others."""
-    from midstream_engine.trainer.host_memory import keep_host_memory
+    from midstream_engine.trainer.runtime.host_memory import keep_host_memory
 
     keep_host_memory()  # as the engine does before all else
     import jax
     from haliax import NamedArray
 
-    from midstream_engine.checkpoint.tree import flatten
+    from midstream_engine.checkpoint.format.array_names import flatten
     from midstream_engine.config import load_config
-    from midstream_engine.trainer import flops
-    from midstream_engine.trainer.programs import compile_steps
-    from midstream_engine.trainer.setup import make_plan
+    from midstream_engine.trainer.attempt.setup import make_plan
+    from midstream_engine.trainer.loop import flops
+    from midstream_engine.trainer.runtime.programs import compile_steps
 
     config = load_config(flags(shape, directory)).config
     plan = make_plan(config)

@@ -75,14 +75,14 @@ def recognise(source: str) -> str:
 def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str:
     """A training run with its optimizer."""
     with _quiet():
-        from midstream_engine.interop import adopt
+        from midstream_engine.interop import import_run
 
         if kind == "neox":
             from midstream_engine.interop.neox.importer import open_neox
 
             adopted = open_neox(source)
         elif kind == "huggingface":
-            from midstream_engine.interop.huggingface_run import open_model
+            from midstream_engine.interop.huggingface.run_import import open_model
 
             adopted = open_model(source, options.overrides)
         else:
@@ -90,15 +90,15 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
 
             adopted = open_levanter(source, options.config, options.data, without_data=options.without_data)
         bar = _Bar()
-        made = adopt.import_run(
-            adopted, final, adopt.Wishes(options.data, options.without_data, not options.without_witness), bar.show
+        made = import_run.import_run(
+            adopted, final, import_run.Wishes(options.data, options.without_data, not options.without_witness), bar.show
         )
         bar.close()
     for note in made.notes:
         print(f"note: {note}", file=sys.stderr)
     if options.run_id:
         root = os.path.abspath(os.path.expanduser(options.root or os.environ.get("MIDSTREAM_ROOT") or "~/.midstream"))
-        paths = adopt.place_in_root(made, final, root, options.run_id)
+        paths = import_run.place_in_root(made, final, root, options.run_id)
         shutil.rmtree(final)
         return f"{paths.dir}: step {made.manifest.step}, root digest {made.manifest.root_digest}"
     return (
@@ -112,12 +112,12 @@ def _model(kind: str, source: str, final: str, options: argparse.Namespace) -> s
     try:
         os.makedirs(partial)
         with _quiet():
-            from midstream_engine.interop import huggingface
+            from midstream_engine.interop.huggingface import importer
         if kind == "huggingface":
-            manifest = huggingface.import_model(source, partial, final)
-            line = f"{final}: root digest {manifest.root_digest}; start with --config_path {final}/{huggingface.CONFIG}"
+            manifest = importer.import_model(source, partial, final)
+            line = f"{final}: root digest {manifest.root_digest}; start with --config_path {final}/{importer.CONFIG}"
         else:
-            files = huggingface.export_model(
+            files = importer.export_model(
                 source, partial, vocab_size=options.vocab_size, tokenizer=options.tokenizer,
                 dtype=options.dtype, largest=options.max_shard_size,
             )  # fmt: skip

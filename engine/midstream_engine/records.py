@@ -41,7 +41,7 @@ from typing import (
     Union,
 )
 
-from midstream_engine import shapes
+from midstream_engine import json_shapes
 
 FORMAT = "midstream-checkpoint"
 FORMAT_VERSION = 1
@@ -93,15 +93,15 @@ STARTS = frozenset({RESTORE, HOLD, REPLAY})  # what an attempt is started with
 LARGEST_FILE = 1 << 26  # bytes of a JSON file that is read: a manifest of a hundred thousand objects has about 20 MB
 
 # What strings in records become parts of paths: no other characters than these.
-CHECKPOINT_NAME = shapes.Form("a checkpoint's name", r"step-(?:0|[1-9][0-9]{0,17})-a[0-9]{3,18}")
-RUN_ID = shapes.Form("a run id", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-RUN_ID_OR_EMPTY = shapes.Form("a run id", r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,127})?")
-DTYPE = shapes.Form("a type of elements", r"bool|u?int(?:8|16|32|64)|b?float16|float(?:32|64)")
+CHECKPOINT_NAME = json_shapes.Form("a checkpoint's name", r"step-(?:0|[1-9][0-9]{0,17})-a[0-9]{3,18}")
+RUN_ID = json_shapes.Form("a run id", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+RUN_ID_OR_EMPTY = json_shapes.Form("a run id", r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,127})?")
+DTYPE = json_shapes.Form("a type of elements", r"bool|u?int(?:8|16|32|64)|b?float16|float(?:32|64)")
 # What reaches a person's eyes as a name: no control characters, nor those that turn the writing direction.
 _UNSEEN = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-NAME = shapes.Form("a name without control characters", "[^" + _UNSEEN + "]{0,255}")
-DIGEST = shapes.Form("a digest", r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-DIGEST_OR_EMPTY = shapes.Form("a digest", r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,127})?")
+NAME = json_shapes.Form("a name without control characters", "[^" + _UNSEEN + "]{0,255}")
+DIGEST = json_shapes.Form("a digest", r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+DIGEST_OR_EMPTY = json_shapes.Form("a digest", r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,127})?")
 
 
 class RecordError(ValueError):
@@ -391,8 +391,8 @@ class _Record:
     def from_json(cls: Type[Record], value: Any, where: str = "") -> Record:
         """Raises RecordError naming ``where`` and the field whose value is missing or of another type."""
         try:
-            shapes.check(cls, value)
-        except shapes.ShapeError as error:
+            json_shapes.check(cls, value)
+        except json_shapes.ShapeError as error:
             raise RecordError(f"{where or cls.__name__}: {error}") from None
         return cls._of(value)
 
@@ -743,7 +743,7 @@ def parse_metrics(lines: Iterable[str]) -> List[Dict[str, Any]]:
             torn = number
             continue
         step = row.get("global_step", 0) if isinstance(row, dict) else None
-        if type(step) is not int or not 0 <= step <= shapes.LARGEST:
+        if type(step) is not int or not 0 <= step <= json_shapes.LARGEST:
             raise RecordError(f"metrics.jsonl line {number} is not a row of metrics")
         rows.append(row)
     return rows
@@ -909,7 +909,7 @@ def _is_countable(shape: Sequence[int]) -> bool:
     total = 1
     for length in shape:
         total *= length
-        if total > shapes.LARGEST:
+        if total > json_shapes.LARGEST:
             return False
     return True
 

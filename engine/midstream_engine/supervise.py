@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from midstream_engine import records
-from midstream_engine.notices import Notices
+from midstream_engine.preemption_notices import Notices
 
 POLL = 0.5  # seconds between two looks
 STUCK_AFTER = 900.0  # seconds without a step

@@ -27,13 +27,13 @@ from midstream_engine.base_directory import resolved_path
 from midstream_engine.config import ConfigError, Loaded, TrainerConfig, TrainLmConfig, load_config
 from midstream_engine.config.load import USAGE, parse_arguments
 from midstream_engine.errors import EngineError
-from midstream_engine.processes.join import Processes, complete, host_name, join
-from midstream_engine.processes.places import find_places
-from midstream_engine.trainer.attempt import Attempt, open_attempt, write_config
-from midstream_engine.trainer.host_memory import keep_host_memory
-from midstream_engine.trainer.logs import start_logging
-from midstream_engine.trainer.requests import Signals
-from midstream_engine.trainer.status import StatusFile
+from midstream_engine.processes.rendezvous import Processes, complete, host_name, join
+from midstream_engine.processes.shared_file_systems import find_places
+from midstream_engine.trainer.attempt.attempt_record import Attempt, open_attempt, write_config
+from midstream_engine.trainer.attempt.status_file import StatusFile
+from midstream_engine.trainer.loop.requests import Signals
+from midstream_engine.trainer.runtime.host_memory import keep_host_memory
+from midstream_engine.trainer.runtime.logs import start_logging
 
 log = logging.getLogger("midstream_engine.train")
 
@@ -154,12 +154,12 @@ def _import_run() -> Callable[..., str]:
     while they are imported, and again whenever it looks for garbage; a restart would take a tenth longer.
     """
     if "jax" in sys.modules:
-        from midstream_engine.trainer.run import run
+        from midstream_engine.trainer.attempt.run_attempt import run
 
         return run
     gc.disable()
     try:
-        from midstream_engine.trainer.run import run
+        from midstream_engine.trainer.attempt.run_attempt import run
     finally:
         gc.freeze()
         gc.enable()

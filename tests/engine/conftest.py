@@ -8,7 +8,7 @@ import warnings
 import jax
 import pytest
 
-from engine_runs import QUICK
+from support.engine_runs import QUICK
 
 # Jax reads these when it starts its backend: now. Programs that a test starts shall not inherit them.
 with pytest.MonkeyPatch.context() as environment:

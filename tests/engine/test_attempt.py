@@ -9,9 +9,9 @@ import pytest
 
 from midstream_engine import records
 from midstream_engine.errors import EngineError, FencedError
-from midstream_engine.trainer import attempt as attempts
-from midstream_engine.trainer.attempt import open_attempt
-from midstream_engine.trainer.requests import Known, OrderFile, Requests, Signals
+from midstream_engine.trainer.attempt import attempt_record as attempts
+from midstream_engine.trainer.attempt.attempt_record import open_attempt
+from midstream_engine.trainer.loop.requests import Known, OrderFile, Requests, Signals
 
 
 def test_a_new_run_gets_attempt_1_epoch_1_and_a_fence(tmp_path: Path) -> None:

@@ -19,25 +19,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from checkpoint_states import PROVENANCE, STATE, WITNESS, save
-from engine_runs import CONFIGS, Engine
 from midstream_engine import records
-from midstream_engine.checkpoint.background import Background
-from midstream_engine.checkpoint.discover import list_checkpoints
-from midstream_engine.checkpoint.fence import Fenced, seal
-from midstream_engine.checkpoint.save import PendingSave, begin_save
-from midstream_engine.checkpoint.snapshot import CHUNK, snapshot
+from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
+from midstream_engine.checkpoint.saving.background_task import Background
+from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
+from midstream_engine.checkpoint.saving.save_fence import Fenced, seal
+from midstream_engine.checkpoint.saving.snapshot import CHUNK, snapshot
 from midstream_engine.checkpoint.stores.directory import Directory
-from midstream_engine.checkpoint.verify import verify_checkpoint
 from midstream_engine.config import load_config
 from midstream_engine.records import RunPaths, first_fence
-from midstream_engine.trainer.attempt import open_attempt
-from midstream_engine.trainer.programs import compile_witness
-from midstream_engine.trainer.saving import NotSaved, Saver
-from midstream_engine.trainer.setup import Setup, prepare
-from midstream_engine.trainer.state import TrainState
-from midstream_engine.trainer.status import StatusFile
-from midstream_engine.trainer.witness import Witness
+from midstream_engine.trainer.attempt.attempt_record import open_attempt
+from midstream_engine.trainer.attempt.reference_losses import Witness
+from midstream_engine.trainer.attempt.setup import Setup, prepare
+from midstream_engine.trainer.attempt.status_file import StatusFile
+from midstream_engine.trainer.loop.saving import NotSaved, Saver
+from midstream_engine.trainer.loop.train_state import TrainState
+from midstream_engine.trainer.runtime.programs import compile_witness
+from support.checkpoint_states import PROVENANCE, STATE, WITNESS, save
+from support.engine_runs import CONFIGS, Engine
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 is giving up.

@@ -1,6 +1,6 @@
 """Checkpoints in a bucket: the same bytes, committed once, deleted only where no pin says otherwise.
 
-The bucket is ``lab.bucket``'s, on loopback; TensorStore's gcs driver and google-cloud-storage are the real ones.
+The bucket is ``simulators.bucket``'s, on loopback; TensorStore's gcs driver and google-cloud-storage are the real ones.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from checkpoint_states import plain_state, save
-from engine_runs import Engine
-from lab.bucket import BucketServer, Fault, bucket_server
-from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
-from midstream_engine.checkpoint.fence import Fenced
-from midstream_engine.checkpoint.policy import KeepEvery, KeepPolicy, Retention
-from midstream_engine.checkpoint.restore import restore_checkpoint
-from midstream_engine.checkpoint.stores import shared
+from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, newest_complete
+from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
+from midstream_engine.checkpoint.saving.retention import KeepEvery, KeepPolicy, Retention
+from midstream_engine.checkpoint.saving.save_fence import Fenced
+from midstream_engine.checkpoint.stores import bucket_fence
 from midstream_engine.checkpoint.stores.bucket import Bucket
-from midstream_engine.checkpoint.verify import verify_checkpoint
 from midstream_engine.errors import EngineError
 from midstream_engine.records import MANIFEST, Fence, Pin, RunPaths, Store
-from midstream_engine.trainer import resume
-from midstream_engine.trainer.attempt import claim_attempt, open_attempt
+from midstream_engine.trainer.attempt import resume
+from midstream_engine.trainer.attempt.attempt_record import claim_attempt, open_attempt
+from simulators.bucket import BucketServer, Fault, bucket_server
+from support.checkpoint_states import plain_state, save
+from support.engine_runs import Engine
 
 URL = "gs://runs/lab"
 CHECKPOINTS = "lab/runs/run/checkpoints/"
@@ -88,7 +88,7 @@ def test_a_runs_prefix_names_its_newest_checkpoint(paths: RunPaths) -> None:
         save(paths, plain_state(), step=step)
     Bucket(paths.checkpoint("step-9-a001")).write("torn", [memoryview(b"half")])
     newest = paths.checkpoint("step-7-a001")
-    for place in (shared.run_prefix(paths), f"{paths.checkpoints}/", newest):
+    for place in (bucket_fence.run_prefix(paths), f"{paths.checkpoints}/", newest):
         assert resume._resolve(place, "trainer.load_checkpoint_path") == newest
     with pytest.raises(EngineError, match=r"trainer\.initialize_from: there is no complete checkpoint at gs://runs/no"):
         resume._resolve("gs://runs/no", "trainer.initialize_from")
@@ -268,7 +268,7 @@ def test_what_is_cut_off_is_torn_and_the_same_attempt_replaces_it(paths: RunPath
 def test_the_fence_in_the_bucket_stops_a_host_that_nobody_could_reach(paths: RunPaths, server: BucketServer) -> None:
     Fence(1, "source").write(paths.fence)
     save(paths, plain_state(), step=5)
-    assert shared.read_fence(paths)[0] == Fence(1, "source")
+    assert bucket_fence.read_fence(paths)[0] == Fence(1, "source")
     put(server, "lab/runs/run/fence.json", Fence(1, "source").sealed(2, "target", 5).to_json())
     with pytest.raises(Fenced, match="held by target under epoch 2, sealed at step 5"):
         save(paths, plain_state(), step=7)
@@ -277,7 +277,7 @@ def test_the_fence_in_the_bucket_stops_a_host_that_nobody_could_reach(paths: Run
     os.makedirs(newer.dir)
     Fence(1, "source").sealed(2, "target", 5).sealed(3, "third", 6).write(newer.fence)
     save(newer, plain_state(), step=7, attempt=2, epoch=3)
-    assert shared.newest_fence(paths, Fence.read(paths.fence)) == Fence.read(newer.fence)
+    assert bucket_fence.newest_fence(paths, Fence.read(paths.fence)) == Fence.read(newer.fence)
 
 
 def test_an_attempts_number_is_claimed_for_all_hosts(paths: RunPaths, tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ import jax
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from checkpoint_states import plain_state, save
 from midstream_engine.checkpoint.__main__ import main
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
-from midstream_engine.checkpoint.restore import restore_checkpoint
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.records import RunPaths
+from support.checkpoint_states import plain_state, save
 
 CELL = "arrays/model/wide/c/0/1"
 OTHER = "arrays/model/wide/c/0/0"

@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from jax.sharding import SingleDeviceSharding
 
-from checkpoint_states import plain_state, save
-from midstream.remote import tree
+from midstream.remote.verify import tree
 from midstream_engine.checkpoint.errors import CheckpointCorrupt
-from midstream_engine.checkpoint.restore import restore_checkpoint
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.records import MANIFEST, RunPaths
+from support.checkpoint_states import plain_state, save
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/checkpoint-damage.jsonl"
 WAYS = ("flip", "truncate", "lengthen", "swap", "remove", "zero")

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoint_states import STATE, plain_state, save
-from lab.disks import small_disk
-from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.errors import CheckpointFull
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, newest_complete
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.records import RunPaths
+from simulators.disks import small_disk
+from support.checkpoint_states import STATE, plain_state, save
 
 # A process that saves, and kills itself with SIGKILL at chosen calls: imports once, then forks for each of them.
 KILLER = """

@@ -15,10 +15,10 @@ import pytest
 import tensorstore
 from safetensors import safe_open
 
-from checkpoint_states import STATE, plain_state, save
-from midstream_engine.checkpoint.grid import grid_of
-from midstream_engine.checkpoint.tree import flatten
+from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_engine.checkpoint.format.chunk_grid import grid_of
 from midstream_engine.records import Manifest, RunPaths
+from support.checkpoint_states import STATE, plain_state, save
 
 # ------------------------------------------------------------------- the reader: numpy and the standard library
 

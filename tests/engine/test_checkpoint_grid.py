@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream_engine.checkpoint.bounded import run_bounded
-from midstream_engine.checkpoint.boxes import copy_rows, extent, gather, overlap, volume
-from midstream_engine.checkpoint.dtypes import SAFETENSORS, numpy_dtype
-from midstream_engine.checkpoint.grid import LARGEST, PACK_BELOW, SMALLEST, cell_shape, cells_of, grid_of
+from midstream_engine.checkpoint.format.boxes import copy_rows, extent, gather, overlap, volume
+from midstream_engine.checkpoint.format.chunk_grid import (
+    LARGEST,
+    PACK_BELOW,
+    SMALLEST,
+    cell_shape,
+    cells_of,
+    grid_of,
+)
+from midstream_engine.checkpoint.format.dtypes import SAFETENSORS, numpy_dtype
+from midstream_engine.checkpoint.saving.bounded_pool import run_bounded
 
 AXES = ("layers", "vocab", "mlp", "heads", "head_size", "embed", "position", "dim_0")
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from checkpoint_states import plain_state, save
-from lab import sshd
-from lab.sshd import Lab
 from midstream.cli import main
 from midstream.errors import Exit
-from midstream.remote import deep
+from midstream.remote.verify import array_check
 from midstream_engine.records import RunPaths
+from simulators import sshd
+from simulators.sshd import Lab
+from support.checkpoint_states import plain_state, save
 
 lab = sshd.lab  # the fixture
 
@@ -56,11 +56,11 @@ def test_where_no_engine_is_the_standard_library_decodes(
 ) -> None:
     paths, fleet = there
     # What travels to the host is the module's source: an engine of another name is found nowhere.
-    source = Path(deep.__file__).read_text()
+    source = Path(array_check.__file__).read_text()
     assert 'ENGINE = "midstream_engine.checkpoint"' in source
-    from midstream.hosts import far
+    from midstream.hosts.rpc import remote_call
 
-    original = far._modules
+    original = remote_call._modules
 
     def without_engine(module: str) -> Any:
         return tuple(
@@ -68,7 +68,7 @@ def test_where_no_engine_is_the_standard_library_decodes(
             for name, text in original(module)
         )
 
-    monkeypatch.setattr(far, "_modules", without_engine)
+    monkeypatch.setattr(remote_call, "_modules", without_engine)
     place = f"gpu1:{paths.checkpoint('step-7-a001')}"
     assert main(["--fleet", fleet, "--verify", place, "--deep"]) == Exit.DONE
     assert capsys.readouterr().out.strip().endswith("whole; arrays decoded by the standard library")

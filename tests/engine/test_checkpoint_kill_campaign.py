@@ -27,11 +27,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
-from checkpoint_states import plain_state, save
-from midstream.remote import clean
-from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream.remote.runs import leftovers
+from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, newest_complete
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.records import RunPaths
+from support.checkpoint_states import plain_state, save
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/checkpoint-kills.jsonl"
 SAMPLE = 6
@@ -42,7 +42,7 @@ PERMANENT = 20  # every so many steps
 KILLER = """
 import json, os, signal, sys, threading
 from checkpoint_states import plain_state, save
-from midstream_engine.checkpoint.policy import KeepEvery, KeepPolicy, Retention
+from midstream_engine.checkpoint.saving.retention import KeepEvery, KeepPolicy, Retention
 from midstream_engine.records import RunPaths
 
 CALLS = ("write", "fsync", "replace", "rename", "unlink", "rmdir")
@@ -138,8 +138,8 @@ def check(root: Path, saved: list[int]) -> dict[str, Any]:
         if entry.complete:
             report = verify_checkpoint(paths.checkpoint(entry.name))
             assert report.flaws == [], entry.name
-    left = [entry["path"] for entry in clean.leftovers(str(root), "run", quiet=0.0) if not entry["kept"]]
-    clean.remove(str(root), "run", left, quiet=0.0)
+    left = [entry["path"] for entry in leftovers.leftovers(str(root), "run", quiet=0.0) if not entry["kept"]]
+    leftovers.remove(str(root), "run", left, quiet=0.0)
     kept = sorted(os.listdir(paths.checkpoints)) if os.path.isdir(paths.checkpoints) else []
     assert kept == sorted(entry.name for entry in found if entry.complete), "cleaning took too much or too little"
     again = save(paths, plain_state(seed=50), step=50, attempt=2)

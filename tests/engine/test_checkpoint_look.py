@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoint_states import plain_state, save
-from lab.bucket import BucketServer
 from midstream.cli import main
 from midstream.errors import Exit
-from midstream.remote import decode, deep
-from midstream_engine.checkpoint.tree import flatten
+from midstream.remote.verify import array_check, decode
+from midstream_engine.checkpoint.format.array_names import flatten
 from midstream_engine.records import (
     MANIFEST,
     PACKED,
@@ -30,6 +28,8 @@ from midstream_engine.records import (
     this_process,
     write_json,
 )
+from simulators.bucket import BucketServer
+from support.checkpoint_states import plain_state, save
 
 
 @pytest.fixture
@@ -234,11 +234,11 @@ def test_the_engine_of_a_hosts_root_is_found(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     package = root / "engines/abc/midstream_engine"
     (package / "checkpoint").mkdir(parents=True)
-    for name in ("__init__.py", "checkpoint/__init__.py", "checkpoint/verify.py"):
+    for name in ("__init__.py", "checkpoint/__init__.py", "checkpoint/loading/verify.py"):
         (package / name).write_text("")
-    found = deep.find_engine(str(root))
+    found = array_check.find_engine(str(root))
     assert found == (str(root / "envs/def/bin/python"), str(root / "engines/abc"))
-    assert deep.find_engine(str(tmp_path / "empty")) is None
+    assert array_check.find_engine(str(tmp_path / "empty")) is None
 
 
 # ------------------------------------------------------------------------------- a run that keeps them in a bucket
@@ -289,7 +289,7 @@ def test_leftovers_in_a_bucket_are_named_and_removed_only_when_asked_to(
     torn, fresh, trash = f"{prefix}/step-11-a001", f"{prefix}/step-12-a001", f"{prefix}/.trash-step-3-a001"
     then = time.time() - 3600
     with monkeypatch.context() as earlier:
-        earlier.setattr("lab.bucket_objects.time.time", lambda: then)
+        earlier.setattr("simulators.bucket_objects.time.time", lambda: then)
         for name in (f"{torn}/train.json", f"{torn}/arrays/x/c/0", f"{trash}/manifest.json"):
             bucket.put("runs", name, b"left")
     bucket.put("runs", f"{fresh}/train.json", b"half")
@@ -313,6 +313,6 @@ def test_leftovers_in_a_bucket_are_named_and_removed_only_when_asked_to(
     status = Status(state="training", step=9, process=0, heartbeat=time.time(), **identity)
     status.write(there.attempt(1).status())
     with monkeypatch.context() as earlier:
-        earlier.setattr("lab.bucket_objects.time.time", lambda: then)
+        earlier.setattr("simulators.bucket_objects.time.time", lambda: then)
         bucket.put("runs", f"{torn}/train.json", b"left")
     assert clean("--yes")[f"gs://runs/{torn}"]["kept"] == "attempt 1 is running"

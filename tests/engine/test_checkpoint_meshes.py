@@ -15,14 +15,14 @@ import pytest
 from haliax import NamedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from checkpoint_states import save
-from midstream_engine.checkpoint.assembly import Assembly
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
-from midstream_engine.checkpoint.memory import Blocks
-from midstream_engine.checkpoint.restore import Restored, _cell_tasks, restore_checkpoint
+from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_engine.checkpoint.loading.array_assembly import Assembly
+from midstream_engine.checkpoint.loading.restore import Restored, _cell_tasks, restore_checkpoint
+from midstream_engine.checkpoint.saving.host_buffers import Blocks
 from midstream_engine.checkpoint.stores.directory import Directory
-from midstream_engine.checkpoint.tree import flatten
 from midstream_engine.records import Manifest, RunPaths
+from support.checkpoint_states import save
 
 Layers, Embed, Mlp, Vocab = (
     hax.Axis("layers", 2),
@@ -144,7 +144,7 @@ def test_another_state_has_another_digest(original, tmp_path):
 
 def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read_with_those_that_would(original, monkeypatch):
     paths, manifest, _ = original
-    monkeypatch.setattr("midstream_engine.checkpoint.restore.read_object", None)
+    monkeypatch.setattr("midstream_engine.checkpoint.loading.restore.read_object", None)
     with pytest.raises(CheckpointError) as caught:
         restore(paths, manifest, Layout(5))
     assert str(caught.value).endswith(
@@ -246,7 +246,7 @@ def test_of_a_part_of_the_state_the_rest_may_be_lost_and_not_a_byte_of_itself(tm
 def test_a_part_that_does_not_fit_is_refused_with_a_diff_of_that_part(tmp_path, monkeypatch):
     paths = RunPaths(str(tmp_path), "run")
     manifest = save(paths, {**trained_state(), "model": {**trained_state()["model"], "old": jnp.zeros(2)}})
-    monkeypatch.setattr("midstream_engine.checkpoint.restore.read_object", None)
+    monkeypatch.setattr("midstream_engine.checkpoint.loading.restore.read_object", None)
     plain = jax.ShapeDtypeStruct((2,), jnp.float32)
     with pytest.raises(CheckpointMismatch) as caught:
         model_of(paths, manifest, Layout(1), new=plain, bias=plain)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_states import plain_state, save
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.stores import mounts
 from midstream_engine.checkpoint.stores.mounts import bucket_of, probe
 from midstream_engine.records import RunPaths
+from support.checkpoint_states import plain_state, save
 
 TABLE = """\
 /dev/vda / ext4 rw,relatime 0 0

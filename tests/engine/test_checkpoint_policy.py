@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint_states import save
-from midstream_engine.checkpoint import policy as module
-from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.policy import TRASH, KeepEvery, KeepPolicy, Retention, Saved, to_delete
+from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, newest_complete
+from midstream_engine.checkpoint.saving import retention as module
+from midstream_engine.checkpoint.saving.retention import TRASH, KeepEvery, KeepPolicy, Retention, Saved, to_delete
 from midstream_engine.records import Fence, Pin, RunPaths, checkpoint_name
+from support.checkpoint_states import save
 
 GUIDE = [{"every": 1000, "until": 10000}, {"every": 5000, "until": 40000}, {"every": 10000}]
 NONE = KeepPolicy(save_interval=1.0, keep=())

@@ -19,18 +19,18 @@ import pytest
 from haliax import NamedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from checkpoint_process import make_state
-from checkpoint_states import save
-from lab.bucket import bucket_server
 from midstream_engine.checkpoint.__main__ import main as verify
-from midstream_engine.checkpoint.boxes import whole
-from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete, read_manifest
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.group import check_owners, owner, straddled
-from midstream_engine.checkpoint.restore import restore_checkpoint
-from midstream_engine.checkpoint.snapshot import HostArray
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.format.boxes import whole
+from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, newest_complete, read_manifest
+from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
+from midstream_engine.checkpoint.saving.group_save import check_owners, owner, straddled
+from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.records import RunPaths, SpreadHost
+from simulators.bucket import bucket_server
+from support.checkpoint_process import make_state
+from support.checkpoint_states import save
 
 NAME = "step-7-a001"
 

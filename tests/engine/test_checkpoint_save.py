@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from checkpoint_states import PROVENANCE, STATE, WITNESS, plain_state, save
-from midstream_engine.checkpoint.discover import list_checkpoints, newest_complete, read_train
-from midstream_engine.checkpoint.dtypes import SAFETENSORS, numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
-from midstream_engine.checkpoint.fence import Fenced, read_fence, seal
-from midstream_engine.checkpoint.restore import restore_checkpoint
-from midstream_engine.checkpoint.tree import flatten
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_engine.checkpoint.format.dtypes import SAFETENSORS, numpy_dtype
+from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, newest_complete, read_train
+from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
+from midstream_engine.checkpoint.saving.save_fence import Fenced, read_fence, seal
 from midstream_engine.records import Fence, RunPaths, first_fence
+from support.checkpoint_states import PROVENANCE, STATE, WITNESS, plain_state, save
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_a_diff_before_any_array_
     del wanted["mask"]
     wanted["model"]["bias"] = np.zeros((2048,), ml_dtypes.bfloat16)
     wanted["model"]["wide"] = np.zeros((256, 2048), np.float32)
-    monkeypatch.setattr("midstream_engine.checkpoint.restore.read_object", None)
+    monkeypatch.setattr("midstream_engine.checkpoint.loading.restore.read_object", None)
     with pytest.raises(CheckpointMismatch) as caught:
         restore_checkpoint(paths.checkpoint(manifest.name), wanted, device)
     assert caught.value.missing == ["model/new"]
@@ -171,7 +171,7 @@ def test_what_an_older_epoch_saves_past_the_seal_is_refused_at_once_and_at_commi
         save(paths, small, 11)
 
     # The seal arrives while the objects are being written: the commit alone can tell.
-    from midstream_engine.checkpoint import save as module
+    from midstream_engine.checkpoint.saving import save as module
 
     original = module.write_objects
 

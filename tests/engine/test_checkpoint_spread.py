@@ -12,15 +12,15 @@ import pytest
 from haliax import NamedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from engine_processes import Together, rows
-from midstream.fleet.config import LocalHost
-from midstream.hosts.local import LocalMachine
-from midstream.transfer.spread import collect_objects
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.local_host import LocalMachine
+from midstream.transfer.multi_host import collect_objects
 from midstream_engine import records
-from midstream_engine.checkpoint.discover import list_checkpoints, read_manifest
-from midstream_engine.checkpoint.grid import cells_of
-from midstream_engine.checkpoint.restore import restore_checkpoint
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.format.chunk_grid import cells_of
+from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, read_manifest
+from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
+from support.engine_processes import Together, rows
 
 pytestmark = [pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning")]
 # Wide enough for arrays that are cut: two cells, one for each host.

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoint_states import STATE, plain_state, save
 from midstream.cli import main
 from midstream.errors import Exit
 from midstream_engine import records
 from midstream_engine.records import RunPaths
+from support.checkpoint_states import STATE, plain_state, save
 
 
 @pytest.fixture

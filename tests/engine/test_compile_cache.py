@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.bucket import BucketServer, Fault
-from midstream_engine.trainer.compile_cache import SharedCache, is_shared
+from midstream_engine.trainer.runtime.compile_cache import SharedCache, is_shared
+from simulators.bucket import BucketServer, Fault
 
 
 @pytest.fixture

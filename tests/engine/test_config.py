@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine_runs import CONFIGS, environment
-from midstream_engine.checkpoint.policy import KeepEvery
+from midstream_engine.checkpoint.saving.retention import KeepEvery
 from midstream_engine.config import ConfigError, Gpt2Config, WandbConfig, from_mapping, load_config
+from support.engine_runs import CONFIGS, environment
 
 
 def write(path: Path, text: str) -> list[str]:

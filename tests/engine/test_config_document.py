@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine_runs import CONFIGS
 from midstream_engine.config import document
+from support.engine_runs import CONFIGS
 
 REMEDY = "python -m midstream_engine.config.document > docs/configuration.md"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midstream_engine.checkpoint.policy import KeepEvery
+from midstream_engine.checkpoint.saving.retention import KeepEvery
 from midstream_engine.config import ConfigError, EmaDecaySqrtConfig, from_mapping
 from midstream_engine.optim.schedule import learning_rate
 

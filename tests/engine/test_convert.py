@@ -20,19 +20,19 @@ import pytest
 from haliax import NamedArray
 from jax.sharding import SingleDeviceSharding
 
-from engine_process import train_all
-from midstream_engine.checkpoint.restore import restore_checkpoint
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.config import load_config
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.convert import main
-from midstream_engine.interop.huggingface import newest_checkpoint
-from midstream_engine.interop.huggingface_config import from_huggingface
+from midstream_engine.interop.huggingface.configuration import from_huggingface
+from midstream_engine.interop.huggingface.importer import newest_checkpoint
 from midstream_engine.interop.safetensors import read_tensors
 from midstream_engine.optim.adam import build_optimizer
 from midstream_engine.optim.schedule import learning_rate
 from midstream_engine.records import read_json
-from midstream_engine.trainer.state import TrainState, abstract_state, initializer
+from midstream_engine.trainer.loop.train_state import TrainState, abstract_state, initializer
+from support.engine_process import train_all
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 is giving up.

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from loopback_files import FileServer
 from midstream_engine.config import DataConfig
-from midstream_engine.data import formats, gcs, hub, sources, units, web
-from midstream_engine.data.cache import TokenCache
+from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.formats import Piece
-from midstream_engine.data.prepare import open_training, open_validation
-from midstream_engine.data.source import Source
-from midstream_engine.data.tokenizer import ByteTokenizer
+from midstream_engine.data.sources import formats, gcs, http, hugging_face_hub, list_sources
+from midstream_engine.data.sources.formats import Piece
+from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.tokenize import units
+from midstream_engine.data.tokenize.prepare import open_training, open_validation
+from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
+from simulators.file_server import FileServer
 
 TEXTS = ["one", "zwei \u20ac", "", "drei\nvier", "x" * 3000, "\u0645\u0631\u062d\u0628\u0627"]
 EXPECTED = [text.encode() for text in TEXTS]
@@ -28,7 +29,7 @@ LINES = "".join(json.dumps({"text": text, "id": number}) + "\n" for number, text
 
 
 def read(*urls: str, text_key: str = "text") -> list[bytes]:
-    return list(sources.documents(sources.list_sources(urls), text_key=text_key, max_bytes=None))
+    return list(list_sources.documents(list_sources.list_sources(urls), text_key=text_key, max_bytes=None))
 
 
 def parquet(rows_a_group: int = 2, texts: list[str] = TEXTS) -> bytes:
@@ -135,7 +136,7 @@ def test_a_dataset_is_read_by_its_splits(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "corpus" / "validation.jsonl").write_bytes(LINES.splitlines()[0])
     monkeypatch.setattr(units, "_DATASET_ROWS", 4)
     for split, expected in (("train", EXPECTED), ("validation", EXPECTED[:1])):
-        (source,) = sources.list_sources([hub.dataset_url(str(tmp_path / "corpus"), None, split)])
+        (source,) = list_sources.list_sources([hugging_face_hub.dataset_url(str(tmp_path / "corpus"), None, split)])
         work = units.cut([source])
         assert [text for unit in work for text in formats.documents(unit.pieces[0], "text")] == expected
         assert len(work) == -(-len(expected) // 4)
@@ -172,7 +173,7 @@ def test_pieces_of_a_file_of_lines_are_its_documents_wherever_they_are_cut(tmp_p
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + rng.choice(["\n", "\n\n"]) for text in texts)
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines.rstrip("\n").encode())
-    (source,) = sources.list_sources([str(path)])
+    (source,) = list_sources.list_sources([str(path)])
     expected = [text.encode() for text in texts]
     for size in [1, 7, 100, *(rng.randrange(2, 3000) for _ in range(20))]:
         work = units.cut([source], size)
@@ -185,7 +186,7 @@ def test_pieces_of_a_file_of_lines_are_its_documents_wherever_they_are_cut(tmp_p
 def test_a_bad_line_in_the_middle_of_a_large_file_is_found_by_its_byte(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' * 5 + b"{}\n")
-    (source,) = sources.list_sources([str(path)])
+    (source,) = list_sources.list_sources([str(path)])
     with pytest.raises(DataError, match="line at byte 70: has no text"):
         list(formats.documents(Piece(source, 20, None), "text"))
 
@@ -195,7 +196,7 @@ def test_a_parquet_file_is_cut_at_row_groups_and_small_files_are_taken_together(
     (tmp_path / "a.parquet").write_bytes(parquet(4, texts))
     for number in range(6):
         (tmp_path / f"b{number}.txt").write_bytes(b"x" * 100)
-    listed = sources.list_sources([str(tmp_path / "a.parquet"), str(tmp_path / "b*.txt")])
+    listed = list_sources.list_sources([str(tmp_path / "a.parquet"), str(tmp_path / "b*.txt")])
     work = units.cut(listed, 3000)
     assert len(work) > 3
     found = [text for unit in work for piece in unit.pieces for text in formats.documents(piece, "text")]
@@ -209,7 +210,7 @@ def test_a_parquet_file_is_cut_at_row_groups_and_small_files_are_taken_together(
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(web, "FIRST_DELAY", 0.001)
+    monkeypatch.setattr(http, "FIRST_DELAY", 0.001)
     with FileServer({"a.jsonl": LINES, "a.jsonl.gz": gzip.compress(LINES), "a.parquet": parquet()}) as server:
         yield server
 
@@ -217,19 +218,19 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
 def test_files_behind_http_are_read(server: FileServer) -> None:
     assert read(server.url + "/a.{jsonl,jsonl.gz,parquet}") == EXPECTED * 3
     assert read(server.url + "/a.jsonl?download=true") == EXPECTED
-    (source,) = sources.list_sources([server.url + "/a.jsonl"])
+    (source,) = list_sources.list_sources([server.url + "/a.jsonl"])
     assert (source.name, source.size) == ("a.jsonl", len(LINES))
     server.files["a.jsonl"] = b'{"text": "new"}\n'
-    (changed,) = sources.list_sources([server.url + "/a.jsonl"])
+    (changed,) = list_sources.list_sources([server.url + "/a.jsonl"])
     assert changed.version != source.version
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_connection_that_breaks_is_taken_up_where_it_was(server: FileServer, ranges: bool) -> None:
     server.ranges = ranges
-    (source,) = sources.list_sources([server.url + "/a.jsonl"])
+    (source,) = list_sources.list_sources([server.url + "/a.jsonl"])
     server.breaks = [10, 700, 0, 2000]  # bytes of the next answers
-    assert list(sources.documents([source], text_key="text", max_bytes=None)) == EXPECTED
+    assert list(list_sources.documents([source], text_key="text", max_bytes=None)) == EXPECTED
     assert server.breaks == []
 
 
@@ -245,23 +246,23 @@ def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not(server
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(server: FileServer) -> None:
-    (source,) = sources.list_sources([server.url + "/a.jsonl"])
+    (source,) = list_sources.list_sources([server.url + "/a.jsonl"])
     server.files["a.jsonl"] = LINES.replace(b"one", b"two")
     with pytest.raises(DataError, match="has changed while it was read"):
-        list(sources.documents([source], text_key="text", max_bytes=None))
+        list(list_sources.documents([source], text_key="text", max_bytes=None))
 
 
 def test_a_server_that_never_gives_more_is_given_up(server: FileServer) -> None:
-    (source,) = sources.list_sources([server.url + "/a.jsonl"])
+    (source,) = list_sources.list_sources([server.url + "/a.jsonl"])
     server.breaks = [100] + [0] * 50
     with pytest.raises(DataError, match="breaks off at byte 100"):
-        list(sources.documents([source], text_key="text", max_bytes=None))
+        list(list_sources.documents([source], text_key="text", max_bytes=None))
 
 
 def test_nobody_there_is_said(server: FileServer) -> None:
     source = Source("http://127.0.0.1:9/a.jsonl", "a.jsonl", 3, "")
     with pytest.raises(DataError, match=r"refused \(6 attempts\)"):
-        list(sources.documents([source], text_key="text", max_bytes=None))
+        list(list_sources.documents([source], text_key="text", max_bytes=None))
 
 
 # ----------------------------------------------------------------------------------------------------------- bucket
@@ -287,7 +288,7 @@ def test_a_bucket_is_listed_through_all_its_pages_and_read(bucket: FileServer) -
     assert read("gs://bucket/corpus/*.jsonl") == EXPECTED * 2
     assert read("gs://bucket/corpus/**/*.jsonl*") == EXPECTED * 3
     assert read("gs://bucket/corpus/{d.parquet,d.json,[!a-d].txt}") == [*EXPECTED, *EXPECTED, b"e"]
-    (source,) = sources.list_sources(["gs://bucket/corpus/a.jsonl"])
+    (source,) = list_sources.list_sources(["gs://bucket/corpus/a.jsonl"])
     assert (source.name, source.size) == ("a.jsonl", len(LINES))
     work = units.cut([source], 500)
     assert len(work) > 3
@@ -301,5 +302,5 @@ def test_what_a_bucket_lacks_is_said_in_one_line(bucket: FileServer) -> None:
         read("gs://bucket")
     source = Source("gs://bucket/gone.jsonl", "gone.jsonl", 3, "1")
     with pytest.raises(DataError, match=r"gs://bucket/gone\.jsonl: 404") as caught:
-        list(sources.documents([source], text_key="text", max_bytes=None))
+        list(list_sources.documents([source], text_key="text", max_bytes=None))
     assert "\n" not in str(caught.value)

@@ -19,14 +19,14 @@ from midstream_engine import records
 from midstream_engine.config import ConfigError, DataConfig, from_mapping
 from midstream_engine.config.data import SourceConfig
 from midstream_engine.data.__main__ import main as command
-from midstream_engine.data.batches import TrainingBatches, evaluation_batches
-from midstream_engine.data.cache import TokenCache
+from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.mixture import Mixture
-from midstream_engine.data.order import Interleave
-from midstream_engine.data.packing import pack
-from midstream_engine.data.prepare import data_root, open_training, open_validation
-from midstream_engine.data.tokenizer import ByteTokenizer
+from midstream_engine.data.order.batches import TrainingBatches, evaluation_batches
+from midstream_engine.data.order.example_order import Interleave
+from midstream_engine.data.order.mixture import Mixture
+from midstream_engine.data.order.packing import pack
+from midstream_engine.data.tokenize.prepare import data_root, open_training, open_validation
+from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 
 SEQ = 16
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream_engine import records
-from midstream_engine.data.batches import TrainingBatches, evaluation_batches, example_digest
-from midstream_engine.data.cache import TokenCache, build
+from midstream_engine.data.cache.token_cache import TokenCache, build
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.permutation import Permutation
-from midstream_engine.data.prefetch import Prefetch
-from midstream_engine.data.tokenizer import ByteTokenizer
+from midstream_engine.data.order.batches import TrainingBatches, evaluation_batches, example_digest
+from midstream_engine.data.order.permutation import Permutation
+from midstream_engine.data.order.prefetch import Prefetch
+from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.bucket import BucketServer, Fault, bucket_server
-from loopback_files import FileServer
 from midstream_engine.config import ConfigError, DataConfig
-from midstream_engine.data import gcs, prepare, remote, web
-from midstream_engine.data.batches import TrainingBatches
-from midstream_engine.data.blocks import BlockCache
-from midstream_engine.data.cache import TokenCache, build
+from midstream_engine.data.cache import remote_cache
+from midstream_engine.data.cache.block_cache import BlockCache
+from midstream_engine.data.cache.token_cache import TokenCache, build
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.prepare import open_cache, open_training, open_validation
-from midstream_engine.data.tokenizer import ByteTokenizer
+from midstream_engine.data.order.batches import TrainingBatches
+from midstream_engine.data.sources import gcs, http
+from midstream_engine.data.tokenize import prepare
+from midstream_engine.data.tokenize.prepare import open_cache, open_training, open_validation
+from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 from midstream_engine.records import ObjectEntry
+from simulators.bucket import BucketServer, Fault, bucket_server
+from simulators.file_server import FileServer
 
 # The package google-cloud-storage drops connections whose answer was a refusal, without closing them.
 pytestmark = pytest.mark.filterwarnings(
@@ -150,7 +152,7 @@ def test_an_upload_that_was_cut_off_is_no_cache_and_is_completed(
         gcs.create(url, path, crc32c)
 
     with monkeypatch.context() as patched:
-        patched.setattr(remote.Bucket, "create", staticmethod(create))
+        patched.setattr(remote_cache.Bucket, "create", staticmethod(create))
         with pytest.raises(DataError, match="the link is gone"):
             opened(corpus / "one", config(corpus))
     assert any("tokens-" in name for name in names(bucket))
@@ -217,7 +219,7 @@ def test_a_bucket_that_does_not_exist_or_is_not_named_is_one_line(bucket: Bucket
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    monkeypatch.setattr(web, "FIRST_DELAY", 0.001)
+    monkeypatch.setattr(http, "FIRST_DELAY", 0.001)
     with FileServer({}) as server:
         yield server
 
@@ -299,8 +301,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch:
 PROCESS = """
 import sys
 from midstream_engine.config import DataConfig
-from midstream_engine.data.prepare import open_cache
-from midstream_engine.data.tokenizer import ByteTokenizer
+from midstream_engine.data.tokenize.prepare import open_cache
+from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 root, url, text = sys.argv[1:]
 cache = open_cache(root, [text], DataConfig(cache_dir=url, block_cache_bytes=4000), ByteTokenizer())
 assert not cache.local

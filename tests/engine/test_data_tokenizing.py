@@ -18,13 +18,13 @@ import pytest
 
 from midstream_engine import records
 from midstream_engine.config import DataConfig
-from midstream_engine.data import tokenizing, units
-from midstream_engine.data.cache import TokenCache
+from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.prepare import data_root, open_cache
-from midstream_engine.data.progress import Progress
-from midstream_engine.data.sources import list_sources
-from midstream_engine.data.tokenizer import ByteTokenizer, load_tokenizer
+from midstream_engine.data.sources.list_sources import list_sources
+from midstream_engine.data.tokenize import tokenize_units, units
+from midstream_engine.data.tokenize.prepare import data_root, open_cache
+from midstream_engine.data.tokenize.progress_bar import Progress
+from midstream_engine.data.tokenize.tokenizer import ByteTokenizer, load_tokenizer
 
 UNIT = 2000  # bytes
 
@@ -81,9 +81,9 @@ KILLED = """
 import os, sys
 from midstream_engine.config import DataConfig
 from midstream_engine.data import tokenizing
-from midstream_engine.data.prepare import open_cache
-from midstream_engine.data.sources import list_sources
-from midstream_engine.data.tokenizer import ByteTokenizer
+from midstream_engine.data.tokenize.prepare import open_cache
+from midstream_engine.data.sources.list_sources import list_sources
+from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 root, workers, unit, pipe, *urls = sys.argv[1:]
 real = tokenizing._read
 def read(unit, record, task):
@@ -156,13 +156,13 @@ def test_a_finished_shard_that_was_damaged_is_made_again(tmp_path: Path, corpus:
     work = units.cut(list_sources(corpus), UNIT)
     directory = tmp_path / "work"
     directory.mkdir()
-    task = tokenizing.Task(str(directory), ByteTokenizer(), "bytes", "", "text", None)
+    task = tokenize_units.Task(str(directory), ByteTokenizer(), "bytes", "", "text", None)
     for unit in work[:3]:
         units.tokenize(unit, str(directory), ByteTokenizer(), "text", None)
     with open(directory / "1.tokens", "r+b") as file:
         file.write(b"\xff")
     (directory / "2.lengths").unlink()
-    tokens = np.concatenate([tokens for tokens, _ in tokenizing.tokenize(work, task)])
+    tokens = np.concatenate([tokens for tokens, _ in tokenize_units.tokenize(work, task)])
     assert tokens.tolist() == whole.read(0, whole.tokens).tolist()
 
 
@@ -179,15 +179,15 @@ def test_bad_text_in_another_process_is_one_line_and_what_was_finished_stays(tmp
 
 def test_a_process_that_dies_is_said(tmp_path: Path, corpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[str]] = []
-    real = tokenizing._Processes._start
+    real = tokenize_units._Processes._start
 
-    def start(self: tokenizing._Processes) -> subprocess.Popen[str]:
+    def start(self: tokenize_units._Processes) -> subprocess.Popen[str]:
         process = real(self)
         started.append(process)
         process.kill()
         return process
 
-    monkeypatch.setattr(tokenizing._Processes, "_start", start)
+    monkeypatch.setattr(tokenize_units._Processes, "_start", start)
     with pytest.raises(DataError, match=r"ended with -9 at .*start again, finished shards are kept"):
         open_cache(str(tmp_path), corpus, config(num_tokenize_workers=2), ByteTokenizer(), unit_bytes=UNIT)
     assert all(process.returncode is not None for process in started)
@@ -217,8 +217,8 @@ def test_programs_that_want_the_same_text_tokenize_it_once(
 def test_processes_are_started_where_there_is_much_to_do() -> None:
     def wanted(sizes: list[int], limit: int | None = None, workers: int = 0) -> int:
         work = [units.Unit(number, (), size) for number, size in enumerate(sizes)]
-        task = tokenizing.Task("", ByteTokenizer(), "bytes", "", "text", limit)
-        return tokenizing.processes_for(work, task, workers)
+        task = tokenize_units.Task("", ByteTokenizer(), "bytes", "", "text", limit)
+        return tokenize_units.processes_for(work, task, workers)
 
     cpus = len(os.sched_getaffinity(0))
     assert wanted([1000] * 20) == 0

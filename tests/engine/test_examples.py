@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine_process import train_all
-from engine_runs import CONFIGS
 from midstream_engine.config import load_config
+from support.engine_process import train_all
+from support.engine_runs import CONFIGS
 
 EXAMPLES = sorted(path.stem for path in (CONFIGS / "examples").glob("*.yaml") if path.stem != "data")
 TINY = [

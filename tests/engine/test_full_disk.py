@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine_runs import Engine
-from lab.disks import small_disk
 from midstream_engine import records
+from simulators.disks import small_disk
+from support.engine_runs import Engine
 
 PATIENCE = 120.0
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from engine_held import Held
-from engine_process import train_all
-from engine_runs import CONFIGS
 from midstream_engine import records
-from midstream_engine.trainer import lease
+from midstream_engine.trainer.attempt import standby_lease
+from support.engine_process import train_all
+from support.engine_runs import CONFIGS
+from support.standby_engine import Held
 
 TINY = ("--config_path", str(CONFIGS / "gpt2_tiny.yaml"), "--trainer.id", "r")
 FLAGS = ("--trainer.num_train_steps", "12", "--trainer.checkpointer.keep", "[{every: 4}]")
@@ -146,10 +146,10 @@ def test_an_attempt_that_nobody_asks_for_any_more_ends_and_frees_its_devices(tra
 
 def test_a_lease_runs_out_by_its_own_clock_and_not_while_it_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now = 1000.0
-    monkeypatch.setattr(lease.time, "monotonic", lambda: now)
+    monkeypatch.setattr(standby_lease.time, "monotonic", lambda: now)
     path = tmp_path / "lease"
     attempt: Any = SimpleNamespace(files=SimpleNamespace(lease=str(path)))
-    found = lease.Lease(attempt)
+    found = standby_lease.Lease(attempt)
     assert found.seconds == 3600.0
     for _ in range(5):
         now += 3000.0

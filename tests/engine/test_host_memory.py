@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from engine_runs import environment
+from support.engine_runs import environment
 
 SCRIPT = """
 import resource, sys
-from midstream_engine.trainer.host_memory import keep_host_memory
+from midstream_engine.trainer.runtime.host_memory import keep_host_memory
 if sys.argv[1] == "kept":
     assert keep_host_memory()
 import jax, jax.numpy as jnp
@@ -38,7 +38,7 @@ def test_a_step_faults_no_page_in_that_the_one_before_had(tmp_path: Path) -> Non
 
 
 def test_where_jax_may_use_an_accelerator_nothing_is_changed() -> None:
-    from midstream_engine.trainer.host_memory import keep_host_memory
+    from midstream_engine.trainer.runtime.host_memory import keep_host_memory
 
     assert not keep_host_memory({})
     assert not keep_host_memory({"JAX_PLATFORMS": "cuda"})

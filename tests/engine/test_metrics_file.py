@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from midstream_engine import records
-from midstream_engine.tracking.metrics import MetricsFile
+from midstream_engine.tracking.metrics_file import MetricsFile
 
 
 @contextlib.contextmanager

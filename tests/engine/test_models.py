@@ -15,15 +15,15 @@ from haliax import NamedArray
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import NamedSharding
 
-from engine_runs import CONFIGS
-from midstream_engine.checkpoint.tree import flatten
+from midstream_engine.checkpoint.format.array_names import flatten
 from midstream_engine.config import ConfigError, Gpt2Config, LlamaConfig, LmConfig, NeoxConfig, load_config
 from midstream_engine.models.attention import choose_backend
 from midstream_engine.models.layers import dropout
 from midstream_engine.models.lm import init_model, summed_loss, token_losses
 from midstream_engine.models.splash import block_size
-from midstream_engine.trainer import flops
-from midstream_engine.trainer.mesh import build_layout
+from midstream_engine.trainer.loop import flops
+from midstream_engine.trainer.runtime.mesh import build_layout
+from support.engine_runs import CONFIGS
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 is giving up.

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.metadata import MetadataServer
-from midstream_engine import notices, records
+from midstream_engine import preemption_notices, records
 from midstream_engine.config.distributed import DistributedConfig
-from midstream_engine.processes.join import complete
+from midstream_engine.processes.rendezvous import complete
+from simulators.metadata import MetadataServer
 
 ENGINE = """
 import os, signal, sys, time
@@ -31,7 +31,7 @@ def supervise(directory: Path, server: str, state: str, seconds: float = 60) -> 
     argv = [sys.executable, "-m", "midstream_engine.supervise", "--attempt", files.dir, "--process", "0", "--"]
     return subprocess.run(
         [*argv, sys.executable, "-c", ENGINE, state, files.status(0)],
-        env={**os.environ, notices.SERVER: server, "FOR": str(seconds)},
+        env={**os.environ, preemption_notices.SERVER: server, "FOR": str(seconds)},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
@@ -57,8 +57,8 @@ def test_one_that_does_not_train_is_left_alone_and_so_is_one_without_a_notice(tm
 
 def test_a_notice_is_told_once_and_again_after_it_was_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with MetadataServer() as server:
-        monkeypatch.setenv(notices.SERVER, server.address)
-        looking = notices.Notices(every=0.02)
+        monkeypatch.setenv(preemption_notices.SERVER, server.address)
+        looking = preemption_notices.Notices(every=0.02)
         looking.start()
 
         def until(told: bool, what: str) -> str:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_states import plain_state, save
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.config import TrainerConfig, TrainLmConfig
 from midstream_engine.errors import EngineError
-from midstream_engine.trainer.attempt import Attempt, open_attempt
-from midstream_engine.trainer.resume import find_origin
+from midstream_engine.trainer.attempt.attempt_record import Attempt, open_attempt
+from midstream_engine.trainer.attempt.resume import find_origin
+from support.checkpoint_states import plain_state, save
 
 
 def attempt(root: Path, run_id: str) -> Attempt:

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from engine_processes import Together, free_port, rows
-from engine_runs import Engine, held
 from midstream_engine import records
-from midstream_engine.checkpoint.discover import read_manifest
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.loading.list_checkpoints import read_manifest
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.errors import EngineError
-from midstream_engine.processes.board import Board, Lost, join_board
-from midstream_engine.processes.join import Processes
-from midstream_engine.processes.places import find_places
+from midstream_engine.processes.message_board import Board, Lost, join_board
+from midstream_engine.processes.rendezvous import Processes
+from midstream_engine.processes.shared_file_systems import find_places
+from support.engine_processes import Together, free_port, rows
+from support.engine_runs import Engine, held
 
 # Far more steps than a test waits for: it ends each attempt itself, so no machine is too fast or too slow for it.
 FLAGS = [

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine_process import train_all
-from engine_runs import CONFIGS, environment
+from support.engine_process import train_all
+from support.engine_runs import CONFIGS, environment
 
 DEVICES = 4
 
@@ -29,7 +29,7 @@ def test_the_run_on_a_mesh_compiles_nothing_after_its_rehearsal(tmp_path: Path) 
         "--model.hidden_dim", "16", "--model.num_layers", "1", "--model.num_heads", "2",
     ]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "midstream_engine.rehearse", *flags],
+        [sys.executable, "-m", "midstream_engine.rehearse_model", *flags],
         env=environment(tmp_path, DEVICES), capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

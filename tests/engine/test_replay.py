@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engine_held import Held
-from engine_process import train_all
-from engine_runs import CONFIGS
 from midstream_engine import records
+from support.engine_process import train_all
+from support.engine_runs import CONFIGS
+from support.standby_engine import Held
 
 STEPS = 400
 TINY = ("--config_path", str(CONFIGS / "gpt2_tiny.yaml"), "--trainer.id", "r")

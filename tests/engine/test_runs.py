@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine_runs import Engine
 from midstream_engine import records
+from support.engine_runs import Engine
 
 STEPS = 200
 FLAGS = ["--trainer.num_train_steps", str(STEPS)]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from engine_runs import CONFIGS
 from midstream_engine.config import load_config
-from midstream_engine.rehearse import memory
-from midstream_engine.trainer import stored
-from midstream_engine.trainer.programs import compile_step
-from midstream_engine.trainer.setup import Plan, make_plan
+from midstream_engine.rehearse_model import memory
+from midstream_engine.trainer.attempt.setup import Plan, make_plan
+from midstream_engine.trainer.runtime import program_cache
+from midstream_engine.trainer.runtime.programs import compile_step
+from support.engine_runs import CONFIGS
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 is giving up.
@@ -34,7 +34,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
     before = settings.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     compilation_cache.reset_cache()  # it remembers the directory that it was first used with
-    yield tmp_path / stored.FOLDER
+    yield tmp_path / program_cache.FOLDER
     jax.config.update("jax_compilation_cache_dir", before)
     compilation_cache.reset_cache()
 
@@ -93,7 +93,7 @@ def test_what_is_no_program_is_made_anew_and_told(cache: Path, caplog: pytest.Lo
         if content is not None:
             next(cache.iterdir()).write_bytes(content)
         with caplog.at_level(logging.WARNING):
-            assert int(stored.stored(setup, "p", make, (0,), 0)(np.int32(1))) == 2
+            assert int(program_cache.stored(setup, "p", make, (0,), 0)(np.int32(1))) == 2
         assert ("is not used" in caplog.text) == (content is not None)
         caplog.clear()
 
@@ -107,16 +107,16 @@ def test_what_is_no_program_is_made_anew_and_told(cache: Path, caplog: pytest.Lo
     ],
 )  # fmt: skip
 def test_whatever_may_change_a_program_changes_its_name(change: list[str]) -> None:
-    assert stored._key(plan(*change), "step") != stored._key(plan(), "step")
+    assert program_cache._key(plan(*change), "step") != program_cache._key(plan(), "step")
 
 
 def test_devices_settings_and_code_are_part_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {stored._key(plan(devices=count), "step") for count in (1, 2, 4)}
-    keys.add(stored._key(plan(), "witness"))
+    keys = {program_cache._key(plan(devices=count), "step") for count in (1, 2, 4)}
+    keys.add(program_cache._key(plan(), "witness"))
     monkeypatch.setenv("XLA_FLAGS", "--xla_of_another_kind")
-    keys.add(stored._key(plan(), "step"))
-    monkeypatch.setattr(stored, "engine_digest", lambda: "of another engine")
-    keys.add(stored._key(plan(), "step"))
+    keys.add(program_cache._key(plan(), "step"))
+    monkeypatch.setattr(program_cache, "engine_digest", lambda: "of another engine")
+    keys.add(program_cache._key(plan(), "step"))
     assert len(keys) == 6
 
 
@@ -125,6 +125,6 @@ def test_where_there_is_no_directory_of_ones_own_nothing_is_stored() -> None:
     try:
         for place in (None, "gs://bucket/cache"):
             jax.config.update("jax_compilation_cache_dir", place)
-            assert stored._directory() is None
+            assert program_cache._directory() is None
     finally:
         jax.config.update("jax_compilation_cache_dir", before)

@@ -15,7 +15,7 @@ import pytest
 
 from midstream_engine import records, supervise
 from midstream_engine.supervise import PATIENCE, Progress
-from trees import SOURCES
+from support.trees import SOURCES
 
 WRITER = """
 import os, signal, sys, time

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from midstream_engine.config import DataConfig
-from midstream_engine.data import sources
-from midstream_engine.data.cache import TokenCache, build
+from midstream_engine.data.cache.token_cache import TokenCache, build
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.prepare import data_root, open_cache
-from midstream_engine.data.tokenizer import ByteTokenizer, load_tokenizer
+from midstream_engine.data.sources import list_sources
+from midstream_engine.data.tokenize.prepare import data_root, open_cache
+from midstream_engine.data.tokenize.tokenizer import ByteTokenizer, load_tokenizer
 
 TEXTS = [b"one", b"", "zwei \u20ac".encode(), b"drei" * 50]
 
@@ -56,8 +56,8 @@ def test_the_digest_follows_the_content(tmp_path: Path) -> None:
 
 def test_a_build_that_is_killed_leaves_no_cache_and_is_cleared_away(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys\nfrom midstream_engine.data.cache import build\n"
-        "from midstream_engine.data.tokenizer import ByteTokenizer\n"
+        "import os, signal, sys\nfrom midstream_engine.data.cache.token_cache import build\n"
+        "from midstream_engine.data.tokenize.tokenizer import ByteTokenizer\n"
         "def texts():\n    yield b'x' * 1000\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "build(sys.argv[1], texts(), ByteTokenizer(), object_bytes=64)\n"
     )
@@ -126,31 +126,31 @@ def test_jsonl_gzip_braces_and_globs(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "p2.jsonl.gz", "wt") as file:
         file.write(json.dumps({"text": "c"}) + "\n")
     (tmp_path / "q.txt").write_text("plain")
-    found = sources.list_sources([str(tmp_path / "p{1,2}.jsonl*"), str(tmp_path / "*.txt")])
-    texts = list(sources.documents(found, text_key="text", max_bytes=None))
+    found = list_sources.list_sources([str(tmp_path / "p{1,2}.jsonl*"), str(tmp_path / "*.txt")])
+    texts = list(list_sources.documents(found, text_key="text", max_bytes=None))
     assert texts == [b"a", "bä".encode(), b"c", b"plain"]
-    assert list(sources.documents(found, text_key="text", max_bytes=4)) == texts[:2]
-    assert sources.expand_braces("x{08..10}{a,b}") == ["x08a", "x08b", "x09a", "x09b", "x10a", "x10b"]
+    assert list(list_sources.documents(found, text_key="text", max_bytes=4)) == texts[:2]
+    assert list_sources.expand_braces("x{08..10}{a,b}") == ["x08a", "x08b", "x09a", "x09b", "x10a", "x10b"]
 
 
 def test_bad_text_is_named_with_its_line(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "a"}\n{"body": "b"}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl:2: has no text"):
-        list(sources.documents(sources.list_sources([str(bad)]), text_key="text", max_bytes=None))
+        list(list_sources.documents(list_sources.list_sources([str(bad)]), text_key="text", max_bytes=None))
     with pytest.raises(DataError, match="names no file"):
-        sources.list_sources([str(tmp_path / "*.nothing")])
+        list_sources.list_sources([str(tmp_path / "*.nothing")])
     with pytest.raises(DataError, match="the scheme ftp is not read here"):
-        sources.list_sources(["ftp://host/x.jsonl"])
+        list_sources.list_sources(["ftp://host/x.jsonl"])
     with pytest.raises(DataError, match="no listing for a glob"):
-        sources.list_sources(["https://host/*.jsonl"])
+        list_sources.list_sources(["https://host/*.jsonl"])
 
 
 def test_the_standard_library_is_listed_in_one_order() -> None:
-    found = sources.list_sources(["stdlib:json/*.py"])
+    found = list_sources.list_sources(["stdlib:json/*.py"])
     assert [source.name for source in found] == sorted(source.name for source in found)
     assert "json/decoder.py" in [source.name for source in found]
-    assert not any("site-packages" in source.path for source in sources.list_sources(["stdlib:*/*.py"]))
+    assert not any("site-packages" in source.path for source in list_sources.list_sources(["stdlib:*/*.py"]))
 
 
 def test_a_tokenizer_file_is_used_and_its_content_is_its_id(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from engine_runs import Engine
 from midstream_engine import records
+from support.engine_runs import Engine
 
 
 def _complete(engine: Engine) -> set[str]:

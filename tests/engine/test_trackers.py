@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from engine_runs import held
-from event_files import scalars
 from midstream_engine.config import TensorboardConfig, TrackerConfig, WandbConfig
 from midstream_engine.tracking import trackers as module
-from midstream_engine.tracking.background import BackgroundTracker
-from midstream_engine.tracking.facts import RunFacts
+from midstream_engine.tracking.background_tracker import BackgroundTracker
+from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
 from midstream_engine.tracking.wandb import code_files, dump_directory
+from support.engine_runs import held
+from support.event_files import scalars
 
 ROWS = [{"global_step": step, "train/loss": 5.0 - step, "batch_digest": "ab", "time": 1.5} for step in range(3)]
 

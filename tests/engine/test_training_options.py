@@ -15,17 +15,17 @@ import jax
 import numpy as np
 import pytest
 
-from checkpoint_states import save
-from engine_process import train_all
-from engine_runs import CONFIGS, environment
 from midstream_engine import records
-from midstream_engine.checkpoint.discover import read_manifest
-from midstream_engine.checkpoint.tree import flatten
+from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_engine.checkpoint.loading.list_checkpoints import read_manifest
 from midstream_engine.config import load_config
 from midstream_engine.optim.averaging import ModelAverage
-from midstream_engine.trainer.attempt import open_attempt
-from midstream_engine.trainer.resume import find_origin, restore
-from midstream_engine.trainer.setup import make_plan
+from midstream_engine.trainer.attempt.attempt_record import open_attempt
+from midstream_engine.trainer.attempt.resume import find_origin, restore
+from midstream_engine.trainer.attempt.setup import make_plan
+from support.checkpoint_states import save
+from support.engine_process import train_all
+from support.engine_runs import CONFIGS, environment
 
 pytestmark = [
     pytest.mark.timeout(600),  # the first test waits for all attempts, which a crowded machine makes slow
@@ -86,7 +86,7 @@ class Attempts:
             "no source": run("refused", 2, "--trainer.initialize_from", str(root / "nowhere")),
         }  # fmt: skip
         self.rehearsal = subprocess.run(
-            [sys.executable, "-m", "midstream_engine.rehearse", *runs["rehearsed"], "--memory_limit=1GiB"],
+            [sys.executable, "-m", "midstream_engine.rehearse_model", *runs["rehearsed"], "--memory_limit=1GiB"],
             env=environment(root, 1), capture_output=True, text=True, timeout=200,
         )  # fmt: skip
         self.rehearsed = self.listing()
@@ -141,8 +141,8 @@ def test_the_run_after_a_rehearsal_compiles_nothing_new(left: Attempts) -> None:
 
 
 def test_a_search_finds_the_largest_number_of_examples_that_fits(tmp_path: Path) -> None:
-    from midstream_engine.rehearse import largest_that_fits, memory
-    from midstream_engine.trainer.programs import compile_step
+    from midstream_engine.rehearse_model import largest_that_fits, memory
+    from midstream_engine.trainer.runtime.programs import compile_step
 
     def needs(per_device: int) -> int:
         flags = ["--trainer.per_device_parallelism", str(per_device), "--trainer.model_axis_size", "8"]
@@ -259,7 +259,7 @@ def test_a_profile_and_a_copy_of_the_log_lie_in_the_log_directory(left: Attempts
 def test_numbers_of_jax_config_reach_jax_as_numbers(tmp_path: Path) -> None:
     script = (
         "import sys, jax\nfrom midstream_engine.config import load_config\n"
-        "from midstream_engine.trainer.run import configure_jax\n"
+        "from midstream_engine.trainer.attempt.run_attempt import configure_jax\n"
         "config = load_config(sys.argv[1:]).config\nprint(configure_jax(config, '/nowhere'))\n"
         "for name in ('min_compile_time_secs', 'min_entry_size_bytes', 'enable_xla_caches'):\n"
         "    print(repr(getattr(jax.config, f'jax_persistent_cache_{name}')))"

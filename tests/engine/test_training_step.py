@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from haliax import NamedArray
 
-from engine_runs import CONFIGS
-from midstream_engine.checkpoint.tree import flatten
+from midstream_engine.checkpoint.format.array_names import flatten
 from midstream_engine.config import ConfigError, load_config
-from midstream_engine.data.batches import Batch, make_batch
+from midstream_engine.data.order.batches import Batch, make_batch
 from midstream_engine.models.lm import token_losses
-from midstream_engine.trainer.programs import Step, compile_evaluation, compile_step, compile_witness
-from midstream_engine.trainer.setup import Setup, prepare
-from midstream_engine.trainer.state import TrainState
+from midstream_engine.trainer.attempt.setup import Setup, prepare
+from midstream_engine.trainer.loop.train_state import TrainState
+from midstream_engine.trainer.runtime.programs import Step, compile_evaluation, compile_step, compile_witness
+from support.engine_runs import CONFIGS
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 is giving up.

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.command_line import runs
-from lab.sshd import lab
+from simulators.sshd import lab
+from support.command_line import runs
 
 __all__ = ["lab", "runs"]
 

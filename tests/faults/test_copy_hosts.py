@@ -15,18 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from lab.disks import small_disk
-from lab.sshd import Lab, SshServer
 from midstream.errors import LostContact
-from midstream.fleet.config import LocalHost
-from midstream.hosts.base import Host
-from midstream.hosts.local import LocalMachine
-from midstream.hosts.open import open_host
-from midstream.remote import staging, tree
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.host import Host
+from midstream.hosts.host_pool import open_host
+from midstream.hosts.local_host import LocalMachine
+from midstream.remote.copy import staging
+from midstream.remote.verify import tree
 from midstream.transfer import Progress, TransferError, copy_history, copy_objects, verify_objects
-from midstream.transfer.streams import Sending
+from midstream.transfer.stream_pool import Sending
 from midstream_engine import records
-from trees import (
+from simulators.disks import small_disk
+from simulators.sshd import Lab, SshServer
+from support.trees import (
     SOURCES,
     assert_same_tree,
     assert_unfinished,
@@ -87,8 +88,8 @@ def test_a_flipped_byte_at_the_far_source_is_named(lab: Lab, tmp_path: Path) -> 
 OPERATOR = """
 import json, sys
 sys.path[:0] = json.loads(sys.argv[1])
-from midstream.fleet.config import LocalHost, SshHost
-from midstream.hosts.open import open_host
+from midstream.fleet.fleet import LocalHost, SshHost
+from midstream.hosts.host_pool import open_host
 from midstream.transfer import CopySettings, copy_objects
 slow = CopySettings(rate_limit=50e6)
 hosts = [open_host("source", LocalHost(root=sys.argv[2]))]

@@ -30,9 +30,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
-from lab.hostile import cases, checks, moves
-from lab.hostile.fleet import Fleet, Verdict
-from lab.sshd import SSHD
+from simulators.hostile import cases, checks, moves
+from simulators.hostile.fleet import Fleet, Verdict
+from simulators.sshd import SSHD
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/hostile-host.jsonl"
 SAMPLE = 16

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from lab.sshd import Lab, SshServer
-from midstream.hosts.base import Host
-from midstream.hosts.open import open_host
+from midstream.hosts.host import Host
+from midstream.hosts.host_pool import open_host
 from midstream.launch.bundle import build_bundle, install_engine
 from midstream.launch.environment import Environment
-from midstream.launch.start import Launch, Prepared, start_attempt, stop_attempt, wait_state
+from midstream.launch.start_attempt import Launch, Prepared, start_attempt, stop_attempt, wait_state
 from midstream_engine import records
-from stand_in_engine import write_stand_in
+from simulators.sshd import Lab, SshServer
+from support.stand_in_engine import write_stand_in
 
 TRAINING = frozenset({records.TRAINING})
 PATIENCE = 120.0  # seconds: what another process has to do takes its time on a slow machine

@@ -3,7 +3,7 @@
     python tests/faults/test_migration_campaign.py [--runs 300] [--seed 1] [--jobs 2] [--results FILE]
 
 The fault kills the process that carries the move out, an engine on either side, or the SSH server; cuts a link; stops a
-process for a while; or fills a disk: see ``lab/migration_faults.py``. Afterwards the move is continued with the line
+process for a while; or fills a disk: see ``support/migration_faults.py``. Afterwards the move is continued with the line
 that it printed, as often as it takes, and then: one lineage, every step of it once, the losses and batches of a run
 that nobody touched, no sealed step lost, and the run trains on.
 
@@ -23,13 +23,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
-from lab.command_line import COMPILED, step_of
-from lab.migration_faults import KINDS, MODES, PATIENCE, Campaign, UnderWay, said
-from lab.migration_program import main
-from lab.sshd import SSHD
-from midstream.migrate import process
+from midstream.migrate.execution import migration_process
 from midstream.migrate.model import HANDOVER
 from midstream_engine import records
+from simulators.sshd import SSHD
+from support.command_line import COMPILED, step_of
+from support.migration_faults import KINDS, MODES, PATIENCE, Campaign, UnderWay, said
+from support.migration_program import main
 
 DEAR = pytest.mark.slow  # the suite has a whole move or two of each kind already
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/migration-faults.jsonl"
@@ -100,7 +100,7 @@ def test_an_attempt_that_dies_as_it_takes_over_gives_the_run_back(campaign: Camp
 @pytest.mark.system
 @pytest.mark.parametrize("words", ["it rehearses on", "order: save, seal", "order: restore"])
 def test_a_handover_whose_process_was_killed_is_taken_back(campaign: Campaign, words: str):
-    row = campaign.go(HANDOVER, said(words), campaign.kill_operator, goes_on=process.rollback)
+    row = campaign.go(HANDOVER, said(words), campaign.kill_operator, goes_on=migration_process.rollback)
     assert (row["outcome"], row["holder"]) == ("rolled back", row["from"])
 
 

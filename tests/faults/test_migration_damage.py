@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from faults.test_migration_faults import assert_one_lineage, launched, newest_migration
-from lab.command_line import Run, ended, midstream, start_midstream
-from lab.sshd import Lab
-from midstream.migrate.directory import MigrationDirectory, migration_ids
+from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
 from midstream_engine import records
+from simulators.sshd import Lab
+from support.command_line import Run, ended, midstream, start_midstream
 
 
 def wait_journaled(word: str, follower: subprocess.Popen[str], timeout: float = 300.0) -> MigrationDirectory:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.command_line import SLOWER, TINY, Run, ended, midstream, start_midstream, step_of
-from lab.sshd import Lab
-from midstream.migrate.directory import MigrationDirectory, migration_ids
-from midstream.migrate.journal import read_events
+from midstream.migrate.execution.journal import read_events
+from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
 from midstream_engine import records
+from simulators.sshd import Lab
+from support.command_line import SLOWER, TINY, Run, ended, midstream, start_midstream, step_of
 
 LONG = (*SLOWER, "--trainer.num_train_steps", "100000")
 

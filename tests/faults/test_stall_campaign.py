@@ -5,7 +5,7 @@
 What stands still: the process that carries the move out, an SSH server with its sessions, an engine, a supervisor, a
 source as a whole, a link that forwards nothing and tells nobody, a laptop that sleeps. Beside them a source that is
 rebooted before or after its first checkpoint, and an operator that is killed together with the source's engine: see
-``lab/migration_stalls.py``. Afterwards the move is continued with the line that it printed, and then as in
+``support/migration_stalls.py``. Afterwards the move is continued with the line that it printed, and then as in
 ``test_migration_campaign.py``: one lineage, every step of it once, the losses of a run that nobody touched.
 
 Results are appended one line a run, so that a campaign that was interrupted goes on where it was.
@@ -21,13 +21,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
-from lab.command_line import COMPILED
-from lab.migration_faults import MODES, said
-from lab.migration_program import main
-from lab.migration_stalls import KINDS, LONGEST, SHORTEST, StallCampaign
-from lab.sshd import SSHD, sshd_version
 from midstream.errors import Exit
 from midstream.migrate.model import HANDOVER, STOP
+from simulators.sshd import SSHD, sshd_version
+from support.command_line import COMPILED
+from support.migration_faults import MODES, said
+from support.migration_program import main
+from support.migration_stalls import KINDS, LONGEST, SHORTEST, StallCampaign
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/stalls.jsonl"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from midstream_engine import records
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.convert import main
 
 pytestmark = [

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-import imported_runs
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.config.load import load_config
 from midstream_engine.convert import main
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.arrays import open_arrays
 from midstream_engine.interop.levanter.importer import open_levanter
+from support import imported_runs
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 is giving up.

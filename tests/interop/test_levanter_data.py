@@ -17,18 +17,19 @@ import numpy as np
 import pytest
 import yaml
 
-import imported_runs
-from lab.bucket import BucketServer, bucket_server
 from midstream_engine.convert import main
-from midstream_engine.data import gcs, threefry
-from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported import Imported
-from midstream_engine.data.levanter import LEDGER, import_levanter, open_cache
-from midstream_engine.data.mixture import open_data
+from midstream_engine.data.imported.imported_data import Imported
+from midstream_engine.data.imported.levanter_cache import LEDGER, import_levanter, open_cache
+from midstream_engine.data.order import threefry
+from midstream_engine.data.order.batches import TrainingBatches
+from midstream_engine.data.order.mixture import open_data
+from midstream_engine.data.sources import gcs
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.data import read_data
 from midstream_engine.interop.levanter.importer import open_levanter
+from simulators.bucket import BucketServer, bucket_server
+from support import imported_runs
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 is giving up.

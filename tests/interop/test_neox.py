@@ -18,9 +18,7 @@ import numpy as np
 import pytest
 import yaml
 
-import imported_runs
-import torch_files
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.config.load import load_config
 from midstream_engine.convert import main
 from midstream_engine.interop.errors import ConversionError
@@ -32,6 +30,7 @@ from midstream_engine.interop.neox.tensors import key_of
 from midstream_engine.interop.torchfile.archive import TorchFile
 from midstream_engine.interop.torchfile.calls import Record, Storage, Tensor
 from midstream_engine.records import TRAIN
+from support import imported_runs, torch_files
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 is giving up.
@@ -228,7 +227,7 @@ def test_a_load_directory_is_recognised_and_goes_on(tmp_path: Path, capsys: pyte
     assert config.trainer.num_train_steps == 20
     train = json.loads((tmp_path / "out" / "checkpoints" / "step-3-a000" / "train.json").read_text())
     assert train["state"]["next_sample"] == 90
-    from midstream_engine.checkpoint.verify import verify_checkpoint
+    from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 
     assert verify_checkpoint(str(tmp_path / "out" / "checkpoints" / "step-3-a000")).sound
     assert sorted(os.listdir(tmp_path)) == ["out"]
@@ -348,14 +347,14 @@ def test_the_tokenizers_files_come_along_or_it_is_told(tmp_path: Path) -> None:
 
 def test_an_import_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is on the disk is not written again, and the result is that of an import in one go."""
-    from midstream_engine.checkpoint import grid
-    from midstream_engine.interop import adopt, record, stream
+    from midstream_engine.checkpoint.format import chunk_grid
+    from midstream_engine.interop import import_run, streamed_import
 
-    monkeypatch.setattr(grid, "PACK_BELOW", 64)
-    monkeypatch.setattr(stream, "SYNC_BYTES", 0)
+    monkeypatch.setattr(chunk_grid, "PACK_BELOW", 64)
+    monkeypatch.setattr(streamed_import, "SYNC_BYTES", 0)
     adopted = open_neox(str(FIXTURES / "sequential-fp32-z0-dp1"))
-    wishes = adopt.Wishes(without_data=True)
-    whole = adopt.import_run(adopted, str(tmp_path / "whole"), wishes)
+    wishes = import_run.Wishes(without_data=True)
+    whole = import_run.import_run(adopted, str(tmp_path / "whole"), wishes)
     seen: list[str] = []
 
     def stop(name: str, done: int, total: int) -> None:
@@ -364,12 +363,12 @@ def test_an_import_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.M
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        adopt.import_run(adopted, str(tmp_path / "parts"), wishes, stop)
+        import_run.import_run(adopted, str(tmp_path / "parts"), wishes, stop)
     record = tmp_path / "parts.partial" / "checkpoints" / "step-3-a000" / record.RECORD
     recorded = {json.loads(line).get("array") for line in record.read_text().splitlines()} - {None}
     assert recorded
     again: list[str] = []
-    made = adopt.import_run(adopted, str(tmp_path / "parts"), wishes, lambda name, *_: again.append(name))
+    made = import_run.import_run(adopted, str(tmp_path / "parts"), wishes, lambda name, *_: again.append(name))
     assert not set(again) & recorded
     assert made.manifest.arrays == whole.manifest.arrays
     assert sorted(entry["path"] for entry in made.manifest.objects) == sorted(
@@ -380,18 +379,18 @@ def test_an_import_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["llama-bf16-z1-dp5", "pythia-fp16-z1-dp2", "sequential-fp32-z0-dp1"])
 def test_an_import_in_small_steps_is_that_in_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plane at a time, in stretches past the page cache, to cells that are written in many blocks."""
-    from midstream_engine.checkpoint import grid
-    from midstream_engine.interop import adopt, cells, stream
+    from midstream_engine.checkpoint.format import chunk_grid
+    from midstream_engine.interop import chunk_writer, import_run, streamed_import
     from midstream_engine.interop.torchfile import archive
 
     for limit, size in (("PACK_BELOW", 64), ("SMALLEST", 256), ("COMFORTABLE", 512), ("LARGEST", 2048)):
-        monkeypatch.setattr(grid, limit, size)
-    wishes = adopt.Wishes(without_data=True)
-    whole = adopt.import_run(open_neox(str(FIXTURES / name)), str(tmp_path / "whole"), wishes).manifest
+        monkeypatch.setattr(chunk_grid, limit, size)
+    wishes = import_run.Wishes(without_data=True)
+    whole = import_run.import_run(open_neox(str(FIXTURES / name)), str(tmp_path / "whole"), wishes).manifest
     monkeypatch.setattr(archive, "SMALL", 0)
-    monkeypatch.setattr(stream, "LEAST", 4000)
-    monkeypatch.setattr(cells, "BLOCK", 512)
-    parts = adopt.import_run(open_neox(str(FIXTURES / name)), str(tmp_path / "parts"), wishes).manifest
+    monkeypatch.setattr(streamed_import, "LEAST", 4000)
+    monkeypatch.setattr(chunk_writer, "BLOCK", 512)
+    parts = import_run.import_run(open_neox(str(FIXTURES / name)), str(tmp_path / "parts"), wishes).manifest
     assert parts.root_digest == whole.root_digest
     assert [entry for entry in parts.objects if entry["path"] != TRAIN] == [
         entry for entry in whole.objects if entry["path"] != TRAIN

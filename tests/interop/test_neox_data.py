@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from midstream_engine.config.data import DataConfig
-from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported import SCHEME, Imported
-from midstream_engine.data.mixture import open_data
-from midstream_engine.data.neox import import_neox
-from midstream_engine.data.prepare import open_training
-from midstream_engine.data.tokenizer import load_tokenizer
+from midstream_engine.data.imported.imported_data import SCHEME, Imported
+from midstream_engine.data.imported.neox_dataset import import_neox
+from midstream_engine.data.order.batches import TrainingBatches
+from midstream_engine.data.order.mixture import open_data
+from midstream_engine.data.tokenize.prepare import open_training
+from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 
 DATA = Path(__file__).parent.parent / "fixtures" / "neox" / "data"
 EXPECTED: dict[str, Any] = json.loads((DATA / "expected.json").read_text())

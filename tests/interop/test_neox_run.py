@@ -1,4 +1,4 @@
-"""A run of GPT-NeoX from its ``load:`` directory to a run of a host's; that it goes on as it did: lab/test_adopt.py."""
+"""A run of GPT-NeoX from its ``load:`` directory to a run of a host's; that it goes on as it did: integration/test_adopt.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import neox_data
 from midstream_engine import records
-from midstream_engine.checkpoint.verify import verify_checkpoint
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.convert import main
+from support import neox_data
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 is giving up.

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import torch_files
-from midstream_engine.checkpoint.memory import pages
-from midstream_engine.interop.direct import ALIGNMENT, open_directly, write_directly
+from midstream_engine.checkpoint.saving.host_buffers import pages
+from midstream_engine.interop.direct_io import ALIGNMENT, open_directly, write_directly
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.torchfile.archive import TorchFile
 from midstream_engine.interop.torchfile.calls import Record, Tensor
 from midstream_engine.interop.torchfile.crc import combined
+from support import torch_files
 
 FLAG = "MIDSTREAM_TEST_EXECUTED"
 

@@ -1,3 +1,3 @@
-from lab.sshd import lab
+from simulators.sshd import lab
 
 __all__ = ["lab"]

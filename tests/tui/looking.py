@@ -9,7 +9,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from midstream.tui.app import MidstreamApp
-from midstream.watch.model import Snapshot
+from midstream.watch.snapshot import Snapshot
 from tui.worlds import NOW, Answers, Values
 
 GOLDENS = Path(__file__).parent / "goldens"

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import main
-from midstream.fleet.config import Fleet
-from midstream.fleet.load import load_fleet
-from midstream.hosts.open import Hosts
+from midstream.fleet.fleet import Fleet
+from midstream.fleet.fleet_file import load_fleet
+from midstream.hosts.host_pool import Hosts
 from midstream.tui.actions import FleetActions
-from midstream.watch.model import RunView
+from midstream.watch.snapshot import RunView
 from midstream_engine import records
-from run_directory import RunDirectory
+from support.run_directory import RunDirectory
 
 LOG = (
     "2026-11-21T10:00:00Z I resolved configuration:\n"

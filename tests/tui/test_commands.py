@@ -10,11 +10,11 @@ import pytest
 from midstream.tui import commands
 from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.fleet import FleetScreen
-from midstream.tui.screens.migration import MigrationScreen
-from midstream.tui.screens.run import RunScreen
-from midstream.tui.screens.slices import SlicesScreen
-from midstream.tui.screens.wizard import WizardScreen
+from midstream.tui.screens.fleet.fleet_screen import FleetScreen
+from midstream.tui.screens.migration.migration_screen import MigrationScreen
+from midstream.tui.screens.migration.wizard import WizardScreen
+from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.slices.slices_screen import SlicesScreen
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
 from midstream.tui.widgets.pane import Pane

@@ -11,14 +11,14 @@ from textual import events
 from textual.app import App, ComposeResult
 
 from midstream.tui import palette
-from midstream.tui.book import Book
 from midstream.tui.glyphs import ASCII, UNICODE, Glyphs
+from midstream.tui.screen_state import attempt_hues
+from midstream.tui.series_cache import Book
 from midstream.tui.widgets import axes
 from midstream.tui.widgets.curve import CurveView, Look
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.series import Series
 from midstream.tui.widgets.viewport import Viewport
-from midstream.tui.world import attempt_hues
 from tui import worlds
 from tui.worlds import rows
 

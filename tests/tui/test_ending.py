@@ -13,7 +13,7 @@ import pytest
 
 from midstream.migrate import model
 from midstream.tui.app import MidstreamApp
-from midstream.tui.screens.quit import FINISH, ROLL_BACK, QuitScreen
+from midstream.tui.screens.dialogs.quit import FINISH, ROLL_BACK, QuitScreen
 from tui import worlds
 from tui.looking import screen_text, settle
 from tui.terminal import TMUX, Terminal

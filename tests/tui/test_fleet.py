@@ -8,14 +8,14 @@ import pytest
 
 from midstream.tui import palette
 from midstream.tui.filter import parse
-from midstream.tui.layout import Layout
-from midstream.tui.screens.confirm import ConfirmScreen
-from midstream.tui.screens.fleet import FleetScreen
-from midstream.tui.screens.migration import MigrationScreen
-from midstream.tui.screens.run import RunScreen
-from midstream.tui.screens.wizard import WizardScreen
+from midstream.tui.saved_layout import Layout
+from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+from midstream.tui.screens.fleet.fleet_screen import FleetScreen
+from midstream.tui.screens.migration.migration_screen import MigrationScreen
+from midstream.tui.screens.migration.wizard import WizardScreen
+from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.widgets.table import Rows, Table
-from midstream.watch.model import CONNECTING, DOWN
+from midstream.watch.snapshot import CONNECTING, DOWN
 from tui import worlds
 from tui.looking import app_over, screen_text, settle
 from tui.worlds import Answers, Values

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from hostile_words import ALL, unsafe
 from midstream.tui.app import MidstreamApp
 from midstream.tui.widgets.log_view import LogView
-from midstream.watch.model import AcceleratorUser, Snapshot
+from midstream.watch.snapshot import AcceleratorUser, Snapshot
 from midstream_engine import records
+from support.hostile_text import ALL, unsafe
 from tui import worlds
 from tui.looking import app_over, screen_text, settle
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from midstream.migrate import directory as directories
 from midstream.migrate import model
-from midstream.migrate.directory import MigrationDirectory
-from midstream.migrate.journal import Journal
-from midstream.tui.screens import migration_text
-from midstream.tui.screens.confirm import ConfirmScreen
-from midstream.tui.screens.fleet import FleetScreen
-from midstream.tui.screens.migration import MigrationScreen
-from midstream.tui.screens.run import RunScreen
+from midstream.migrate.execution import migration_directory as directories
+from midstream.migrate.execution.journal import Journal
+from midstream.migrate.execution.migration_directory import MigrationDirectory
+from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+from midstream.tui.screens.fleet.fleet_screen import FleetScreen
+from midstream.tui.screens.migration import migration_text
+from midstream.tui.screens.migration.migration_screen import MigrationScreen
+from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.widgets import steps
-from midstream.watch.model import Snapshot
+from midstream.watch.snapshot import Snapshot
 from midstream_engine import records
 from tui import worlds
 from tui.looking import app_over, screen_text, settle

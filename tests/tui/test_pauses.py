@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from midstream.tui import pauses
-from midstream.tui.book import Book
-from midstream.tui.pauses import Pauses
+from midstream.tui import responsiveness
+from midstream.tui.responsiveness import Pauses
+from midstream.tui.series_cache import Book
 from midstream.tui.widgets.curve import CurveView
 from tui import worlds
 from tui.looking import app_over, settle
@@ -45,20 +45,20 @@ async def test_a_screen_reads_on_until_all_of_a_curve_is_there() -> None:
 
 def test_garbage_waits_for_a_person_to_pause_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     now, collected = [1000.0], []
-    monkeypatch.setattr(pauses.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(pauses.gc, "collect", lambda: collected.append(now[0]))
+    monkeypatch.setattr(responsiveness.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(responsiveness.gc, "collect", lambda: collected.append(now[0]))
     before = gc.get_threshold(), sys.getswitchinterval(), gc.get_freeze_count()
     with Pauses() as mine:
-        now[0] += pauses.SETTLE + 1
+        now[0] += responsiveness.SETTLE + 1
         mine.touched()
         mine.settle()
         assert collected == [], "somebody is pressing keys"
-        now[0] += pauses.REST + 1
+        now[0] += responsiveness.REST + 1
         mine.settle()
         assert len(collected) == 1
         mine.settle()
         assert len(collected) == 1, "it has just been done"
-        now[0] += pauses.OLDEST + 1
+        now[0] += responsiveness.OLDEST + 1
         mine.touched()
         mine.settle()
         assert len(collected) == 2, "whatever is pressed"

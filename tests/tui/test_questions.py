@@ -9,9 +9,9 @@ from typing import Any
 
 from textual.widgets import Input
 
-from midstream.hosts.ask import FirstContact, Passphrase
-from midstream.tui.person import ScreenPerson
-from midstream.watch.model import AcceleratorUser, Disk, InfinibandPort
+from midstream.hosts.prompter import FirstContact, Passphrase
+from midstream.tui.dialog_prompter import ScreenPerson
+from midstream.watch.snapshot import AcceleratorUser, Disk, InfinibandPort
 from tui import worlds
 from tui.looking import app_over, screen_text, settle
 from tui.worlds import GB, Answers

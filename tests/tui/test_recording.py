@@ -13,7 +13,7 @@ from midstream.errors import UsageError
 from midstream.migrate import model
 from midstream.tui.app import MidstreamApp
 from midstream.tui.recording import Recorder, Replay
-from midstream.watch.store import Store
+from midstream.watch.snapshot_store import Store
 from midstream_engine import records
 from tui import worlds
 from tui.looking import screen_text, settle

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from midstream.tui.screens.choose import ChooseScreen
-from midstream.tui.screens.run import RunScreen
-from midstream.tui.screens.run_text import metrics_of
-from midstream.tui.screens.wizard import WizardScreen
+from midstream.tui.screens.dialogs.choose import ChooseScreen
+from midstream.tui.screens.migration.wizard import WizardScreen
+from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.run.run_text import metrics_of
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
-from midstream.watch import resolved
+from midstream.watch import resolved_config
 from midstream_engine import records
 from tui import worlds
 from tui.looking import app_over, screen_text, settle
@@ -278,8 +278,8 @@ async def test_the_configurations_of_two_attempts_are_compared() -> None:
 
 
 def test_changes_of_a_configuration_are_named_by_their_fields() -> None:
-    found = resolved.changes("{a: {b: 1, c: 2}, gone: true}", "{a: {b: 1, c: 3}, new: []}")
-    assert [resolved.line(change) for change in found] == [
+    found = resolved_config.changes("{a: {b: 1, c: 2}, gone: true}", "{a: {b: 1, c: 3}, new: []}")
+    assert [resolved_config.line(change) for change in found] == [
         "~ a.c 2 -> 3",
         "- gone True",
         "+ new []",
@@ -288,8 +288,8 @@ def test_changes_of_a_configuration_are_named_by_their_fields() -> None:
 
 def test_the_configuration_of_an_attempt_stands_in_its_log() -> None:
     log = "2026-11-21T10:00:00Z I resolved configuration:\nseed: 1\ntrainer:\n  id: x\n2026-11-21T10:00:01Z I begins\n"
-    assert resolved.told(log) == "seed: 1\ntrainer:\n  id: x"
-    assert resolved.told("2026-11-21T10:00:00Z I begins") == ""
+    assert resolved_config.told(log) == "seed: 1\ntrainer:\n  id: x"
+    assert resolved_config.told("2026-11-21T10:00:00Z I begins") == ""
 
 
 async def test_gauges_of_the_devices_that_it_runs_on() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from midstream.errors import MidstreamError
-from midstream.fleet.load import parse_fleet
-from midstream.hosts.open import Hosts
-from midstream.hosts.providers import base
-from midstream.hosts.providers.base import Slice, Worker
+from midstream.fleet.fleet_file import parse_fleet
+from midstream.hosts.host_pool import Hosts
+from midstream.hosts.providers import interface
+from midstream.hosts.providers.interface import Slice, Worker
 from midstream.tui.actions import FleetActions, Slices
-from midstream.tui.screens.slices import SlicesScreen
+from midstream.tui.screens.slices.slices_screen import SlicesScreen
 from tui import worlds
 from tui.looking import app_over, check_golden, screen_text, settle
 from tui.worlds import NOW, Answers
@@ -18,20 +18,20 @@ FOUND = Slices(
     (
         (
             Slice(
-                "lab", "us-central2-b", "v4-32", base.READY, "READY", "HEALTHY", "v4-32", "2x2x4", "tpu-vm-base",
+                "lab", "us-central2-b", "v4-32", interface.READY, "READY", "HEALTHY", "v4-32", "2x2x4", "tpu-vm-base",
                 "spot", workers=WORKERS, created=NOW - 7200,
             ),
             "pod",
         ),
         (
             Slice(
-                "lab", "europe-west4-a", "wanted", base.COMING, "WAITING_FOR_RESOURCES", accelerator_type="v5p-8",
+                "lab", "europe-west4-a", "wanted", interface.COMING, "WAITING_FOR_RESOURCES", accelerator_type="v5p-8",
                 price_class="on demand", queued="WAITING_FOR_RESOURCES", node=False, created=NOW - 300,
                 why="no capacity at the moment",
             ),
             "",
         ),
-        (Slice("lab", "us-central2-b", "gone", base.GONE, "PREEMPTED", "UNHEALTHY_MAINTENANCE", "v4-8"), ""),
+        (Slice("lab", "us-central2-b", "gone", interface.GONE, "PREEMPTED", "UNHEALTHY_MAINTENANCE", "v4-8"), ""),
     ),
     ("lab/asia-east1-c: permission tpu.nodes.list is missing",),
 )  # fmt: skip

@@ -13,22 +13,22 @@ import grpc
 import pytest
 from google.cloud import tpu_v2
 
-from lab.slice import Slice, target_text
-from lab.sshd import Lab, lab
-from lab.test_tpu_commands import fleet_file, waiting_run
-from lab.tpu_api import Fault, TpuServer, tpu_server
-from lab.tpu_nodes import Outcome, State
+from integration.test_tpu_commands import fleet_file, waiting_run
 from midstream.errors import MidstreamError, UsageError
-from midstream.fleet.load import load_fleet
-from midstream.hosts.open import Hosts
-from midstream.hosts.providers import base, slices
+from midstream.fleet.fleet_file import load_fleet
+from midstream.hosts.host_pool import Hosts
+from midstream.hosts.providers import fleet_slices, interface
 from midstream.migrate.model import Request
 from midstream.tui.actions import FleetActions, NotMade
 from midstream.tui.app import MidstreamApp
-from midstream.tui.screens.confirm import ConfirmScreen
-from midstream.tui.screens.setup import RELOAD
-from midstream.tui.screens.slices import SlicesScreen
+from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+from midstream.tui.screens.fleet.add_hosts import RELOAD
+from midstream.tui.screens.slices.slices_screen import SlicesScreen
 from midstream.watch.watcher import look_once
+from simulators.slice import Slice, target_text
+from simulators.sshd import Lab, lab
+from simulators.tpu_api import Fault, TpuServer, tpu_server
+from simulators.tpu_nodes import Outcome, State
 from tui import worlds
 from tui.looking import screen_text, settle
 from tui.worlds import Values
@@ -55,7 +55,7 @@ class Place:
         words = {"create": "true", "spot": "true", "price_per_hour": "8", "worker": worker}
         text = target_text("pod", self.pod, self.lab.directory / "key", **words)
         file.write_text(f"hosts: {{}}\ntargets:\n{text}")
-        fleet = slices.found(load_fleet(file), lambda line: None)
+        fleet = fleet_slices.found(load_fleet(file), lambda line: None)
         self.hosts.append(Hosts(fleet))
         run = worlds.run(host="pod-0")
         world = worlds.snapshot([worlds.host("pod-0")], [run]) if "pod-0" in fleet.hosts else worlds.small_fleet()
@@ -64,14 +64,14 @@ class Place:
     def has(self, name: str, state: tpu_v2.Node.State = State.READY) -> None:
         """A slice of that name, with a state of its own."""
         target = load_fleet(self.lab.directory / "fleet.yaml").targets["pod"]
-        slices.google().create("pod", type(target)(**{**vars(target), "name": name}), lambda line: None)
+        fleet_slices.google().create("pod", type(target)(**{**vars(target), "name": name}), lambda line: None)
         self.server.nodes[f"projects/lab/locations/here-a/nodes/{name}"].state = state
 
 
 @pytest.fixture
 def place(lab: Lab, tpu_server: TpuServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr(base, "FIRST", 0.01)
-    monkeypatch.setattr(base, "LONGEST", 0.1)
+    monkeypatch.setattr(interface, "FIRST", 0.01)
+    monkeypatch.setattr(interface, "LONGEST", 0.1)
     monkeypatch.setenv("MIDSTREAM_STATE", str(lab.directory / "state"))
     pod = Slice(lab, "n", 1)
     tpu_server.workers["n"] = pod.workers
@@ -201,7 +201,7 @@ def test_the_wizard_offers_a_slice_only_for_a_move_that_would_not_be_refused(pla
     def planned(batch: int) -> None:
         shutil.rmtree(place.lab.directory / "gpu", ignore_errors=True)
         file = waiting_run(place.lab, fleet_file(place.lab, place.pod, worker="{}"), batch)
-        fleet = slices.found(load_fleet(file), lambda line: None)
+        fleet = fleet_slices.found(load_fleet(file), lambda line: None)
         place.hosts.append(Hosts(fleet))
         actions = FleetActions(fleet, place.hosts[-1])
         assert [target.name for target in actions.targets()] == ["gpu", "pod"]

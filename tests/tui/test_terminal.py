@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.sshd import Lab
 from midstream_engine import records
-from run_directory import RunDirectory
+from simulators.sshd import Lab
+from support.run_directory import RunDirectory
 from tui.terminal import TMUX, Terminal
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(TMUX is None, reason="no tmux: apt-get install tmux")]

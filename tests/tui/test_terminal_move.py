@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from lab.command_line import SLOWER, TINY, midstream, runs
-from lab.sshd import Lab, lab
+from simulators.sshd import Lab, lab
+from support.command_line import SLOWER, TINY, midstream, runs
 from tui.terminal import TMUX, Terminal
 
 __all__ = ["lab", "runs"]

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from lab.bucket import BucketServer
-from lab.command_line import SLOWER, runs
-from lab.guide import begin
-from lab.sshd import Lab, lab
-from lab.tpu_api import TpuServer, tpu_server
 from midstream_engine import records
+from simulators.bucket import BucketServer
+from simulators.sshd import Lab, lab
+from simulators.tpu_api import TpuServer, tpu_server
+from support.command_line import SLOWER, runs
+from support.guide import begin
 from tui.terminal import TMUX, Terminal
 
 __all__ = ["lab", "runs", "tpu_server"]

@@ -13,12 +13,12 @@ from midstream.errors import MidstreamError, UsageError
 from midstream.migrate import model
 from midstream.tui.actions import NotMade
 from midstream.tui.app import MidstreamApp
-from midstream.tui.screens.confirm import ConfirmScreen
-from midstream.tui.screens.fleet import FleetScreen
-from midstream.tui.screens.migration import MigrationScreen
-from midstream.tui.screens.setup import RELOAD
-from midstream.tui.screens.wizard import WizardScreen
-from midstream.watch.model import Snapshot
+from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+from midstream.tui.screens.fleet.add_hosts import RELOAD
+from midstream.tui.screens.fleet.fleet_screen import FleetScreen
+from midstream.tui.screens.migration.migration_screen import MigrationScreen
+from midstream.tui.screens.migration.wizard import WizardScreen
+from midstream.watch.snapshot import Snapshot
 from tui import worlds
 from tui.looking import app_over, screen_text, settle
 from tui.worlds import NOW, Answers, Values

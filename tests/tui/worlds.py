@@ -11,7 +11,7 @@ from typing import Any
 from midstream.errors import MidstreamError
 from midstream.migrate import model
 from midstream.tui.actions import Slices, Target
-from midstream.watch.model import (
+from midstream.watch.snapshot import (
     DOWN,
     LIVE,
     STALE,

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from midstream.remote.accelerators import Accelerators, tpus
-from midstream.remote.nvidia import Nvidia
+from midstream.remote.machine.accelerators import Accelerators, tpus
+from midstream.remote.machine.nvidia import Nvidia
 
 GIB = 1 << 30
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.errors import LostContact
-from midstream.fleet.config import LocalHost
-from midstream.hosts import answers
-from midstream.hosts.answers import AnswerTooLarge, decode, decode_file, read_line
-from midstream.hosts.local import LocalMachine
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.local_host import LocalMachine
+from midstream.hosts.rpc import answer_limits
+from midstream.hosts.rpc.answer_limits import AnswerTooLarge, decode, decode_file, read_line
 from midstream_engine import records
 
 DRIP = "while :; do printf x; sleep 0.05; done"
@@ -50,9 +50,9 @@ def test_an_answer_is_named_by_its_function(host: LocalMachine, tmp_path: Path):
     python.chmod(0o755)
     host.far_python = str(python)
     with pytest.raises(AnswerTooLarge, match=r"lab: runs\.list_runs answered more than 2 MiB: closed"):
-        host.call("runs.list_runs", root=host.root)
+        host.call("runs.run_state.list_runs", root=host.root)
     with pytest.raises(AnswerTooLarge, match=r"lab: objects\.describe answered more than 16 MiB: closed"):
-        host.call("objects.describe", directory="/x", manifest="manifest.json")
+        host.call("verify.objects.describe", directory="/x", manifest="manifest.json")
 
 
 def test_lines_have_an_end_in_bytes_and_in_time(host: LocalMachine):
@@ -100,7 +100,7 @@ VALUES = st.recursive(
 def test_values_are_read_as_they_are(value: object):
     text = json.dumps(value).encode()
     assert decode(text) == value
-    assert decode(text, most=0 if not answers._has_more(text, 0) else 10**6) == value
+    assert decode(text, most=0 if not answer_limits._has_more(text, 0) else 10**6) == value
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_a_hosts_file_with_too_many_values_is_refused():
     "text",
     [
         b"[" + b'"xxxxxx",' * 1_500_000 + b"0]",
-        b'["' + b"x" * (answers.MANIFEST_LIMIT - 40) + b'\\ud83d\\ude00"]',
-        b'["' + b"x" * (answers.MANIFEST_LIMIT - 40) + b'\xf0\x9f\x98\x80"]',
+        b'["' + b"x" * (answer_limits.MANIFEST_LIMIT - 40) + b'\\ud83d\\ude00"]',
+        b'["' + b"x" * (answer_limits.MANIFEST_LIMIT - 40) + b'\xf0\x9f\x98\x80"]',
     ],
     ids=["short strings", "a wide escape", "a wide character"],
 )
@@ -145,7 +145,7 @@ def test_the_largest_answers_take_little_memory(text: bytes):
 
 
 def test_a_wide_character_beside_a_long_text_is_read():
-    value = {"long": "x" * answers.PAGE_LIMIT, "name": "\u6570\u636e \U0001f600", "text": "\\u6570" * 10}
+    value = {"long": "x" * answer_limits.PAGE_LIMIT, "name": "\u6570\u636e \U0001f600", "text": "\\u6570" * 10}
     assert decode(json.dumps(value).encode()) == value
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from midstream.fleet.config import LocalHost
-from midstream.hosts.local import LocalMachine
-from midstream.remote import allowlist
-from midstream.remote.allowlist import CHECKPOINT, CHECKPOINTS, DATA, HISTORY, KINDS, NotAllowed
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.local_host import LocalMachine
+from midstream.remote.copy import allowlist
+from midstream.remote.copy.allowlist import CHECKPOINT, CHECKPOINTS, DATA, HISTORY, KINDS, NotAllowed
 from midstream.transfer import TransferError, copy_history, copy_objects
 from midstream_engine import records
-from midstream_engine.checkpoint import zarr
+from midstream_engine.checkpoint.format import zarr
 from midstream_engine.interop.tokenizer_files import FOLDER, NAMES
-from trees import cell, files, sha256, write_data, write_tree
+from support.trees import cell, files, sha256, write_data, write_tree
 
 EVENTS = "events.out.tfevents.1700000000.gpu-1.example"
 GOOD = {

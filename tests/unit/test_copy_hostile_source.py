@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from midstream.fleet.config import LocalHost
-from midstream.hosts.local import LocalMachine
-from midstream.remote import growing, history, staging
-from midstream.remote.allowlist import CHECKPOINT, CHECKPOINTS, HISTORY
-from midstream.remote.files import INCOMING, NotPlain
-from midstream.remote.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM
-from midstream.remote.requested_items import RequestedItems, new_key
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.local_host import LocalMachine
+from midstream.remote.copy import growing_checkpoint, history, staging
+from midstream.remote.copy.allowlist import CHECKPOINT, CHECKPOINTS, HISTORY
+from midstream.remote.copy.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM
+from midstream.remote.copy.object_files import INCOMING, NotPlain
+from midstream.remote.copy.requested_items import RequestedItems, new_key
 from midstream.transfer import TransferError, copy_history, copy_objects
-from midstream.transfer.streams import ranges
+from midstream.transfer.stream_pool import ranges
 from midstream_engine import records
-from trees import cell, far_program, files, sha256, write_tree
+from support.trees import cell, far_program, files, sha256, write_tree
 
 KEY = new_key()
 CONTENT = b"what was requested"
@@ -53,7 +53,7 @@ def item(value: Any) -> bytes:
 def received(target: Path, stream: bytes, kind: str = CHECKPOINT) -> dict[str, Any]:
     """What a receiver reports last of a stream."""
     arguments = {"directory": str(target), "generation": "f00d", "kind": kind, "key": KEY}
-    said, _ = far_program("receiving.receive", arguments).communicate(stream, timeout=120)
+    said, _ = far_program("copy.disk_receiver.receive", arguments).communicate(stream, timeout=120)
     found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
 
@@ -123,7 +123,7 @@ def test_the_target_has_its_own_list_whatever_is_requested(tmp_path: Path, path:
         "directory": str(tmp_path / "t"), "generation": "f00d", "manifest": None, "text": "", "root": "", "kind": kind,
         "objects": [{"path": path, "size": 1, "sha256": "0" * 64}],
     }  # fmt: skip
-    said, _ = far_program("arrivals.serve", arguments).communicate(b"", timeout=120)
+    said, _ = far_program("copy.session.serve", arguments).communicate(b"", timeout=120)
     assert json.loads(said.splitlines()[-1])["kind"] == "unrequested"
     assert files(tmp_path) == {}
 
@@ -311,17 +311,17 @@ def test_a_manifest_is_not_written_into_a_directory_behind_a_link(tmp_path: Path
     (tmp_path / "step-9-a001").symlink_to(tmp_path / "outside")
     text = json.dumps(records.Manifest(records.FORMAT, 1, "r", 9, 1, 1, 0.0, "d" * 64, [], objects).to_json())
     with pytest.raises(NotPlain):
-        growing.commit(str(tmp_path / "step-9-a001"), text)
+        growing_checkpoint.commit(str(tmp_path / "step-9-a001"), text)
     assert not (tmp_path / "outside" / records.MANIFEST).exists()
     evil = json.dumps({**json.loads(text), "objects": [{**objects[0], "path": "yaml.py"}]})
     with pytest.raises(ValueError, match=r"yaml\.py is no part of a checkpoint"):
-        growing.commit(str(tmp_path / "outside"), evil)
+        growing_checkpoint.commit(str(tmp_path / "outside"), evil)
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     write_tree(tmp_path, {cell("a"): b"1"})
     (tmp_path / "link").symlink_to(tmp_path)
-    from midstream.remote.files import open_object, open_parent
+    from midstream.remote.copy.object_files import open_object, open_parent
 
     before = set(os.listdir("/proc/self/fd"))
     for path in ("link/x", f"{cell('a')}/x", "missing/x", "link"):

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from midstream.demo import place
-from midstream.demo.keeper import MARK
+from midstream.demo import directory
+from midstream.demo.cleanup_process import MARK
 from midstream_engine import records
-from stand_in_engine import write_stand_in
+from support.stand_in_engine import write_stand_in
 
 TESTS = Path(__file__).parents[1]
 # A demo with an engine, its supervisor, and a process that holds a migration; it waits for its end.
@@ -25,17 +25,17 @@ from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {str(TESTS)!r})
 from midstream.demo import _kept
-from midstream.demo.place import take
+from midstream.demo.directory import take
 from midstream.launch.bundle import build_bundle
 from midstream.launch.environment import Environment
-from midstream.launch.start import Launch, Prepared, install_engine, start_attempt, wait_state
+from midstream.launch.start_attempt import Launch, Prepared, install_engine, start_attempt, wait_state
 from midstream.migrate import directory
 from midstream.output import Output
 from midstream_engine import records
 from unit.sample_plan import PLAN
 
 HOLD = (
-    "import time; from midstream.migrate.directory import MigrationDirectory\\n"
+    "import time; from midstream.migrate.execution.migration_directory import MigrationDirectory\\n"
     "with MigrationDirectory('m').held():\\n    print('held', flush=True)\\n    time.sleep(600)"
 )
 with _kept(take(print), Output(False)) as (fleet, hosts):
@@ -87,34 +87,34 @@ def demo(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     for child in started:
         child.kill()
         child.communicate()
-    for root in (place.base(), place.base().with_name("demo-2")):
+    for root in (directory.base(), directory.base().with_name("demo-2")):
         for pid in marked(root):
             os.kill(pid, signal.SIGKILL)
 
 
 def status() -> records.Status:
-    return records.Status.read(records.RunPaths(str(place.base() / "small"), "demo").attempt(1).status())
+    return records.Status.read(records.RunPaths(str(directory.base() / "small"), "demo").attempt(1).status())
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda how: how.name)
 def test_a_killed_demo_ends_with_all_that_it_started_before_the_next_one_begins(
     how: signal.Signals, demo: Callable[[], subprocess.Popen[str]]
 ) -> None:
-    child, root = demo(), place.base()
+    child, root = demo(), directory.base()
     running = marked(root)
-    for word in ("midstream_engine.supervise", "midstream_engine.train", "held()", "midstream.demo.keeper"):
+    for word in ("midstream_engine.supervise", "midstream_engine.train", "held()", "midstream.demo.cleanup_process"):
         assert any(word in line for line in running.values()), (word, running)
     engine = status().pid
     os.kill(engine, signal.SIGSTOP)  # so that its end is not over before the next demo is there
     child.send_signal(how)
     child.wait(60)
-    waits, said, taken = threading.Event(), list[str](), list[place.Place]()
+    waits, said, taken = threading.Event(), list[str](), list[directory.Place]()
 
     def say(line: str) -> None:
         said.append(line)
         waits.set()
 
-    following = threading.Thread(target=lambda: taken.append(place.take(say)))
+    following = threading.Thread(target=lambda: taken.append(directory.take(say)))
     following.start()
     assert waits.wait(60)
     assert said == [f"the last demo in {root} is still ending; waiting for it"]
@@ -137,15 +137,15 @@ def test_a_demo_that_ends_by_itself_leaves_nothing_running(
     assert child.returncode == 0, said
     assert "stopping the demo's run on small; it saves" in said
     assert "ending the move of demo" in said
-    assert not marked(place.base())
+    assert not marked(directory.base())
 
 
 def test_a_second_demo_beside_an_open_one_has_a_directory_of_its_own(demo: Callable[[], subprocess.Popen[str]]) -> None:
     demo()
     said: list[str] = []
-    second = place.take(said.append)
-    assert second.root == place.base().with_name("demo-2")
-    assert said == [f"another demo is open in {place.base()}; this one takes a directory of its own"]
+    second = directory.take(said.append)
+    assert second.root == directory.base().with_name("demo-2")
+    assert said == [f"another demo is open in {directory.base()}; this one takes a directory of its own"]
     assert status().state == records.TRAINING
     second.release()
-    place.take_at(second.root).release()
+    directory.take_at(second.root).release()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import Exit, UsageError
-from midstream.fleet.config import LocalHost, SshHost
-from midstream.fleet.load import load_fleet, parse_fleet
+from midstream.fleet.fleet import LocalHost, SshHost
+from midstream.fleet.fleet_file import load_fleet, parse_fleet
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "fleet.example.yaml"
 

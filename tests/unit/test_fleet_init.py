@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import UsageError
-from midstream.fleet.config import Fleet, LocalHost, SshHost
-from midstream.fleet.init import fleet_from_ssh_config
-from midstream.fleet.load import parse_fleet
+from midstream.fleet.first_file import fleet_from_ssh_config
+from midstream.fleet.fleet import Fleet, LocalHost, SshHost
+from midstream.fleet.fleet_file import parse_fleet
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_includes_are_followed_where_they_stand_and_their_hosts_name_their_file(
 
 
 def test_an_included_host_is_resolved_as_its_file_says(ssh: Path):
-    from midstream.hosts.ssh_settings import resolve
+    from midstream.hosts.ssh.settings import resolve
 
     (ssh / "lab").write_text("Host inner\n  HostName 10.0.0.2\n  Port 2200\n  User me\n")
     config = fleet(ssh, "Include lab\n").hosts["inner"]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import UsageError
-from midstream.fleet.load import parse_fleet
-from midstream.launch.run import store_flags
-from midstream.stores.access import Access, access_for
+from midstream.fleet.fleet_file import parse_fleet
+from midstream.launch.launch_run import store_flags
+from midstream.stores.bucket_access import Access, access_for
 
 HOSTS = "hosts: {a: {type: local, store: runs}, b: {type: local, store: 'gs://other/x/'}, c: {type: local}}\n"
 

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from hostile_words import ALL, unsafe
 from midstream.errors import Exit
-from midstream.fleet.load import parse_fleet
+from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts import deadline
-from midstream.hosts.open import Hosts
-from midstream.hosts.providers import base
-from midstream.launch.follow import RankView
-from midstream.migrate import guard
-from midstream.migrate.notify import notify
-from midstream.remote import notices
-from midstream.watch.model import HostView, RunView, Snapshot
+from midstream.hosts.host_pool import Hosts
+from midstream.hosts.providers import interface
+from midstream.launch.attempt_monitor import RankView
+from midstream.migrate.failover import guard
+from midstream.migrate.failover.notify import notify
+from midstream.remote.machine import preemption_notices
+from midstream.watch.snapshot import HostView, RunView, Snapshot
 from midstream.watch.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
 from midstream_engine import records
+from support.hostile_text import ALL, unsafe
 
 NOW = 1_000_000.0
 
@@ -73,7 +73,8 @@ def test_a_run_that_nobody_has_is_no_evidence_either():
 
 
 @pytest.mark.parametrize(
-    ("provider", "kind"), [(base.GONE, guard.GONE), (base.READY, guard.SILENT), (base.UNCLEAR, guard.SILENT)]
+    ("provider", "kind"),
+    [(interface.GONE, guard.GONE), (interface.READY, guard.SILENT), (interface.UNCLEAR, guard.SILENT)],
 )
 def test_a_machine_that_nobody_sees_is_lost_by_its_providers_word_alone(provider: str, kind: str):
     told = (provider, "p/z/pod is PREEMPTED, says its provider")
@@ -98,12 +99,12 @@ FAILED_LATER = rank(0, code=1, ended=20.0)  # for want of its peer
 @pytest.mark.parametrize(
     ("ranks", "provider", "kind"),
     [
-        ([FAILED_LATER, rank(1, "SIGKILL", ended=10.0)], base.UNCLEAR, guard.GONE),
-        ([rank(0, "SIGKILL", ended=10.0), rank(1, code=1, ended=20.0)], base.UNCLEAR, guard.GONE),
-        ([FAILED_LATER, rank(1, code=1, ended=10.0)], base.GONE, None),  # an error: it would fail elsewhere too
-        ([FAILED_LATER, rank(1, "SIGABRT", ended=10.0, stuck=True)], base.UNCLEAR, None),
-        ([FAILED_LATER, RankView(1, "b", trouble="timed out")], base.UNCLEAR, guard.SILENT),
-        ([FAILED_LATER, RankView(1, "b", trouble="timed out")], base.GONE, guard.GONE),
+        ([FAILED_LATER, rank(1, "SIGKILL", ended=10.0)], interface.UNCLEAR, guard.GONE),
+        ([rank(0, "SIGKILL", ended=10.0), rank(1, code=1, ended=20.0)], interface.UNCLEAR, guard.GONE),
+        ([FAILED_LATER, rank(1, code=1, ended=10.0)], interface.GONE, None),  # an error: it would fail elsewhere too
+        ([FAILED_LATER, rank(1, "SIGABRT", ended=10.0, stuck=True)], interface.UNCLEAR, None),
+        ([FAILED_LATER, RankView(1, "b", trouble="timed out")], interface.UNCLEAR, guard.SILENT),
+        ([FAILED_LATER, RankView(1, "b", trouble="timed out")], interface.GONE, guard.GONE),
     ],
 )
 def test_a_process_that_was_taken_from_its_group_is_evidence(ranks: list[RankView], provider: str, kind: str | None):
@@ -143,14 +144,14 @@ def test_a_run_of_slow_steps_is_not_called_stalled_early():
 
 def test_a_scheduled_shutdown_is_a_notice_and_a_called_off_one_is_none(tmp_path: Path):
     scheduled, product = tmp_path / "scheduled", tmp_path / "product"
-    assert notices.read(str(scheduled), str(product)) is None
+    assert preemption_notices.read(str(scheduled), str(product)) is None
     scheduled.write_text(f"USEC={int((time.time() + 60) * 1e6)}\nWARN_WALL=1\nMODE=poweroff\n")
-    found = notices.read(str(scheduled), str(product))
+    found = preemption_notices.read(str(scheduled), str(product))
     assert found is not None
     assert found["kind"] == "shutdown"
     assert str(found["message"]).startswith("poweroff is scheduled in ")
     scheduled.write_text("USEC=1\nMODE=dry-poweroff\n")
-    assert notices.read(str(scheduled), str(product)) is None
+    assert preemption_notices.read(str(scheduled), str(product)) is None
 
 
 @pytest.mark.parametrize(
@@ -184,10 +185,10 @@ def test_googles_metadata_server_is_asked_on_googles_machines_alone(tmp_path: Pa
         try:
             base = f"http://127.0.0.1:{server.server_port}/instance/"
             product.write_text("Standard PC\n")
-            assert notices.read(str(tmp_path / "none"), str(product), base) is None
+            assert preemption_notices.read(str(tmp_path / "none"), str(product), base) is None
             assert asked == []
             product.write_text("Google Compute Engine\n")
-            found = notices.read(str(tmp_path / "none"), str(product), base)
+            found = preemption_notices.read(str(tmp_path / "none"), str(product), base)
         finally:
             server.shutdown()
             thread.join()

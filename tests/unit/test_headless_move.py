@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from midstream.headless.move import _tell
+from midstream.headless.migrate_run import _tell
 from midstream.migrate.model import Event
 from midstream.output import Output
 

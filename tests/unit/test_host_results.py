@@ -12,10 +12,10 @@ import pytest
 
 import midstream
 from midstream.errors import DamagedError, Exit, RemoteError
-from midstream.hosts.report_types import ELSEWHERE, REPORTS
-from midstream.hosts.result_types import RESULTS
-from midstream.hosts.results import report_of, result_of
-from midstream_engine import records, shapes
+from midstream.hosts.rpc.report_types import ELSEWHERE, REPORTS
+from midstream.hosts.rpc.result_checks import report_of, result_of
+from midstream.hosts.rpc.result_types import RESULTS
+from midstream_engine import json_shapes, records
 
 SOURCES = Path(midstream.__file__).parent
 
@@ -54,7 +54,7 @@ def test_every_entry_is_a_function_of_the_source_tree_and_has_a_check():
     for name in {**RESULTS, **REPORTS, **dict.fromkeys(ELSEWHERE)}:
         assert _exists(name), name
     for kind in [*RESULTS.values(), *(kind for events in REPORTS.values() for kind in events.values())]:
-        shapes.checker(kind)
+        json_shapes.checker(kind)
 
 
 STATUS: dict[str, Any] = {
@@ -70,23 +70,27 @@ DESCRIBED: dict[str, Any] = {
     ("function", "value", "message"),
     [
         (
-            "runs.describe",
+            "runs.run_state.describe",
             {**DESCRIBED, "status": {**STATUS, "step": "5"}},
             "status.step: expected an integer, found a",
         ),
         (
-            "runs.describe",
+            "runs.run_state.describe",
             {**DESCRIBED, "status": {**STATUS, "step": -5}},
             "status.step: expected an integer from 0 on",
         ),
-        ("runs.describe", {**DESCRIBED, "alive": 1}, "alive: expected a boolean, found an integer"),
-        ("runs.describe", {**DESCRIBED, "checkpoints": [{"name": "../x"}]}, "checkpoints[0]: lacks step"),
-        ("runs.describe", [], "expected an object, found a list"),
-        ("runs.list_runs", ["nano", "../../x"], "[1]: '../../x' is not a run id"),
-        ("runs.living_attempt", "1", "expected an integer, found a string"),
-        ("links.reach", {"10.0.0.1": {"seconds": "0"}}, "10.0.0.1.seconds: expected a number, found a string"),
-        ("objects.describe", {"manifest": "", "problems": [None]}, "problems[0]: expected"),
-        ("runs.pin", 1, "expected null, found an integer"),
+        ("runs.run_state.describe", {**DESCRIBED, "alive": 1}, "alive: expected a boolean, found an integer"),
+        ("runs.run_state.describe", {**DESCRIBED, "checkpoints": [{"name": "../x"}]}, "checkpoints[0]: lacks step"),
+        ("runs.run_state.describe", [], "expected an object, found a list"),
+        ("runs.run_state.list_runs", ["nano", "../../x"], "[1]: '../../x' is not a run id"),
+        ("runs.run_state.living_attempt", "1", "expected an integer, found a string"),
+        (
+            "machine.network.reach",
+            {"10.0.0.1": {"seconds": "0"}},
+            "10.0.0.1.seconds: expected a number, found a string",
+        ),
+        ("verify.objects.describe", {"manifest": "", "problems": [None]}, "problems[0]: expected"),
+        ("runs.run_state.pin", 1, "expected null, found an integer"),
     ],
 )
 def test_an_answer_of_another_shape_is_one_line_with_host_function_and_field(function: str, value: Any, message: str):
@@ -100,20 +104,23 @@ def test_an_answer_of_another_shape_is_one_line_with_host_function_and_field(fun
 @pytest.mark.parametrize("answer", [None, [], 1, {}, {"result": 1}, "x"])
 def test_an_answer_that_is_none_is_refused(answer: Any):
     with pytest.raises(RemoteError, match=r"lab: runs\.pin: neither a value nor an error"):
-        result_of("lab", "runs.pin", {}, answer)
+        result_of("lab", "runs.run_state.pin", {}, answer)
 
 
 @pytest.mark.parametrize("error", [{"error": ""}, {"error": None, "kind": 3}, {"error": ["x"]}, {"error": "a\nb"}])
 def test_an_error_of_any_shape_is_one_line(error: Any):
     with pytest.raises(RemoteError) as caught:
-        result_of("lab", "runs.pin", {}, error)
+        result_of("lab", "runs.run_state.pin", {}, error)
     assert "\n" not in str(caught.value)
 
 
 def test_damaged_records_name_the_command_that_repairs_them():
     with pytest.raises(DamagedError) as caught:
         result_of(
-            "lab", "runs.describe", {"run_id": "nano"}, {"error": "run nano: fence.json: torn", "kind": "Damaged"}
+            "lab",
+            "runs.run_state.describe",
+            {"run_id": "nano"},
+            {"error": "run nano: fence.json: torn", "kind": "Damaged"},
         )
     assert caught.value.code == Exit.REFUSED
     assert caught.value.fix.startswith("midstream --repair nano --on lab")
@@ -138,13 +145,13 @@ def test_damaged_records_name_the_command_that_repairs_them():
 )
 def test_a_line_of_a_probe_of_another_shape_is_refused(line: Any, message: str):
     with pytest.raises(RemoteError) as caught:
-        report_of("lab", "probe.main", line)
+        report_of("lab", "machine.probe.main", line)
     assert caught.value.message.startswith("lab: probe.main: ")
     assert message in caught.value.message
 
 
 def test_records_in_a_line_are_left_to_whoever_reads_them():
     line = {"event": "run", "run": "r", "fence": {"epoch": "7"}}
-    assert report_of("lab", "probe.main", line) is line
+    assert report_of("lab", "machine.probe.main", line) is line
     with pytest.raises(records.RecordError):
         records.Fence.from_json(line["fence"])

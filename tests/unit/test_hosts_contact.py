@@ -13,22 +13,23 @@ import pytest
 
 import midstream
 from midstream.errors import HostError, LostContact, RemoteError
-from midstream.fleet.config import LocalHost
-from midstream.hosts import deadline, far
-from midstream.hosts.base import Completed
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts import deadline
 from midstream.hosts.deadline import LONGEST_STEP, Deadline
-from midstream.hosts.local import LocalMachine
-from midstream.hosts.repeatable import ONCE, REPEATABLE
-from midstream.remote import engine, hands, runs
+from midstream.hosts.host import Completed
+from midstream.hosts.local_host import LocalMachine
+from midstream.hosts.rpc import remote_call
+from midstream.hosts.rpc.repeatable_calls import ONCE, REPEATABLE
+from midstream.remote.runs import attempts, ownership, run_state
 from midstream_engine import records
-from run_directory import RunDirectory
+from support.run_directory import RunDirectory
 
 APP = Path(midstream.__file__).parent
 # These own stdin and stdout; whoever started one goes on where it was.
 PROGRAMS = {
-    "arrivals.serve", "deep.examine", "environments.build", "gcs_arrivals.serve", "gcs_receiving.receive",
-    "gcs_sending.send", "growing.follow", "links.listen", "peer.answer", "probe.main", "receiving.receive",
-    "sending.send", "tree.verify",
+    "copy.session.serve", "verify.array_check.examine", "machine.environments.build", "gcs.session.serve", "gcs.receiver.receive",
+    "gcs.sender.send", "copy.growing_checkpoint.follow", "machine.network.listen", "copy.tls_peer.answer", "machine.probe.main", "copy.disk_receiver.receive",
+    "copy.sender.send", "verify.tree.verify",
 }  # fmt: skip
 
 
@@ -87,26 +88,26 @@ class Host(LocalMachine):
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far, "PAUSE", 0.0)
+    monkeypatch.setattr(remote_call, "PAUSE", 0.0)
 
 
 def test_a_call_whose_answer_was_lost_is_repeated_after_connecting_again(tmp_path: Path):
-    host = Host(tmp_path, losses=far.TRIES - 1, carried_out=False)
-    assert host.call("runs.list_runs", root=host.root) == []
-    assert (host.calls, host.connected) == (far.TRIES, far.TRIES - 1)
+    host = Host(tmp_path, losses=remote_call.TRIES - 1, carried_out=False)
+    assert host.call("runs.run_state.list_runs", root=host.root) == []
+    assert (host.calls, host.connected) == (remote_call.TRIES, remote_call.TRIES - 1)
 
 
 def test_a_call_is_repeated_a_bounded_number_of_times(tmp_path: Path):
     host = Host(tmp_path, losses=100, carried_out=False)
     with pytest.raises(LostContact):
-        host.call("runs.list_runs", root=host.root)
-    assert host.calls == far.TRIES
+        host.call("runs.run_state.list_runs", root=host.root)
+    assert host.calls == remote_call.TRIES
 
 
 def test_a_function_that_is_not_listed_is_called_once(tmp_path: Path):
     host = Host(tmp_path, losses=1, carried_out=False)
     with pytest.raises(LostContact):
-        host.call("clean.remove", root=host.root, run_id="r", names=[])
+        host.call("runs.leftovers.remove", root=host.root, run_id="r", names=[])
     assert host.calls == 1
 
 
@@ -118,11 +119,11 @@ def test_an_answer_that_breaks_off_is_a_lost_contact_and_an_error_of_the_functio
 
     host = Killed(tmp_path, losses=0, carried_out=False)
     with pytest.raises(LostContact, match="ended by signal 9 before it answered"):
-        host.call("runs.list_runs", root=host.root)
-    assert host.calls == far.TRIES
+        host.call("runs.run_state.list_runs", root=host.root)
+    assert host.calls == remote_call.TRIES
     whole = Host(tmp_path, losses=0, carried_out=False)
     with pytest.raises(RemoteError):
-        whole.call("runs.read_text", path=f"{tmp_path}/nothing")
+        whole.call("runs.run_state.read_text", path=f"{tmp_path}/nothing")
     assert whole.calls == 1
 
 
@@ -154,13 +155,15 @@ def test_an_order_that_was_given_twice_is_one_order(tmp_path: Path):
     run.fence(1, "a")
     status(run, records.TRAINING)
     root = str(tmp_path)
-    first = hands.give_order(root, "r", 1, order(records.SAVE))
-    assert hands.give_order(root, "r", 1, order(records.SAVE)) == first, "it is not answered yet"
-    assert hands.give_order(root, "r", 1, order(records.STOP)) == first + 1, "another one is another one"
+    first = ownership.give_order(root, "r", 1, order(records.SAVE))
+    assert ownership.give_order(root, "r", 1, order(records.SAVE)) == first, "it is not answered yet"
+    assert ownership.give_order(root, "r", 1, order(records.STOP)) == first + 1, "another one is another one"
     status(run, records.TRAINING, order=first + 1)
-    assert hands.give_order(root, "r", 1, order(records.STOP)) == first + 2, "answered: it is wanted once more"
+    assert ownership.give_order(root, "r", 1, order(records.STOP)) == first + 2, "answered: it is wanted once more"
     status(run, records.STOPPED, order=first + 2, alive=False)
-    assert hands.give_order(root, "r", 1, order(records.STOP)) == first + 2, "nobody is there to carry out another one"
+    assert ownership.give_order(root, "r", 1, order(records.STOP)) == first + 2, (
+        "nobody is there to carry out another one"
+    )
 
 
 def test_an_attempt_that_was_started_twice_is_one_process(tmp_path: Path):
@@ -168,25 +171,25 @@ def test_an_attempt_that_was_started_twice_is_one_process(tmp_path: Path):
     run.fence(1, "a")
     Path(run.paths.config).write_text("{}\n")
     root = str(tmp_path)
-    number = runs.claim_attempt(root, "r")
+    number = run_state.claim_attempt(root, "r")
     words = {"argv": ["sleep", "60"], "env": {}}
-    started = engine.start(root, "r", number, **words)
+    started = attempts.start(root, "r", number, **words)
     try:
-        assert engine.start(root, "r", number, **words) == started
-        other = runs.claim_attempt(root, "r")
-        with pytest.raises(runs.Refused):
-            engine.start(root, "r", other, **words)
+        assert attempts.start(root, "r", number, **words) == started
+        other = run_state.claim_attempt(root, "r")
+        with pytest.raises(run_state.Refused):
+            attempts.start(root, "r", other, **words)
     finally:
-        runs.signal(root, "r", number, "SIGKILL")
+        run_state.signal(root, "r", number, "SIGKILL")
 
 
 def test_a_job_that_was_submitted_twice_is_one_job(tmp_path: Path):
     run = RunDirectory(tmp_path, "r")
     run.fence(1, "a")
     root = str(tmp_path)
-    number = runs.claim_attempt(root, "r")
+    number = run_state.claim_attempt(root, "r")
     records.write_json(f"{run.paths.attempt(number).dir}/slurm.json", {"job": "17", "submitted": 0.0})
-    assert engine.submit(root, "r", number, [], "", "") == "17", "sbatch is not called: there is none here"
+    assert attempts.submit(root, "r", number, [], "", "") == "17", "sbatch is not called: there is none here"
 
 
 # ------------------------------------------------------------------------------------------------- what is listed

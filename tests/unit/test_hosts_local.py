@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import HostError, RemoteError, UsageError
-from midstream.fleet.config import Fleet, LocalHost
-from midstream.hosts import far
-from midstream.hosts.local import LocalMachine
-from midstream.hosts.open import Hosts
-from midstream.hosts.programs import run_program
+from midstream.fleet.fleet import Fleet, LocalHost
+from midstream.hosts.host_pool import Hosts
+from midstream.hosts.local_host import LocalMachine
+from midstream.hosts.rpc import remote_call
+from midstream.hosts.rpc.remote_program import run_program
 
 
 @pytest.fixture
@@ -57,14 +57,14 @@ def test_closing_a_process_ends_it(host: LocalMachine):
 
 
 def test_a_function_travels_with_all_that_it_imports(host: LocalMachine):
-    assert host.call("runs.claim_attempt", root=host.root, run_id="run") == 1
-    described = host.call("engine.attempt", root=host.root, run_id="run", number=1)
+    assert host.call("runs.run_state.claim_attempt", root=host.root, run_id="run") == 1
+    described = host.call("runs.attempts.attempt", root=host.root, run_id="run", number=1)
     assert {"status": None, "alive": False, "log": []}.items() <= described.items()
 
 
 def test_what_a_function_raises_is_one_line_with_its_kind(host: LocalMachine):
     with pytest.raises(RemoteError) as refused:
-        host.call("runs.read_text", path="/no/such\nfile")
+        host.call("runs.run_state.read_text", path="/no/such\nfile")
     assert refused.value.kind == "FileNotFoundError"
     assert refused.value.message.startswith("here: ")
     assert "\n" not in refused.value.message
@@ -87,8 +87,8 @@ def chatty(host: LocalMachine, tmp_path: Path) -> LocalMachine:
 
 
 def test_a_login_shell_that_talks_changes_no_answer(chatty: LocalMachine):
-    assert chatty.call("runs.list_runs", root=chatty.root) == []
-    process = far.start_program(chatty, "probe.main", {"root": chatty.root, "devices": 1})
+    assert chatty.call("runs.run_state.list_runs", root=chatty.root) == []
+    process = remote_call.start_program(chatty, "machine.probe.main", {"root": chatty.root, "devices": 1})
     assert process.stdout.readline().startswith(b'{"hostname"')
     process.close()
 
@@ -99,8 +99,8 @@ def test_a_python_that_is_too_old_or_none_is_named(host: LocalMachine, tmp_path:
     broken.chmod(0o755)
     host.far_python = str(broken)
     for attempt in (
-        lambda: host.call("runs.list_runs", root=host.root),
-        lambda: far.start_program(host, "probe.main", {"root": host.root}),
+        lambda: host.call("runs.run_state.list_runs", root=host.root),
+        lambda: remote_call.start_program(host, "machine.probe.main", {"root": host.root}),
     ):
         with pytest.raises(RemoteError, match=r"gave no answer \(exit 1\): SyntaxError") as refused:
             attempt()
@@ -108,9 +108,11 @@ def test_a_python_that_is_too_old_or_none_is_named(host: LocalMachine, tmp_path:
 
 
 def test_stray_prints_go_to_stderr_and_programs_own_stdout(host: LocalMachine):
-    code = far.BOOTSTRAP.replace('if job["program"]:', 'print("stray"); os.write(1, b"strayer\\n")\nif job["program"]:')
-    assert code != far.BOOTSTRAP
-    job = far.job_line("runs.list_runs", {"root": host.root}, program=False)
+    code = remote_call.BOOTSTRAP.replace(
+        'if job["program"]:', 'print("stray"); os.write(1, b"strayer\\n")\nif job["program"]:'
+    )
+    assert code != remote_call.BOOTSTRAP
+    job = remote_call.job_line("runs.run_state.list_runs", {"root": host.root}, program=False)
     done = host.run([sys.executable, "-c", code], stdin=job)
     assert done.stdout == b'\n{"value": []}\n'
     assert b"strayer" in done.stderr
@@ -118,11 +120,11 @@ def test_stray_prints_go_to_stderr_and_programs_own_stdout(host: LocalMachine):
 
 def test_a_program_that_fails_says_so(host: LocalMachine, tmp_path: Path):
     with pytest.raises(RemoteError, match=r"tree.survey on here ended with 1: .*TypeError"):
-        list(run_program(host, "tree.survey", {"nonsense": 1}))
+        list(run_program(host, "verify.tree.survey", {"nonsense": 1}))
 
 
 def test_nothing_secret_and_nothing_long_stands_in_a_command_line(host: LocalMachine):
-    process = far.start_program(host, "probe.main", {"root": host.root, "known": {"secret-word": {}}})
+    process = remote_call.start_program(host, "machine.probe.main", {"root": host.root, "known": {"secret-word": {}}})
     shown = subprocess.run(["ps", "-ww", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
     process.close()
     assert "import json" in shown.stdout
@@ -141,6 +143,6 @@ def test_a_large_argument_goes_through(host: LocalMachine, tmp_path: Path):
     text = "x" * (3 << 20)
     (tmp_path / "big").write_text(text)
     began = time.monotonic()
-    assert host.call("runs.read_text", path=str(tmp_path / "big")) == text
+    assert host.call("runs.run_state.read_text", path=str(tmp_path / "big")) == text
     assert host.run(["cat"], stdin=text.encode(), limit=len(text)).stdout == text.encode()
     assert time.monotonic() - began < 20

@@ -23,7 +23,7 @@ def test_light_modules_load_nothing_heavy(module: str):
 
 def test_the_headless_modes_load_no_screen_and_no_jax():
     loaded = loaded_after(
-        "import midstream.headless, midstream.migrate.plan, midstream.watch.watcher, midstream.hosts.open"
+        "import midstream.headless, midstream.migrate.planning.plan, midstream.watch.watcher, midstream.hosts.host_pool"
     )
     assert "textual" not in loaded
     assert "jax" not in loaded

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from midstream.remote import inventory, machine, nvidia, tpu, tpu_metrics
+from midstream.remote.machine import gauges, inventory, nvidia, tpu, tpu_metrics
 from unit import recordings
 
 GIB = 1 << 30
@@ -118,8 +118,8 @@ def test_this_machine_has_an_inventory():
 
 
 def test_memory_without_what_is_available_is_what_is_free():
-    assert machine.parse_memory("MemTotal: 100 kB\nMemFree: 40 kB\n") == {"memory_total": 102400, "memory_used": 61440}
-    assert machine.parse_memory("") == {"memory_total": 0, "memory_used": 0}
+    assert gauges.parse_memory("MemTotal: 100 kB\nMemFree: 40 kB\n") == {"memory_total": 102400, "memory_used": 61440}
+    assert gauges.parse_memory("") == {"memory_total": 0, "memory_used": 0}
 
 
 # ------------------------------------------------------------------------------------------------- text of any shape
@@ -136,7 +136,7 @@ PARSERS: list[Callable[[str], Any]] = [
     nvidia.parse_apps, nvidia.parse_cuda, nvidia.number, nvidia.version, inventory.parse_os_release,
     inventory.parse_glibc, inventory.parse_cpu_model, inventory.parse_df, inventory.parse_infiniband,
     inventory.parse_clock,
-    inventory.parse_processes, machine.parse_ticks, machine.parse_memory,
+    inventory.parse_processes, gauges.parse_ticks, gauges.parse_memory,
 ]  # fmt: skip
 
 

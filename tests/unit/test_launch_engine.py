@@ -6,14 +6,14 @@ import os
 import signal
 from pathlib import Path
 
-from midstream.fleet.config import Fleet, LocalHost
-from midstream.hosts.open import Hosts
-from midstream.launch.run import launch_run
-from midstream.launch.start import wait_gone, wait_state
-from midstream.remote.allowlist import DATA
+from midstream.fleet.fleet import Fleet, LocalHost
+from midstream.hosts.host_pool import Hosts
+from midstream.launch.launch_run import launch_run
+from midstream.launch.start_attempt import wait_gone, wait_state
+from midstream.remote.copy.allowlist import DATA
 from midstream.transfer import copy_history, copy_objects, verify_objects
 from midstream_engine import records
-from trees import files
+from support.trees import files
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt2_tiny.yaml"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from midstream.fleet.config import LocalHost
-from midstream.hosts.local import LocalMachine
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.local_host import LocalMachine
 from midstream.launch import environment as environments
 from midstream.launch.environment import Environment, prepare_environment
 from midstream.launch.errors import LaunchError
-from parcels import PACKAGE, uv_works, write_wheel
+from support.parcels import PACKAGE, uv_works, write_wheel
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def without_uv(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def lacking(self: LocalMachine, function: str, /, **arguments: object) -> object:
         answer = call(self, function, **arguments)  # type: ignore[arg-type]
-        return {**answer, "uv": None} if function == "environments.find" else answer
+        return {**answer, "uv": None} if function == "machine.environments.find" else answer
 
     monkeypatch.setattr(LocalMachine, "call", lacking)
 

@@ -12,7 +12,7 @@ import yaml
 from midstream.errors import Exit, UsageError
 from midstream.launch.bundle import build_bundle
 from midstream.launch.config_file import read_config
-from midstream.remote import engine
+from midstream.remote.runs import attempts
 
 
 def test_a_config_without_includes_travels_as_it_stands(tmp_path: Path) -> None:
@@ -93,16 +93,16 @@ def archive(package: Path) -> tuple[str, str]:
 def test_an_engine_is_installed_once_and_mended_when_a_file_was_changed(package: Path, tmp_path: Path) -> None:
     root = str(tmp_path / "root")
     digest, packed = archive(package)
-    assert engine.installed(root, digest) is None
-    directory = Path(engine.install(root, digest, packed))
-    assert engine.installed(root, digest) == str(directory)
+    assert attempts.installed(root, digest) is None
+    directory = Path(attempts.install(root, digest, packed))
+    assert attempts.installed(root, digest) == str(directory)
     assert (directory / "package/inner/__init__.py").read_text() == "VALUE = 1\n"
-    before = (directory / engine.STAMP).stat()
-    assert engine.install(root, digest, packed) == str(directory)
-    assert (directory / engine.STAMP).stat().st_ino == before.st_ino
+    before = (directory / attempts.STAMP).stat()
+    assert attempts.install(root, digest, packed) == str(directory)
+    assert (directory / attempts.STAMP).stat().st_ino == before.st_ino
     (directory / "package/inner/__init__.py").write_text("VALUE = 3\n")
-    assert engine.installed(root, digest) is None
-    engine.install(root, digest, packed)
+    assert attempts.installed(root, digest) is None
+    attempts.install(root, digest, packed)
     assert (directory / "package/inner/__init__.py").read_text() == "VALUE = 1\n"
     assert sorted(os.listdir(directory.parent)) == [".lock", directory.name]
 
@@ -111,16 +111,16 @@ def test_an_engine_beside_which_another_module_lies_is_installed_again(package: 
     """Its directory goes on PYTHONPATH."""
     root = str(tmp_path / "root")
     digest, packed = archive(package)
-    directory = Path(engine.install(root, digest, packed))
+    directory = Path(attempts.install(root, digest, packed))
     (directory / "yaml.py").write_text("import os")
-    assert engine.installed(root, digest) is None
-    assert engine.install(root, digest, packed) == str(directory)
+    assert attempts.installed(root, digest) is None
+    assert attempts.install(root, digest, packed) == str(directory)
     assert not (directory / "yaml.py").exists()
-    assert engine.installed(root, digest) == str(directory)
+    assert attempts.installed(root, digest) == str(directory)
 
 
 def test_an_archive_that_is_not_what_was_announced_is_refused(package: Path, tmp_path: Path) -> None:
     _, packed = archive(package)
     with pytest.raises(ValueError, match="not the one that was announced"):
-        engine.install(str(tmp_path / "root"), "0" * 64, packed)
+        attempts.install(str(tmp_path / "root"), "0" * 64, packed)
     assert not list((tmp_path / "root").glob("engines/*"))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from midstream.errors import UsageError
-from midstream.fleet.config import FLAVOURS, LocalHost
-from midstream.fleet.load import parse_fleet
+from midstream.fleet.fleet import FLAVOURS, LocalHost
+from midstream.fleet.fleet_file import parse_fleet
 from midstream.launch.errors import LaunchError
-from midstream.launch.flavour import Flavour, choose_flavour
+from midstream.launch.variant import Flavour, choose_flavour
 
 
 def facts(**more: Any) -> dict[str, Any]:

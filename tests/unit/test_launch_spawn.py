@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from midstream.remote import engine, runs
+from midstream.remote.runs import attempts, run_state
 from midstream_engine import records
-from trees import SOURCES
+from support.trees import SOURCES
 
 
 def far_call(function: str, arguments: dict[str, Any]) -> Any:
-    """Call a function of midstream.remote.engine in an interpreter of its own: it forks."""
+    """Call a function of midstream.remote.runs.attempts in an interpreter of its own: it forks."""
     code = (
         f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote import engine;"
         f" print(json.dumps(engine.{function}(**json.loads(sys.argv[1]))))"
@@ -77,7 +77,7 @@ def test_the_identity_is_the_engines_own(run: records.RunPaths, setup: list[str]
     assert session != os.getsid(0)
     assert who == ("me-set" if setup else "me")
     assert os.path.dirname(directory) == run.attempt(1).dir
-    assert os.path.basename(directory).startswith(engine.WORK)
+    assert os.path.basename(directory).startswith(attempts.WORK)
     assert os.listdir(directory) == [], "where programs find no settings and modules of other hosts"
     assert stdin == "/dev/null"
     assert default
@@ -121,11 +121,11 @@ def test_an_attempt_is_known_before_it_has_a_status_and_signalled_by_identity(ru
     identity = start(run, "import time; print('up', flush=True); time.sleep(600)")
     try:
         until(lambda: "up" in log(run))
-        seen = engine.attempt(run.root, "run", 1)
+        seen = attempts.attempt(run.root, "run", 1)
         assert (seen["status"], seen["alive"], seen["log"]) == (None, True, ["up"])
-        assert runs.signal(run.root, "run", 1, "SIGTERM")
+        assert run_state.signal(run.root, "run", 1, "SIGTERM")
         until(lambda: not records.is_alive(identity))
-        assert not runs.signal(run.root, "run", 1, "SIGTERM")
+        assert not run_state.signal(run.root, "run", 1, "SIGTERM")
     finally:
         if records.is_alive(identity):
             os.kill(identity.pid, signal.SIGKILL)
@@ -136,7 +136,7 @@ def test_a_reused_pid_is_not_signalled(run: records.RunPaths) -> None:
         found = records.identify(other.pid)
         assert found is not None
         stranger = dict(found.to_json(), start_ticks=found.start_ticks - 1)
-        records.write_json(os.path.join(run.attempt(1).dir, engine.LAUNCHED), stranger)
-        assert not runs.signal(run.root, "run", 1, "SIGKILL")
+        records.write_json(os.path.join(run.attempt(1).dir, attempts.LAUNCHED), stranger)
+        assert not run_state.signal(run.root, "run", 1, "SIGKILL")
         assert other.poll() is None
         other.communicate(b"\n")

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from midstream.errors import Exit, UsageError
-from midstream.fleet.config import Fleet, HostsTarget, LocalHost, SshHost
-from midstream.hosts.local import LocalMachine
-from midstream.hosts.open import Hosts
-from midstream.hosts.programs import Cancelled
-from midstream.launch import group
-from midstream.launch import run as launching
+from midstream.fleet.fleet import Fleet, HostsTarget, LocalHost, SshHost
+from midstream.hosts.host_pool import Hosts
+from midstream.hosts.local_host import LocalMachine
+from midstream.hosts.rpc.remote_program import Cancelled
+from midstream.launch import host_group_start
+from midstream.launch import launch_run as launching
 from midstream.launch.bundle import build_bundle, install_engine
 from midstream.launch.environment import Environment
 from midstream.launch.errors import LaunchError
-from midstream.launch.start import (
+from midstream.launch.start_attempt import (
     Attempt,
     Launch,
     Prepared,
@@ -36,8 +36,8 @@ from midstream.launch.start import (
     wait_state,
 )
 from midstream_engine import records
-from stand_in_engine import write_stand_in
-from trees import SOURCES
+from support.stand_in_engine import write_stand_in
+from support.trees import SOURCES
 
 RUNNING = Environment(sys.executable, "the tests' own")
 TRAINING = frozenset({records.TRAINING})
@@ -110,7 +110,7 @@ def test_the_order_is_written_before_the_engine_starts(host: LocalMachine, start
     attempt = start(order=order, at_least=5)
     assert attempt.number == 5
     assert records.Order.read(records.RunPaths(host.root, "run").attempt(5).order) == order
-    found = host.call("runs.attempt_of_migration", root=host.root, run_id="run", migration="m")
+    found = host.call("runs.run_state.attempt_of_migration", root=host.root, run_id="run", migration="m")
     assert found["attempt"] == 5
 
 
@@ -159,11 +159,11 @@ def test_the_engine_outlives_the_operator(host: LocalMachine, tmp_path: Path) ->
 import os, signal, sys
 sys.path[:0] = {SOURCES!r}
 from pathlib import Path
-from midstream.fleet.config import LocalHost
-from midstream.hosts.local import LocalMachine
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.local_host import LocalMachine
 from midstream.launch.bundle import build_bundle, install_engine
 from midstream.launch.environment import Environment
-from midstream.launch.start import Launch, Prepared, start_attempt
+from midstream.launch.start_attempt import Launch, Prepared, start_attempt
 host = LocalMachine("here", LocalHost(root={host.root!r}))
 engine = install_engine(host, build_bundle(Path({str(tmp_path / "package" / "midstream_engine")!r})))
 prepared = Prepared(engine, Environment(sys.executable, ""))
@@ -185,7 +185,7 @@ os.killpg(0, signal.SIGKILL)
 def fleet(host: LocalMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """Launching with the stand-in for an engine, in the tests' own interpreter."""
     bundle = build_bundle(write_stand_in(tmp_path / "package"))
-    monkeypatch.setattr(group, "install_engine", lambda host: install_engine(host, bundle))
+    monkeypatch.setattr(host_group_start, "install_engine", lambda host: install_engine(host, bundle))
     config = LocalHost(root=host.root, python=sys.executable)
     (tmp_path / "tiny.yaml").write_text("trainer: !include trainer.yaml\n")
     (tmp_path / "trainer.yaml").write_text("id: configured\n")

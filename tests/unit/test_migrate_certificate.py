@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from hostile_words import ALL, unsafe
-from midstream.migrate import certificate
 from midstream.migrate.model import PROVEN, REFUTED, UNWITNESSED, Certificate, Change, Plan
+from midstream.migrate.proof import certificate
 from midstream_engine import records
+from support.hostile_text import ALL, unsafe
 from unit.sample_plan import PLAN
 
 SEALED = {"checkpoint": "step-10-a001", "step": 10, "root_digest": "d1"}

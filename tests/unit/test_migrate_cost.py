@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from midstream.migrate import cost, directory, ledger
-from midstream.migrate.journal import Journal
+from midstream.migrate.execution import migration_directory
+from midstream.migrate.execution.journal import Journal
 from midstream.migrate.model import HANDOVER, LEDGER_ENTRIES, STOP
-from midstream.migrate.rates import Earlier, Rates, look_back, measured
+from midstream.migrate.planning import cost
+from midstream.migrate.planning.measured_rates import Earlier, Rates, look_back, measured
+from midstream.migrate.proof import downtime_report
 from unit.sample_plan import PLAN
 
 
@@ -63,14 +65,14 @@ def test_earlier_moves_between_the_same_hosts_are_believed():
     assert rates.step == 0.25
     assert rates.entries["copy"] == pytest.approx(6.0), "twice the state takes twice as long"
     assert rates.entries["quiesce"] == 0.25
-    predicted = ledger.predict([], 2 * BIG, HANDOVER, rates)
+    predicted = downtime_report.predict([], 2 * BIG, HANDOVER, rates)
     assert predicted == {**dict.fromkeys(LEDGER_ENTRIES, 0.0), **rates.entries}
-    assert ledger.predict([], 2 * BIG, STOP, measured(EARLIER, "r", "a", "b", STOP, BIG))["compile"] == 30.0
+    assert downtime_report.predict([], 2 * BIG, STOP, measured(EARLIER, "r", "a", "b", STOP, BIG))["compile"] == 30.0
 
 
 def test_what_a_move_has_measured_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
-    made = directory.create(dataclasses.replace(PLAN, mode=HANDOVER, checkpoint_bytes=BIG), "")
+    made = migration_directory.create(dataclasses.replace(PLAN, mode=HANDOVER, checkpoint_bytes=BIG), "")
     journal = Journal(made.journal_file)
     journal.fact(rehearsal_bytes=BIG, rehearsal_seconds=10.0, rehearsed_seconds=0.25)
     journal.fact(copied_bytes=BIG // 2, copy_seconds=10.0)
@@ -86,6 +88,6 @@ def test_what_a_move_has_measured_is_found_again(tmp_path: Path, monkeypatch: py
 
 def test_where_nobody_has_measured_assumptions_stand():
     assert measured(EARLIER, "r", "a", "c", HANDOVER, BIG) == Rates()
-    slow = ledger.predict([], BIG, STOP, Rates(copy=1e6, step=3.0))
+    slow = downtime_report.predict([], BIG, STOP, Rates(copy=1e6, step=3.0))
     assert slow["copy"] == pytest.approx(101.0)
     assert slow["first_step"] == 3.0

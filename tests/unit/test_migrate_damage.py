@@ -12,18 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from lab.command_line import Ended, midstream
 from midstream.errors import MidstreamError
-from midstream.fleet.load import load_fleet
-from midstream.hosts.open import Hosts
-from midstream.migrate import directory, model, process, rates
-from midstream.migrate.directory import MigrationDirectory
-from midstream.migrate.journal import REESTABLISHED, Journal, read
-from midstream.migrate.move import Move, MovedOn
-from midstream.migrate.recovery import reestablish
+from midstream.fleet.fleet_file import load_fleet
+from midstream.hosts.host_pool import Hosts
+from midstream.migrate import model
+from midstream.migrate.execution import migration_directory, migration_process
+from midstream.migrate.execution.journal import REESTABLISHED, Journal, read
+from midstream.migrate.execution.journal_recovery import reestablish
+from midstream.migrate.execution.migration import Move, MovedOn
+from midstream.migrate.execution.migration_directory import MigrationDirectory
+from midstream.migrate.planning import measured_rates
 from midstream.watch.watcher import Watch
 from midstream_engine import records
-from run_directory import RunDirectory
+from support.command_line import Ended, midstream
+from support.run_directory import RunDirectory
 from unit.sample_plan import PLAN
 
 MIGRATION = "20261121-101502-r-3fa9"
@@ -58,7 +60,7 @@ def fleet(tmp_path: Path, fleet_text: str) -> Path:
 def migration(fleet: Path, fleet_text: str) -> MigrationDirectory:
     """One whose operator was killed after the seal."""
     plan = replace(PLAN, migration=MIGRATION, fleet_file=str(fleet), source_target="a", created=1.0)
-    made = directory.create(plan, fleet_text)
+    made = migration_directory.create(plan, fleet_text)
     journal = Journal(made.journal_file)
     journal.write("phase", phase=model.PREPARE, state=model.STARTED)
     journal.write("phase", phase=model.PREPARE, state=model.DONE)
@@ -87,13 +89,13 @@ def test_a_migration_with_one_damaged_file_is_listed_with_what_is_wrong(
     name: str, damage: str, migration: MigrationDirectory, fleet: Path
 ):
     DAMAGES[damage](migration.path / name)
-    [view] = directory.list_migrations(load_fleet(fleet))
+    [view] = migration_directory.list_migrations(load_fleet(fleet))
     assert (view.plan.run_id, view.plan.source, view.plan.target, view.open) == ("r", "a", "b", True)
     gone = damage == "deleted" and name in ("ledger.json", "certificate.json")  # as before they were written
     assert [line.split()[0] for line in view.damage] == ([] if gone else [name]), view.damage
     assert migration.fleet().hosts.keys() == {"a", "b"}
     assert migration.plan().epoch == 2
-    rates.look_back()
+    measured_rates.look_back()
 
 
 def test_the_status_names_what_is_wrong_and_a_line_that_goes_on(migration: MigrationDirectory, fleet: Path):
@@ -116,7 +118,7 @@ def test_without_plan_and_journal_it_is_listed_and_refused_in_one_line(
 ):
     DAMAGES[journal](migration.journal_file)
     DAMAGES[plan](migration.plan_file)
-    [view] = directory.list_migrations(load_fleet(fleet))
+    [view] = migration_directory.list_migrations(load_fleet(fleet))
     assert (view.state, view.plan.run_id, view.plan.source) == (model.DAMAGED, "r", model.UNKNOWN)
     with pytest.raises(MidstreamError) as raised:
         migration.fleet()
@@ -155,7 +157,7 @@ def test_an_odd_lock_does_not_hide_a_migration(lock: str, migration: MigrationDi
         pass
     DAMAGES[lock](migration.path / ".lock")
     assert not migration.is_held()
-    [view] = directory.list_migrations()
+    [view] = migration_directory.list_migrations()
     assert view.state == model.INTERRUPTED
     if lock == "directory":
         with pytest.raises(MidstreamError, match=r"\.lock cannot be opened: Is a directory \(move it away"):
@@ -201,7 +203,9 @@ def test_nobody_else_reads_what_a_fleet_file_holds(migration: MigrationDirectory
 def test_no_reader_of_the_journal_prints_the_fleet_file(migration: MigrationDirectory):
     with migration.held():
         pass
-    assert SECRET not in "".join(event.line() for event in [*process.follow(MIGRATION), *migration.view().events])
+    assert SECRET not in "".join(
+        event.line() for event in [*migration_process.follow(MIGRATION), *migration.view().events]
+    )
 
 
 def test_a_migration_for_which_there_is_no_room_leaves_nothing_behind():
@@ -209,10 +213,10 @@ def test_a_migration_for_which_there_is_no_room_leaves_nothing_behind():
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
         with pytest.raises(MidstreamError, match="cannot be written: File too large"):
-            directory.create(PLAN, "hosts: {}\n")
+            migration_directory.create(PLAN, "hosts: {}\n")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(directory.migrations_directory().iterdir()) == []
+    assert list(migration_directory.migrations_directory().iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------ the journal's lines
@@ -327,7 +331,7 @@ def test_a_migration_is_shown_in_its_own_fleet_alone(migration: MigrationDirecto
     other.write_text(fleet.read_text().replace(f"{tmp_path}/a", f"{tmp_path}/elsewhere"))
     empty = tmp_path / "empty.yaml"
     empty.write_text("hosts:\n  c: {type: local}\n")
-    shown = {file: len(directory.list_migrations(load_fleet(file))) for file in (fleet, copy, other, empty)}
+    shown = {file: len(migration_directory.list_migrations(load_fleet(file))) for file in (fleet, copy, other, empty)}
     assert shown == {fleet: 1, copy: 1, other: 0, empty: 0}
     assert MIGRATION not in status(other).stdout
     assert MIGRATION in status(copy).stdout

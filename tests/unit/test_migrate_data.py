@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from midstream.errors import MidstreamError
-from midstream.fleet.config import Fleet, LocalHost
-from midstream.hosts.open import Hosts
-from midstream.migrate import preflight
-from midstream.migrate.data import copy_all
+from midstream.fleet.fleet import Fleet, LocalHost
+from midstream.hosts.host_pool import Hosts
+from midstream.migrate.host_group import Side
 from midstream.migrate.model import FAIL, HANDOVER, PASS, STOP, WARN, Request
-from midstream.migrate.plan import make_plan
-from midstream.migrate.side import Side
+from midstream.migrate.phases.data_copy import copy_all
+from midstream.migrate.planning import preflight
+from midstream.migrate.planning.plan import make_plan
 from midstream.watch.watcher import look_once
 from midstream_engine import records
-from run_directory import RunDirectory
-from trees import files, write_data
+from support.run_directory import RunDirectory
+from support.trees import files, write_data
 from unit.sample_plan import PLAN
 
 

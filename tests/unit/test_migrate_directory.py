@@ -9,16 +9,17 @@ import threading
 import pytest
 
 from midstream.errors import MidstreamError, UsageError
-from midstream.migrate import directory, model, process
-from midstream.migrate.directory import MigrationDirectory
-from midstream.migrate.journal import Journal, JournalError, follow_events, outcome, read_events
+from midstream.migrate import model
+from midstream.migrate.execution import migration_directory, migration_process
+from midstream.migrate.execution.journal import Journal, JournalError, follow_events, outcome, read_events
+from midstream.migrate.execution.migration_directory import MigrationDirectory
 from midstream_engine import records
 from unit.sample_plan import PLAN
 
 
 @pytest.fixture
 def migration() -> MigrationDirectory:
-    return directory.create(PLAN, "hosts: {}\n")
+    return migration_directory.create(PLAN, "hosts: {}\n")
 
 
 def test_facts_are_known_to_the_process_that_continues(migration: MigrationDirectory):
@@ -95,9 +96,9 @@ def test_a_finished_migration_is_not_rolled_back(migration: MigrationDirectory):
     journal.write("phase", phase=model.FINISH, state=model.DONE)
     journal.write("result", ok=True, exit_code=0, outcome=model.COMPLETED)
     with pytest.raises(UsageError, match="is retired"):
-        process.rollback(migration.migration)
+        migration_process.rollback(migration.migration)
     with pytest.raises(UsageError, match="nothing to continue"):
-        process.continue_(migration.migration)
+        migration_process.continue_(migration.migration)
 
 
 def test_what_has_not_changed_is_not_read_again(migration: MigrationDirectory):
@@ -105,7 +106,7 @@ def test_what_has_not_changed_is_not_read_again(migration: MigrationDirectory):
     journal.write("phase", phase=model.CUTOVER, state=model.STARTED)
     before = migration.view()
     assert migration.view() is before
-    assert directory.list_migrations()[0] is before
+    assert migration_directory.list_migrations()[0] is before
     journal.write("phase", phase=model.CUTOVER, state=model.DONE)
     after = migration.view()
     assert [event.state for event in after.events] == [model.STARTED, model.DONE]
@@ -159,10 +160,10 @@ def test_an_ended_migration_stays_ended_for_a_process_that_came_too_late(migrati
 
 
 def test_migrations_are_found_by_a_part_of_their_id(migration: MigrationDirectory):
-    assert directory.MigrationDirectory.find("m").migration == "m"
+    assert migration_directory.MigrationDirectory.find("m").migration == "m"
     with pytest.raises(UsageError, match="no migration 'x'"):
-        directory.MigrationDirectory.find("x")
-    assert [view.migration for view in directory.list_migrations()] == ["m"]
+        migration_directory.MigrationDirectory.find("x")
+    assert [view.migration for view in migration_directory.list_migrations()] == ["m"]
 
 
 def test_events_survive_their_json():
@@ -171,6 +172,6 @@ def test_events_survive_their_json():
 
 
 def test_ids_sort_by_time_and_differ():
-    ids = {directory.new_id("run") for _ in range(50)}
+    ids = {migration_directory.new_id("run") for _ in range(50)}
     assert len(ids) > 40
     assert all("-run-" in name and os.sep not in name for name in ids)

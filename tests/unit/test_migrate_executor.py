@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import Exit, HostError, LostContact, MidstreamError, UsageError
-from midstream.fleet.load import load_fleet
-from midstream.hosts.open import Hosts
-from midstream.migrate import directory, executor, model, process
-from midstream.migrate.journal import Journal, JournalError
-from midstream.migrate.move import Move
+from midstream.fleet.fleet_file import load_fleet
+from midstream.hosts.host_pool import Hosts
+from midstream.migrate import model
+from midstream.migrate.execution import executor, migration_directory, migration_process
+from midstream.migrate.execution.journal import Journal, JournalError
+from midstream.migrate.execution.migration import Move
 from midstream.migrate.phases.certify import NotCertified
 from midstream.watch.watcher import Watch
 from midstream_engine import records
-from run_directory import RunDirectory
+from support.run_directory import RunDirectory
 from unit.sample_plan import PLAN
 
 
@@ -58,7 +59,7 @@ def unsealed(tmp_path: Path) -> Move:
     file.write_text("".join(["hosts:\n", *(f'  {n}: {{type: local, root: "{tmp_path}/{n}"}}\n' for n in ("a", "b"))]))
     fleet = load_fleet(file)
     RunDirectory(tmp_path / "a", "r").fence(1, "a")
-    place = directory.create(replace(PLAN, migration="m"), fleet.text)
+    place = migration_directory.create(replace(PLAN, migration="m"), fleet.text)
     journal = Journal(place.journal_file)
     hosts = Hosts(fleet)
     return Move(PLAN, place, journal, fleet, hosts, Watch(fleet, hosts))
@@ -191,7 +192,9 @@ def test_a_rollback_that_cannot_be_completed_ends_later_with_its_own_reason(
 
 def test_a_rollback_ends_where_the_run_was_moved_on_meanwhile(move: Move, monkeypatch: pytest.MonkeyPatch):
     paths = move.source_paths
-    move.source.call("hands.take", root=paths.root, run_id="r", migration="m", epoch=2, holder="b", seconds=60.0)
+    move.source.call(
+        "runs.ownership.take", root=paths.root, run_id="r", migration="m", epoch=2, holder="b", seconds=60.0
+    )
     records.Fence(4, "c", 9, [records.Seal(3, 9).to_json()]).write(paths.fence)
     failing = Step(model.CUTOVER, raising(MidstreamError("cut")))
     assert carry_out(move, monkeypatch, failing) == Exit.FAILED
@@ -200,7 +203,7 @@ def test_a_rollback_ends_where_the_run_was_moved_on_meanwhile(move: Move, monkey
     assert "holder c" in view.error
     assert executor.execute(move) == Exit.FAILED, "it has ended"
     with pytest.raises(UsageError, match="moved on"):
-        process.rollback("m")
+        migration_process.rollback("m")
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"")], ids=["deleted", "empty"])

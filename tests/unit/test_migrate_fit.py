@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.errors import MidstreamError
-from midstream.migrate import fit
-from midstream.migrate.shape import batch_shape
+from midstream.migrate.planning import memory_fit
+from midstream.migrate.planning.batch_shape import batch_shape
 from midstream_engine.records import ArrayEntry
 
 REPOSITORY = Path(__file__).parents[2]
@@ -41,46 +41,46 @@ ELEMENTS = LAYERS * EMBED * MLP
 
 def test_the_state_is_shared_by_all_devices_and_what_is_not_sharded_lies_on_each():
     for devices in (1, 2, 8):
-        held = fit.footprint(ARRAYS, CONFIG, batch_shape(64, devices), devices)
+        held = memory_fit.footprint(ARRAYS, CONFIG, batch_shape(64, devices), devices)
         assert held.state == 3 * 4 * ELEMENTS // devices + 4 * 8
         assert held.gradients == 4 * (ELEMENTS // devices + 8)
 
 
 def test_micro_batches_cost_a_second_set_of_gradients_and_save_activations():
-    whole = fit.footprint(ARRAYS, CONFIG, batch_shape(64, 2), 2)
-    cut = fit.footprint(ARRAYS, CONFIG, batch_shape(64, 2, 4), 2)
+    whole = memory_fit.footprint(ARRAYS, CONFIG, batch_shape(64, 2), 2)
+    cut = memory_fit.footprint(ARRAYS, CONFIG, batch_shape(64, 2, 4), 2)
     assert cut.gradients == 2 * whole.gradients
     assert cut.activations * 8 == whole.activations
     assert cut.state == whole.state
 
 
 def test_less_memory_means_fewer_examples_at_once_at_the_same_batch():
-    roomy, held = fit.fitting_shape(ARRAYS, CONFIG, 64, 2, None)
+    roomy, held = memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, None)
     assert (roomy.per_device, roomy.accumulation) == (32, 1)
-    tight, less = fit.fitting_shape(ARRAYS, CONFIG, 64, 2, int(held.total / fit.USABLE) - 1)
+    tight, less = memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, int(held.total / memory_fit.USABLE) - 1)
     assert tight.per_device * tight.accumulation == 32
     assert tight.per_device < 32
-    assert less.total <= fit.USABLE * (int(held.total / fit.USABLE) - 1)
+    assert less.total <= memory_fit.USABLE * (int(held.total / memory_fit.USABLE) - 1)
 
 
 def test_what_does_not_fit_is_refused_with_its_numbers_and_how_many_devices_would_do():
     with pytest.raises(MidstreamError) as caught:
-        fit.fitting_shape(ARRAYS, CONFIG, 64, 2, 1_500_000)
+        memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, 1_500_000)
     assert "does not fit 2 devices of 1.5 MB" in caught.value.message
     assert "state 393.2 kB" in caught.value.message
     assert caught.value.fix.endswith("a target with more memory a device")
     count = int(caught.value.fix.split()[0])
-    fit.fitting_shape(ARRAYS, CONFIG, 64, count, 1_500_000)  # as it says
+    memory_fit.fitting_shape(ARRAYS, CONFIG, 64, count, 1_500_000)  # as it says
 
 
 @given(st.integers(1, 64), st.sampled_from([2**k for k in range(20, 34)]))
 def test_a_shape_that_is_chosen_keeps_the_batch_and_fits(devices: int, memory: int):
     try:
-        shape, held = fit.fitting_shape(ARRAYS, CONFIG, 64, devices, memory)
+        shape, held = memory_fit.fitting_shape(ARRAYS, CONFIG, 64, devices, memory)
     except MidstreamError:
         return
     assert shape.data_parallel * shape.per_device * shape.accumulation == 64
-    assert held.total <= fit.USABLE * memory
+    assert held.total <= memory_fit.USABLE * memory
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_a_shape_that_is_chosen_keeps_the_batch_and_fits(devices: int, memory: i
     ],
 )
 def test_bfloat16_is_refused_where_the_hardware_has_none(mp: str | None, kind: str, refused: bool):
-    assert bool(fit.check_precision(mp, kind)) is refused
+    assert bool(memory_fit.check_precision(mp, kind)) is refused
 
 
 def test_a_device_that_does_not_tell_its_memory_has_what_its_maker_says():
-    assert fit.device_memory("TPU v3", None) == 16 << 30
-    assert fit.device_memory("TPU v5 lite", None) == 16 << 30
-    assert fit.device_memory("NVIDIA A100", 42) == 42
-    assert fit.device_memory("cpu", None) is None
+    assert memory_fit.device_memory("TPU v3", None) == 16 << 30
+    assert memory_fit.device_memory("TPU v5 lite", None) == 16 << 30
+    assert memory_fit.device_memory("NVIDIA A100", 42) == 42
+    assert memory_fit.device_memory("cpu", None) is None
 
 
 def test_the_estimate_is_near_the_compilers_own_account(tmp_path: Path):
@@ -116,7 +116,7 @@ def test_the_estimate_is_near_the_compilers_own_account(tmp_path: Path):
     words = [word for name, value in flags.items() for word in (f"--model.{name}", str(value))]
     words += [word for name, value in trainer.items() for word in (f"--trainer.{name}", str(value))]
     done = subprocess.run(
-        [sys.executable, "-m", "midstream_engine.rehearse", "--config_path",
+        [sys.executable, "-m", "midstream_engine.rehearse_model", "--config_path",
          str(REPOSITORY / "configs" / "gpt2_tiny.yaml"), *words, "--model.gradient_checkpointing", "true"],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
         capture_output=True, text=True, timeout=240,
@@ -129,5 +129,5 @@ def test_the_estimate_is_near_the_compilers_own_account(tmp_path: Path):
     tables = (("vocab", 320 + flags["seq_len"]), ("embed", hidden))
     arrays = [array(f"{tree}/{name}", *axes) for tree in ("model", "optimizer/mu", "optimizer/nu")
               for name, axes in (("blocks", blocks), ("tables", tables))]  # fmt: skip
-    held = fit.footprint(arrays, config, batch_shape(32, 4, 4), 4, "cpu")
+    held = memory_fit.footprint(arrays, config, batch_shape(32, 4, 4), 4, "cpu")
     assert 0.9 <= held.total / told <= 1.67, (held.describe(), told)

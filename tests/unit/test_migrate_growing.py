@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from midstream.fleet.config import LocalHost
-from midstream.hosts.base import Process
-from midstream.hosts.far import start_program
-from midstream.hosts.local import LocalMachine
-from midstream.hosts.programs import reports
-from midstream.remote import growing
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.host import Process
+from midstream.hosts.local_host import LocalMachine
+from midstream.hosts.rpc.remote_call import start_program
+from midstream.hosts.rpc.remote_program import reports
+from midstream.remote.copy import growing_checkpoint
 from midstream_engine import records
-from trees import cell, files
+from support.trees import cell, files
 
 SIZES = {"a": 4, "b/c": 4, "train.json": 9}
 
@@ -46,7 +46,7 @@ def follow(tmp_path: Path) -> Iterator[Callable[..., Iterator[dict[str, Any]]]]:
 
     def follow(since: int = 5, sizes: Mapping[str, int] = SIZES) -> Iterator[dict[str, Any]]:
         words = {"root": str(tmp_path), "run_id": "r", "attempt": 1, "serial": 3, "since": since, "sizes": dict(sizes)}
-        started.append(start_program(host, "growing.follow", words))
+        started.append(start_program(host, "copy.growing_checkpoint.follow", words))
         return reports(started[-1])
 
     yield follow
@@ -100,14 +100,14 @@ def test_the_manifest_decides_what_is_left_and_is_written_last(tmp_path: Path):
         objects.append({"path": cell(name), "size": 4, "sha256": hashlib.sha256(name.encode() * 4).hexdigest()})
     manifest = records.Manifest(records.FORMAT, 1, "r", 9, 1, 1, 0.0, "d", [], objects)
     manifest.write(str(source / records.MANIFEST))
-    rest = growing.rest(str(source), {cell("a"): objects[0]["sha256"], cell("b"): "stale"})
+    rest = growing_checkpoint.rest(str(source), {cell("a"): objects[0]["sha256"], cell("b"): "stale"})
     assert rest["objects"] == [objects[1]]
-    assert growing.rest(str(source), {entry["path"]: entry["sha256"] for entry in objects})["objects"] == []
+    assert growing_checkpoint.rest(str(source), {entry["path"]: entry["sha256"] for entry in objects})["objects"] == []
     (target / cell("b")).write_bytes(b"bb")
     with pytest.raises(ValueError, match="not 4 bytes"):
-        growing.commit(str(target), rest["text"])
+        growing_checkpoint.commit(str(target), rest["text"])
     assert not (target / records.MANIFEST).exists()
     (target / cell("b")).write_bytes(b"bbbb")
-    growing.commit(str(target), rest["text"])
+    growing_checkpoint.commit(str(target), rest["text"])
     assert (target / records.MANIFEST).read_text() == (source / records.MANIFEST).read_text()
     assert sorted(files(target)) == [cell("a"), cell("b"), records.MANIFEST]

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from midstream.remote import engine, hands, runs
+from midstream.remote.runs import attempts, ownership, run_state
 from midstream_engine import records
-from run_directory import RunDirectory, dead_process
+from support.run_directory import RunDirectory, dead_process
 
 STOP = {"action": records.STOP, "epoch": 2, "holder": "there"}
 
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def take(root: str, migration: str, epoch: int = 2, seconds: float = 60.0) -> dict[str, Any]:
-    return hands.take(root, "run", migration, epoch, f"target of {migration}", seconds)
+    return ownership.take(root, "run", migration, epoch, f"target of {migration}", seconds)
 
 
 def test_of_many_who_take_a_run_one_has_it(root: str, run: RunDirectory):
@@ -44,7 +44,7 @@ def test_of_many_who_take_a_run_one_has_it(root: str, run: RunDirectory):
         together.wait()
         try:
             take(root, f"m{number}")
-        except runs.Refused:
+        except run_state.Refused:
             return False
         return True
 
@@ -55,12 +55,12 @@ def test_of_many_who_take_a_run_one_has_it(root: str, run: RunDirectory):
 def test_who_has_it_may_take_it_again_and_let_it_go(root: str, run: RunDirectory):
     assert take(root, "a")["epoch"] == 1
     take(root, "a")
-    hands.let_go(root, "run", "b")
-    with pytest.raises(runs.Refused, match="by migration a"):
+    ownership.let_go(root, "run", "b")
+    with pytest.raises(run_state.Refused, match="by migration a"):
         take(root, "b")
-    hands.let_go(root, "run", "a")
+    ownership.let_go(root, "run", "a")
     take(root, "b")
-    mover = hands.mover(root, "run")
+    mover = ownership.mover(root, "run")
     assert mover is not None
     assert mover["migration"] == "b"
 
@@ -68,7 +68,7 @@ def test_who_has_it_may_take_it_again_and_let_it_go(root: str, run: RunDirectory
 def test_a_run_that_was_left_in_hand_may_be_taken_when_its_time_is_over(root: str, run: RunDirectory):
     take(root, "a", seconds=-1.0)
     take(root, "b")
-    with pytest.raises(runs.Refused, match="by migration b"):
+    with pytest.raises(run_state.Refused, match="by migration b"):
         take(root, "a")
 
 
@@ -76,53 +76,53 @@ def test_a_begun_epoch_stays_with_who_began_it_however_late(root: str, run: RunD
     take(root, "a", seconds=-1.0)
     run.fence(2, "target of a", 5)
     assert take(root, "a")["epoch"] == 2, "it goes on"
-    with pytest.raises(runs.Refused, match=r"was moved on to target of a \(epoch 2\)"):
+    with pytest.raises(run_state.Refused, match=r"was moved on to target of a \(epoch 2\)"):
         take(root, "b")
     take(root, "b", epoch=3)
-    with pytest.raises(runs.Refused, match="meanwhile"):
+    with pytest.raises(run_state.Refused, match="meanwhile"):
         take(root, "a")
 
 
 def test_orders_and_fences_of_others_are_refused(root: str, run: RunDirectory):
     run.attempt(1)
     take(root, "a")
-    assert hands.give_order(root, "run", 1, {**STOP, "migration": "a"}) == 1
-    with pytest.raises(runs.Refused, match="by migration a"):
-        hands.give_order(root, "run", 1, {**STOP, "migration": "b"})
+    assert ownership.give_order(root, "run", 1, {**STOP, "migration": "a"}) == 1
+    with pytest.raises(run_state.Refused, match="by migration a"):
+        ownership.give_order(root, "run", 1, {**STOP, "migration": "b"})
     assert records.Order.read(run.attempt(1).order).migration == "a"
     fence = records.Fence.read(run.paths.fence).sealed(2, "elsewhere", 5)
     for change in (
-        lambda: hands.put_fence(root, "run", fence.to_json(), migration="b"),
-        lambda: hands.seal(root, "run", 2, "elsewhere", 5, migration="b"),
+        lambda: ownership.put_fence(root, "run", fence.to_json(), migration="b"),
+        lambda: ownership.seal(root, "run", 2, "elsewhere", 5, migration="b"),
     ):
-        with pytest.raises(runs.Refused, match="by migration a"):
+        with pytest.raises(run_state.Refused, match="by migration a"):
             change()
     assert records.Fence.read(run.paths.fence).epoch == 1
-    assert hands.seal(root, "run", 2, "target of a", 5, migration="a")["epoch"] == 2
+    assert ownership.seal(root, "run", 2, "target of a", 5, migration="a")["epoch"] == 2
 
 
 def test_who_comes_back_may_give_orders_where_an_earlier_move_began_an_epoch(root: str, run: RunDirectory):
     """An attempt that stands by on a former source; the move from there has finished, and its mover lies there."""
     run.attempt(1)
     take(root, "there")
-    hands.seal(root, "run", 2, "target of there", 5, migration="there")
+    ownership.seal(root, "run", 2, "target of there", 5, migration="there")
     hold = records.Order(records.HOLD, epoch=3, step=9, migration="back").to_json()
-    assert hands.give_order(root, "run", 1, hold) == 1
-    with pytest.raises(runs.Refused, match="by migration there"):
-        hands.give_order(root, "run", 1, {**hold, "epoch": 2})
+    assert ownership.give_order(root, "run", 1, hold) == 1
+    with pytest.raises(run_state.Refused, match="by migration there"):
+        ownership.give_order(root, "run", 1, {**hold, "epoch": 2})
 
 
 def test_a_run_that_is_moved_on_is_not_taken_back(root: str, run: RunDirectory):
     """The target of one move is the source of the next: only one of the rollback and the next move gets epoch 3."""
     there = records.first_fence("here").sealed(2, "there", 5)
     back = there.rolled_back("here", 5)
-    hands.put_fence(root, "run", there.to_json(), migration="first")
+    ownership.put_fence(root, "run", there.to_json(), migration="first")
     take(root, "second", epoch=3)
-    with pytest.raises(runs.Refused, match="by migration second"):
-        hands.put_fence(root, "run", back.to_json(), migration="first")
-    hands.let_go(root, "run", "second")
-    hands.put_fence(root, "run", back.to_json(), migration="first")
-    with pytest.raises(runs.Refused, match=r"was moved on to here \(epoch 3\)"):
+    with pytest.raises(run_state.Refused, match="by migration second"):
+        ownership.put_fence(root, "run", back.to_json(), migration="first")
+    ownership.let_go(root, "run", "second")
+    ownership.put_fence(root, "run", back.to_json(), migration="first")
+    with pytest.raises(run_state.Refused, match=r"was moved on to here \(epoch 3\)"):
         take(root, "second", epoch=3)
 
 
@@ -131,21 +131,21 @@ SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 def test_a_start_that_arrives_late_makes_no_second_engine(root: str, run: RunDirectory):
     Path(run.paths.config).write_text("a: 1\n")
-    first, second = runs.claim_attempt(root, "run"), runs.claim_attempt(root, "run")
-    started = records.ProcessIdentity.from_json(engine.start(root, "run", second, SLEEPER, {}))
+    first, second = run_state.claim_attempt(root, "run"), run_state.claim_attempt(root, "run")
+    started = records.ProcessIdentity.from_json(attempts.start(root, "run", second, SLEEPER, {}))
     try:
-        with pytest.raises(runs.Refused, match="attempt 2 of run runs here already"):
-            engine.start(root, "run", first, SLEEPER, {})
-        assert runs.living_attempt(root, "run") == second
-        third = runs.claim_attempt(root, "run")
-        assert runs.describe(root, "run")["attempt"] == second, "a claim says nothing of the run"
-        with pytest.raises(runs.Refused):
-            engine.start(root, "run", third, SLEEPER, {})
-        assert runs.attempts(run.paths) == [second], "claims that came to nothing are given back"
+        with pytest.raises(run_state.Refused, match="attempt 2 of run runs here already"):
+            attempts.start(root, "run", first, SLEEPER, {})
+        assert run_state.living_attempt(root, "run") == second
+        third = run_state.claim_attempt(root, "run")
+        assert run_state.describe(root, "run")["attempt"] == second, "a claim says nothing of the run"
+        with pytest.raises(run_state.Refused):
+            attempts.start(root, "run", third, SLEEPER, {})
+        assert run_state.attempts(run.paths) == [second], "claims that came to nothing are given back"
     finally:
         os.kill(started.pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while runs.living_attempt(root, "run"):
+    while run_state.living_attempt(root, "run"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -159,10 +159,10 @@ def test_a_start_waits_for_the_end_of_an_attempt_that_has_said_its_last_word(roo
         identity = records.identify(ending.pid)
         assert identity is not None
         run.status(1, records.STOPPED, 3, identity)
-        assert runs.living_attempt(root, "run") == 1
+        assert run_state.living_attempt(root, "run") == 1
         late.start()
-        second = runs.claim_attempt(root, "run")
-        started = records.ProcessIdentity.from_json(engine.start(root, "run", second, SLEEPER, {}))
+        second = run_state.claim_attempt(root, "run")
+        started = records.ProcessIdentity.from_json(attempts.start(root, "run", second, SLEEPER, {}))
         os.kill(started.pid, signal.SIGKILL)
     finally:
         late.cancel()
@@ -172,6 +172,6 @@ def test_a_start_waits_for_the_end_of_an_attempt_that_has_said_its_last_word(roo
 
 def test_a_dead_attempt_is_no_living_one(root: str, run: RunDirectory):
     run.status(1, records.TRAINING, 3, dead_process())
-    assert runs.living_attempt(root, "run") == 0
+    assert run_state.living_attempt(root, "run") == 0
     run.status(2, records.TRAINING, 3)
-    assert runs.living_attempt(root, "run") == 2
+    assert run_state.living_attempt(root, "run") == 2

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from midstream.fleet.config import Fleet, LocalHost
-from midstream.hosts.open import Hosts
-from midstream.migrate import outlook
-from midstream.migrate.journal import Journal
-from midstream.migrate.lease import Wanted
+from midstream.fleet.fleet import Fleet, LocalHost
+from midstream.hosts.host_pool import Hosts
+from midstream.migrate.execution.journal import Journal
+from midstream.migrate.execution.lease_renewal import Wanted
 from midstream.migrate.model import HANDOVER, OVERTAKE
+from midstream.migrate.planning import estimate
 from midstream_engine import records
-from run_directory import RunDirectory
+from support.run_directory import RunDirectory
 from unit.sample_plan import PLAN
 
 
@@ -34,7 +34,7 @@ def test_only_an_attempt_that_stands_by_has_its_lease_renewed(tmp_path: Path, ep
     try:
         if not renewed:
             host = hosts.get("b")
-            host.call("standby.renew", root=host.root, run_id="r", migration="m")
+            host.call("runs.standby_state.renew", root=host.root, run_id="r", migration="m")
             assert not lease.exists()
             return
         wanted.start()
@@ -51,7 +51,7 @@ CURVE = [{"attempt": 1, "throughput/duration": 2.0} for _ in range(8)]
 
 
 def move_of(tmp_path: Path, mode: str, prices: tuple[float | None, float | None]) -> Any:
-    from midstream.migrate import cost
+    from midstream.migrate.planning import cost
 
     plan = dataclasses.replace(
         PLAN,
@@ -73,10 +73,10 @@ def move_of(tmp_path: Path, mode: str, prices: tuple[float | None, float | None]
 
 def test_what_the_rehearsal_measured_is_predicted_with(tmp_path: Path):
     move = move_of(tmp_path, HANDOVER, (10.0, 10.0))
-    assert outlook.predicted(move) == {}
+    assert estimate.predicted(move) == {}
     move.journal.fact(rehearsal_bytes=100_000_000, rehearsal_seconds=50.0, rehearsed_seconds=0.5)
-    outlook.again(move)
-    predicted = outlook.predicted(move)
+    estimate.again(move)
+    predicted = estimate.predicted(move)
     assert predicted["first_step"] == 0.5
     assert predicted["copy"] == pytest.approx(0.5 + 50.0 - 100e6 / 400e6)
     told = "\n".join(move.notes)
@@ -90,10 +90,10 @@ def test_what_the_rehearsal_measured_is_predicted_with(tmp_path: Path):
 
 def test_an_overtake_that_becomes_a_handover_is_predicted_as_one(tmp_path: Path):
     move = move_of(tmp_path, OVERTAKE, (None, None))
-    outlook.again(move)
-    assert sum(outlook.predicted(move).values()) == 0.0
+    estimate.again(move)
+    assert sum(estimate.predicted(move).values()) == 0.0
     assert move.notes == []
     move.journal.fact(fallen_back="a person will not wait")
-    outlook.again(move)
-    assert sum(outlook.predicted(move).values()) > 1.0
+    estimate.again(move)
+    assert sum(estimate.predicted(move).values()) > 1.0
     move.journal.close()

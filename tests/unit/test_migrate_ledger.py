@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.migrate import ledger
-from midstream.migrate.ledger import Marks
 from midstream.migrate.model import LEDGER_ENTRIES, Ledger
+from midstream.migrate.proof import downtime_report
+from midstream.migrate.proof.downtime_report import Marks
 
 SPENT = {
     "copy_seconds": 2.0,
@@ -22,7 +22,7 @@ HONEST = Marks(101.0, 103.0, 120.0, sealing=100.0, stop_seen=103.5, relaunched=1
 
 
 def measure(marks: Marks) -> Ledger:
-    return ledger.measure({}, marks, **SPENT)
+    return downtime_report.measure({}, marks, **SPENT)
 
 
 def test_every_second_of_the_downtime_has_a_name():

@@ -12,14 +12,14 @@ from typing import Any, cast
 import pytest
 
 from midstream.errors import MidstreamError
-from midstream.fleet.config import LocalHost
-from midstream.hosts.local import LocalMachine
-from midstream.migrate import certificate_overtake, ledger
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.local_host import LocalMachine
+from midstream.migrate.execution.migration import Move, pinned_there
 from midstream.migrate.model import LEDGER_ENTRIES, PROVEN, REFUTED, UNWITNESSED, Certificate
-from midstream.migrate.move import Move, pinned_there
-from midstream.migrate.overtake import Agreement, NotLevel, Outlook, pace
+from midstream.migrate.phases.replica import Agreement, NotLevel, Outlook, pace
+from midstream.migrate.proof import downtime_report, live_certificate
 from midstream_engine import records
-from run_directory import RunDirectory
+from support.run_directory import RunDirectory
 from unit.sample_plan import PLAN
 
 REHEARSAL = {"name": "step-10-a001", "step": 10, "root_digest": "d1"}
@@ -84,7 +84,7 @@ def certified(**changes: Any) -> Certificate:
         "crossing": CROSSING,
         **changes,
     }
-    return certificate_overtake.certify(PLAN, SEALED, REHEARSAL, **evidence)
+    return live_certificate.certify(PLAN, SEALED, REHEARSAL, **evidence)
 
 
 def verdicts(proof: Certificate) -> dict[str, str]:
@@ -127,7 +127,7 @@ def test_nothing_that_both_did_is_no_trajectory():
 
 @pytest.mark.parametrize(("ended", "downtime"), [(103.5, 3.5), (99.0, 0.0)])
 def test_the_ledger_of_an_overtake_holds_the_wait_for_the_next_step_alone(ended: float, downtime: float):
-    entry = ledger.overtaken({}, 100.0, ended)
+    entry = downtime_report.overtaken({}, 100.0, ended)
     assert list(entry.measured) == list(LEDGER_ENTRIES)
     assert entry.downtime == pytest.approx(downtime) == pytest.approx(sum(entry.measured.values()))
 

@@ -8,8 +8,8 @@ import xml.etree.ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.migrate import picture
 from midstream.migrate.model import PROVEN, Certificate, Claim
+from midstream.migrate.proof import curve_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 PROOF = Certificate(
@@ -25,9 +25,9 @@ def rows(count: int, cut: int = 50) -> list[dict]:
 
 
 def test_each_attempt_has_its_own_line_and_the_seam_a_mark_in_both_panels():
-    drawing = ET.fromstring(picture.seam(PROOF, rows(100)))
+    drawing = ET.fromstring(curve_picture.seam(PROOF, rows(100)))
     colours = {line.get("stroke") for line in drawing.iter(f"{SVG}polyline")}
-    assert colours == set(picture.COLOURS[:2])
+    assert colours == set(curve_picture.COLOURS[:2])
     assert len([line for line in drawing.iter(f"{SVG}line") if line.get("stroke-dasharray")]) == 2
     assert "gpu<1> → pod" in "".join(drawing.itertext())
 
@@ -35,23 +35,23 @@ def test_each_attempt_has_its_own_line_and_the_seam_a_mark_in_both_panels():
 def test_the_sources_own_losses_past_the_seal_are_laid_over_the_targets():
     compared = Claim("trajectory", PROVEN, "", {"steps": [[50, 1.5, 1.5], [51, 1.25, 1.25], [90, 1.0, 1.0]]})
     proof = dataclasses.replace(PROOF, claims=(compared,))
-    drawing = ET.fromstring(picture.seam(proof, rows(100)))
+    drawing = ET.fromstring(curve_picture.seam(proof, rows(100)))
     assert len(list(drawing.iter(f"{SVG}circle"))) == 2 + 1, "two steps near the seam, one sign in the legend"
 
 
 def test_a_curve_without_losses_or_with_one_is_a_picture_too():
     for curve in ([], rows(1), [{"global_step": 3, "attempt": 1, "train/loss": float("nan")}]):
-        ET.fromstring(picture.seam(PROOF, curve))
+        ET.fromstring(curve_picture.seam(PROOF, curve))
 
 
 def test_a_long_run_is_a_small_file():
-    assert len(picture.seam(PROOF, rows(200_000))) < 60_000
+    assert len(curve_picture.seam(PROOF, rows(200_000))) < 60_000
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=300), st.integers(1, 20))
 def test_thinning_keeps_the_outline(values: list[float], columns: int):
     points = [(float(place), value) for place, value in enumerate(values)]
-    kept = picture.thin(points, columns)
+    kept = curve_picture.thin(points, columns)
     assert len(kept) <= max(2 * columns, 0) or kept == points
     assert kept == sorted(kept, key=lambda point: point[0])
     assert set(kept) <= set(points)

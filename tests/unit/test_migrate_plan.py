@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from midstream.errors import HostError, MidstreamError
-from midstream.fleet.config import Fleet, LocalHost
-from midstream.hosts.open import Hosts
-from midstream.migrate import preflight
+from midstream.fleet.fleet import Fleet, LocalHost
+from midstream.hosts.host_pool import Hosts
 from midstream.migrate.model import FAIL, PASS, Plan, Request
-from midstream.migrate.plan import describe, make_plan
-from midstream.watch.model import Accelerator
+from midstream.migrate.planning import preflight
+from midstream.migrate.planning.plan import describe, make_plan
+from midstream.watch.snapshot import Accelerator
 from midstream.watch.watcher import look_once
 from midstream_engine import records
-from run_directory import RunDirectory
+from support.run_directory import RunDirectory
 from unit.sample_plan import PLAN
 
 GIB = 1 << 30

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import RemoteError
-from midstream.fleet.config import Fleet, LocalHost
-from midstream.hosts.open import Hosts
-from midstream.migrate import preflight
+from midstream.fleet.fleet import Fleet, LocalHost
+from midstream.hosts.host_pool import Hosts
+from midstream.migrate.checkpoint_store import shelf_of
 from midstream.migrate.model import Request
-from midstream.migrate.plan import make_plan
-from midstream.migrate.shelf import shelf_of
+from midstream.migrate.planning import preflight
+from midstream.migrate.planning.plan import make_plan
 from midstream.watch.watcher import look_once
 from midstream_engine import records
-from run_directory import RunDirectory
+from support.run_directory import RunDirectory
 
 CONFIG = "model: {type: gpt2}\ntrainer: {train_batch_size: 32, num_train_steps: 100000}\n"
 

@@ -11,15 +11,15 @@ import pytest
 import yaml
 
 from midstream.errors import MidstreamError
-from midstream.fleet.config import Fleet, LocalHost
-from midstream.hosts.open import Hosts
+from midstream.fleet.fleet import Fleet, LocalHost
+from midstream.hosts.host_pool import Hosts
 from midstream.migrate.model import STOP, Request
-from midstream.migrate.plan import make_plan
-from midstream.migrate.run_config import LIMIT, agreed_config, check_config, parse_config
+from midstream.migrate.planning.plan import make_plan
+from midstream.migrate.planning.source_config import LIMIT, agreed_config, check_config, parse_config
 from midstream.watch.watcher import look_once
 from midstream_engine import records
 from midstream_engine.config.load import from_mapping
-from run_directory import RunDirectory
+from support.run_directory import RunDirectory
 
 PLAIN = "model: {seq_len: 8}\ntrainer: {train_batch_size: 4, num_train_steps: 100}\n"
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.errors import UsageError
-from midstream.migrate import schedule
-from midstream.migrate.schedule import Rhythm, explain, rhythm
+from midstream.migrate.planning import schedule_change
+from midstream.migrate.planning.schedule_change import Rhythm, explain, rhythm
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.optimizer import OptimizerConfig
 from midstream_engine.optim.schedule import learning_rate
@@ -75,7 +75,12 @@ def test_more_steps_and_a_larger_batch_are_explained():
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [(schedule.STEPS, "many"), (schedule.STEPS, "0"), (schedule.BATCH, "x"), (schedule.BATCH, "[{start: 1}]")],
+    [
+        (schedule_change.STEPS, "many"),
+        (schedule_change.STEPS, "0"),
+        (schedule_change.BATCH, "x"),
+        (schedule_change.BATCH, "[{start: 1}]"),
+    ],
 )
 def test_what_cannot_be_read_is_refused(name: str, text: str):
     with pytest.raises(UsageError, match="is n"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.errors import MidstreamError
-from midstream.migrate.shape import batch_shape, batch_sizes, check_axes
+from midstream.migrate.planning.batch_shape import batch_shape, batch_sizes, check_axes
 from midstream_engine.records import ArrayEntry
 
 

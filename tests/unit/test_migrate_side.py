@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import MidstreamError, RemoteError, UsageError
-from midstream.fleet.config import Fleet, HostsTarget, LocalHost, Target
-from midstream.hosts.open import Hosts
-from midstream.migrate.side import Side, hosts_of_run, target_of
+from midstream.fleet.fleet import Fleet, HostsTarget, LocalHost, Target
+from midstream.hosts.host_pool import Hosts
+from midstream.migrate.host_group import Side, hosts_of_run, target_of
 from midstream.watch.watcher import look_once
 from midstream_engine import records
-from run_directory import RunDirectory
+from support.run_directory import RunDirectory
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -88,7 +88,7 @@ def test_a_run_lives_while_a_process_of_it_lives_on_any_host(
     Path(runs["b"].paths.config).write_text("a: 1\n")
     words = {"root": b.root, "run_id": "r", "number": 1, "argv": SLEEPER, "env": {}}
     order = records.Order(records.RESTORE, epoch=1, migration="m").to_json()
-    started = b.call("engine.start", process=1, group=["a", "b"], order=order, **words)
+    started = b.call("runs.attempts.start", process=1, group=["a", "b"], order=order, **words)
     try:
         assert pair.describe()["alive"]
         assert pair.living_attempt() == 1

@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 
 from midstream.errors import HostError, MidstreamError
-from midstream.fleet.load import load_fleet
-from midstream.hosts.open import Hosts
-from midstream.migrate import directory, model, stream
-from midstream.migrate.journal import Journal, read_events
-from midstream.migrate.move import Move
+from midstream.fleet.fleet_file import load_fleet
+from midstream.hosts.host_pool import Hosts
+from midstream.migrate import model
+from midstream.migrate.execution import migration_directory
+from midstream.migrate.execution.journal import Journal, read_events
+from midstream.migrate.execution.migration import Move
+from midstream.migrate.phases import streamed_copy
 from midstream.watch.watcher import Watch
 from midstream_engine import records
-from trees import cell, files
+from support.trees import cell, files
 from unit.sample_plan import PLAN
 
 NAME = "step-9-a001"
@@ -36,7 +38,7 @@ def move(tmp_path: Path) -> Move:
     file.write_text("".join(["hosts:\n", *(f'  {n}: {{type: local, root: "{tmp_path}/{n}"}}\n' for n in ("a", "b"))]))
     fleet = load_fleet(file)
     plan = replace(PLAN, migration="m", mode=model.HANDOVER)
-    place = directory.create(plan, fleet.text)
+    place = migration_directory.create(plan, fleet.text)
     hosts = Hosts(fleet)
     return Move(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts))
 
@@ -79,8 +81,8 @@ EARLIER = [{"path": path, "size": len(data), "sha256": "0" * 64} for path, data 
 def test_what_is_whole_goes_ahead_and_the_manifest_decides(
     move: Move, monkeypatch: pytest.MonkeyPatch, case: str, left: int
 ):
-    monkeypatch.setattr(stream, "WORTHWHILE", 0)
-    monkeypatch.setattr(stream, "WORTH_A_LOOK", 0)
+    monkeypatch.setattr(streamed_copy, "WORTHWHILE", 0)
+    monkeypatch.setattr(streamed_copy, "WORTH_A_LOOK", 0)
     paths, target = move.source_paths, Path(move.target_paths.checkpoint(NAME))
     Path(paths.attempt(1).dir).mkdir(parents=True)
     records.first_fence("a").write(paths.fence)
@@ -95,9 +97,9 @@ def test_what_is_whole_goes_ahead_and_the_manifest_decides(
         (older / A).parent.mkdir(parents=True)
         (older / A).write_bytes(CONTENTS[A])
         replace(earlier, objects=[frozen]).write(str(older / records.MANIFEST))
-    with stream.Streamed() as streamed:
+    with streamed_copy.Streamed() as streamed:
         try:
-            answer = stream.stream_until_answered(move, 1, 3, 5, earlier, streamed)
+            answer = streamed_copy.stream_until_answered(move, 1, 3, 5, earlier, streamed)
         finally:
             saving.join()
         assert (answer.state, streamed.name) == (records.STOPPED, NAME)
@@ -109,12 +111,12 @@ def test_what_is_whole_goes_ahead_and_the_manifest_decides(
         assert not (target / records.MANIFEST).exists(), "what has arrived is no checkpoint yet"
         if case == "killed":  # whoever goes on knows of nothing that was sent
             streamed.drop()
-            streamed = stream.Streamed()
+            streamed = streamed_copy.Streamed()
         if case in ("killed", "rewritten"):  # parts of objects that were cut on their way
             left_over = target.parent / ".incoming/dead"
             left_over.mkdir(parents=True)
             (left_over / "part").write_bytes(b"first")
-        assert stream.complete(move, NAME, streamed) <= left
+        assert streamed_copy.complete(move, NAME, streamed) <= left
     here = Path(paths.checkpoint(NAME))
     for path in (*CONTENTS, records.MANIFEST):
         assert (target / path).read_bytes() == (here / path).read_bytes()
@@ -136,8 +138,11 @@ def test_a_source_whose_follower_ends_is_asked_in_other_ways(move: Move):
     attempt = move.source_paths.attempt(1)
     Path(attempt.dir).mkdir(parents=True)
     Path(attempt.status()).write_text("no status at all")
-    with stream.Streamed() as streamed, pytest.raises(HostError, match=r"follows the save there has ended: .*status"):
-        stream.stream_until_answered(move, 1, 3, 5, None, streamed)
+    with (
+        streamed_copy.Streamed() as streamed,
+        pytest.raises(HostError, match=r"follows the save there has ended: .*status"),
+    ):
+        streamed_copy.stream_until_answered(move, 1, 3, 5, None, streamed)
 
 
 @pytest.mark.parametrize(
@@ -154,14 +159,16 @@ def test_a_source_names_only_what_was_asked_for_of_the_checkpoint_that_it_saves(
     move: Move, monkeypatch: pytest.MonkeyPatch, line: dict[str, Any], said: str
 ):
     """Its own program would not say so: these are the lines of another one."""
-    monkeypatch.setattr(stream, "WORTHWHILE", 1 << 40)  # what is asked for is known, and nothing is opened for it
+    monkeypatch.setattr(
+        streamed_copy, "WORTHWHILE", 1 << 40
+    )  # what is asked for is known, and nothing is opened for it
     lines = iter([{"event": "named", "name": NAME}, line] if line["event"] == "whole" else [line])
 
     @contextlib.contextmanager
-    def following(*_: Any) -> Iterator[stream.News]:
+    def following(*_: Any) -> Iterator[streamed_copy.News]:
         yield lambda seconds: next(lines)
 
-    monkeypatch.setattr(stream, "_following", following)
+    monkeypatch.setattr(streamed_copy, "_following", following)
     earlier = records.Manifest(records.FORMAT, 1, "r", 4, 1, 1, 0.0, "d", [], EARLIER)
-    with stream.Streamed() as streamed, pytest.raises(MidstreamError, match=re.escape(said)):
-        stream.stream_until_answered(move, 1, 3, 5, earlier, streamed)
+    with streamed_copy.Streamed() as streamed, pytest.raises(MidstreamError, match=re.escape(said)):
+        streamed_copy.stream_until_answered(move, 1, 3, 5, earlier, streamed)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from midstream.fleet.config import LocalHost
-from midstream.hosts.far import start_program
-from midstream.hosts.local import LocalMachine
-from midstream.hosts.programs import reports
-from midstream.remote import peer
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.local_host import LocalMachine
+from midstream.hosts.rpc.remote_call import start_program
+from midstream.hosts.rpc.remote_program import reports
+from midstream.remote.copy import tls_peer
 from midstream.transfer.route import Ends, make_ends
 
 
@@ -24,7 +24,7 @@ class Listening:
     def __init__(self, host: LocalMachine):
         self.host = host
         self.ends: Ends = make_ends(host, host)
-        self.process = start_program(host, "peer.answer", {"peer": self.ends.listener(None)})
+        self.process = start_program(host, "copy.tls_peer.answer", {"peer": self.ends.listener(None)})
         self.lines = reports(self.process)
         self.port: int = next(self.lines)["port"]
 
@@ -33,7 +33,7 @@ class Listening:
 
     def knock(self) -> dict:
         """The real peer calls."""
-        return self.host.call("peer.knock", peer=self.ends.dialer(["127.0.0.1"], self.port))
+        return self.host.call("copy.tls_peer.knock", peer=self.ends.dialer(["127.0.0.1"], self.port))
 
 
 @pytest.fixture
@@ -105,13 +105,13 @@ def test_a_flood_of_callers_keeps_nobody_out(listening: Listening):
 def test_who_shows_another_certificate_is_not_let_in(listening: Listening):
     stranger = make_ends(listening.host, listening.host).dialer(["127.0.0.1"], listening.port)
     stranger["trusted"] = listening.ends.dialer([], 0)["trusted"]
-    found = listening.host.call("peer.knock", peer=stranger)
+    found = listening.host.call("copy.tls_peer.knock", peer=stranger)
     assert found["address"] is None
     assert listening.knock()["address"] == "127.0.0.1"
 
 
 def test_a_listener_that_never_ends_its_handshake_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(peer, "HANDSHAKE", 1.0)
+    monkeypatch.setattr(tls_peer, "HANDSHAKE", 1.0)
     host = LocalMachine("here", LocalHost(root=str(tmp_path)))
     stopped = threading.Event()
 
@@ -127,7 +127,7 @@ def test_a_listener_that_never_ends_its_handshake_is_given_up(monkeypatch: pytes
         thread = threading.Thread(target=drip)
         thread.start()
         dialer = make_ends(host, host).dialer(["127.0.0.1"], listener.getsockname()[1])
-        found = peer.knock(dialer)
+        found = tls_peer.knock(dialer)
         stopped.set()
         thread.join()
     assert found["address"] is None

@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from midstream.errors import MidstreamError
-from midstream.migrate.run_config import parse_config
+from midstream.migrate.planning.source_config import parse_config
 from midstream.plain_yaml import load_plain
-from midstream.watch import resolved
+from midstream.watch import resolved_config
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 ODD = {
@@ -31,6 +31,6 @@ def test_what_is_not_plain_is_refused(text: str):
     with pytest.raises((yaml.YAMLError, ValueError, RecursionError)):
         load_plain(text)
     with pytest.raises(MidstreamError, match="cannot be read"):
-        resolved.changes("a: 1", text)
+        resolved_config.changes("a: 1", text)
     with pytest.raises(MidstreamError, match=r"lab:/x/run\.yaml"):
         parse_config(text, "lab:/x/run.yaml")

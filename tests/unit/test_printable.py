@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostile_words import ALL, SEQUENCES, unsafe
 from midstream.errors import MidstreamError
 from midstream.output import Output, table
 from midstream.printable import excerpt, printable, printable_values, without_controls
+from support.hostile_text import ALL, SEQUENCES, unsafe
 
 
 def test_every_character_that_is_no_text_is_shown_as_an_escape():

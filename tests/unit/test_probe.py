@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import midstream.remote
-from midstream.fleet.config import LocalHost
-from midstream.hosts.far import start_program
-from midstream.hosts.local import LocalMachine
-from midstream.remote import machine, probe
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.local_host import LocalMachine
+from midstream.hosts.rpc.remote_call import start_program
+from midstream.remote.machine import gauges, probe
 from midstream_engine import records
-from run_directory import RunDirectory, dead_process, row
+from support.run_directory import RunDirectory, dead_process, row
 
 
 class Told:
@@ -211,14 +211,14 @@ def test_a_beat_describes_the_machine(tmp_path: Path):
     assert 0 < beat["memory_used"] < beat["memory_total"]
     assert 0 < beat["disk_free"] <= beat["disk_total"]
     assert beat["accelerators"] == [{"index": 0, "kind": "cpu"}, {"index": 1, "kind": "cpu"}]
-    identity = machine.identity()
+    identity = gauges.identity()
     assert identity["cpus"] >= 1
     assert identity["platform"].startswith("Linux-")
 
 
 def test_as_a_program_it_answers_pings_and_ends_with_its_operator(tmp_path: Path):
     host = LocalMachine("here", LocalHost(root=str(tmp_path)))
-    process = start_program(host, "probe.main", {"root": host.root, "interval": 0.05, "devices": 1})
+    process = start_program(host, "machine.probe.main", {"root": host.root, "interval": 0.05, "devices": 1})
     hello = json.loads(process.stdout.readline())
     assert hello["event"] == "hello"
     process.stdin.write(b'{"ping": 41}\n{"ping": 42}\n')

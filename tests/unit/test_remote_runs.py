@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from midstream.remote import hands, runs
+from midstream.remote.runs import ownership, run_state
 from midstream_engine import records
-from run_directory import RunDirectory, dead_process
+from support.run_directory import RunDirectory, dead_process
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_an_attempt_belongs_to_one_claimer_alone(root: str):
 
     def claim(_: int) -> int:
         together.wait()
-        return runs.claim_attempt(root, "run")
+        return run_state.claim_attempt(root, "run")
 
     with ThreadPoolExecutor(claimers) as pool:
         claimed = list(pool.map(claim, range(claimers)))
@@ -42,28 +42,28 @@ def test_an_attempt_belongs_to_one_claimer_alone(root: str):
 
 
 def test_attempts_go_on_from_the_highest_of_all_hosts(root: str):
-    assert runs.claim_attempt(root, "run", at_least=7) == 7
-    assert runs.claim_attempt(root, "run", at_least=3) == 8
+    assert run_state.claim_attempt(root, "run", at_least=7) == 7
+    assert run_state.claim_attempt(root, "run", at_least=3) == 8
 
 
 def test_a_run_id_cannot_leave_the_root(root: str):
     with pytest.raises(records.RecordError, match="run id"):
-        runs.claim_attempt(root, "../../etc")
+        run_state.claim_attempt(root, "../../etc")
     with pytest.raises(records.RecordError, match="run id"):
-        hands.put_fence(root, "a/b", records.first_fence("here").to_json())
+        ownership.put_fence(root, "a/b", records.first_fence("here").to_json())
 
 
 def test_runs_are_directories_with_attempts(root: str, tmp_path: Path):
-    assert runs.list_runs(root) == []
-    runs.claim_attempt(root, "b")
-    runs.claim_attempt(root, "a")
+    assert run_state.list_runs(root) == []
+    run_state.claim_attempt(root, "b")
+    run_state.claim_attempt(root, "a")
     (tmp_path / "runs" / "rubbish").mkdir()
     (tmp_path / "runs" / "file").write_text("")
-    assert runs.list_runs(root) == ["a", "b"]
+    assert run_state.list_runs(root) == ["a", "b"]
 
 
 def test_a_run_that_is_not_there_is_described_as_empty(root: str):
-    described = runs.describe(root, "nothing")
+    described = run_state.describe(root, "nothing")
     assert (described["attempt"], described["fence"], described["status"], described["alive"]) == (0, None, None, False)
     assert described["checkpoints"] == []
 
@@ -71,7 +71,7 @@ def test_a_run_that_is_not_there_is_described_as_empty(root: str):
 def test_orders_have_rising_serials(root: str, run: RunDirectory):
     run.attempt(1)
     orders = [records.Order(action).to_json() for action in (records.SAVE, records.STOP, records.SAVE)]
-    assert [hands.give_order(root, "run", 1, order) for order in orders] == [1, 2, 3]
+    assert [ownership.give_order(root, "run", 1, order) for order in orders] == [1, 2, 3]
     assert records.Order.read(run.attempt(1).order).serial == 3
 
 
@@ -79,13 +79,13 @@ def test_a_serial_is_past_the_one_that_the_engine_carried_out(root: str, run: Ru
     run.status(1, records.TRAINING, 3)
     status = json.loads(Path(run.attempt(1).status()).read_text())
     records.write_json(run.attempt(1).status(), {**status, "order": 5})
-    assert hands.give_order(root, "run", 1, records.Order(records.STOP).to_json()) == 6
+    assert ownership.give_order(root, "run", 1, records.Order(records.STOP).to_json()) == 6
 
 
 def test_an_order_without_an_action_is_refused_before_it_is_written(root: str, run: RunDirectory):
     run.attempt(1)
     with pytest.raises(records.RecordError, match="lacks action"):
-        hands.give_order(root, "run", 1, {"epoch": 2})
+        ownership.give_order(root, "run", 1, {"epoch": 2})
     assert not Path(run.attempt(1).order).exists()
 
 
@@ -97,31 +97,31 @@ def test_only_the_very_process_is_signalled(root: str, run: RunDirectory):
         assert identity is not None
         stranger = records.ProcessIdentity(identity.boot_id, identity.pid, identity.start_ticks - 1)
         run.status(1, records.TRAINING, 3, stranger)
-        assert runs.signal(root, "run", 1, "SIGTERM") is False
+        assert run_state.signal(root, "run", 1, "SIGTERM") is False
         assert child.poll() is None
         run.status(1, records.TRAINING, 3, identity)
-        assert runs.signal(root, "run", 1, "SIGTERM") is True
+        assert run_state.signal(root, "run", 1, "SIGTERM") is True
         assert child.wait(20) == -signal.SIGTERM
-    assert runs.signal(root, "run", 1, "SIGTERM") is False
-    assert runs.signal(root, "run", 2, "SIGTERM") is False, "there is no such attempt"
+    assert run_state.signal(root, "run", 1, "SIGTERM") is False
+    assert run_state.signal(root, "run", 2, "SIGTERM") is False, "there is no such attempt"
 
 
 def test_a_living_source_is_not_sealed_from_outside(root: str, run: RunDirectory):
     run.fence(1)
     run.status(1, records.TRAINING, 3)
-    with pytest.raises(runs.Refused, match="attempt 1 of run runs"):
-        hands.seal(root, "run", 2, "there", 3)
+    with pytest.raises(run_state.Refused, match="attempt 1 of run runs"):
+        ownership.seal(root, "run", 2, "there", 3)
     assert records.Fence.read(run.paths.fence).epoch == 1
 
 
 def test_a_dead_source_is_sealed_once(root: str, run: RunDirectory):
     run.fence(1)
     run.status(1, records.TRAINING, 9, dead_process())
-    sealed = hands.seal(root, "run", 2, "there", 5)
+    sealed = ownership.seal(root, "run", 2, "there", 5)
     assert (sealed["epoch"], sealed["holder"], sealed["sealed_step"]) == (2, "there", 5)
-    assert hands.seal(root, "run", 2, "there", 5) == sealed, "the same again changes nothing"
+    assert ownership.seal(root, "run", 2, "there", 5) == sealed, "the same again changes nothing"
     with pytest.raises(records.RecordError, match="already at epoch 2"):
-        hands.seal(root, "run", 2, "elsewhere", 5)
+        ownership.seal(root, "run", 2, "elsewhere", 5)
     fence = records.Fence.read(run.paths.fence)
     assert fence.accepts(1, 5)
     assert not fence.accepts(1, 6)
@@ -129,25 +129,25 @@ def test_a_dead_source_is_sealed_once(root: str, run: RunDirectory):
 
 def test_a_fence_only_goes_up(root: str, run: RunDirectory):
     first = records.first_fence("here")
-    assert hands.put_fence(root, "run", first.to_json()) == first.to_json()
+    assert ownership.put_fence(root, "run", first.to_json()) == first.to_json()
     second = first.sealed(2, "there", 5)
-    assert hands.put_fence(root, "run", second.to_json())["epoch"] == 2
-    assert hands.put_fence(root, "run", second.to_json())["epoch"] == 2
+    assert ownership.put_fence(root, "run", second.to_json())["epoch"] == 2
+    assert ownership.put_fence(root, "run", second.to_json())["epoch"] == 2
     for old in (first, first.sealed(2, "elsewhere", 5)):
-        with pytest.raises(runs.Refused, match="epoch 2"):
-            hands.put_fence(root, "run", old.to_json())
+        with pytest.raises(run_state.Refused, match="epoch 2"):
+            ownership.put_fence(root, "run", old.to_json())
     assert records.Fence.read(run.paths.fence) == second
 
 
 def test_of_many_who_put_a_fence_one_wins(root: str, run: RunDirectory):
-    hands.put_fence(root, "run", records.first_fence("here").to_json())
+    ownership.put_fence(root, "run", records.first_fence("here").to_json())
     together = threading.Barrier(8)
 
     def put(number: int) -> bool:
         together.wait()
         try:
-            hands.put_fence(root, "run", records.first_fence("here").sealed(2, f"host{number}", 5).to_json())
-        except runs.Refused:
+            ownership.put_fence(root, "run", records.first_fence("here").sealed(2, f"host{number}", 5).to_json())
+        except run_state.Refused:
             return False
         return True
 
@@ -159,23 +159,23 @@ def test_pins_hold_until_they_expire_or_are_taken(root: str, run: RunDirectory):
     name, other = run.checkpoint(5), run.checkpoint(9)
 
     def pinned() -> list[str]:
-        return [point["name"] for point in runs.describe(root, "run")["checkpoints"] if point["pinned"]]
+        return [point["name"] for point in run_state.describe(root, "run")["checkpoints"] if point["pinned"]]
 
-    runs.pin(root, "run", "m1", name, time.time() + 60)
-    runs.pin(root, "run", "m2", other, time.time() - 1)
+    run_state.pin(root, "run", "m1", name, time.time() + 60)
+    run_state.pin(root, "run", "m2", other, time.time() - 1)
     assert pinned() == [name]
-    runs.unpin(root, "run", "m1")
-    runs.unpin(root, "run", "m1")
+    run_state.unpin(root, "run", "m1")
+    run_state.unpin(root, "run", "m1")
     assert pinned() == []
 
 
 def test_metrics_from_an_offset_are_whole_lines(root: str, run: RunDirectory):
-    assert runs.metrics(root, "run", 1) == {"text": "", "offset": 0}
+    assert run_state.metrics(root, "run", 1) == {"text": "", "offset": 0}
     run.text(1, '{"global_step": 0}\n{"glo')
-    first = runs.metrics(root, "run", 1)
+    first = run_state.metrics(root, "run", 1)
     assert first == {"text": '{"global_step": 0}\n', "offset": 19}
     run.text(1, 'bal_step": 1}\n')
-    assert runs.metrics(root, "run", 1, first["offset"])["text"] == '{"global_step": 1}\n'
+    assert run_state.metrics(root, "run", 1, first["offset"])["text"] == '{"global_step": 1}\n'
 
 
 def test_the_last_words_of_a_process_that_ended_meanwhile_are_heard(
@@ -189,4 +189,4 @@ def test_the_last_words_of_a_process_that_ended_meanwhile_are_heard(
         return alive(dead_process())
 
     monkeypatch.setattr(records, "is_alive", ends_now)
-    assert runs.status(root, "run", 1)["status"]["state"] == records.STOPPED
+    assert run_state.status(root, "run", 1)["status"]["state"] == records.STOPPED

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import Exit
-from midstream.fleet.config import LocalHost
-from midstream.hosts.far import start_program
-from midstream.hosts.local import LocalMachine
-from midstream.hosts.programs import Cancelled, reports
-from midstream.remote.tree import INCOMING
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.local_host import LocalMachine
+from midstream.hosts.rpc.remote_call import start_program
+from midstream.hosts.rpc.remote_program import Cancelled, reports
+from midstream.remote.verify.tree import INCOMING
 from midstream.transfer import (
     CopySettings,
     HistoryReport,
@@ -28,7 +28,15 @@ from midstream.transfer import (
 )
 from midstream.transfer.route import make_ends
 from midstream_engine import records
-from trees import assert_same_tree, assert_unfinished, cell, files, random_contents, write_checkpoint, write_tree
+from support.trees import (
+    assert_same_tree,
+    assert_unfinished,
+    cell,
+    files,
+    random_contents,
+    write_checkpoint,
+    write_tree,
+)
 
 
 @pytest.fixture
@@ -80,9 +88,9 @@ def test_the_far_side_needs_no_more_than_python_3_8(pair: Pair, tmp_path: Path) 
     copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(tmp_path / "target"), streams=2)
     assert_same_tree(tmp_path / "target", tmp_path / "source")
     ends = make_ends(pair[1], pair[0])
-    process = start_program(pair[1], "peer.answer", {"peer": ends.listener(None)})
+    process = start_program(pair[1], "copy.tls_peer.answer", {"peer": ends.listener(None)})
     dialer = ends.dialer(["127.0.0.1"], next(reports(process))["port"])
-    assert pair[0].call("peer.knock", peer=dialer)["address"] == "127.0.0.1"
+    assert pair[0].call("copy.tls_peer.knock", peer=dialer)["address"] == "127.0.0.1"
     process.close()
 
 

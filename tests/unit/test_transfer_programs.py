@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 import midstream.remote
-from midstream.hosts.far import job_line
-from midstream.remote import arrivals, frames, objects, sending, staging, tree
-from midstream.remote.allowlist import CHECKPOINT, HISTORY
-from midstream.remote.assembly import Assembly
-from midstream.remote.requested_items import RequestedItems, new_key
-from midstream.transfer.streams import ranges
+from midstream.hosts.rpc.remote_call import job_line
+from midstream.remote.copy import frames, sender, session, staging
+from midstream.remote.copy.allowlist import CHECKPOINT, HISTORY
+from midstream.remote.copy.range_assembly import Assembly
+from midstream.remote.copy.requested_items import RequestedItems, new_key
+from midstream.remote.verify import objects, tree
+from midstream.transfer.stream_pool import ranges
 from midstream_engine import records
-from trees import (
+from support.trees import (
     assert_same_tree,
     cell,
     far_output,
@@ -68,9 +69,9 @@ def said_by(receiver: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
 def send_and_receive(
     source: Path, target: Path, items: list[dict[str, Any]], kind: str = CHECKPOINT
 ) -> list[dict[str, Any]]:
-    sender = far_program("sending.send", {"directory": str(source)})
+    sender = far_program("copy.sender.send", {"directory": str(source)})
     arguments = {"directory": str(target), **RECEIVING, "kind": kind}
-    receiver = far_program("receiving.receive", arguments, stdin=sender.stdout)
+    receiver = far_program("copy.disk_receiver.receive", arguments, stdin=sender.stdout)
     assert sender.stdout is not None
     sender.stdout.close()
     feed(sender, {"items": items[:3]}, {"items": items[3:], "end": True})
@@ -81,7 +82,7 @@ def send_and_receive(
 
 def stream_of(source: Path, items: list[dict[str, Any]]) -> bytes:
     """What a sender writes."""
-    with far_program("sending.send", {"directory": str(source)}) as sender:
+    with far_program("copy.sender.send", {"directory": str(source)}) as sender:
         feed(sender, {"items": items, "end": True})
         assert sender.stdout is not None
         return sender.stdout.read()
@@ -95,7 +96,7 @@ def landed(reports: list[dict[str, Any]], what: str) -> list[Any]:
 def test_what_is_received_is_what_was_sent(tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
-    large, small = frames.PAYLOAD, sending.SMALL
+    large, small = frames.PAYLOAD, sender.SMALL
     special = [0, 1, 17, small, small + 1, large, large - frames.HEADER.size, large + 1, 3 * large - 5]
     sizes = special + [rng.randrange(3000) for _ in range(200)] + [rng.randrange(2 * large) for _ in range(3)]
     rng.shuffle(sizes)
@@ -116,7 +117,7 @@ def test_what_has_landed_is_told_though_nothing_follows(tmp_path: Path) -> None:
     entries = write_tree(tmp_path / "source", {cell("one"): b"1" * 1000, cell("two"): b"2" * 1000})
     arguments = {"directory": str(tmp_path / "target"), **RECEIVING}
     stream = stream_of(tmp_path / "source", whole(entries)).removesuffix(frames.HEADER.pack(frames.FINISH, 0))
-    with far_program("receiving.receive", arguments) as receiver:
+    with far_program("copy.disk_receiver.receive", arguments) as receiver:
         assert receiver.stdin is not None
         assert receiver.stdout is not None
         receiver.stdin.write(stream)
@@ -131,7 +132,7 @@ def test_what_has_landed_is_told_though_nothing_follows(tmp_path: Path) -> None:
 def test_small_files_share_writes_to_the_stream(tmp_path: Path) -> None:
     """1000 files of 100 bytes are one write, not a thousand: the operator's machine sees few, large packets."""
     entries = write_tree(tmp_path, {f"{index}": b"x" * 100 for index in range(1000)})
-    with far_program("sending.send", {"directory": str(tmp_path)}) as sender:
+    with far_program("copy.sender.send", {"directory": str(tmp_path)}) as sender:
         assert sender.stdout is not None
         fcntl.fcntl(sender.stdout, fcntl.F_SETPIPE_SZ, frames.PIPE)
         feed(sender, {"items": whole(entries), "end": True})
@@ -192,7 +193,7 @@ def test_a_stream_that_is_cut_anywhere_names_nothing_that_is_not_whole(tmp_path:
     stream = stream_of(tmp_path / "source", whole(write_tree(tmp_path / "source", contents)))
     for cut in [0, 5, len(stream) - 1, *(rng.randrange(len(stream)) for _ in range(4))]:
         target = tmp_path / f"target-{cut}"
-        receiver = far_program("receiving.receive", {"directory": str(target), **RECEIVING})
+        receiver = far_program("copy.disk_receiver.receive", {"directory": str(target), **RECEIVING})
         said, _ = receiver.communicate(stream[:cut], timeout=60)
         assert json.loads(said.splitlines()[-1]) == {"event": "problem", "kind": "truncated"}
         named = {name: content for name, content in files(target).items() if not name.startswith(tree.INCOMING)}
@@ -200,7 +201,7 @@ def test_a_stream_that_is_cut_anywhere_names_nothing_that_is_not_whole(tmp_path:
 
 
 def test_a_sender_ends_when_its_operator_goes(tmp_path: Path) -> None:
-    with far_program("sending.send", {"directory": str(tmp_path)}) as sender:
+    with far_program("copy.sender.send", {"directory": str(tmp_path)}) as sender:
         assert sender.stdin is not None
         sender.stdin.close()
         assert sender.wait(60) == 1
@@ -208,17 +209,17 @@ def test_a_sender_ends_when_its_operator_goes(tmp_path: Path) -> None:
 
 def test_a_rate_is_kept(tmp_path: Path) -> None:
     """By a sender's own clock, which this test turns: no time passes."""
-    pace = sending.Pace()
+    pace = sender.Pace()
     slept: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
         now = [100.0]
-        patch.setattr(sending.time, "monotonic", lambda: now[0])
+        patch.setattr(sender.time, "monotonic", lambda: now[0])
 
         def sleep(seconds: float) -> None:
             slept.append(seconds)
             now[0] += seconds
 
-        patch.setattr(sending.time, "sleep", sleep)
+        patch.setattr(sender.time, "sleep", sleep)
         pace.rate = 1000.0
         pace._due = now[0]
         for _ in range(50):
@@ -328,14 +329,14 @@ def test_the_manifest_is_refused_while_an_object_is_missing(tmp_path: Path) -> N
     (tmp_path / "target").mkdir()
     stage = staging.Stage(str(tmp_path / "target"), GENERATION)
     with pytest.raises(FileNotFoundError):
-        arrivals.commit(stage, records.MANIFEST, "{}", entries)
+        session.commit(stage, records.MANIFEST, "{}", entries)
     stage.leave()
     assert_same_tree(tmp_path / "target", {})
 
 
 def verified(directory: Path) -> list[dict[str, Any]]:
     arguments = {"directory": str(directory), "manifest": records.MANIFEST}
-    return [json.loads(line) for line in far_output("tree.verify", arguments).splitlines()]
+    return [json.loads(line) for line in far_output("verify.tree.verify", arguments).splitlines()]
 
 
 def test_verifying_recomputes_the_root_digest_from_the_bytes(tmp_path: Path) -> None:
@@ -382,7 +383,9 @@ def test_far_modules_are_spelled_in_python_3_8(name: str) -> None:
     ast.parse(source.read_text(), feature_version=(3, 8))
 
 
-@pytest.mark.parametrize("function", ["sending.send", "receiving.receive", "objects.describe", "arrivals.serve"])
+@pytest.mark.parametrize(
+    "function", ["copy.sender.send", "copy.disk_receiver.receive", "verify.objects.describe", "copy.session.serve"]
+)
 def test_a_stream_begins_without_what_is_dear_to_import(function: str) -> None:
     """Both ends of every stream are interpreters that begin with it."""
     job = json.loads(job_line(function, {}, program=True))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from midstream.fleet.config import LocalHost
-from midstream.hosts.local import LocalMachine
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.local_host import LocalMachine
 from midstream.transfer import Place, Progress, TransferError, collect_objects, fan_out, verify_objects
 from midstream_engine import records
-from trees import assert_same_tree, files, write_checkpoint
+from support.trees import assert_same_tree, files, write_checkpoint
 
 
 @pytest.fixture

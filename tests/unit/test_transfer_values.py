@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from midstream.errors import UsageError
-from midstream.fleet.config import LocalHost
-from midstream.fleet.load import parse_fleet
-from midstream.fleet.quantities import parse_ports, parse_rate
-from midstream.hosts.local import LocalMachine
-from midstream.transfer.history import _Both, _sort_out
+from midstream.fleet.fleet import LocalHost
+from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.units import parse_ports, parse_rate
+from midstream.hosts.local_host import LocalMachine
+from midstream.transfer.copy_history import _Both, _sort_out
+from midstream.transfer.copy_settings import CopySettings, of_hosts, ports_of
 from midstream.transfer.progress import Meter
-from midstream.transfer.settings import CopySettings, of_hosts, ports_of
-from midstream.transfer.streams import CHUNK, LEAST, STOCK, WORTHWHILE, Load, split, worthwhile
+from midstream.transfer.stream_pool import CHUNK, LEAST, STOCK, WORTHWHILE, Load, split, worthwhile
 
 MIB = 1 << 20
 

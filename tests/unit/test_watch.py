@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from midstream.fleet.config import Fleet, HostConfig, LocalHost, SshHost
-from midstream.hosts.open import Hosts
-from midstream.watch.model import DOWN, LIVE, STALE, Snapshot
+from midstream.fleet.fleet import Fleet, HostConfig, LocalHost, SshHost
+from midstream.hosts.host_pool import Hosts
+from midstream.watch.snapshot import DOWN, LIVE, STALE, Snapshot
 from midstream.watch.watcher import Watch, look_once
 from midstream_engine import records
-from run_directory import RunDirectory, dead_process
-from watching import PATIENCE, run_of, seen
+from support.run_directory import RunDirectory, dead_process
+from support.watching import PATIENCE, run_of, seen
 
 INTERVAL = 0.05
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from midstream.errors import HostError
-from midstream.watch import allowance
-from midstream.watch.allowance import Allowance
+from midstream.watch import line_limits
+from midstream.watch.line_limits import Allowance
 
 
 def test_runs_without_end_are_refused():
     counted = Allowance("lab")
-    for number in range(allowance.MOST_RUNS):
+    for number in range(line_limits.MOST_RUNS):
         counted.take(100, {"event": "log", "run": f"r{number}"})
     with pytest.raises(HostError, match="lab: its probe reports more than 4096 runs: closed"):
         counted.take(100, {"event": "log", "run": "one-more"})
@@ -36,7 +36,7 @@ def test_a_run_that_is_no_longer_there_is_not_counted():
 
 def test_metrics_have_a_limit_of_their_own():
     counted = Allowance("lab")
-    for _ in range(allowance.METRICS_LIMIT >> 20):
+    for _ in range(line_limits.METRICS_LIMIT >> 20):
         counted.take(1 << 20, {"event": "metrics", "run": "a"})
     with pytest.raises(HostError, match="more than 2 GiB of metrics"):
         counted.take(1, {"event": "metrics", "run": "a"})

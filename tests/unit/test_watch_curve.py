@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.watch.curve import Curve
+from midstream.watch.loss_curve import Curve
 from midstream_engine import records
 
 

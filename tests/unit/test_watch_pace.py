@@ -10,9 +10,9 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from midstream.hosts.backoff import LONGEST, Backoff
-from midstream.hosts.turns import Turns
-from midstream.watch import pace
-from midstream.watch.pace import Pace
+from midstream.hosts.concurrency_limit import Turns
+from midstream.watch import poll_interval
+from midstream.watch.poll_interval import Pace
 
 
 class Machine:
@@ -40,7 +40,7 @@ def test_few_hosts_keep_their_pace_whatever_else_the_process_does():
 
 def test_many_hosts_are_looked_at_seldomer_from_the_beginning():
     assert Machine().made(hosts=200).seconds == 4.0
-    assert Machine().made(hosts=10_000).seconds == pace.LONGEST
+    assert Machine().made(hosts=10_000).seconds == poll_interval.LONGEST
 
 
 def test_what_costs_too_much_is_done_seldomer_and_what_costs_little_more_often():
@@ -75,9 +75,9 @@ def test_the_cost_settles_at_what_is_aimed_at(look: float, hosts: int):
         cost = hosts * look / made.seconds
         machine.pass_by(5.0, cost)
         made.measure()
-    assert 1.0 <= made.seconds <= pace.LONGEST
-    assert cost <= pace.AIM * pace.MARGIN * 1.01 or made.seconds == pace.LONGEST
-    assert cost >= pace.AIM / pace.MARGIN * 0.79 or made.seconds == 1.0
+    assert 1.0 <= made.seconds <= poll_interval.LONGEST
+    assert cost <= poll_interval.AIM * poll_interval.MARGIN * 1.01 or made.seconds == poll_interval.LONGEST
+    assert cost >= poll_interval.AIM / poll_interval.MARGIN * 0.79 or made.seconds == 1.0
 
 
 def test_pauses_double_up_to_a_limit_and_are_never_the_same_for_all():

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from midstream.watch.model import LIVE
-from midstream.watch.plain import LOOK_LIMIT, SECTIONS, PlainReader, command
-from midstream.watch.store import Store
+from midstream.watch.shell_probe import LOOK_LIMIT, SECTIONS, PlainReader, command
+from midstream.watch.snapshot import LIVE
+from midstream.watch.snapshot_store import Store
 from unit import recordings
 
 GIB = 1 << 30

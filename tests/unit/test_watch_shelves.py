@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from lab.bucket import BucketServer, Fault
 from midstream.cli import main
 from midstream.errors import Exit
-from midstream.fleet.config import Fleet, LocalHost
-from midstream.hosts.open import Hosts
+from midstream.fleet.fleet import Fleet, LocalHost
+from midstream.hosts.host_pool import Hosts
 from midstream.tui.actions import FleetActions
-from midstream.watch.model import Snapshot
-from midstream.watch.store import Store
+from midstream.watch.snapshot import Snapshot
+from midstream.watch.snapshot_store import Store
 from midstream.watch.watcher import Watch, look_once
 from midstream_engine import records
-from run_directory import RunDirectory
-from watching import PATIENCE, run_of, seen
+from simulators.bucket import BucketServer, Fault
+from support.run_directory import RunDirectory
+from support.watching import PATIENCE, run_of, seen
 
 URL = "gs://runs/lab"
 PREFIX = "lab/runs/run"

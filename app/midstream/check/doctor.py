@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from midstream.check.model import FAIL, PASS, WARN, Check, judge
+from midstream.bundled_files import shipped
+from midstream.check.check_result import FAIL, PASS, WARN, Check, judge
 from midstream.errors import UsageError
-from midstream.fleet.load import default_fleet_path, load_fleet
-from midstream.remote import checks
-from midstream.shipped import shipped
+from midstream.fleet.fleet_file import default_fleet_path, load_fleet
+from midstream.remote.machine import checks
 
 PACKAGES = ("paramiko", "textual", "draccus", "PyYAML")
 GOOGLE = ("google-cloud-storage", "google-cloud-tpu")

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from midstream.bundled_files import shipped
 from midstream.errors import Exit, MidstreamError
 from midstream.output import Output, has_screen
-from midstream.shipped import shipped
 
 if TYPE_CHECKING:
-    from midstream.demo.place import Place
-    from midstream.fleet.config import Fleet
-    from midstream.hosts.open import Hosts
+    from midstream.demo.directory import Place
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import Hosts
 
 CONFIG = "configs/gpt2_nano.yaml"
 RUN = "demo"
@@ -59,7 +59,7 @@ def _needs_the_engine() -> None:
 
 
 def _fleet(root: Path) -> Fleet:
-    from midstream.fleet.load import load_fleet
+    from midstream.fleet.fleet_file import load_fleet
 
     root.mkdir(parents=True, exist_ok=True)
     file = root / "fleet.yaml"
@@ -75,7 +75,7 @@ def _screen(options: argparse.Namespace, output: Output) -> int:
         raise MidstreamError(
             "the demo's screen needs a terminal", "midstream --demo --headless does the same without one", Exit.USAGE
         )
-    from midstream.demo.place import take
+    from midstream.demo.directory import take
     from midstream.tui.app import run_tui
 
     with _kept(take(output.talk), output) as (fleet, hosts):
@@ -89,8 +89,8 @@ def _screen(options: argparse.Namespace, output: Output) -> int:
 @contextlib.contextmanager
 def _kept(place: Place, output: Output) -> Iterator[tuple[Fleet, Hosts]]:
     """The demo's fleet; whatever happens, nothing that was started there runs afterwards."""
-    from midstream.demo.keeper import Keeper, end_everything
-    from midstream.hosts.open import Hosts
+    from midstream.demo.cleanup_process import Keeper, end_everything
+    from midstream.hosts.host_pool import Hosts
 
     def say(line: str) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone
@@ -112,9 +112,10 @@ def _kept(place: Place, output: Output) -> Iterator[tuple[Fleet, Hosts]]:
 def _end_moves(fleet: Fleet, chosen: str, output: Output) -> None:
     """See the moves that are under way to their end, as was chosen; where nothing was, they finish."""
     from midstream.headless import follow
-    from midstream.migrate import model, process
-    from midstream.migrate.directory import MigrationDirectory, list_migrations
-    from midstream.tui.screens.quit import ROLL_BACK
+    from midstream.migrate import model
+    from midstream.migrate.execution import migration_process
+    from midstream.migrate.execution.migration_directory import MigrationDirectory, list_migrations
+    from midstream.tui.screens.dialogs.quit import ROLL_BACK
 
     for view in list_migrations(fleet):
         if view.state != model.RUNNING:
@@ -122,7 +123,7 @@ def _end_moves(fleet: Fleet, chosen: str, output: Output) -> None:
         seen = MigrationDirectory(view.migration).journal_size()
         try:
             if chosen == ROLL_BACK:
-                process.rollback(view.migration)
+                migration_process.rollback(view.migration)
             output.talk(f"the demo ends after the move of {view.plan.run_id}; ctrl-c ends both at once")
             follow(view.migration, output, seen, on_interrupt="the next midstream --demo continues the move")
         except MidstreamError as error:
@@ -131,14 +132,14 @@ def _end_moves(fleet: Fleet, chosen: str, output: Output) -> None:
 
 def _continues(fleet: Fleet, output: Output) -> bool:
     """Whether a move that the last demo did not see to its end is under way; it is continued."""
-    from midstream.migrate import process
-    from midstream.migrate.directory import list_migrations
+    from midstream.migrate.execution import migration_process
+    from midstream.migrate.execution.migration_directory import list_migrations
 
     begun = [view for view in list_migrations(fleet) if view.open and view.plan.run_id == RUN]
     for view in begun:
         output.talk(f"continuing the move of {RUN} from {view.plan.source} to {view.plan.target}")
         try:
-            process.continue_(view.migration)
+            migration_process.continue_(view.migration)
             return True
         except MidstreamError as error:
             output.talk(f"midstream: {error}")
@@ -148,8 +149,8 @@ def _continues(fleet: Fleet, output: Output) -> bool:
 def _ensure_running(fleet: Fleet, hosts: Hosts, output: Output) -> None:
     """Where the run is already known, its newest copy goes on; a finished one makes place for a new one. A move that
     was interrupted is continued, and starts the run by itself."""
-    from midstream.demo.keeper import living
-    from midstream.launch.run import launch_run
+    from midstream.demo.cleanup_process import living
+    from midstream.launch.launch_run import launch_run
     from midstream_engine import records
 
     if _continues(fleet, output) or any(True for _ in living(fleet, hosts)):
@@ -157,9 +158,9 @@ def _ensure_running(fleet: Fleet, hosts: Hosts, output: Output) -> None:
     place, epoch = "small", 0
     for name in fleet.hosts:
         host = hosts.get(name)
-        if RUN not in host.call("runs.list_runs", root=host.root):
+        if RUN not in host.call("runs.run_state.list_runs", root=host.root):
             continue
-        described = host.call("runs.describe", root=host.root, run_id=RUN)
+        described = host.call("runs.run_state.describe", root=host.root, run_id=RUN)
         status, fence = described["status"], described["fence"]
         if status and status["state"] == records.FINISHED:
             for each in fleet.hosts:
@@ -178,9 +179,9 @@ def _ensure_running(fleet: Fleet, hosts: Hosts, output: Output) -> None:
 def _headless(output: Output) -> int:
     """Launch on `small`, migrate to `large` at a step above 0, certify, stop. Exit 0 when the certificate is valid."""
     from midstream import headless
-    from midstream.demo.place import base, take_at
+    from midstream.demo.directory import base, take_at
     from midstream.flags import parser
-    from midstream.launch.run import launch_run
+    from midstream.launch.launch_run import launch_run
     from midstream.watch.watcher import Watch
 
     run_id = f"demo-{secrets.token_hex(3)}"

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from midstream.errors import HostError
-from midstream.fleet.config import HostConfig, SshHost
+from midstream.fleet.fleet import HostConfig, SshHost
 
 
 def shell_command(name: str, config: HostConfig) -> list[str] | None:
@@ -30,7 +30,7 @@ def shell_command(name: str, config: HostConfig) -> list[str] | None:
         return [os.environ.get("SHELL") or "/bin/sh"]
     if not shutil.which("ssh"):
         return None
-    from midstream.hosts.ssh_settings import resolve
+    from midstream.hosts.ssh.settings import resolve
 
     settings = resolve(name, config)
     words = ["ssh", "-t", *settings.config_words, "-l", settings.user, "-p", str(settings.port)]
@@ -52,8 +52,8 @@ def open_shell(name: str, config: HostConfig) -> int:
     command = shell_command(name, config)
     if command is not None:
         return subprocess.run(command, check=False, env=_environment(os.environ)).returncode
-    from midstream.hosts.ask import DESK, Terminal
-    from midstream.hosts.ssh import SshMachine
+    from midstream.hosts.prompter import DESK, Terminal
+    from midstream.hosts.ssh.ssh_host import SshMachine
 
     assert isinstance(config, SshHost)
     machine = SshMachine(name, config)

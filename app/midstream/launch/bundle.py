@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import midstream_engine
-from midstream.hosts.base import Host
+from midstream.hosts.host import Host
 
 CALL = 300.0  # seconds: a megabyte over a slow link
 
@@ -54,8 +54,10 @@ def build_bundle(package: Path | None = None) -> Bundle:
 def install_engine(host: Host, bundle: Bundle | None = None) -> EngineInstall:
     """Put the engine at ``<root>/engines/<hash>/`` of the host. One that is there and whole is left as it is."""
     bundle = bundle or build_bundle()
-    directory = host.call("engine.installed", root=host.root, digest=bundle.digest)
+    directory = host.call("runs.attempts.installed", root=host.root, digest=bundle.digest)
     if directory is None:
         archive = base64.b64encode(gzip.compress(bundle.tar, mtime=0)).decode()
-        directory = host.call("engine.install", root=host.root, digest=bundle.digest, archive=archive, timeout=CALL)
+        directory = host.call(
+            "runs.attempts.install", root=host.root, digest=bundle.digest, archive=archive, timeout=CALL
+        )
     return EngineInstall(directory, bundle.digest)

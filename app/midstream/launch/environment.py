@@ -12,14 +12,14 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from midstream.fleet.config import HostConfig, LocalHost
-from midstream.hosts.base import Host
-from midstream.hosts.programs import run_program
+from midstream.fleet.fleet import HostConfig, LocalHost
+from midstream.hosts.host import Host
+from midstream.hosts.rpc.remote_program import run_program
 from midstream.launch.errors import LaunchError
-from midstream.launch.flavour import Flavour, choose_flavour
 from midstream.launch.interpreter import bring_python
+from midstream.launch.variant import Flavour, choose_flavour
 from midstream.launch.wheelhouse import collect_wheels, send_wheels
-from midstream.remote.engine import with_setup
+from midstream.remote.runs.attempts import with_setup
 
 MINIMUM = (3, 11)
 MODULES = (
@@ -64,7 +64,7 @@ class Environment:
 def host_flavour(host: Host, config: HostConfig) -> Flavour:
     """Which build of the packages the host needs: asked of it where the fleet file does not say."""
     asked = config.flavour is None and config.devices is None
-    return choose_flavour(host.name, config, host.call("checks.accelerators", timeout=CALL) if asked else {})
+    return choose_flavour(host.name, config, host.call("machine.checks.accelerators", timeout=CALL) if asked else {})
 
 
 def prepare_environment(
@@ -117,7 +117,7 @@ def find_python(host: Host, config: HostConfig, progress: Callable[[str], None] 
         bring_python(host, config.env, progress)
         host.close()
         host.connect()
-    found = host.call("environments.find", minimum=list(MINIMUM), timeout=CALL)
+    found = host.call("machine.environments.find", minimum=list(MINIMUM), timeout=CALL)
     if found["python"] is None:
         wanted = ".".join(map(str, MINIMUM))
         lacks = f"{host.name} has only Python {found['newest']}, and the engine needs {wanted} or newer"
@@ -125,7 +125,7 @@ def find_python(host: Host, config: HostConfig, progress: Callable[[str], None] 
             brought = bring_python(host, config.env, progress)
         except LaunchError as error:
             raise LaunchError(f"{lacks}; {error.message}", error.fix) from error
-        found = host.call("environments.find", minimum=list(MINIMUM), also=[brought], timeout=CALL)
+        found = host.call("machine.environments.find", minimum=list(MINIMUM), also=[brought], timeout=CALL)
         if found["python"] is None:
             raise LaunchError(lacks, f"python: for {host.name} in the fleet file names another")
     return found
@@ -146,11 +146,11 @@ def _build(
 ) -> Environment:
     found = find_python(host, config, progress)
     name = environment_name(lock, found["version"], found["machine"])
-    ready = host.call("environments.ready", root=host.root, name=name)
+    ready = host.call("machine.environments.ready", root=host.root, name=name)
     if ready is None:
         wheels = None
         if config.wheelhouse:
-            libc = host.call("checks.facts", root=host.root)["libc"].rpartition(" ")[2].split(".")
+            libc = host.call("machine.checks.facts", root=host.root)["libc"].rpartition(" ")[2].split(".")
             glibc = (int(libc[0]), int(libc[1])) if len(libc) > 1 else (2, 28)
             collected = collect_wheels(
                 lock,
@@ -170,7 +170,7 @@ def _build(
             "env": dict(config.env),
             "wheels": wheels,
         }
-        for report in run_program(host, "environments.build", arguments, cancel):
+        for report in run_program(host, "machine.environments.build", arguments, cancel):
             if report["event"] == "line" and progress is not None:
                 progress(report["text"])
             elif report["event"] == "problem":
@@ -193,7 +193,7 @@ def _wrong(host: Host, config: HostConfig, python: str, modules: Sequence[str]) 
     """Why the engine would not run with ``python``, in one line; empty where it would."""
     # Its environment may hold what nobody else should read: it goes over stdin, not in a command line.
     answer = host.call(
-        "environments.ask",
+        "machine.environments.ask",
         argv=with_setup([python, "-c", _CHECK, *modules], config.setup),
         env={**config.env, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"},
         timeout=IMPORTS,

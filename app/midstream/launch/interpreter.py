@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midstream.hosts.base import Host
+from midstream.bundled_files import shipped
+from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
-from midstream.shipped import shipped
 
 CALL = 600.0  # seconds for the host to download, or to unpack
 FETCH = 60.0  # seconds without a byte

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream.errors import LostContact
-from midstream.hosts.answers import read_line
-from midstream.hosts.base import Host, Process
-from midstream.hosts.far import START_TIMEOUT, start_program
+from midstream.hosts.host import Host, Process
+from midstream.hosts.rpc.answer_limits import read_line
+from midstream.hosts.rpc.remote_call import START_TIMEOUT, start_program
 from midstream.launch.errors import LaunchError
 
 CALL = 60.0  # seconds for one host to try all addresses of another
@@ -53,9 +53,9 @@ def listening(host: Host, internal: str | None = None, ports: Sequence[int] = ()
     address to be tried. LaunchError where no port is free, LostContact."""
     token = secrets.token_hex(16)
     first, last = (ports[0], ports[-1]) if ports else (0, 0)
-    process = start_program(host, "links.listen", {"token": token, "first": first, "last": last})
+    process = start_program(host, "machine.network.listen", {"token": token, "first": first, "last": last})
     try:
-        line = read_line(process, "links.listen", LINE_LIMIT, silence=START_TIMEOUT)
+        line = read_line(process, "machine.network.listen", LINE_LIMIT, silence=START_TIMEOUT)
         if not line.endswith(b"\n"):
             _ended(host, process)  # LostContact, unless it has exited
         said: dict[str, Any] = json.loads(line or b"{}")
@@ -81,7 +81,7 @@ def try_links(listener: Listener, others: Sequence[Host]) -> list[Link]:
 
     def ask(other: Host) -> Link:
         found = other.call(
-            "links.reach",
+            "machine.network.reach",
             timeout=CALL,
             candidates=list(listener.addresses),
             port=listener.port,
@@ -145,7 +145,7 @@ def check_numbers(hosts: Sequence[Host]) -> None:
     """The workers of a slice are numbered by the service, and jax goes by these numbers: process k has to be started on
     worker k. LaunchError where the order is another; a worker that does not tell its number is taken at its place."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        numbers = list(pool.map(lambda host: host.call("notices.worker", timeout=CALL), hosts))
+        numbers = list(pool.map(lambda host: host.call("machine.preemption_notices.worker", timeout=CALL), hosts))
     for place, (host, number) in enumerate(zip(hosts, numbers, strict=True)):
         if number is not None and number != place:
             raise LaunchError(
@@ -162,13 +162,13 @@ def places(hosts: Sequence[Host]) -> list[list[Host]]:
     tokens = {host.name: secrets.token_hex(16) for host in hosts}
 
     def put(host: Host) -> None:
-        host.call("links.put_token", root=host.root, name=tokens[host.name])
+        host.call("machine.network.put_token", root=host.root, name=tokens[host.name])
 
     def seen(host: Host) -> set[str]:
-        return set(host.call("links.see_tokens", root=host.root, names=list(tokens.values())))
+        return set(host.call("machine.network.see_tokens", root=host.root, names=list(tokens.values())))
 
     def take(host: Host) -> None:
-        host.call("links.take_token", root=host.root, name=tokens[host.name])
+        host.call("machine.network.take_token", root=host.root, name=tokens[host.name])
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from midstream.errors import UsageError
-from midstream.fleet.config import HostConfig
+from midstream.fleet.fleet import HostConfig
 
 
 def read_secrets(host: str, config: HostConfig) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from midstream.errors import HostError
-from midstream.hosts.base import Host
+from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
 
 ENDING = 60.0

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from midstream.check.model import FAIL, PASS, WARN, Check  # noqa: F401  a preflight is made of checks
-from midstream_engine import records, shapes
+from midstream.check.check_result import FAIL, PASS, WARN, Check  # noqa: F401  a preflight is made of checks
+from midstream_engine import json_shapes, records
 
 # How the run crosses over: it stops, is copied and started; the target waits for it, compiled; the target replays it.
 STOP, HANDOVER, OVERTAKE = "stop", "handover", "overtake"
@@ -53,8 +53,8 @@ def _fields(cls: type[Any], value: Any, where: str) -> dict[str, Any]:
 
     Fields that a newer version added are left out; lists become tuples where the field is one."""
     try:
-        shapes.check(cls, value)
-    except shapes.ShapeError as error:
+        json_shapes.check(cls, value)
+    except json_shapes.ShapeError as error:
         raise records.RecordError(f"{where or cls.__name__}: {error}") from None
     known = {each.name: value[each.name] for each in dataclasses.fields(cls) if each.name in value}
     return {name: tuple(item) if isinstance(item, list) else item for name, item in known.items()}
@@ -240,7 +240,7 @@ class Event:
     @classmethod
     def from_json(cls, value: Any) -> Self:
         """ShapeError where a field is missing or of another type."""
-        shapes.check(cls, value)
+        json_shapes.check(cls, value)
         names = ("event", "time", "phase", "state", "message")
         return cls(
             **{name: value[name] for name in names if name in value},

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, cast
 
 from midstream.errors import MidstreamError
-from midstream.remote import gcs
-from midstream.stores.access import Access
+from midstream.remote.gcs import client
+from midstream.stores.bucket_access import Access
 from midstream_engine import records
 
 SCHEME = "gs://"
@@ -47,7 +47,7 @@ class Bucket:
     def put(self, path: str, data: bytes) -> None:
         """Make an object, or replace it, whatever is there."""
         with _errors(f"{self.url}/{path}"):
-            self._blob(path).upload_from_string(data, "application/json", retry=gcs.patient())
+            self._blob(path).upload_from_string(data, "application/json", retry=client.patient())
 
     def delete(self, path: str) -> None:
         """One that is gone is no error."""
@@ -65,7 +65,7 @@ class Bucket:
             raise MidstreamError(f"{self.url}: {error}") from None
 
     def examine(self) -> Iterator[dict[str, Any]]:
-        """Read every object once and check it, as ``midstream.remote.tree.verify`` does on a host. Nothing is kept."""
+        """Read every object once and check it, as ``midstream.remote.verify.tree.verify`` does on a host. Nothing is kept."""
         manifest, there = self.manifest(), self.names()
         with ThreadPoolExecutor(HASHERS) as pool:
             wrong = {
@@ -113,14 +113,14 @@ class Bucket:
 def _errors(what: str) -> Iterator[None]:
     """The client's errors as one line. FileNotFoundError for an object that is not there."""
     try:
-        with gcs.errors(what):
+        with client.errors(what):
             yield
-    except gcs.GcsError as error:
+    except client.GcsError as error:
         raise MidstreamError(error.message, error.fix) from None
 
 
 def _open(access: Access) -> Any:
     try:
-        return gcs.open_client(access.to_json())
-    except gcs.GcsError as error:
+        return client.open_client(access.to_json())
+    except client.GcsError as error:
         raise MidstreamError(error.message, error.fix) from None

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from midstream.transfer.model import Progress
+from midstream.transfer.report import Progress
 
 WINDOW = 10.0  # seconds that the rate is measured over: long enough to be calm, short enough to be true
 

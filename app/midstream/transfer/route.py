@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream.errors import HostError, LostContact
-from midstream.hosts.base import Host, Process
-from midstream.hosts.ssh import SshMachine
-from midstream.hosts.ssh_settings import resolve
-from midstream.remote.requested_items import new_key
-from midstream.stores.host import BucketHost
-from midstream.transfer.carriers import carrier, start, start_stream
+from midstream.hosts.host import Host, Process
+from midstream.hosts.ssh.settings import resolve
+from midstream.hosts.ssh.ssh_host import SshMachine
+from midstream.remote.copy.requested_items import new_key
+from midstream.stores.bucket_host import BucketHost
 from midstream.transfer.certificates import Certificate, make_certificate
-from midstream.transfer.places import Place
-from midstream.transfer.reports import checked_reports
-from midstream.transfer.settings import DIRECT, RELAY, CopySettings, of_hosts, ports_of
+from midstream.transfer.copy_reports import checked_reports
+from midstream.transfer.copy_settings import DIRECT, RELAY, CopySettings, of_hosts, ports_of
+from midstream.transfer.endpoint import Place
 from midstream.transfer.stream import Events, Stream
+from midstream.transfer.transport import carrier, start, start_stream
 
 KNOCKS = 3
 ENOUGH = 0.050  # seconds that were measured, after which one answer more says nothing new
@@ -153,11 +153,13 @@ def _probe_direct(source: Host, target: Host, settings: CopySettings) -> Link:
 def _call(caller: Host, called: Host, settings: CopySettings) -> dict[str, Any]:
     """Let one host listen and the other call it."""
     ends = make_ends(called, caller)
-    listening = _listening(start(called, "peer.answer", {"peer": ends.listener(ports_of(called, settings))}), called)
+    listening = _listening(
+        start(called, "copy.tls_peer.answer", {"peer": ends.listener(ports_of(called, settings))}), called
+    )
     try:
         addresses = [*listening.report.get("addresses", ()), *_known_as(called)]
         dialer = ends.dialer(list(dict.fromkeys(addresses)), listening.report["port"])
-        return caller.call("peer.knock", peer=dialer, timeout=PROBE)
+        return caller.call("copy.tls_peer.knock", peer=dialer, timeout=PROBE)
     finally:
         listening.process.close()
 
@@ -246,16 +248,16 @@ class Route:
             return self._open_direct(self._ends, send, receive, events, key)
         begin = start if small else start_stream
         with ThreadPoolExecutor(2) as pool:  # two handshakes at once
-            sending = pool.submit(begin, self.source.host, "sending.send", send)
-            receiving = pool.submit(begin, self.target.host, "receiving.receive", receive)
+            sending = pool.submit(begin, self.source.host, "copy.sender.send", send)
+            receiving = pool.submit(begin, self.target.host, "copy.disk_receiver.receive", receive)
         return self._stream(sending, receiving, events, key)
 
     def _open_direct(
         self, ends: Ends, send: dict[str, Any], receive: dict[str, Any], events: Events, key: str
     ) -> Stream:
         sides = {
-            SOURCE: (self.source.host, "sending.send", send),
-            TARGET: (self.target.host, "receiving.receive", receive),
+            SOURCE: (self.source.host, "copy.sender.send", send),
+            TARGET: (self.target.host, "copy.disk_receiver.receive", receive),
         }
         called = self.link.listener
         host, function, arguments = sides[called]

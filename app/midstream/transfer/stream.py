@@ -12,11 +12,11 @@ from queue import Queue
 from typing import Any
 
 from midstream.errors import LostContact, MidstreamError
-from midstream.hosts.base import Process
-from midstream.hosts.programs import last_words
-from midstream.remote.requested_items import RequestedItems
-from midstream.transfer.places import Place
-from midstream.transfer.reports import checked_reports
+from midstream.hosts.host import Process
+from midstream.hosts.rpc.remote_program import last_words
+from midstream.remote.copy.requested_items import RequestedItems
+from midstream.transfer.copy_reports import checked_reports
+from midstream.transfer.endpoint import Place
 
 CHUNK = 1 << 18  # bytes taken from the source at once, where the kernel cannot join the pipes
 PIPE = 1 << 20  # bytes a pipe holds
@@ -31,7 +31,7 @@ Events = Queue[tuple[Any, dict[str, Any]]]
 class Stream:
     """Objects on their way. Puts ``(stream, report)`` on ``events``: the receiver's lines as they come, and last
     ``ended``. ``relayed``: the sender's stdout is the receiver's stdin; otherwise they have found each other. ``key``
-    is what the receiver has and the sender has not: it tags each item (`midstream.remote.requested_items`)."""
+    is what the receiver has and the sender has not: it tags each item (`midstream.remote.copy.requested_items`)."""
 
     def __init__(
         self,

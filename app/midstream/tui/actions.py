@@ -14,11 +14,11 @@ from midstream.printable import printable
 from midstream_engine import records
 
 if TYPE_CHECKING:
-    from midstream.fleet.config import Fleet
-    from midstream.hosts.open import Hosts
-    from midstream.hosts.providers.base import Slice
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import Hosts
+    from midstream.hosts.providers.interface import Slice
     from midstream.stores.bucket import Bucket
-    from midstream.watch.model import RunView, Snapshot
+    from midstream.watch.snapshot import RunView, Snapshot
 
 LOG_LIMIT = 16 << 20  # characters of a log that the screen reads
 STOP_TIMEOUT = 600.0  # seconds: the run saves before it stops
@@ -143,46 +143,48 @@ class FleetActions:
     def targets(self) -> tuple[Target, ...]:
         """Those whose hosts are not known now have none: a plan for them says why, and what mends it. A worker of a
         slice is none: alone it has not the devices that it would wait for."""
-        from midstream.hosts.providers import slices
+        from midstream.hosts.providers import fleet_slices
 
         fleet = self._fleet
-        names = [name for name in fleet.target_names if name in fleet.targets or not slices.target_of_host(fleet, name)]
+        names = [
+            name for name in fleet.target_names if name in fleet.targets or not fleet_slices.target_of_host(fleet, name)
+        ]
         return tuple(Target(name, fleet.hosts_of(name)) for name in names)
 
     def make_plan(self, snapshot: Snapshot, request: model.Request) -> model.Plan:
-        from midstream.hosts.providers import slices
-        from midstream.migrate import plan
+        from midstream.hosts.providers import fleet_slices
+        from midstream.migrate.planning import plan
 
         fleet, name = self._fleet, request.target
-        mine, missing = slices.of(fleet).get(name), fleet.absent.get(name)
-        if mine is not None and mine.create and isinstance(missing, slices.Missing):
+        mine, missing = fleet_slices.of(fleet).get(name), fleet.absent.get(name)
+        if mine is not None and mine.create and isinstance(missing, fleet_slices.Missing):
             store = fleet.store_of_target(name)
-            plan.check_ahead(fleet, self._hosts, snapshot, request, store, slices.devices(mine))
-            raise NotMade(missing.message, slices.price(mine))
+            plan.check_ahead(fleet, self._hosts, snapshot, request, store, fleet_slices.devices(mine))
+            raise NotMade(missing.message, fleet_slices.price(mine))
         return plan.make_plan(fleet, self._hosts, snapshot, request)
 
     def create(self, target: str) -> None:
-        from midstream.hosts.providers import slices
+        from midstream.hosts.providers import fleet_slices
 
-        mine = slices.of(self._fleet)[target]
+        mine = fleet_slices.of(self._fleet)[target]
 
         def say(line: str) -> None:
             print(printable(line), file=sys.stderr, flush=True)
 
-        slices.provider(mine).create(target, mine, say)
-        slices.wait_for_login(slices.found(self._fleet, say, only=(target,)), target, say)
+        fleet_slices.provider(mine).create(target, mine, say)
+        fleet_slices.wait_for_login(fleet_slices.found(self._fleet, say, only=(target,)), target, say)
 
     def slices(self) -> Slices:
-        from midstream.hosts.providers import base, slices
+        from midstream.hosts.providers import fleet_slices, interface
 
-        known = slices.of(self._fleet)
-        mine = {slices.place(name, target): name for name, target in known.items()}
+        known = fleet_slices.of(self._fleet)
+        mine = {fleet_slices.place(name, target): name for name, target in known.items()}
         if not mine and not self._fleet.google.projects:
             return Slices(asked=False)
-        told = slices.inventory(self._fleet)
-        there = {each.place for each in told.slices if each.standing not in (base.GONE, base.FAILED)}
+        told = fleet_slices.inventory(self._fleet)
+        there = {each.place for each in told.slices if each.standing not in (interface.GONE, interface.FAILED)}
         wanted = tuple(
-            Wanted(name, place, target.accelerator_type, target.price_class, slices.price(target))
+            Wanted(name, place, target.accelerator_type, target.price_class, fleet_slices.price(target))
             for place, name in mine.items()
             if (target := known[name]).create and place not in there
         )
@@ -190,33 +192,33 @@ class FleetActions:
         return Slices(found, tuple(told.problems), wanted=wanted)
 
     def delete(self, place: str, say: Callable[[str], None]) -> None:
-        from midstream.hosts.providers import slices
+        from midstream.hosts.providers import fleet_slices
 
-        slices.google().delete(place, say)
+        fleet_slices.google().delete(place, say)
 
     def preflight(self, plan: model.Plan) -> Iterator[model.Check]:
-        from midstream.migrate import preflight
+        from midstream.migrate.planning import preflight
 
         return preflight.run_checks(self._fleet, self._hosts, plan)
 
     def start(self, plan: model.Plan) -> str:
-        from midstream.migrate import process
+        from midstream.migrate.execution import migration_process
 
-        return process.start(self._fleet, plan)
+        return migration_process.start(self._fleet, plan)
 
     def rollback(self, migration: str) -> None:
-        from midstream.migrate import process
+        from midstream.migrate.execution import migration_process
 
-        process.rollback(migration)
+        migration_process.rollback(migration)
 
     def continue_(self, migration: str) -> None:
-        from midstream.migrate import process
+        from midstream.migrate.execution import migration_process
 
-        process.continue_(migration)
+        migration_process.continue_(migration)
 
     def stop_run(self, run: RunView) -> None:
-        from midstream.launch.follow import stop_run
-        from midstream.watch.damage import refuse_damaged
+        from midstream.launch.attempt_monitor import stop_run
+        from midstream.watch.damaged_runs import refuse_damaged
 
         if not run.attempt:
             raise MidstreamError(f"run {run.run_id} on {run.host} has no attempt to stop")
@@ -247,13 +249,13 @@ class FleetActions:
         place = self._checkpoint(run, name)
         if run.store:
             return self._bucket(place).manifest()
-        value = self._hosts.get(run.host).call("tree.manifest_value", directory=place, manifest=records.MANIFEST)
+        value = self._hosts.get(run.host).call("verify.tree.manifest_value", directory=place, manifest=records.MANIFEST)
         return records.Manifest.from_json(value, name)
 
     def config(self, run: RunView, attempt: int) -> str:
-        from midstream.watch import resolved
+        from midstream.watch import resolved_config
 
-        return resolved.read(self._hosts, run, attempt)
+        return resolved_config.read(self._hosts, run, attempt)
 
     def read_log(self, run: RunView) -> list[str]:
         from midstream.watch.log_file import log_parts
@@ -268,8 +270,8 @@ class FleetActions:
         return lines
 
     def _bucket(self, place: str) -> Bucket:
-        from midstream.stores.access import access_for
         from midstream.stores.bucket import Bucket
+        from midstream.stores.bucket_access import access_for
 
         return Bucket(place, access_for(self._fleet, place))
 
@@ -280,29 +282,29 @@ class FleetActions:
         return records.RunPaths(self._hosts.get(run.host).root, run.run_id).attempt(attempt).log(0)
 
     def ssh_hosts(self) -> tuple[dict[str, str], list[str], str]:
-        from midstream.fleet.additions import candidates, gcloud_projects
+        from midstream.fleet.ssh_config_hosts import candidates, gcloud_projects
 
         return candidates(self._fleet.hosts), gcloud_projects(), str(self._file)
 
     def add_hosts(self, lines: list[str]) -> None:
-        from midstream.fleet.additions import add_hosts
+        from midstream.fleet.ssh_config_hosts import add_hosts
 
         add_hosts(self._file, lines)
 
     @property
     def _file(self) -> Path:
-        from midstream.fleet.load import default_fleet_path
+        from midstream.fleet.fleet_file import default_fleet_path
 
         return Path(self._fleet.path).expanduser() if self._fleet.path else default_fleet_path()
 
     def shell(self, host: str) -> int:
-        from midstream.hosts.ask import DESK
+        from midstream.hosts.prompter import DESK
         from midstream.hosts.shell import open_shell
 
         DESK.forget()  # who opens a shell may have changed their mind about a key, too
         return open_shell(host, self._fleet.hosts[host])
 
     def migrations(self) -> tuple[model.MigrationView, ...]:
-        from midstream.migrate import directory
+        from midstream.migrate.execution import migration_directory
 
-        return tuple(directory.list_migrations(self._fleet))
+        return tuple(migration_directory.list_migrations(self._fleet))

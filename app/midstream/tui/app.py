@@ -21,28 +21,28 @@ from midstream.errors import MidstreamError
 from midstream.migrate import model
 from midstream.migrate.model import MigrationView, Request
 from midstream.printable import printable
-from midstream.tui import commands, news, palette
+from midstream.tui import commands, notifications, palette
 from midstream.tui.actions import Actions, FleetActions
 from midstream.tui.background import Background
-from midstream.tui.book import Book
-from midstream.tui.ending import Ending
 from midstream.tui.glyphs import ASCII, UNICODE
-from midstream.tui.layout import Layout
-from midstream.tui.pauses import Pauses
+from midstream.tui.responsiveness import Pauses
+from midstream.tui.saved_layout import Layout
+from midstream.tui.screen_state import Source, World
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.fleet import FleetScreen
-from midstream.tui.screens.rows import utilisation
-from midstream.tui.screens.setup import RELOAD
-from midstream.tui.text import NoControls
+from midstream.tui.screens.fleet.add_hosts import RELOAD
+from midstream.tui.screens.fleet.fleet_screen import FleetScreen
+from midstream.tui.screens.fleet.table_rows import utilisation
+from midstream.tui.series_cache import Book
+from midstream.tui.shutdown import Ending
+from midstream.tui.styled_text import NoControls
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.table import Column, Row
-from midstream.tui.world import Source, World
-from midstream.watch.model import LIVE
+from midstream.watch.snapshot import LIVE
 
 if TYPE_CHECKING:
-    from midstream.fleet.config import Fleet
-    from midstream.hosts.open import Hosts
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import Hosts
 
 REPAINT = 0.25  # seconds between repaints, at least, however often hosts report
 TICK = 1.0  # seconds after which ages are painted anew without any change
@@ -147,7 +147,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
     def on_mount(self) -> None:
         self._unsubscribe = self.source.subscribe(self._source_changed)
         if self._start_run:
-            from midstream.tui.screens.run import RunScreen
+            from midstream.tui.screens.run.run_screen import RunScreen
 
             self.push_screen(RunScreen(self._start_run))
         self.set_interval(REPAINT, self._repaint)
@@ -206,7 +206,9 @@ class MidstreamApp(App[int], inherit_bindings=False):
     def _tell(self, before: World) -> None:
         """Toasts, a few at a time: who looks at five hundred hosts must not be buried."""
         looked_at = getattr(self.front, "migration", "")
-        items = [item for item in news.between(before, self.world) if not item.about or item.about != looked_at]
+        items = [
+            item for item in notifications.between(before, self.world) if not item.about or item.about != looked_at
+        ]
         for item in items[:TOLD]:
             self.notify(item.text, severity=item.severity, markup=False)  # type: ignore[arg-type]  # one of three
         if len(items) > TOLD:
@@ -264,8 +266,8 @@ class MidstreamApp(App[int], inherit_bindings=False):
 
     def open_wizard(self, run_id: str, begun: Request | None = None) -> None:
         """The wizard for a run; the move that is under way instead, where there is one."""
-        from midstream.tui.screens.migration import MigrationScreen
-        from midstream.tui.screens.wizard import WizardScreen
+        from midstream.tui.screens.migration.migration_screen import MigrationScreen
+        from midstream.tui.screens.migration.wizard import WizardScreen
 
         under_way = next((view for view in self.world.migrations if view.open and view.plan.run_id == run_id), None)
         if under_way is not None:
@@ -309,7 +311,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
             self.publish()
 
     def action_theme(self) -> None:
-        from midstream.tui.screens.choose import ChooseScreen
+        from midstream.tui.screens.dialogs.choose import ChooseScreen
 
         lines = [
             Row(name, (name, (self.glyphs.full * 2, colours.GOOD), (self.glyphs.full * 2, colours.BAD)))
@@ -338,7 +340,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
         if not self._demo or under_way is None:
             self.exit(0)
             return
-        from midstream.tui.screens.quit import QuitScreen
+        from midstream.tui.screens.dialogs.quit import QuitScreen
 
         def answered(answer: str | None) -> None:
             if answer:
@@ -372,9 +374,9 @@ def run_tui(
 ) -> Ended:
     """Watch the fleet on a screen until a person quits. ``start_run`` is opened first. ``record``: a file that the
     session is written to. ``move``: what the wizard goes on with. ``demo``: what runs ends with the screen."""
-    from midstream.hosts.ask import DESK
-    from midstream.migrate.directory import state_directory
-    from midstream.tui.person import ScreenPerson
+    from midstream.hosts.prompter import DESK
+    from midstream.migrate.execution.migration_directory import state_directory
+    from midstream.tui.dialog_prompter import ScreenPerson
     from midstream.tui.recording import Recorder
     from midstream.watch.watcher import Watch
 

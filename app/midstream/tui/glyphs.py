@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from midstream.migrate import model as migrate
 from midstream.tui import palette
-from midstream.watch import model as watch
+from midstream.watch import snapshot as watch
 from midstream_engine import records
 
 

@@ -18,8 +18,8 @@ from typing import Any, cast
 from midstream.errors import MidstreamError, UsageError
 from midstream.migrate import model
 from midstream.tui.actions import Actions, Slices, Target
-from midstream.watch.model import RunView, Snapshot
-from midstream.watch.store import Store
+from midstream.watch.snapshot import RunView, Snapshot
+from midstream.watch.snapshot_store import Store
 
 VERSION = 1
 HINT = "midstream --record FILE writes one"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from midstream_engine import records
 
 if TYPE_CHECKING:
-    from midstream.watch.model import RunView
+    from midstream.watch.snapshot import RunView
 
 STALLED, DIVERGING, NOT_A_NUMBER = "stalled", "diverging", "nan"
 PATIENCE = 300.0  # seconds without a step, at least

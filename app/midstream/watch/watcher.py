@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from midstream.fleet.config import Fleet
-from midstream.hosts.ask import DESK
-from midstream.hosts.open import Hosts
-from midstream.watch.feed import ENDING, Feed
-from midstream.watch.model import CONNECTING, Snapshot
-from midstream.watch.pace import Pace
-from midstream.watch.shelves import Shelves
-from midstream.watch.store import Heard, Store
+from midstream.fleet.fleet import Fleet
+from midstream.hosts.host_pool import Hosts
+from midstream.hosts.prompter import DESK
+from midstream.watch.bucket_listing import Shelves
+from midstream.watch.host_feed import ENDING, Feed
+from midstream.watch.poll_interval import Pace
+from midstream.watch.snapshot import CONNECTING, Snapshot
+from midstream.watch.snapshot_store import Heard, Store
 
 TOGETHER = 0.25  # seconds: changes within them are told as one
 

@@ -10,7 +10,7 @@ import json
 import sys
 
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.verify import describe, lines, verify_checkpoint
+from midstream_engine.checkpoint.loading.verify import describe, lines, verify_checkpoint
 
 
 def main(arguments: list[str] | None = None) -> int:

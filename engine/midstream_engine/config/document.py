@@ -18,7 +18,7 @@ from typing import Any
 
 import draccus
 
-from midstream_engine.checkpoint.policy import KeepEvery
+from midstream_engine.checkpoint.saving.retention import KeepEvery
 from midstream_engine.config import keys
 from midstream_engine.config.averaging import ModelAveragingConfig
 from midstream_engine.config.data import DataConfig, SourceConfig

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from midstream_engine.checkpoint.policy import KeepEvery, KeepPolicy
+from midstream_engine.checkpoint.saving.retention import KeepEvery, KeepPolicy
 from midstream_engine.config.averaging import ModelAveragingConfig
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.distributed import DistributedConfig

@@ -14,13 +14,13 @@ from typing import Any
 
 from midstream_engine import records
 from midstream_engine.config import ConfigError, load_config
-from midstream_engine.data.batches import TrainingBatches
-from midstream_engine.data.cache import TokenCache
+from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported import Imported, tokenizer_path
-from midstream_engine.data.mixture import Mixture
-from midstream_engine.data.prepare import open_training, open_validation
-from midstream_engine.data.tokenizer import load_tokenizer
+from midstream_engine.data.imported.imported_data import Imported, tokenizer_path
+from midstream_engine.data.order.batches import TrainingBatches
+from midstream_engine.data.order.mixture import Mixture
+from midstream_engine.data.tokenize.prepare import open_training, open_validation
+from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

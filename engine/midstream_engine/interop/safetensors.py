@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from midstream_engine.checkpoint.dtypes import SAFETENSORS, numpy_dtype
-from midstream_engine.checkpoint.objects import bytes_of
-from midstream_engine.checkpoint.packed import unpack
+from midstream_engine.checkpoint.format.dtypes import SAFETENSORS, numpy_dtype
+from midstream_engine.checkpoint.format.objects import bytes_of
+from midstream_engine.checkpoint.format.packed_arrays import unpack
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.records import canonical_json
 

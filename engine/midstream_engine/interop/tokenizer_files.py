@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from midstream_engine.data.imported import SCHEME, write_imported
+from midstream_engine.data.imported.imported_data import SCHEME, write_imported
 
 NAMES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",

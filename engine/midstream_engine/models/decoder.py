@@ -17,7 +17,7 @@ from midstream_engine.models.attention import View, choose_backend
 from midstream_engine.models.axes import BATCH, EMBED, MLP, POSITION
 from midstream_engine.models.layers import Embedding, LayerNorm, Linear, RmsNorm, activation
 from midstream_engine.models.lm import LmModel
-from midstream_engine.models.stack import fold, stack
+from midstream_engine.models.stacked_layers import fold, stack
 
 
 class Decoder(LmModel):

@@ -1,6 +1,6 @@
 """Where metrics go."""
 
-from midstream_engine.tracking.metrics import MetricsFile
-from midstream_engine.tracking.recorder import Recorder
+from midstream_engine.tracking.metrics_file import MetricsFile
+from midstream_engine.tracking.metrics_recorder import Recorder
 
 __all__ = ["MetricsFile", "Recorder"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.config.tracker import TensorboardConfig
-from midstream_engine.tracking.facts import RunFacts
+from midstream_engine.tracking.run_facts import RunFacts
 
 
 class TensorboardTracker:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from midstream_engine.config.tracker import TensorboardConfig, TrackerConfig, WandbConfig
-from midstream_engine.tracking.background import BackgroundTracker
-from midstream_engine.tracking.facts import RunFacts
-from midstream_engine.tracking.metrics import MetricsFile
-from midstream_engine.tracking.recorder import Recorder
+from midstream_engine.tracking.background_tracker import BackgroundTracker
+from midstream_engine.tracking.metrics_file import MetricsFile
+from midstream_engine.tracking.metrics_recorder import Recorder
+from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.tensorboard import TensorboardTracker
 from midstream_engine.tracking.wandb import WandbTracker
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.config.tracker import WandbConfig
-from midstream_engine.tracking.facts import RunFacts
+from midstream_engine.tracking.run_facts import RunFacts
 
 CODE = (".py", ".sh", ".yaml", ".yml", ".toml")  # what counts as code
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.migrate.move import Phase
+from midstream.migrate.execution.migration import Phase
 from midstream.migrate.phases.certify import Certify
 from midstream.migrate.phases.cutover import Cutover
 from midstream.migrate.phases.finish import Finish

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.errors import Exit, MidstreamError
-from midstream.migrate import certificate, certificate_overtake, evidence, ledger, outlook, picture
-from midstream.migrate.gone import unless_taken_back
+from midstream.migrate.execution.migration import Move, pinned_there, replayed
+from midstream.migrate.failover.preemption import unless_taken_back
 from midstream.migrate.model import CERTIFY, Certificate
-from midstream.migrate.move import Move, pinned_there, replayed
 from midstream.migrate.phases.cutover import bring_state
-from midstream.migrate.stream import Streamed
-from midstream.watch.model import RunView
+from midstream.migrate.phases.streamed_copy import Streamed
+from midstream.migrate.planning import estimate
+from midstream.migrate.proof import certificate, curve_picture, downtime_report, live_certificate, restore_evidence
+from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
 EVIDENCE_TIMEOUT = 1800.0
@@ -67,17 +68,17 @@ class Certify:
         facts = {name: move.journal.known(name) for name in ("rehearsal", "standby_attempt", "crossing_step")}
         with pinned_there(move, sealed["checkpoint"]):
             bring_state(move, sealed["checkpoint"], Streamed())
-            proof = certificate_overtake.gather(source, target, plan, sealed, facts)
+            proof = live_certificate.gather(source, target, plan, sealed, facts)
         if proof is None:
             raise NotCertified(f"the target's attempt on {target.name} left no evidence of its start", "see its log")
         run = move.wait_for("the promoted run", target.name, lambda run: bool(run.curve), EVIDENCE_TIMEOUT)
         step = sealed["step"]
-        theirs = evidence.losses(source, plan.run_id, sealed["attempt"], step - 1, step - 1)
-        ours = evidence.losses(target, plan.run_id, int(facts["standby_attempt"]), step, step)
+        theirs = restore_evidence.losses(source, plan.run_id, sealed["attempt"], step - 1, step - 1)
+        ours = restore_evidence.losses(target, plan.run_id, int(facts["standby_attempt"]), step, step)
         ended, began = [row["time"] for row in theirs], [row["time"] for row in ours]
         if ended and began:
             last, next_one = ended[-1] - move.skew(plan.source), began[0] - move.skew(plan.target_host)
-            entry = ledger.overtaken(outlook.predicted(move), last, next_one)
+            entry = downtime_report.overtaken(estimate.predicted(move), last, next_one)
             records.write_json(str(move.directory.ledger_file), entry.to_json())
         self._issue(move, proof, run)
 
@@ -85,7 +86,7 @@ class Certify:
     def _issue(move: Move, proof: Certificate, run: RunView) -> None:
         """Write it down; NotCertified where it does not hold."""
         records.write_json(str(move.directory.certificate_file), proof.to_json())
-        move.directory.picture_file.write_text(picture.seam(proof, run.curve))
+        move.directory.picture_file.write_text(curve_picture.seam(proof, run.curve))
         page = certificate.page(proof, run.curve, move.directory.picture_file.name, move.directory.ledger())
         move.directory.page_file.write_text(page)
         for claim in proof.claims:
@@ -97,7 +98,7 @@ class Certify:
     def _evidence(self, move: Move, sealed: Mapping[str, Any]) -> tuple[int, records.Restore]:
         """The attempt of this migration that restored the sealed checkpoint, and what it wrote of that."""
         target, newest = move.target, int(move.journal.known("target_attempt"))
-        found = evidence.restored(target, move.plan.run_id, sealed, newest)
+        found = restore_evidence.restored(target, move.plan.run_id, sealed, newest)
         if found is None:
             raise NotCertified(f"attempt {newest} on {target.name} left no evidence of what it restored", "see its log")
         return found
@@ -106,7 +107,7 @@ class Certify:
         """Rows that the source logged, from its last before the seal on; none where it is gone."""
         rows: list[dict[str, Any]] = []
         with unless_taken_back(move, move.source_side, "its losses bear no witness"):
-            rows = evidence.losses(move.source, move.plan.run_id, sealed["attempt"], sealed["step"] - 1)
+            rows = restore_evidence.losses(move.source, move.plan.run_id, sealed["attempt"], sealed["step"] - 1)
         return rows
 
     def _ledger(
@@ -122,14 +123,14 @@ class Certify:
         if not rows or not source_rows:
             return
         source = move.source
-        found = source.call("runs.status", root=source.root, run_id=plan.run_id, attempt=sealed["attempt"])
+        found = source.call("runs.run_state.status", root=source.root, run_id=plan.run_id, attempt=sealed["attempt"])
         if not found["status"]:
             return
         spent = dict(restore.seconds)
         source_skew, target_skew = move.skew(plan.source), move.skew(plan.target_host)
-        entry = ledger.measure(
-            outlook.predicted(move),
-            ledger.Marks(
+        entry = downtime_report.measure(
+            estimate.predicted(move),
+            downtime_report.Marks(
                 last_step_ended=source_rows[-1]["time"] - source_skew,
                 source_stopped=found["status"]["heartbeat"] - source_skew,
                 first_step_ended=rows[0]["time"] - target_skew,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from midstream.errors import MidstreamError
-from midstream.migrate import overtake, standby
-from midstream.migrate.data import copy_all
+from midstream.migrate.execution.migration import Move, pin, replayed
 from midstream.migrate.model import CUTOVER
-from midstream.migrate.move import Move, pin, replayed
-from midstream.migrate.run_config import agreed_config
-from midstream.migrate.seal import seal
-from midstream.migrate.stream import Streamed, complete
+from midstream.migrate.phases import prepare_standby, replica
+from midstream.migrate.phases.data_copy import copy_all
+from midstream.migrate.phases.seal import seal
+from midstream.migrate.phases.streamed_copy import Streamed, complete
+from midstream.migrate.planning.source_config import agreed_config
 from midstream.transfer import copy_history
 
 
@@ -28,10 +28,10 @@ class Cutover:
     def _run(self, move: Move, streamed: Streamed) -> None:
         if not move.journal.known("sealed"):
             if move.plan.stands_by and move.journal.known("seal_serial") is None:
-                standby.ensure(move)  # once the source was told to stop, nothing is waited for any more
-            at = overtake.follow(move) if replayed(move) else None
+                prepare_standby.ensure(move)  # once the source was told to stop, nothing is waited for any more
+            at = replica.follow(move) if replayed(move) else None
             if move.journal.known("fallen_back") and move.journal.known("seal_serial") is None:
-                standby.ensure(move)  # the shadow may have ended
+                prepare_standby.ensure(move)  # the shadow may have ended
             sealed = seal(move, streamed, at)
             move.journal.fact(sealed=sealed)
             move.note(f"the source is sealed at step {sealed['step']}", step=sealed["step"])
@@ -86,9 +86,9 @@ def bring_history(move: Move, resolved: bool = False) -> None:
     move.command(source, f"copy {move.source_paths.dir} (config, lineage, metrics) to {target.name}")
     config: str | None = move.journal.known("target_config")
     if resolved and config is None:
-        config = target.call("runs.read_text", path=move.target_paths.config)
+        config = target.call("runs.run_state.read_text", path=move.target_paths.config)
         move.journal.fact(target_config=config)
     text = None if resolved else agreed_config(source, move.plan)
     copy_history(source, target, run_id, source_root=source.root, target_root=target.root, config=text)
     if resolved:
-        target.call("standby.keep_config", root=target.root, run_id=run_id, text=config)
+        target.call("runs.standby_state.keep_config", root=target.root, run_id=run_id, text=config)

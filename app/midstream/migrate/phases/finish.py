@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from midstream.errors import MidstreamError
-from midstream.migrate.gone import unless_taken_back
+from midstream.migrate.execution.migration import Move, NeedsOperator, ways_on
+from midstream.migrate.failover.preemption import unless_taken_back
 from midstream.migrate.model import FINISH
-from midstream.migrate.move import Move, NeedsOperator, ways_on
 from midstream.migrate.phases.cutover import bring_history
-from midstream.watch.model import RunView
+from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
 HEALTHY_TIMEOUT = 7 * 86400.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from midstream.migrate import standby
-from midstream.migrate.data import copy_all
+from midstream.migrate.execution.migration import Move, pin
 from midstream.migrate.model import PREPARE
-from midstream.migrate.move import Move, pin
-from midstream.migrate.stream import bring_checkpoint
+from midstream.migrate.phases import prepare_standby
+from midstream.migrate.phases.data_copy import copy_all
+from midstream.migrate.phases.streamed_copy import bring_checkpoint
 
 
 class Prepare:
@@ -24,7 +24,7 @@ class Prepare:
         copy_all(move, plan.data_digests)
         _ = move.source_side.homes  # looked at now: later the run stands still
         if plan.stands_by:
-            standby.ensure(move)
+            prepare_standby.ensure(move)
         elif plan.checkpoint != "now":
             self._copy_checkpoint(move)
 

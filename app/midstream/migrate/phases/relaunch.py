@@ -6,14 +6,14 @@ import time
 from typing import Any
 
 from midstream.errors import MidstreamError
-from midstream.migrate import overtake, standby
-from midstream.migrate.gone import unless_taken_back
+from midstream.migrate.execution.migration import Move, replayed
+from midstream.migrate.failover.preemption import unless_taken_back
+from midstream.migrate.host_group import Side
 from midstream.migrate.model import RELAUNCH
-from midstream.migrate.move import Move, replayed
+from midstream.migrate.phases import prepare_standby, replica
 from midstream.migrate.phases.cutover import bring_history, bring_state
-from midstream.migrate.side import Side
-from midstream.migrate.stream import Streamed
-from midstream.watch.model import RunView
+from midstream.migrate.phases.streamed_copy import Streamed
+from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
 START_TIMEOUT = 1800.0  # seconds: restore and compile of a large model
@@ -49,12 +49,12 @@ class Relaunch:
         if not move.plan.stands_by:
             return None
         if replayed(move):
-            number = standby.hand_over(move, standby.promoting(move, sealed), sealed)
+            number = prepare_standby.hand_over(move, prepare_standby.promoting(move, sealed), sealed)
             if number is not None:
                 return number
-            overtake.fall_back(move, "the shadow could not be promoted")
+            replica.fall_back(move, "the shadow could not be promoted")
             bring_state(move, sealed["checkpoint"], Streamed())
-        return standby.hand_over(move, standby.restoring(move, sealed), sealed)
+        return prepare_standby.hand_over(move, prepare_standby.restoring(move, sealed), sealed)
 
     def _start_or_adopt(self, move: Move, sealed: dict[str, Any]) -> int:
         plan, target = move.plan, move.target
@@ -70,14 +70,14 @@ class Relaunch:
         move.target_side.hand_out_checkpoint(point["checkpoint"])
         if move.journal.known("relaunched") is None:
             move.journal.fact(relaunched=time.time())
-        order, at_least = standby.restoring(move, point), sealed["attempt"] + 1
+        order, at_least = prepare_standby.restoring(move, point), sealed["attempt"] + 1
         return move.start(move.target_side, order, holder=plan.target, at_least=at_least)
 
     @staticmethod
     def _moved_on(move: Move) -> bool:
         """Whether somebody moved the run on from the target since this migration started it there."""
         plan, target = move.plan, move.target
-        described = target.call("runs.describe", root=target.root, run_id=plan.run_id)
+        described = target.call("runs.run_state.describe", root=target.root, run_id=plan.run_id)
         epoch = described["fence"]["epoch"] if described["fence"] else 0
         return epoch > plan.epoch
 

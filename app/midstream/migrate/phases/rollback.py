@@ -7,14 +7,14 @@ from typing import Any
 
 from midstream.errors import HostError, MidstreamError
 from midstream.launch.errors import LaunchError
-from midstream.migrate import standby
-from midstream.migrate.after_rollback import not_running
-from midstream.migrate.gone import TakenBack, taken_back
+from midstream.migrate.execution.migration import Move, MovedOn
+from midstream.migrate.failover.preemption import TakenBack, taken_back
+from midstream.migrate.host_group import Side
 from midstream.migrate.model import ROLLBACK
-from midstream.migrate.move import Move, MovedOn
+from midstream.migrate.phases import prepare_standby
 from midstream.migrate.phases.relaunch import wait_training
-from midstream.migrate.side import Side
-from midstream.watch.model import RunView
+from midstream.migrate.phases.rollback_outcome import not_running
+from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
 STOP_TIMEOUT = 300.0
@@ -42,9 +42,9 @@ class Rollback:
             move.journal.fact(rolled_back=time.time(), not_running="")
 
     def _take_back(self, move: Move) -> None:
-        dismissed = standby.dismiss_if_reachable(move)
+        dismissed = prepare_standby.dismiss_if_reachable(move)
         source, plan = move.source, move.plan
-        mover = source.call("hands.mover", root=source.root, run_id=plan.run_id)
+        mover = source.call("runs.ownership.mover", root=source.root, run_id=plan.run_id)
         if mover is None or mover["migration"] != plan.migration:
             move.note(f"this migration has not touched {plan.run_id} on {source.name}: nothing to undo there")
         else:
@@ -59,7 +59,7 @@ class Rollback:
         move.source_side.let_go(plan.migration)
         if not dismissed and not taken_back(move.fleet, move.target_side.target):
             # The run is safe; what stands by costs accelerators.
-            standby.dismiss_if_reachable(move, SILENCE)
+            prepare_standby.dismiss_if_reachable(move, SILENCE)
         move.journal.fact(rolled_back=time.time(), not_running=not_running(move))
 
     # ------------------------------------------------------------------------------------------ the source's order
@@ -70,7 +70,7 @@ class Rollback:
         if attempt is None or move.journal.known("sealed"):
             return
         source, run_id = move.source, move.plan.run_id
-        found = source.call("runs.status", root=source.root, run_id=run_id, attempt=attempt)
+        found = source.call("runs.run_state.status", root=source.root, run_id=run_id, attempt=attempt)
         if not found["alive"]:
             return
         before = found["status"] or {}
@@ -78,7 +78,7 @@ class Rollback:
             return  # it was refused already, and no later one was given
         order = records.Order(records.SAVE, epoch=move.plan.source_epoch, migration=move.plan.migration)
         serial = source.call(
-            "hands.give_order", root=source.root, run_id=run_id, attempt=attempt, order=order.to_json()
+            "runs.ownership.give_order", root=source.root, run_id=run_id, attempt=attempt, order=order.to_json()
         )
         move.command(source, f"order: save and go on, in place of the stop (attempt {attempt})")
 
@@ -102,7 +102,9 @@ class Rollback:
         if attempt is None:
             move.note(f"{move.plan.source} was not ordered to stop: nothing to undo there")
             return
-        found = move.source.call("runs.status", root=move.source.root, run_id=move.plan.run_id, attempt=attempt)
+        found = move.source.call(
+            "runs.run_state.status", root=move.source.root, run_id=move.plan.run_id, attempt=attempt
+        )
         state = (found["status"] or {}).get("state", "")
         if state in records.ENDED and found["alive"]:
             move.source_side.wait_gone(attempt)

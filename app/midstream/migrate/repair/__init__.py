@@ -3,8 +3,8 @@
 Nothing is guessed: where the evidence does not determine a record, the repair says what is missing.
 """
 
-from midstream.migrate.repair.evidence import Seen, gather
-from midstream.migrate.repair.proposal import Proposal
-from midstream.migrate.repair.propose import apply, propose
+from midstream.migrate.repair.proposals import apply, propose
+from midstream.migrate.repair.repair_proposal import Proposal
+from midstream.migrate.repair.run_evidence import Seen, gather
 
 __all__ = ["Proposal", "Seen", "apply", "gather", "propose"]

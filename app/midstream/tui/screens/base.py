@@ -14,10 +14,10 @@ from midstream.errors import MidstreamError
 from midstream.migrate import model as migrate
 from midstream.tui import palette
 from midstream.tui.glyphs import Glyphs
-from midstream.tui.text import Text
+from midstream.tui.screen_state import World
+from midstream.tui.styled_text import Text
 from midstream.tui.widgets.chrome import Breadcrumbs, Hints
-from midstream.tui.world import World
-from midstream.watch import model as watch
+from midstream.watch import snapshot as watch
 
 if TYPE_CHECKING:
     from midstream.tui.app import MidstreamApp
@@ -106,7 +106,7 @@ class MidstreamScreen(Screen[None]):
         self.app.pop_screen()
 
     def action_help(self) -> None:
-        from midstream.tui.screens.help import HelpScreen
+        from midstream.tui.screens.dialogs.help import HelpScreen
 
         self.app.push_screen(HelpScreen(self.SCOPE))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from midstream.migrate import model
-from midstream.tui import format, palette
+from midstream.tui import number_format, palette
 from midstream.tui.glyphs import Glyphs
-from midstream.tui.text import Text
+from midstream.tui.styled_text import Text
 
 
 def bar(glyphs: Glyphs, share: float, width: int, colour: str = "") -> Text:
@@ -25,12 +25,12 @@ def copy_progress(glyphs: Glyphs, detail: dict, width: int) -> Text:
     gives way to the bar."""
     total, done = detail.get("bytes_total") or 0, detail.get("bytes_done") or 0
     share = done / total if total else 1.0
-    words = [f"{format.size(done)} of {format.size(total)}"]
+    words = [f"{number_format.size(done)} of {number_format.size(total)}"]
     eta = detail.get("eta_seconds")
     if done < total and eta is not None:
-        words.append(f"{format.seconds(eta)} left")
+        words.append(f"{number_format.seconds(eta)} left")
     if rate := detail.get("bytes_per_second"):
-        words.append(f"{format.size(rate)}/s")
+        words.append(f"{number_format.size(rate)}/s")
     if done < total and (objects := detail.get("objects_total")):
         words.append(f"{detail.get('objects_done', 0)}/{objects} objects")
     tail = f" {100 * share:3.0f}%"
@@ -55,13 +55,13 @@ def downtime(glyphs: Glyphs, ledger: model.Ledger | None, predicted: Mapping[str
         expected, found = predicted.get(name, 0.0), measured.get(name)
         text.append(f"  {name:<12}", palette.TEXT)
         text.append_text(bar(glyphs, expected / longest, room, palette.DIM))
-        text.append(f" {format.seconds(expected):<8}", palette.DIM)
+        text.append(f" {number_format.seconds(expected):<8}", palette.DIM)
         if found is None:
             text.append("not yet\n", palette.DIM)
             continue
         colour = palette.WAIT if found > 2 * expected + 1 else palette.ACCENT
         text.append_text(bar(glyphs, found / longest, room, colour))
-        text.append(f" {format.seconds(found)}\n", palette.TEXT)
+        text.append(f" {number_format.seconds(found)}\n", palette.TEXT)
     text.rstrip()
     return text
 

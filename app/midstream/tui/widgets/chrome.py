@@ -9,7 +9,7 @@ from textual.widgets import Static
 
 from midstream.tui import commands, palette
 from midstream.tui.glyphs import UNICODE, Glyphs
-from midstream.tui.text import Text
+from midstream.tui.styled_text import Text
 
 
 class Breadcrumbs(Static):

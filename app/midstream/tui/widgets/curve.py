@@ -13,8 +13,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from midstream.tui import commands
-from midstream.tui.book import STEP, Book
 from midstream.tui.glyphs import UNICODE, Glyphs
+from midstream.tui.series_cache import STEP, Book
 from midstream.tui.widgets import frame, plot
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.viewport import Viewport

@@ -10,8 +10,8 @@ from rich.segment import Segment
 from rich.style import Style
 
 from midstream.tui import palette
-from midstream.tui.format import grouped, loss, short, small
 from midstream.tui.glyphs import Glyphs
+from midstream.tui.number_format import grouped, loss, short, small
 from midstream.tui.widgets import axes, plot
 from midstream.tui.widgets.canvas import BRAILLE, Canvas
 from midstream.tui.widgets.plot import Drawn

@@ -9,7 +9,7 @@ from textual.containers import Vertical
 from textual.widgets import Input, Static
 
 from midstream.tui import palette
-from midstream.tui.text import Text
+from midstream.tui.styled_text import Text
 from midstream.tui.widgets.log_view import LogView
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from midstream.migrate import model
 from midstream.tui import palette
 from midstream.tui.glyphs import Glyphs
-from midstream.tui.text import Text
+from midstream.tui.styled_text import Text
 
 PLAN, PREFLIGHT, COPY, RELAUNCH, CERTIFY = "Plan", "Preflight", "Copy", "Relaunch", "Certify"
 STEPS = (PLAN, PREFLIGHT, COPY, RELAUNCH, CERTIFY)

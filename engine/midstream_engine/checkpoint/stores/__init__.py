@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream_engine.checkpoint.stores.base import Shelf, Store
+from midstream_engine.checkpoint.stores.checkpoint_store import Shelf, Store
 from midstream_engine.checkpoint.stores.directory import Directory, DirectoryShelf
 
 SCHEME = "gs://"
@@ -26,6 +26,6 @@ def open_shelf(where: str) -> Shelf:
     """The folder that holds a run's checkpoints: a path or ``gs://bucket/prefix``. It need not exist."""
     if not in_bucket(where):
         return DirectoryShelf(where)
-    from midstream_engine.checkpoint.stores.shelf import BucketShelf
+    from midstream_engine.checkpoint.stores.bucket_checkpoints import BucketShelf
 
     return BucketShelf(where)

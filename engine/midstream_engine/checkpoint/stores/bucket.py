@@ -21,10 +21,10 @@ import google_crc32c
 import numpy as np
 
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
-from midstream_engine.checkpoint.memory import BLOCK
-from midstream_engine.checkpoint.stores import client
-from midstream_engine.payers import payer, tensorstore_context
+from midstream_engine.checkpoint.saving.host_buffers import BLOCK
+from midstream_engine.checkpoint.stores import gcs_client
 from midstream_engine.records import MANIFEST, crc32c_base64
+from midstream_engine.requester_pays import payer, tensorstore_context
 
 ABSENT = b"\x02"  # TensorStore's generation of what is not there
 DELETERS = 16  # threads
@@ -35,7 +35,7 @@ class Bucket:
     """The objects of one checkpoint."""
 
     def __init__(self, url: str):
-        self._bucket, self._prefix = client.split(url)
+        self._bucket, self._prefix = gcs_client.split(url)
         self.where = url.rstrip("/")
         self._written: dict[str, tuple[int, str]] = {}  # path -> size, crc32c
         self._sizes: dict[str, int] | None = None
@@ -44,8 +44,10 @@ class Bucket:
     def prepare(self, needed: int) -> None:
         """A bucket has room for everything."""
         try:  # by a listing: who may write objects need not be allowed to look at the bucket itself
-            with client.errors(self.where):
-                found = client.client().list_blobs(client.bucket(self.where), prefix=self._prefix, max_results=1)
+            with gcs_client.errors(self.where):
+                found = gcs_client.client().list_blobs(
+                    gcs_client.bucket(self.where), prefix=self._prefix, max_results=1
+                )
                 for _ in found:
                     break
         except FileNotFoundError:
@@ -75,7 +77,7 @@ class Bucket:
 
     def sync(self) -> None:
         """What a bucket has acknowledged lasts. That it is what was sent is asked here: crc32c and size of each."""
-        found = client.entries(self.where)
+        found = gcs_client.entries(self.where)
         for path, (size, crc) in sorted(self._written.items()):
             there = found.get(path)
             if there is None:
@@ -90,26 +92,30 @@ class Bucket:
         """Connections are the process's."""
 
     def commit(self, path: str, data: bytes) -> None:
-        client.put(self.where, path, data, 0)
+        gcs_client.put(self.where, path, data, 0)
 
     def abandon(self) -> None:
         """Nothing: a rival may have taken over what was written. ``midstream --clean`` removes it."""
 
     def tidy(self, listed: Collection[str]) -> None:
-        beside = {path: found for path, found in client.entries(self.where).items() if path not in {*listed, MANIFEST}}
+        beside = {
+            path: found for path, found in gcs_client.entries(self.where).items() if path not in {*listed, MANIFEST}
+        }
         with ThreadPoolExecutor(DELETERS, thread_name_prefix="delete") as pool:
-            for future in [pool.submit(client.delete, self.where, path, beside[path].generation) for path in beside]:
+            for future in [
+                pool.submit(gcs_client.delete, self.where, path, beside[path].generation) for path in beside
+            ]:
                 future.result()
 
     def exists(self, path: str) -> bool:
-        with client.errors(f"{self.where}/{path}"):
-            return client.blob(self.where, path).exists()
+        with gcs_client.errors(f"{self.where}/{path}"):
+            return gcs_client.blob(self.where, path).exists()
 
     def size(self, path: str) -> int:
         """One listing answers for all objects: what is read does not change any more."""
         with self._lock:
             if self._sizes is None:
-                self._sizes = {name: found.size for name, found in client.entries(self.where).items()}
+                self._sizes = {name: found.size for name, found in gcs_client.entries(self.where).items()}
         if path not in self._sizes:
             raise FileNotFoundError(f"{self.where}/{path}")
         return self._sizes[path]
@@ -133,17 +139,17 @@ class Bucket:
         return total
 
     def get(self, path: str) -> bytes:
-        return client.get(self.where, path)[0]
+        return gcs_client.get(self.where, path)[0]
 
     def names(self) -> list[str]:
-        return list(client.entries(self.where))
+        return list(gcs_client.entries(self.where))
 
     def clear(self) -> None:
         names = self.names()
         if MANIFEST in names:
-            client.delete(self.where, MANIFEST)
+            gcs_client.delete(self.where, MANIFEST)
         with ThreadPoolExecutor(DELETERS, thread_name_prefix="delete") as pool:
-            for future in [pool.submit(client.delete, self.where, name) for name in names if name != MANIFEST]:
+            for future in [pool.submit(gcs_client.delete, self.where, name) for name in names if name != MANIFEST]:
                 future.result()
 
     def _value(self, path: str) -> bytes | None:
@@ -169,7 +175,7 @@ def _kvstore(url: str, billed_to: str | None, endpoint: str) -> Any:
     another."""
     import tensorstore
 
-    bucket, prefix = client.split(url)
+    bucket, prefix = gcs_client.split(url)
     context = tensorstore.Context({"gcs_request_retries": RETRIES, **tensorstore_context(url)})
     spec = {"driver": "gcs", "bucket": bucket, "path": f"{prefix}/" if prefix else ""}
     return tensorstore.KvStore.open(spec, context=context).result()

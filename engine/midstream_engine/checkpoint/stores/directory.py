@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from midstream_engine.checkpoint.errors import CheckpointFull
-from midstream_engine.checkpoint.memory import BLOCK
-from midstream_engine.checkpoint.stores.base import TRASH
+from midstream_engine.checkpoint.saving.host_buffers import BLOCK
+from midstream_engine.checkpoint.stores.checkpoint_store import TRASH
 from midstream_engine.checkpoint.stores.mounts import check_mount
 from midstream_engine.records import MANIFEST, sync_directory, write_bytes
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream_engine.config.trainer import TrainerConfig
-from midstream_engine.data import threefry
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.levanter import LEDGER, Cache, in_bucket, open_cache
-from midstream_engine.data.levanter_order import PERMUTATIONS
+from midstream_engine.data.imported.levanter_cache import LEDGER, Cache, in_bucket, open_cache
+from midstream_engine.data.imported.levanter_order import PERMUTATIONS
+from midstream_engine.data.order import threefry
 from midstream_engine.interop.errors import ConversionError
 
 # What Levanter's code takes where a file says nothing.
@@ -34,7 +34,7 @@ USED = {
 
 @dataclass(frozen=True)
 class Data:
-    """``order``: as :mod:`midstream_engine.data.levanter_order` reads it. ``eos``: the id that documents end with."""
+    """``order``: as :mod:`midstream_engine.data.imported.levanter_order` reads it. ``eos``: the id that documents end with."""
 
     caches: dict[str, Cache]
     order: dict[str, Any]

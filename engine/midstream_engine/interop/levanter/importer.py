@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.boxes import whole
-from midstream_engine.checkpoint.dtypes import numpy_dtype
+from midstream_engine.checkpoint.format.boxes import whole
+from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LlamaConfig, LmConfig
-from midstream_engine.data.levanter import import_levanter
-from midstream_engine.interop.adopted import Adopted, constant, state_arrays
+from midstream_engine.data.imported.levanter_cache import import_levanter
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.incoming import Incoming, Piece
+from midstream_engine.interop.foreign_run import Adopted, constant, state_arrays
+from midstream_engine.interop.imported_array import Incoming, Piece
 from midstream_engine.interop.levanter.arrays import Stored, find, open_arrays, read_metadata
 from midstream_engine.interop.levanter.configuration import read_config, translate
 from midstream_engine.interop.levanter.data import Data, names_data, read_data

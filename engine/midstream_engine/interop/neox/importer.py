@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.boxes import whole
-from midstream_engine.checkpoint.tree import LogicalArray
+from midstream_engine.checkpoint.format.array_names import LogicalArray
+from midstream_engine.checkpoint.format.boxes import whole
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LmConfig
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.interop.adopted import Adopted, constant, encoded_model, state_arrays
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.huggingface_names import Rule as Form
-from midstream_engine.interop.incoming import Incoming, Piece
+from midstream_engine.interop.foreign_run import Adopted, constant, encoded_model, state_arrays
+from midstream_engine.interop.huggingface.names import Rule as Form
+from midstream_engine.interop.imported_array import Incoming, Piece
 from midstream_engine.interop.neox.architecture import Settings, Shapes, model_of, optimizer_of, precision_of
 from midstream_engine.interop.neox.directory import find, read_configs
 from midstream_engine.interop.neox.names import Source, parameters_of, sources_of
@@ -145,7 +145,7 @@ def _tokenizer(settings: Settings, near: Sequence[str], notes: list[str]) -> dic
 
 def _link_data(about: dict[str, Any], tokenizer: str, files: dict[str, str], place: str, given: Sequence[str]) -> str:
     """Link the run's datasets under ``place``; returns where they lie."""
-    from midstream_engine.data.neox import import_neox
+    from midstream_engine.data.imported.neox_dataset import import_neox
 
     paths = list(given) or about["paths"]
     if not paths:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from midstream_engine.config.model import LlamaConfig, LmConfig, NeoxConfig
-from midstream_engine.interop.huggingface_names import Rule as Form
-from midstream_engine.interop.huggingface_names import rules_of
+from midstream_engine.interop.huggingface.names import Rule as Form
+from midstream_engine.interop.huggingface.names import rules_of
 from midstream_engine.interop.neox.tensors import FIRST_BLOCK
 
 Source = tuple[int | None, str, Callable[[np.ndarray], np.ndarray] | None]  # layer (None: each block), name, part

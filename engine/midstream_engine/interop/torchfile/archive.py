@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.interop.direct import DirectFile
+from midstream_engine.interop.direct_io import DirectFile
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.torchfile import machine
 from midstream_engine.interop.torchfile.calls import STORAGES, Global, Storage

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import UsageError
-from midstream.fleet.config import TpuTarget
-from midstream.hosts.providers import base
-from midstream.hosts.providers.base import Pauses, ProviderError, Say, Slice
+from midstream.fleet.fleet import TpuTarget
+from midstream.hosts.providers import interface
 from midstream.hosts.providers.google import login
 from midstream.hosts.providers.google.client import CALL, patient
 from midstream.hosts.providers.google.errors import explained
+from midstream.hosts.providers.interface import Pauses, ProviderError, Say, Slice
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
@@ -87,7 +87,7 @@ def _block(
         raise ProviderError(
             f"worker {index} of {found.place} has no external address",
             "reach: internal, from within its network, or reach: iap",
-            base.INVALID,
+            interface.INVALID,
         )
     lines = [
         f"HostName {worker.external if external else worker.internal}",
@@ -104,7 +104,7 @@ def _block(
             raise ProviderError(
                 f"worker {index} of {found.place} does not tell its instance's name, which IAP needs",
                 "enable-guest-attributes=TRUE in the node's metadata",
-                base.INVALID,
+                interface.INVALID,
             )
         words = ["gcloud", "compute", "start-iap-tunnel", instance, "%p", "--listen-on-stdin"]
         words += [f"--project={found.project}", f"--zone={found.zone}", "--verbosity=warning"]

@@ -13,13 +13,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from midstream.fleet.config import TpuTarget
-from midstream.fleet.quantities import parse_duration
-from midstream.hosts.providers import base
-from midstream.hosts.providers.base import Pauses, ProviderError, Say, Slice, words_for
+from midstream.fleet.fleet import TpuTarget
+from midstream.fleet.units import parse_duration
+from midstream.hosts.providers import interface
 from midstream.hosts.providers.google import nodes
 from midstream.hosts.providers.google.client import CALL
 from midstream.hosts.providers.google.errors import explained, translate
+from midstream.hosts.providers.interface import Pauses, ProviderError, Say, Slice, words_for
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
@@ -40,12 +40,12 @@ def create(client: TpuClient, name: str, target: TpuTarget, say: Say, cancel: th
         there = nodes.find(client, target.project, target.zone, node)
     except ProviderError as error:
         raise ProviderError(f"{what}: {error.message}; {nothing}", error.fix, error.kind) from error
-    if there is not None and there.standing in (base.GONE, base.FAILED):
+    if there is not None and there.standing in (interface.GONE, interface.FAILED):
         if not there.ours:
             raise ProviderError(
                 f"{what}: {there.place} is {there.state}, and midstream did not make it; {nothing}",
                 f"midstream --delete {there.place}, if nobody needs it",
-                base.EXISTS,
+                interface.EXISTS,
             )
         say(f"{there.place} is {there.state}: it is deleted first")
         try:
@@ -72,7 +72,7 @@ def _ended(making: _Making, what: str, error: BaseException) -> BaseException:
     if isinstance(error, GoogleAPICallError):
         error = translate(what, error, making.target.project, making.target.zone)
     if isinstance(error, KeyboardInterrupt):
-        error = ProviderError(f"{what}: interrupted", "", base.CANCELLED)
+        error = ProviderError(f"{what}: interrupted", "", interface.CANCELLED)
     left, words = making.undo()
     if not isinstance(error, ProviderError):
         return error
@@ -124,7 +124,7 @@ class _Making:
                 return
             except exceptions.AlreadyExists:
                 found = nodes.find(self.client, self.target.project, self.target.zone, self.node)
-                if found is None or found.labels.get(base.TOKEN) != self.token:
+                if found is None or found.labels.get(interface.TOKEN) != self.token:
                     self._begun = before
                     raise
                 self._begun = BEGUN  # the call before had its effect
@@ -168,23 +168,23 @@ class _Making:
             self._check_cancelled()
             self._check_operation()
             found = nodes.find(self.client, self.target.project, self.target.zone, self.node)
-            standing = base.COMING if found is None else found.standing
-            steady = steady + 1 if standing == base.READY and found is not None and found.workers else 0
+            standing = interface.COMING if found is None else found.standing
+            steady = steady + 1 if standing == interface.READY and found is not None and found.workers else 0
             if steady >= STEADY and found is not None:
                 self.say(f"{self.place} is ready: {len(found.workers)} workers")
                 return found
             waited = time.monotonic() - began
             if found is None and self._operation is None and waited > CALL:
-                raise ProviderError(f"{self.name} cannot be created: {self.place} is gone", "", base.ABSENT)
-            if found is not None and standing in (base.GONE, base.FAILED):
-                kind = base.PREEMPTED if found.state in ("PREEMPTED", "SUSPENDED") else base.STOCKOUT
+                raise ProviderError(f"{self.name} cannot be created: {self.place} is gone", "", interface.ABSENT)
+            if found is not None and standing in (interface.GONE, interface.FAILED):
+                kind = interface.PREEMPTED if found.state in ("PREEMPTED", "SUSPENDED") else interface.STOCKOUT
                 why = f": {found.why}" if found.why else ""
                 raise ProviderError(f"{self.name} was {found.state} before it was ready{why}", "try again later", kind)
             if waited > limit:
                 raise ProviderError(
                     f"{self.name} was not ready within {words_for(limit)}",
                     f"valid_until: of {self.name} in the fleet file: longer; queued: true keeps its place in a queue",
-                    base.LATE,
+                    interface.LATE,
                 )
             now = found.text() if found is not None else "asked for"
             if now != words or time.monotonic() - told > REPEAT:
@@ -194,7 +194,7 @@ class _Making:
 
     def _check_cancelled(self) -> None:
         if self.cancel is not None and self.cancel.is_set():
-            raise ProviderError(f"the creation of {self.name} was cancelled", "", base.CANCELLED)
+            raise ProviderError(f"the creation of {self.name} was cancelled", "", interface.CANCELLED)
 
     def _check_operation(self) -> None:
         """Raises what the operation ended with, where that is an error. A look that fails says nothing."""
@@ -241,7 +241,7 @@ class _Making:
         for look in range(looks):
             found = nodes.find(self.client, self.target.project, self.target.zone, self.node)
             if found is not None:
-                if found.labels.get(base.TOKEN) != self.token:
+                if found.labels.get(interface.TOKEN) != self.token:
                     return False  # another's, of the same name
                 delete(self.client, found, self.say)
                 return True
@@ -285,7 +285,7 @@ def delete(client: TpuClient, found: Slice, say: Say) -> None:
                 refused = error  # busy with its creation, or not answering: asked again
         if time.monotonic() > deadline:
             why = f": {refused}" if refused else ""
-            raise ProviderError(f"{found.place} is still there after {words_for(UNDONE)}{why}", "", base.LATE)
+            raise ProviderError(f"{found.place} is still there after {words_for(UNDONE)}{why}", "", interface.LATE)
         with explained(f"{found.place} cannot be deleted", found.project, found.zone):
             pauses.next()
 
@@ -296,7 +296,7 @@ def node_message(name: str, target: TpuTarget, token: str) -> Any:
 
     node = tpu_v2.Node(
         runtime_version=target.runtime_version,
-        labels={base.OURS: label(name), base.TOKEN: token, base.MAKER: label(getpass.getuser())},
+        labels={interface.OURS: label(name), interface.TOKEN: token, interface.MAKER: label(getpass.getuser())},
         metadata={"enable-guest-attributes": "TRUE", **({"enable-oslogin": "TRUE"} if target.os_login else {})},
         network_config=tpu_v2.NetworkConfig(
             network=target.network or "",
@@ -313,7 +313,7 @@ def node_message(name: str, target: TpuTarget, token: str) -> Any:
             raise ProviderError(
                 f"{name}: with a topology, accelerator_type is a generation, not {target.accelerator_type!r}",
                 f"one of {', '.join(sorted(kinds)[:-1]).lower()}",
-                base.INVALID,
+                interface.INVALID,
             )
         node.accelerator_config = tpu_v2.AcceleratorConfig(type_=kinds[kind], topology=target.topology)
     else:

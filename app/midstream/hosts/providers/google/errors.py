@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from midstream.hosts.providers import base
-from midstream.hosts.providers.base import ProviderError
+from midstream.hosts.providers import interface
+from midstream.hosts.providers.interface import ProviderError
 
 _PERMISSION = re.compile(r"[Pp]ermission '?([a-z]+(?:\.[A-Za-z]+)+)'?(?: denied)?(?: on (?:resource )?'?([^\s']+)'?)?")
 ROLE = "roles/tpu.admin"
@@ -26,19 +26,19 @@ def explained(what: str, project: str = "", zone: str = "") -> Iterator[None]:
         raise ProviderError(
             f"{what}: there are no Google credentials here",
             "gcloud auth application-default login; or GOOGLE_APPLICATION_CREDENTIALS names a service account's file",
-            base.CREDENTIALS,
+            interface.CREDENTIALS,
         ) from error
     except auth.GoogleAuthError as error:
         raise ProviderError(
             f"{what}: the Google credentials are not accepted: {_line(error)}",
             "gcloud auth application-default login renews them",
-            base.CREDENTIALS,
+            interface.CREDENTIALS,
         ) from error
     except exceptions.GoogleAPICallError as error:
         raise translate(what, error, project, zone) from error
     except exceptions.RetryError as error:
         raise ProviderError(
-            f"{what}: the service does not answer: {_line(error)}", "try again", base.UNAVAILABLE
+            f"{what}: the service does not answer: {_line(error)}", "try again", interface.UNAVAILABLE
         ) from error
 
 
@@ -52,13 +52,13 @@ def translate(what: str, error: Any, project: str = "", zone: str = "") -> Provi
         return ProviderError(
             f"{what}: the credentials are not accepted: {said}",
             "gcloud auth application-default login renews them",
-            base.CREDENTIALS,
+            interface.CREDENTIALS,
         )
     if "has not been used" in lower or "service_disabled" in lower or "is disabled" in lower:
         return ProviderError(
             f"{what}: the Cloud TPU API is not enabled in {project}",
             f"gcloud services enable tpu.googleapis.com --project={project}",
-            base.DISABLED,
+            interface.DISABLED,
         )
     if isinstance(error, google.Forbidden):  # PERMISSION_DENIED
         named = _PERMISSION.search(said)
@@ -67,31 +67,31 @@ def translate(what: str, error: Any, project: str = "", zone: str = "") -> Provi
         return ProviderError(
             f"{what}: {permission} is missing on {resource.rstrip('.')}",
             f"{ROLE} on the project has it; docs/gcp.md lists what each command needs",
-            base.PERMISSION,
+            interface.PERMISSION,
         )
     if "quota" in lower and isinstance(error, (google.ResourceExhausted, google.TooManyRequests, google.Forbidden)):
         return ProviderError(
             f"{what}: a quota of {where} is used up: {said}",
             "raise it (console: IAM & Admin, Quotas, tpu.googleapis.com), or another zone or type",
-            base.QUOTA,
+            interface.QUOTA,
         )
     if "capacity" in lower or "stockout" in lower or isinstance(error, google.ResourceExhausted):
         return ProviderError(
             f"{what}: {where} has none to give now: {said}",
             "queued: true waits for one; or another zone, or another accelerator_type",
-            base.STOCKOUT,
+            interface.STOCKOUT,
         )
     if isinstance(error, google.NotFound):
-        return ProviderError(f"{what}: {said}", f"is there such a project and zone? {where}", base.ABSENT)
+        return ProviderError(f"{what}: {said}", f"is there such a project and zone? {where}", interface.ABSENT)
     if isinstance(error, (google.AlreadyExists, google.Conflict)):
-        kind = base.BUSY if isinstance(error, google.Aborted) else base.EXISTS
+        kind = interface.BUSY if isinstance(error, google.Aborted) else interface.EXISTS
         return ProviderError(f"{what}: {said}", "midstream --status shows what is there", kind)
     if isinstance(error, google.BadRequest):  # INVALID_ARGUMENT, FAILED_PRECONDITION, OUT_OF_RANGE
         fix = "accelerator_type, topology, runtime_version and zone have to go together: docs/gcp.md"
-        return ProviderError(f"{what}: {said}", fix, base.INVALID)
+        return ProviderError(f"{what}: {said}", fix, interface.INVALID)
     if isinstance(error, google.Cancelled):
-        return ProviderError(f"{what}: it was cancelled: {said}", "", base.CANCELLED)
-    return ProviderError(f"{what}: {said}", "the service may be back in a while: try again", base.UNAVAILABLE)
+        return ProviderError(f"{what}: it was cancelled: {said}", "", interface.CANCELLED)
+    return ProviderError(f"{what}: {said}", "the service may be back in a while: try again", interface.UNAVAILABLE)
 
 
 def _line(error: Exception) -> str:

@@ -10,10 +10,10 @@ import json
 import urllib.parse
 from typing import Any
 
-from midstream.hosts.providers import base
-from midstream.hosts.providers.base import ProviderError
+from midstream.hosts.providers import interface
 from midstream.hosts.providers.google.client import CALL, loopback
 from midstream.hosts.providers.google.errors import explained
+from midstream.hosts.providers.interface import ProviderError
 
 ENDPOINT = "MIDSTREAM_OSLOGIN_ENDPOINT"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -30,7 +30,7 @@ def import_key(account: str, public: str, project: str) -> str:
         raise ProviderError(
             f"OS Login of {account}: {said}",
             "roles/compute.osLogin on the project (roles/compute.osAdminLogin for sudo); os_login: names the account",
-            base.PERMISSION if status == 403 else base.INVALID,
+            interface.PERMISSION if status == 403 else interface.INVALID,
         )
     accounts = answer.get("loginProfile", {}).get("posixAccounts", [])
     chosen = next((each for each in accounts if each.get("primary")), accounts[0] if accounts else None)

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import UsageError
-from midstream.hosts.providers import base
-from midstream.hosts.providers.base import Inventory, ProviderError, Slice, Worker
+from midstream.hosts.providers import interface
 from midstream.hosts.providers.google.client import CALL, patient
 from midstream.hosts.providers.google.errors import explained
+from midstream.hosts.providers.interface import Inventory, ProviderError, Slice, Worker
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 ALL_ZONES = "-"
 _NODE = {
-    "READY": base.READY,
-    "CREATING": base.COMING, "STARTING": base.COMING, "RESTARTING": base.COMING, "REIMAGING": base.COMING,
-    "UNHIDING": base.COMING,
-    "REPAIRING": base.GOING, "STOPPING": base.GOING, "DELETING": base.GOING, "HIDING": base.GOING,
-    "PREEMPTED": base.GONE, "TERMINATED": base.GONE, "STOPPED": base.GONE, "HIDDEN": base.GONE,
+    "READY": interface.READY,
+    "CREATING": interface.COMING, "STARTING": interface.COMING, "RESTARTING": interface.COMING, "REIMAGING": interface.COMING,
+    "UNHIDING": interface.COMING,
+    "REPAIRING": interface.GOING, "STOPPING": interface.GOING, "DELETING": interface.GOING, "HIDING": interface.GOING,
+    "PREEMPTED": interface.GONE, "TERMINATED": interface.GONE, "STOPPED": interface.GONE, "HIDDEN": interface.GONE,
 }  # fmt: skip
 _QUEUED = {
-    "CREATING": base.COMING, "ACCEPTED": base.COMING, "WAITING_FOR_RESOURCES": base.COMING,
-    "PROVISIONING": base.COMING, "ACTIVE": base.COMING,  # of a request whose node is not seen yet
-    "FAILED": base.FAILED, "SUSPENDING": base.GOING, "SUSPENDED": base.GONE, "DELETING": base.GOING,
+    "CREATING": interface.COMING, "ACCEPTED": interface.COMING, "WAITING_FOR_RESOURCES": interface.COMING,
+    "PROVISIONING": interface.COMING, "ACTIVE": interface.COMING,  # of a request whose node is not seen yet
+    "FAILED": interface.FAILED, "SUSPENDING": interface.GOING, "SUSPENDED": interface.GONE, "DELETING": interface.GOING,
 }  # fmt: skip
 
 
@@ -90,11 +90,11 @@ def from_node(node: Node, request: QueuedResource | None) -> Slice:
     project, zone, name = split(node.name)
     queued = request.state.state.name if request is not None else ""
     state, health = node.state.name, node.health.name
-    standing = _NODE.get(state, base.UNCLEAR)
-    if queued in ("SUSPENDING", "SUSPENDED", "DELETING") and standing in (base.READY, base.COMING):
+    standing = _NODE.get(state, interface.UNCLEAR)
+    if queued in ("SUSPENDING", "SUSPENDED", "DELETING") and standing in (interface.READY, interface.COMING):
         standing = _QUEUED[queued]
-    if standing == base.READY and health == "UNHEALTHY_MAINTENANCE":
-        standing = base.GOING
+    if standing == interface.READY and health == "UNHEALTHY_MAINTENANCE":
+        standing = interface.GOING
     spot = (
         node.scheduling_config.spot or node.scheduling_config.preemptible or (request is not None and "spot" in request)
     )
@@ -131,7 +131,7 @@ def from_request(request: QueuedResource) -> Slice:
         project,
         zone,
         spec.node_id if spec is not None and spec.node_id else name,
-        _QUEUED.get(state, base.UNCLEAR),
+        _QUEUED.get(state, interface.UNCLEAR),
         state,
         accelerator_type=spec.node.accelerator_type if spec is not None else "",
         runtime_version=spec.node.runtime_version if spec is not None else "",

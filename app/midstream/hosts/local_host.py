@@ -1,0 +1,162 @@
+"""This machine as a host."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO, cast
+
+from midstream.errors import HostError, LostContact
+from midstream.fleet.fleet import HostConfig
+from midstream.hosts.deadline import Deadline
+from midstream.hosts.host import ANSWER_LIMIT, Completed, Process
+from midstream.hosts.rpc import remote_call
+from midstream.hosts.rpc.answer_limits import run_to_end, too_large
+from midstream.hosts.stderr_tail import StderrTail
+
+GRACE = 2.0  # seconds that a program may take to end once its stdin is closed
+
+
+class _TimedPipe(io.FileIO):
+    """The reading end of a pipe. A read raises TimeoutError after the deadline, and what `check` raises meanwhile."""
+
+    deadline: Deadline | None = None
+    check: Callable[[], None] = staticmethod(lambda: None)
+
+    def readinto(self, buffer: Any) -> int | None:
+        while self.deadline is not None:
+            ready = select.select([self], [], [], self.deadline.step)[0]
+            self.check()
+            if self.deadline.count():
+                raise TimeoutError(f"nothing that was complete came within {self.deadline.seconds:.0f} s")
+            if ready:
+                break
+        return super().readinto(buffer)
+
+
+class LocalProcess:
+    """A child with its pipes open. ``host`` is the name that messages use."""
+
+    def __init__(self, child: subprocess.Popen[bytes], host: str):
+        self._child = child
+        self.host = host
+        self.stdin = cast(BinaryIO, child.stdin)
+        raw = cast(io.BufferedReader, child.stdout).detach()
+        with raw:
+            self._pipe = _TimedPipe(os.dup(raw.fileno()))
+        self.stdout = cast(BinaryIO, io.BufferedReader(self._pipe, 1 << 16))
+        stderr = cast(io.BufferedReader, child.stderr)
+        self._stderr = StderrTail(lambda: stderr.read1(8192), "local-stderr")
+
+    def limit_reading(self, deadline: Deadline | None, stderr: int = 0) -> None:
+        def check() -> None:
+            if stderr and self._stderr.size > stderr:
+                raise too_large(self.host, "a command, on stderr,", stderr)
+
+        self._pipe.deadline, self._pipe.check = deadline, check
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = Deadline(timeout)
+        while True:
+            try:
+                code = self._child.wait(deadline.step)
+                break
+            except subprocess.TimeoutExpired as error:
+                if deadline.count():
+                    raise TimeoutError(f"pid {self._child.pid} still runs after {timeout} s") from error
+        self._stderr.join(1.0)
+        return code
+
+    def stderr_text(self) -> str:
+        return self._stderr.text()
+
+    def close(self) -> None:
+        if self._child.poll() is None:
+            # Not the buffered stream: what it holds may never be read, and flushing it would wait for ever.
+            cast(io.BufferedWriter, self.stdin).raw.close()
+            try:
+                self._child.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+        self._child.wait()
+        self._stderr.join(1.0)
+        with contextlib.suppress(OSError, ValueError):  # closed above, or its reader is gone
+            self.stdin.close()
+        self.stdout.close()
+        cast(io.BufferedReader, self._child.stderr).close()
+
+
+class LocalMachine:
+    """The Host of ``type: local``: children of this process."""
+
+    def __init__(self, name: str, config: HostConfig):
+        self.name = name
+        self.config = config
+        self.root = os.path.abspath(os.path.expanduser(config.root))
+        self.far_python = sys.executable
+
+    def connect(self) -> None:
+        """Nothing to do: this machine is here."""
+
+    def dial(self) -> LocalMachine:
+        return self
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = 60.0,
+        limit: int = ANSWER_LIMIT,
+        what: str = "",
+    ) -> Completed:
+        try:
+            process = self._start(argv, env)
+        except FileNotFoundError:
+            return Completed(127, b"", f"{argv[0]}: command not found\n".encode())
+        except PermissionError:
+            return Completed(126, b"", f"{argv[0]}: cannot be executed\n".encode())
+        try:
+            return run_to_end(process, what or argv[0], stdin, timeout, limit)
+        except TimeoutError as error:
+            raise LostContact(
+                f"{self.name}: {argv[0]} did not end within {timeout:.0f} s",
+                "is its disk busy, or a mount hanging? then run the same again",
+            ) from error
+        finally:
+            process.close()
+
+    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
+        # A pipe holds 64 KiB, whatever is asked for.
+        try:
+            return self._start(argv, env)
+        except (FileNotFoundError, PermissionError) as error:
+            raise HostError(f"{self.name}: {argv[0]}: {error.strerror}") from error
+
+    def _start(self, argv: Sequence[str], env: Mapping[str, str] | None) -> LocalProcess:
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(env),
+            # Ctrl-C at the operator's terminal is for the operator's program alone.
+            start_new_session=True,
+        )
+        return LocalProcess(child, self.name)
+
+    def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
+        return remote_call.call_function(self, self.far_python, function, arguments, timeout)
+
+    def close(self) -> None:
+        """Nothing to drop."""
+
+
+def _environment(env: Mapping[str, str] | None) -> dict[str, str] | None:
+    return {**os.environ, **env} if env else None

@@ -1,0 +1,117 @@
+"""An allocation of a SLURM cluster as a target: the job's script, and handing it over.
+
+One job is one attempt, one task is one engine process; ``srun`` starts them together, and ends all where one fails.
+They meet on the first node, where the script runs. The login node's root has to be seen by the compute nodes: the
+script finds that out before it starts anything.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from midstream.errors import RemoteError
+from midstream.fleet.fleet import HostConfig, SlurmTarget
+from midstream.hosts.host import Host
+from midstream.launch.errors import LaunchError
+from midstream.launch.secrets import read_secrets
+from midstream.launch.start_attempt import (
+    ANY,
+    Attempt,
+    Launch,
+    Prepared,
+    Rank,
+    engine_command,
+    engine_environment,
+    supervised,
+)
+from midstream.remote.runs.attempts import RUN_DIRECTORY, SETUP_FAILED, WORK
+from midstream_engine import records
+
+CALL = 120.0
+SAVE_BEFORE = 300  # seconds before the time limit at which the job is told to save and stop
+# Nobody's process: the job has none before it runs, and its processes are other machines'.
+NO_PROCESS = records.ProcessIdentity("", 0, 0)
+
+
+def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, prepared: Prepared) -> Attempt:
+    """Claim the run's next attempt and hand its job to SLURM. Returns at once: the job waits for its nodes. LaunchError
+    with sbatch's own words where it refuses."""
+    run_id, python = launch.run_id, prepared.environment.python
+    number = host.call("runs.run_state.claim_attempt", root=host.root, run_id=run_id, at_least=launch.at_least)
+    env = engine_environment(host.root, config, prepared.engine.directory, launch, number)
+    env[RUN_DIRECTORY] = records.RunPaths(host.root, run_id).dir
+    attempt = records.RunPaths(host.root, run_id).attempt(number).dir
+    command = [
+        *supervised(host.root, config, python, run_id, number, "$SLURM_PROCID"),
+        *engine_command(host.root, python, run_id),
+        *launch.overrides,
+    ]
+    try:
+        host.call(
+            "runs.attempts.submit",
+            timeout=CALL,
+            root=host.root,
+            run_id=run_id,
+            number=number,
+            flags=list(slurm.sbatch),
+            script=job_script(run_id, attempt, python, env, config.setup, slurm.ports),
+            rank=rank_script(attempt, command),
+            config=launch.config_text,
+            order=None if launch.order is None else launch.order.to_json(),
+            secrets=read_secrets(host.name, config),
+        )
+    except RemoteError as error:
+        if error.kind != "SlurmError":
+            raise
+        raise LaunchError(error.message, f"mend sbatch: of target {launch.target} in the fleet file") from error
+    return Attempt(host.name, run_id, number, NO_PROCESS, (Rank(ANY, host.name),))
+
+
+def job_script(
+    run_id: str, attempt: str, python: str, env: Mapping[str, str], setup: Sequence[str], ports: Sequence[int]
+) -> str:
+    """What sbatch gets. Its own flags stand on the command line, which wins over what is written here."""
+    q = shlex.quote
+    first, last = (ports[0], ports[-1]) if ports else (0, 0)
+    port = (
+        "import socket,sys;a,b=map(int,sys.argv[1:])\n"
+        "for p in range(a,b+1):\n"
+        " s=socket.socket()\n"
+        " try: s.bind(('',p))\n"
+        " except OSError: continue\n"
+        " print(s.getsockname()[1]);break\n"
+        "else: sys.exit('no port of %d to %d is free' % (a,b))\n"
+    )
+    lines = [
+        "#!/bin/sh",
+        f"#SBATCH --job-name=midstream-{run_id}",
+        f"#SBATCH --output={attempt}/job.txt",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --signal=TERM@{SAVE_BEFORE}",
+        f"[ -f {q(attempt)}/rank.sh ] || {{ echo {q(attempt)} is not seen on $(hostname): >&2",
+        "    echo root: of the login host has to lie on the file system that the nodes share >&2; exit 1; }",
+        *(f"export {name}={q(value)}" for name, value in sorted(env.items())),
+        *(f"eval {q(line)} || {{ echo setup: {q(line)} failed >&2; exit {SETUP_FAILED}; }}" for line in setup),
+        f"port=$({q(python)} -I -c {q(port)} {first} {last}) || exit 1",
+        'export MIDSTREAM_COORDINATOR="${SLURMD_NODENAME:-$(hostname)}:$port"',
+        'export no_grpc_proxy="${SLURMD_NODENAME:-$(hostname)}"',
+        f"exec srun --kill-on-bad-exit=1 sh {q(attempt)}/rank.sh",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rank_script(attempt: str, command: Sequence[str]) -> str:
+    """What each task runs, in its own place; the words of ``command`` reach the engine as they stand."""
+    words = " ".join('"$SLURM_PROCID"' if word == "$SLURM_PROCID" else shlex.quote(word) for word in command)
+    return (
+        "#!/bin/sh\n"
+        f"exec >>{shlex.quote(attempt)}/log-$SLURM_PROCID.txt 2>&1\n"
+        f'work=$(mktemp -d {shlex.quote(attempt)}/{WORK}$SLURM_PROCID-XXXXXX) && cd "$work" || exit 1\n'
+        f"set -- {words}\n"
+        'if [ "$SLURM_NTASKS" -gt 1 ]; then\n'
+        '    set -- "$@" --trainer.distributed.coordinator_address "$MIDSTREAM_COORDINATOR" \\\n'
+        '        --trainer.distributed.num_processes "$SLURM_NTASKS" --trainer.distributed.process_id "$SLURM_PROCID"\n'
+        "fi\n"
+        'exec "$@"\n'
+    )

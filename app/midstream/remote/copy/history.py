@@ -1,0 +1,141 @@
+"""A run's history on the machine where it lies: the config, the lineage, and what each attempt has written.
+
+Histories grow while they are read: a file is described by the bytes it had when it was looked at (``offset`` and
+``size``), and exactly those are hashed, sent and compared. What belongs to a history says `allowlist.py`; no symbolic
+link below the run's directory is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import re
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+from midstream.remote.copy import allowlist
+from midstream.remote.copy.allowlist import LOG_TAIL
+from midstream.remote.copy.object_files import (
+    NotPlain,
+    descriptor_sha256,
+    inside,
+    object_sha256,
+    open_object,
+    open_parent,
+    size_of,
+)
+from midstream_engine import records
+
+LOGS = 16 << 20  # bytes of all logs together, newest attempts first
+_ATTEMPT = re.compile(r"\d{3,}")
+_LOG = re.compile(r"log-\d+\.txt")
+_EVENTS = "events.out.tfevents."  # TensorBoard's, under a logdir that is relative
+_OWN = ("attempts", "checkpoints", "pins")  # directories of a run that trackers do not write in
+
+
+def _entry(directory: str, path: str, tail: Optional[int] = None) -> Dict[str, Any]:
+    descriptor = open_object(directory, path)
+    try:
+        total = os.fstat(descriptor).st_size
+        size = total if tail is None else min(total, tail)
+        sha256 = descriptor_sha256(descriptor, total - size, size)
+    finally:
+        os.close(descriptor)
+    return {"path": path, "offset": total - size, "size": size, "sha256": sha256}
+
+
+def describe(root: str, run_id: str) -> Dict[str, Any]:
+    """``{files: [{path, offset, size, sha256}], lineage}``. Orders and the fence are not history, TensorBoard's files
+    are."""
+    directory = records.RunPaths(root, records.check_run_id(run_id)).dir
+    if not os.path.isdir(directory):
+        raise records.RecordError("{}: there is no such run".format(directory))
+    try:
+        files = _files(directory)
+    except NotPlain as error:
+        raise records.RecordError(str(error)) from None
+    return {"files": files, "lineage": records.read_json_or_none(posixpath.join(directory, "lineage.json"))}
+
+
+def _files(directory: str) -> List[Dict[str, Any]]:
+    """Entries of the files of a history. NotPlain."""
+    files = []
+    if os.path.exists(posixpath.join(directory, "run.yaml")):
+        files.append(_entry(directory, "run.yaml"))
+    attempts = posixpath.join(directory, "attempts")
+    numbers = sorted(os.listdir(attempts), reverse=True) if os.path.isdir(attempts) else []
+    logs = LOGS
+    for number in numbers:
+        if not _ATTEMPT.fullmatch(number):
+            continue
+        os.close(open_parent(directory, posixpath.join("attempts", number, ""))[0])  # NotPlain
+        for name in sorted(os.listdir(posixpath.join(attempts, number))):
+            path = posixpath.join("attempts", number, name)
+            if not _belongs(path):
+                continue
+            if not _LOG.fullmatch(name):
+                files.append(_entry(directory, path))
+            elif logs > 0:
+                entry = _entry(directory, path, min(LOG_TAIL, logs))
+                logs -= entry["size"]
+                files.append(entry)
+    return files + [_entry(directory, path) for path in _event_files(directory)]
+
+
+def _belongs(path: str) -> bool:
+    try:
+        return allowlist.largest(allowlist.HISTORY, path) > 0
+    except allowlist.NotAllowed:
+        return False
+
+
+def _event_files(directory: str) -> Iterator[str]:
+    """Paths of the event files below a run's directory. One with a name that is not TensorBoard's own stays behind."""
+    for place, folders, names in os.walk(directory):
+        if place == directory:
+            folders[:] = [name for name in folders if name not in _OWN]
+        folders.sort()
+        for name in sorted(names):
+            path = posixpath.relpath(posixpath.join(place, name), directory)
+            if name.startswith(_EVENTS) and _belongs(path) and not os.path.islink(posixpath.join(place, name)):
+                yield path
+
+
+def sizes(root: str, run_id: str, paths: Sequence[str]) -> List[Optional[int]]:
+    """Size of each file of the run, None where it is absent."""
+    directory = records.RunPaths(root, records.check_run_id(run_id)).dir
+    found: List[Optional[int]] = []
+    for path in paths:
+        try:
+            found.append(size_of(directory, path))
+        except FileNotFoundError:
+            found.append(None)
+    return found
+
+
+def digests(root: str, run_id: str, ranges: Sequence[Sequence[Any]]) -> List[str]:
+    """SHA-256 of the first ``size`` bytes of each ``[path, size]``."""
+    directory = records.RunPaths(root, records.check_run_id(run_id)).dir
+    return [object_sha256(directory, path, 0, size) for path, size in ranges]
+
+
+def set_aside(root: str, run_id: str, path: str) -> str:
+    """Keep the file under a name of its own, beside the one that will take its place. Returns that name."""
+    directory = records.RunPaths(root, records.check_run_id(run_id)).dir
+    name = "{}.aside-{}".format(path, object_sha256(directory, path)[:12])
+    with contextlib.suppress(FileExistsError):  # an earlier call got so far
+        os.link(inside(directory, path), inside(directory, name), follow_symlinks=False)
+    return name
+
+
+def merge_lineage(root: str, run_id: str, lineage: Dict[str, Any]) -> int:
+    """Put the source's entries into the target's lineage; an attempt that both know is as the source has it.
+    Returns the number of entries."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    os.makedirs(paths.dir, exist_ok=True)
+    with records.locked(paths.lock):
+        merged = records.Lineage.read_or_none(paths.lineage) or records.Lineage(run_id)
+        for entry in records.Lineage.from_json(lineage, "lineage.json").entries:
+            merged = merged.with_entry(entry)
+        merged.write(paths.lineage)
+    return len(merged.attempts)

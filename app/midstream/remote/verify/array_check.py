@@ -1,0 +1,92 @@
+"""Examine a checkpoint's arrays where it lies: by the engine, where one is installed, else by the standard library.
+
+Lines: ``array`` with ``name``, ``norm`` and ``not_finite``, ``checked`` with ``path`` and ``bytes``, at the end
+``verified`` or ``problem``, as ``verify.tree.verify`` has them, with ``by``: which of the two it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import subprocess
+import sys
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from midstream.remote.verify import decode, tree
+
+ENGINE = "midstream_engine.checkpoint"
+
+
+def examine(directory: str, root: str, deep: bool = True, engine: bool = True) -> int:
+    """``directory`` may be ``gs://...``: then an engine has to be here. ``engine``: False for the standard library."""
+    tree.end_with_operator()
+    found = find_engine(root) if engine else None
+    if found is None and directory.startswith("gs://"):
+        tree.emit("problem", kind="engine", message="there is no engine here that could read {}".format(directory))
+        return 1
+    if found is None:
+        return decode.examine(directory)
+    python, path = found
+    argv = [python, "-P", "-m", ENGINE, directory, "--json"] + (["--deep"] if deep else [])
+    child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(path), cwd="/")
+    assert child.stdout is not None
+    assert child.stderr is not None
+    last: Dict[str, Any] = {}
+    for line in child.stdout:
+        last = json.loads(line)
+        event = last.pop("event")
+        tree.emit(event, by="engine", **last)
+        last["event"] = event
+    words = child.stderr.read().decode(errors="replace").strip().splitlines()
+    child.wait()
+    if last.get("event") not in ("verified", "problem"):
+        message = words[-1] if words else "it ended with {}".format(child.returncode)
+        tree.emit("problem", kind="engine", message="{}: {}".format(directory, message))
+        return 1
+    return 0
+
+
+def find_engine(root: str) -> Optional[Tuple[str, Optional[str]]]:
+    """(interpreter, PYTHONPATH) of an engine that starts here: this interpreter's own, or one under ``root``."""
+    for python, path in _candidates(root):
+        check = [python, "-P", "-c", "import {}.verify".format(ENGINE)]
+        try:
+            done = subprocess.run(check, env=_environment(path), cwd="/", stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0:
+            return python, path
+    return None
+
+
+def _candidates(root: str) -> Iterator[Tuple[str, Optional[str]]]:
+    yield sys.executable, None
+    engines, environments = _newest(root, "engines"), _newest(root, "envs")
+    for engine in engines[:1]:
+        for environment in environments[:3]:
+            yield posixpath.join(environment, "bin", "python"), engine
+
+
+def _newest(root: str, folder: str) -> List[str]:
+    """Directories of ``folder`` that are complete, the newest first."""
+    try:
+        names = os.listdir(posixpath.join(root, folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    stamped = []
+    for name in names:
+        directory = posixpath.join(root, folder, name)
+        stamp = posixpath.join(directory, ".complete.json")
+        if os.path.exists(stamp):
+            stamped.append((os.stat(stamp).st_mtime, directory))
+    return [directory for _, directory in sorted(stamped, reverse=True)]
+
+
+def _environment(path: Optional[str]) -> Dict[str, str]:
+    result = dict(os.environ)
+    result.pop("PYTHONPATH", None)
+    if path is not None:
+        result["PYTHONPATH"] = path
+    return result

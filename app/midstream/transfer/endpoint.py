@@ -1,0 +1,33 @@
+"""Where trees lie: a directory on a host, a prefix of a bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from midstream.hosts.host import Host
+from midstream.stores.bucket_access import Access
+from midstream.stores.bucket_host import SCHEME, BucketHost
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory on a host; of a bucket its whole ``gs://`` address."""
+
+    host: Host
+    directory: str
+
+    @property
+    def in_bucket(self) -> bool:
+        return isinstance(self.host, BucketHost)
+
+    def __str__(self) -> str:
+        if self.in_bucket:
+            return self.directory
+        return f"{self.host.name}:{self.directory}"
+
+
+def bucket_place(url: str, access: Access | None = None, *, via: Host | None = None, python: str = "") -> Place:
+    """``gs://bucket/prefix`` as a place; ``via`` and ``python`` as of `BucketHost`. MidstreamError otherwise."""
+    bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
+    host = BucketHost(url, access, via=via, python=python)
+    return Place(host, f"{SCHEME}{bucket}/{prefix}".rstrip("/"))

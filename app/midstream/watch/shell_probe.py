@@ -1,0 +1,153 @@
+"""The probe of a host without Python: what its sections of plain text mean, as the lines that a store takes.
+
+remote/probe.sh gathers, this reads: the parsers are those of the hosts that have Python. Text of any shape is read, and
+what is not understood is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import Any
+
+from midstream.remote.machine import gauges, inventory, nvidia, tpu
+
+SLOWEST_START = 5.0  # seconds between two looks at least: every look starts a dozen programs over there
+LONGEST = 4096  # characters of a line
+MOST = 4096  # lines of a section
+LOOK_LIMIT = 1 << 20  # characters of a look
+SECTIONS = frozenset(
+    (
+        "name", "libc", "kernel", "cpus", "cuda", "users", "system", "cpuinfo", "disks", "infiniband", "synchronized",
+        "stat", "memory", "disk", "gpus", "apps", "holders", "tpus",
+    )
+)  # fmt: skip
+
+
+def command(root: str, interval: float) -> list[str]:
+    """The probe as a command of the host."""
+    script = resources.files("midstream.remote").joinpath("probe.sh").read_text()
+    seconds = str(round(max(SLOWEST_START, interval)))
+    return ["sh", "-c", script, "sh", root, seconds, ",".join(nvidia.FIELDS), ""]
+
+
+class PlainReader:
+    """Turns the text into events as it comes. ``devices``: virtual devices, where the fleet file says so."""
+
+    def __init__(self, devices: int | None = None):
+        self._devices = devices
+        self._sections: dict[str, tuple[str, list[str]]] = {}
+        self._section: list[str] | None = None
+        self._size = 0  # characters of this look
+        self._began: float | None = None  # the host's clock at the beginning of the look
+        self._ticks: tuple[int, int] | None = None
+        self._greeted = False
+        self._cuda = ""
+        self._users: list[dict[str, Any]] = []
+
+    def take(self, data: bytes) -> Iterator[Mapping[str, Any]]:
+        """One line of the probe."""
+        line = data.decode(errors="replace").rstrip("\r\n")[:LONGEST]
+        if line.startswith("|"):
+            self._size += len(line)
+            if self._section is not None and len(self._section) < MOST and self._size <= LOOK_LIMIT:
+                self._section.append(line[1:])
+        elif line.startswith("@"):
+            name, _, words = line[1:].partition(" ")
+            if name == "clock":  # may come anywhere
+                number, _, clock = words.partition(" ")
+                seconds = _seconds(clock)
+                if seconds is not None and re.fullmatch(r"\d{1,9}", number, re.ASCII):
+                    yield {"event": "clock", "ping": int(number), "time": seconds}
+            elif name == "look":
+                self._sections, self._section, self._began, self._size = {}, None, _seconds(words), 0
+            elif name == "end":
+                if self._began is not None:
+                    yield from self._look(self._began)
+                self._sections, self._section, self._began = {}, None, None
+            elif name in SECTIONS:
+                self._section = []
+                self._sections[name] = (words, self._section)
+            else:
+                self._section = None
+
+    def _text(self, name: str) -> str:
+        return "\n".join(self._sections.get(name, ("", []))[1])
+
+    def _look(self, began: float) -> Iterator[Mapping[str, Any]]:
+        if "name" in self._sections:
+            if not self._greeted:
+                self._greeted = True
+                yield self._hello()
+            yield self._inventory()
+        if self._greeted:
+            yield self._beat(began)
+
+    def _hello(self) -> Mapping[str, Any]:
+        libc = inventory.parse_glibc(self._text("libc"))
+        kernel = self._text("kernel").split()
+        release = ".".join(kernel[1].split(".")[:2]) if len(kernel) > 1 else ""
+        platform = f"{kernel[0]}-{release} {kernel[-1]} glibc{libc}" if len(kernel) > 2 else ""
+        cpus = self._text("cpus").strip()
+        return {
+            "event": "hello",
+            "hostname": self._text("name").strip()[:255],
+            "platform": platform[:255],
+            "python": "",
+            "cpus": int(cpus) if re.fullmatch(r"\d{1,6}", cpus, re.ASCII) else 0,
+        }
+
+    def _inventory(self) -> Mapping[str, Any]:
+        rows = self._gpu_rows()
+        self._cuda = nvidia.parse_cuda(self._text("cuda")) or self._cuda
+        if "users" in self._sections:
+            self._users = inventory.parse_processes(self._text("users"))
+        kernel = self._text("kernel").split()
+        return {
+            "event": "inventory",
+            "system": inventory.parse_os_release(self._text("system")),
+            "kernel": kernel[1][:80] if len(kernel) > 1 else "",
+            "glibc": inventory.parse_glibc(self._text("libc")),
+            "cpu_model": inventory.parse_cpu_model(self._text("cpuinfo")),
+            "disks": inventory.parse_df(self._text("disks")),
+            "infiniband": inventory.parse_infiniband(self._text("infiniband")),
+            "clock_synchronized": inventory.parse_clock(self._text("synchronized")),
+            "driver": nvidia.driver_of(rows),
+            "cuda": self._cuda,
+            "users": self._users,
+        }
+
+    def _beat(self, began: float) -> Mapping[str, Any]:
+        ticks, before = gauges.parse_ticks(self._text("stat")), self._ticks
+        self._ticks = ticks
+        memory = gauges.parse_memory(self._text("memory"))
+        disks = inventory.parse_df(self._text("disk"))
+        return {
+            "event": "beat",
+            "time": began,
+            "cpu_used": gauges.busy(before, ticks) if before and ticks else 0.0,
+            "accelerators": self._accelerators(),
+            **memory,
+            "disk_total": disks[0]["total"] if disks else 0,
+            "disk_free": disks[0]["free"] if disks else 0,
+        }
+
+    def _gpu_rows(self) -> list[nvidia.Row]:
+        fields, lines = self._sections.get("gpus", ("", []))
+        return nvidia.parse_rows("\n".join(lines), [each for each in fields.split(",") if each])
+
+    def _accelerators(self) -> list[dict[str, Any]]:
+        if self._devices is not None:
+            return [{"index": index, "kind": "cpu"} for index in range(self._devices)]
+        if rows := self._gpu_rows():
+            holders, _ = nvidia.parse_apps(self._text("apps"))
+            return [nvidia.gpu(row, holders) for row in rows]
+        pids = [int(line) for line in self._text("holders").split() if re.fullmatch(r"\d{1,10}", line, re.ASCII)]
+        return tpu.devices(self._sections.get("tpus", ("", []))[0].split(), pids)
+
+
+def _seconds(text: str) -> float | None:
+    """``date +%s.%N``; where ``%N`` is not known, whole seconds."""
+    found = re.match(r"(\d{9,11})(\.\d{1,9})?", text.strip(), re.ASCII)
+    return float(found.group(0)) if found else None

@@ -1,0 +1,112 @@
+"""An array on its way to the devices: cells are read into the parts that the devices want, which leave when full."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from midstream_engine.checkpoint.format.boxes import (
+    Box,
+    box_of,
+    copy_rows,
+    extent,
+    overlap,
+    slabs,
+    volume,
+    whole,
+    within,
+)
+from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_engine.checkpoint.saving import host_buffers
+from midstream_engine.checkpoint.saving.host_buffers import BLOCK, Blocks
+from midstream_engine.records import ArrayEntry
+
+
+class Assembly:
+    """One array of a checkpoint under one sharding. Cells may arrive in any order and from any thread."""
+
+    def __init__(self, entry: ArrayEntry, sharding: Sharding):
+        self.shape = tuple(entry.shape)
+        self.dtype = numpy_dtype(entry.dtype)
+        self.sharding = sharding
+        self._devices: dict[Box, list[Any]] = {}
+        for device, index in sharding.addressable_devices_indices_map(self.shape).items():
+            box = whole(self.shape) if index is None else box_of(index, self.shape)
+            self._devices.setdefault(box, []).append(device)
+        self._open: dict[Box, np.ndarray] = {}  # parts that wait for more
+        self._missing = {part: volume(part) for part in self._devices}  # elements
+        self._shards: list[jax.Array] = []
+        self._lock = threading.Lock()
+        for part, missing in self._missing.items():
+            if not missing:
+                self._send(part, np.empty(extent(part), self.dtype))
+
+    def wants(self, cell: Box) -> bool:
+        """Whether a device of this process holds any of ``cell``."""
+        return any(overlap(part, cell) is not None for part in self._devices)
+
+    def buffers(self, cell: Box, blocks: Blocks) -> Iterator[memoryview]:
+        """Where the bytes of ``cell`` are to be read into, in their order. Each buffer is dealt with when the next one
+        is asked for. Follow it with :meth:`accept`."""
+        targets = [(part, shared) for part in self._devices if (shared := overlap(part, cell)) is not None]
+        for slab in slabs(cell, max(1, BLOCK // self.dtype.itemsize)):
+            direct = self._direct(slab, targets)
+            if direct is not None:
+                yield direct
+                continue
+            with blocks.lend() as buffer:
+                raw = buffer[: volume(slab) * self.dtype.itemsize]
+                yield raw.data
+                self._scatter(slab, raw.view(self.dtype).reshape(extent(slab)), targets)
+
+    def accept(self, cell: Box) -> None:
+        """What was read for ``cell`` is sound: parts that it completes go to their devices."""
+        for part in self._devices:
+            shared = overlap(part, cell)
+            if shared is None:
+                continue
+            with self._lock:
+                self._missing[part] -= volume(shared)
+                full = self._open.pop(part) if not self._missing[part] else None
+            if full is not None:
+                self._send(part, full)
+
+    def put(self, data: np.ndarray) -> None:
+        """Take in the whole array at once."""
+        if data.size:
+            box = whole(self.shape)
+            self._scatter(box, data, [(part, part) for part in self._devices])
+            self.accept(box)
+
+    def finish(self) -> jax.Array:
+        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, self._shards)
+
+    def _part(self, part: Box) -> np.ndarray:
+        with self._lock:
+            if part not in self._open:
+                self._open[part] = host_buffers.empty(extent(part), self.dtype)
+            return self._open[part]
+
+    def _direct(self, slab: Box, targets: list[tuple[Box, Box]]) -> memoryview | None:
+        """The memory of ``slab`` within the one part that wants it, where it lies there without gaps."""
+        wanting = [part for part, shared in targets if overlap(shared, slab) is not None]
+        if len(wanting) != 1 or overlap(wanting[0], slab) != slab:
+            return None
+        view = self._part(wanting[0])[within(slab, wanting[0])]
+        return view.reshape(-1).view(np.uint8).data if view.flags.c_contiguous else None
+
+    def _scatter(self, slab: Box, data: np.ndarray, targets: list[tuple[Box, Box]]) -> None:
+        for part, wanted in targets:
+            shared = overlap(wanted, slab)
+            if shared is not None:
+                copy_rows(self._part(part)[(*within(shared, part), ...)], data[within(shared, slab)])
+
+    def _send(self, part: Box, data: np.ndarray) -> None:
+        shards = [jax.device_put(data, device) for device in self._devices[part]]
+        with self._lock:
+            self._shards += shards

@@ -1,0 +1,246 @@
+"""Restore a checkpoint onto any mesh: every object is read once, checked, and handed to the devices part by part."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, Sharding
+
+from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Difference
+from midstream_engine.checkpoint.format import zarr
+from midstream_engine.checkpoint.format.array_names import LogicalArray, flatten, flatten_shardings, unflatten
+from midstream_engine.checkpoint.format.boxes import Box
+from midstream_engine.checkpoint.format.chunk_grid import cells_of
+from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_engine.checkpoint.format.objects import read_checked, read_object
+from midstream_engine.checkpoint.format.packed_arrays import unpack
+from midstream_engine.checkpoint.loading.array_assembly import Assembly
+from midstream_engine.checkpoint.loading.completeness import check_layout
+from midstream_engine.checkpoint.loading.list_checkpoints import check_train, read_manifest
+from midstream_engine.checkpoint.saving.bounded_pool import Task, run_bounded
+from midstream_engine.checkpoint.saving.host_buffers import Blocks
+from midstream_engine.checkpoint.saving.spread_objects import check_within_reach
+from midstream_engine.checkpoint.stores import open_store
+from midstream_engine.checkpoint.stores.checkpoint_store import Store
+from midstream_engine.records import PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
+
+AHEAD = 16  # objects that the disk is asked for before they are read
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A restored state and the evidence of what it is."""
+
+    tree: Any
+    root_digest: str  # recomputed from the bytes that were read, and the manifest's hashes of what was not asked for
+    expected_root_digest: str  # the manifest's
+    train: dict[str, Any]  # train.json: state, provenance, witness
+    manifest: Manifest
+    seconds: float
+
+
+def restore_checkpoint(directory: str, template: Any, shardings: Any, *, only: str = "") -> Restored:
+    """The state in ``directory`` as arrays on devices.
+
+    ``template`` is a pytree like the one that was saved, of arrays or ShapeDtypeStructs (inside NamedArrays for named
+    ones, as ``eqx.filter_eval_shape`` gives); leaves that are no arrays are taken over from it. ``shardings`` has one
+    sharding for each array leaf, or is one for all.
+
+    ``only`` is what the names of the wanted arrays begin with, ``model/`` say; ``template`` then has these alone. The
+    checkpoint's other arrays may be anything: their objects are neither read nor checked, and need not be there. Arrays
+    below 1 MiB share one object, which is read and checked whole.
+
+    Beside the arrays themselves, host memory holds the objects in flight (``bounded.IN_FLIGHT``) and the parts that
+    are being put together, at most those of two arrays' worth.
+
+    Raises CheckpointMismatch, before any array is read, where names, axes, shapes or dtypes differ: nothing is
+    converted silently. Raises CheckpointCorrupt, naming the object, where the bytes are not what was saved. Raises
+    ValueError where ``template`` has arrays beyond ``only``.
+    """
+    start = time.monotonic()
+    manifest = read_manifest(directory)
+    check_layout(directory, manifest)
+    wanted = flatten(template)
+    placed = flatten_shardings(template, shardings)
+    beyond = [name for name in wanted if not name.startswith(only)]
+    if beyond:
+        raise ValueError(f"the template has {beyond[0]}, which does not begin with {only!r}")
+    check_fit(directory, manifest, wanted, only)
+    check_divides(directory, wanted, placed)
+    store = open_store(directory)
+    objects = {entry.path: entry for entry in manifest.object_entries}
+    needed = {TRAIN}.union(*(entry.objects for entry in manifest.array_entries if entry.name in wanted))
+    hashes = {path: entry.sha256 for path, entry in objects.items() if path not in needed}
+
+    raw, hashes[TRAIN] = read_object(store, objects[TRAIN])
+    try:
+        train = check_train(json.loads(bytes(raw)), f"{directory}: object {TRAIN}")
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{directory}: object {TRAIN}: not JSON ({error})") from error
+
+    arrays = _read_arrays(store, manifest, objects, placed, hashes)
+    digest = root_digest(manifest.array_entries, hashes, train["state"])
+    if digest != manifest.root_digest:
+        raise CheckpointCorrupt(
+            f"{directory}: root digest {digest} recomputed from the bytes "
+            f"differs from the manifest's {manifest.root_digest}"
+        )
+    return Restored(
+        tree=unflatten(template, arrays),
+        root_digest=digest,
+        expected_root_digest=manifest.root_digest,
+        train=train,
+        manifest=manifest,
+        seconds=time.monotonic() - start,
+    )
+
+
+def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray], only: str = "") -> None:
+    """CheckpointMismatch, with a diff, unless the manifest has exactly the ``wanted`` arrays among those whose names
+    begin with ``only``."""
+    found = {entry.name: entry for entry in manifest.array_entries if entry.name.startswith(only)}
+    different = []
+    for name in sorted(found.keys() & wanted.keys()):
+        have, want = found[name], wanted[name]
+        axes, shape = tuple(have.axes), tuple(have.shape)
+        difference = Difference(
+            name,
+            axes=None if axes == want.axes else (axes, want.axes),
+            shape=None if shape == want.shape else (shape, want.shape),
+            dtype=None if have.dtype == want.dtype else (have.dtype, want.dtype),
+        )
+        if difference != Difference(name):
+            different.append(difference)
+    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if missing or extra or different:
+        raise CheckpointMismatch(where, missing, extra, different)
+
+
+def check_divides(where: str, wanted: dict[str, LogicalArray], shardings: dict[str, Sharding]) -> None:
+    """CheckpointError unless every sharding divides its array: which axis does not, and the counts that would divide
+    every array that is laid out like it."""
+    lengths: dict[tuple[str, ...], int] = {}  # greatest common divisor of the axes that share some mesh axes
+    flaw: tuple[str, str, int, int, tuple[str, ...]] | None = None
+    for name, array in wanted.items():
+        sharding = shardings[name]
+        if not isinstance(sharding, NamedSharding):
+            try:
+                sharding.shard_shape(array.shape)
+            except ValueError as error:
+                raise CheckpointError(f"{where} cannot be laid out on this mesh: {name}: {error}") from error
+            continue
+        for axis, length, mapped in zip(array.axes, array.shape, sharding.spec, strict=False):
+            names = mapped if isinstance(mapped, tuple) else (mapped,) if isinstance(mapped, str) else ()
+            parts = math.prod(sharding.mesh.shape[mesh_axis] for mesh_axis in names)
+            lengths[names] = math.gcd(lengths.get(names, 0), length)
+            if length % parts and flaw is None:
+                flaw = name, axis, length, parts, names
+    if flaw is not None:
+        name, axis, length, parts, names = flaw
+        common = lengths[names]
+        would = [str(count) for count in range(1, 2 * parts + 1) if common % count == 0]
+        raise CheckpointError(
+            f"{where} cannot be laid out on this mesh: {name}: its axis {axis}={length} does not divide over {parts} "
+            f"devices ({' x '.join(names)}); {', '.join(would)} would divide every array"
+        )
+
+
+def _read_arrays(
+    store: Store,
+    manifest: Manifest,
+    objects: dict[str, ObjectEntry],
+    shardings: dict[str, Sharding],
+    hashes: dict[str, str],
+) -> dict[str, jax.Array]:
+    """Every array that has a sharding, on its devices; ``hashes`` has the objects that are left alone, and receives
+    what was observed, by path."""
+    entries = [entry for entry in manifest.array_entries if entry.name in shardings]
+    assemblies = {entry.name: Assembly(entry, shardings[entry.name]) for entry in entries}
+    tasks: list[Task] = []
+    blocks = Blocks()
+
+    def observe(path: str) -> memoryview:
+        data, hashes[path] = read_object(store, objects[path])
+        return data
+
+    packed = [entry for entry in entries if not entry.grid]
+    if packed:
+        tasks.append((objects[PACKED].size, lambda: _take_packed(store.where, observe(PACKED), packed, assemblies)))
+    for entry in entries:
+        if entry.grid:
+            tasks.append(_metadata_task(store.where, entry, objects, observe))
+            tasks += _cell_tasks(store, entry, objects, assemblies[entry.name], blocks, hashes)
+    check_within_reach(store, manifest, [path for path in objects if path not in hashes])
+    run_bounded(_announced(tasks, store, [path for path in objects if path not in hashes and "/c/" in path]))
+    return {name: assembly.finish() for name, assembly in assemblies.items()}
+
+
+def _announced(tasks: Iterable[Task], store: Store, paths: Iterable[str]) -> Iterator[Task]:
+    """The tasks; with each that is handed out the store is told of one more object that will be read, ``AHEAD``
+    of it."""
+    upcoming = iter(paths)
+    for path in islice(upcoming, AHEAD):
+        store.expect(path)
+    for task in tasks:
+        for path in islice(upcoming, 1):
+            store.expect(path)
+        yield task
+
+
+def _metadata_task(
+    where: str, entry: ArrayEntry, objects: dict[str, ObjectEntry], observe: Callable[[str], memoryview]
+) -> Task:
+    described = zarr.metadata_path(entry.name)
+
+    def check() -> None:
+        flaw = zarr.disagreement(bytes(observe(described)), entry)
+        if flaw:
+            raise CheckpointCorrupt(f"{where}: object {described}: {flaw}")
+
+    return objects[described].size, check
+
+
+def _cell_tasks(
+    store: Store,
+    entry: ArrayEntry,
+    objects: dict[str, ObjectEntry],
+    assembly: Assembly,
+    blocks: Blocks,
+    hashes: dict[str, str],
+) -> list[Task]:
+    """Cells that no device of this process holds a part of are another's to read and check; their hashes are taken from
+    the manifest."""
+    tasks: list[Task] = []
+    for index, box in cells_of(entry.shape, entry.grid):
+        path = zarr.cell_path(entry.name, index)
+        if not assembly.wants(box):
+            hashes[path] = objects[path].sha256
+            continue
+
+        def read(path: str = path, box: Box = box) -> None:
+            checksum = memoryview(bytearray(4))
+            into = chain(assembly.buffers(box, blocks), [checksum])
+            hashes[path] = read_checked(store, objects[path], into, cell=True)
+            assembly.accept(box)
+
+        tasks.append((objects[path].size, read))
+    return tasks
+
+
+def _take_packed(where: str, raw: memoryview, entries: list[ArrayEntry], assemblies: dict[str, Assembly]) -> None:
+    try:
+        arrays = unpack(raw)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointCorrupt(f"{where}: object {PACKED}: {error}") from error
+    for entry in entries:
+        array = arrays.get(entry.name)
+        if array is None or list(array.shape) != entry.shape or array.dtype != numpy_dtype(entry.dtype):
+            raise CheckpointCorrupt(f"{where}: object {PACKED}: {entry.name} is not in it as the manifest says")
+        assemblies[entry.name].put(array)

@@ -1,0 +1,135 @@
+"""Files behind http(s), read as a stream that survives a dropped connection. Standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from midstream_engine.data.errors import DataError, NotThere
+from midstream_engine.data.sources.source_file import Source
+
+TIMEOUT = 60.0  # seconds without a byte
+ATTEMPTS = 6  # in a row without progress
+FIRST_DELAY = 0.5  # seconds before the second attempt; doubles with each
+_ABSENT = (403, 404, 410)  # a bucket answers 403 where it may not be listed
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+
+
+def describe(url: str) -> Source:
+    """What the server says about ``url``. DataError where it has no such file or does not answer."""
+    if any(sign in url for sign in "*["):
+        raise DataError(f"data: {url!r}: https has no listing for a glob; name the files with braces")
+    response = _request(url, {}, method="HEAD")
+    if response is None:  # a server without HEAD
+        response = _request(url, {"Range": "bytes=0-0"})
+    assert response is not None
+    with response:
+        total = response.headers.get("Content-Range", "").rpartition("/")[2]
+        size = total if response.status == 206 else response.headers.get("Content-Length", "")
+        name = urllib.parse.urlsplit(url).path.rpartition("/")[2]
+        return Source(url, name, int(size) if size.isdigit() else -1, _version(response))
+
+
+def get(url: str) -> bytes:
+    """The whole of a small file. NotThere where there is none, or none that may be seen."""
+    response = _request(url, {})
+    assert response is not None
+    with response:
+        return response.read()
+
+
+def open_stream(source: Source) -> io.BufferedReader:
+    """The bytes of ``source`` from the start."""
+    return io.BufferedReader(_Stream(source), 1 << 18)
+
+
+def _version(response: http.client.HTTPResponse) -> str:
+    return response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+
+
+def _request(url: str, headers: dict[str, str], method: str = "GET") -> http.client.HTTPResponse | None:
+    """The response, after as many attempts as it takes. None where the server does not know the method."""
+    delay = FIRST_DELAY
+    for attempt in range(ATTEMPTS):
+        try:
+            # Identity: what is asked for by byte range must be the bytes of the file.
+            wanted = urllib.request.Request(url, headers={"Accept-Encoding": "identity", **headers}, method=method)
+            return urllib.request.urlopen(wanted, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if method == "HEAD" and error.code in (403, 405, 501):
+                return None
+            if error.code not in _AGAIN or attempt == ATTEMPTS - 1:
+                kind = NotThere if error.code in _ABSENT else DataError
+                raise kind(f"data: {url}: HTTP {error.code} {error.reason}") from None
+        except (OSError, http.client.HTTPException) as error:
+            if attempt == ATTEMPTS - 1:
+                reason = getattr(error, "reason", None) or error
+                raise DataError(f"data: {url}: {reason} ({ATTEMPTS} attempts)") from None
+        except ValueError as error:
+            raise DataError(f"data: {url}: {error}") from None
+        time.sleep(delay)
+        delay *= 2
+    raise AssertionError
+
+
+class _Stream(io.RawIOBase):
+    """Goes on where it was after a connection that broke, if the file is still the same one."""
+
+    def __init__(self, source: Source):
+        self._source, self._position = source, 0
+        self._response: http.client.HTTPResponse | None = None
+        self._idle = 0  # connections in a row that gave nothing
+        self._ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        while not self._ended:
+            if self._response is None:
+                self._connect()
+            assert self._response is not None
+            try:
+                count = self._response.readinto(buffer)
+            except (OSError, http.client.HTTPException):
+                count = 0
+                broken = True
+            else:
+                # http.client ends an answer that was cut short like one that is whole.
+                broken = not count and 0 <= self._position < self._source.size
+            if count:
+                self._position += count
+                self._idle = 0
+                return count
+            self._drop()
+            self._ended = not broken
+            self._idle += broken
+            if self._idle == ATTEMPTS:
+                raise DataError(f"data: {self._source.path}: breaks off at byte {self._position}")
+        return 0
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+    def _drop(self) -> None:
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+    def _connect(self) -> None:
+        headers = {"Range": f"bytes={self._position}-"} if self._position else {}
+        response = _request(self._source.path, headers)
+        assert response is not None
+        self._response = response
+        if self._source.version and _version(response) not in ("", self._source.version):
+            raise DataError(f"data: {self._source.path} has changed while it was read; start again")
+        if self._position and response.status != 206:  # no ranges: walk there
+            left = self._position
+            while left:
+                left -= len(response.read(min(left, 1 << 20))) or left

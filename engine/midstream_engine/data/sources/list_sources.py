@@ -1,0 +1,103 @@
+"""Where text comes from: urls to files. What is in a file is read by ``formats``."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import sysconfig
+from collections.abc import Iterator, Sequence
+
+from midstream_engine.base_directory import resolved_path
+from midstream_engine.data.errors import DataError
+from midstream_engine.data.sources import formats, gcs, http, hugging_face_hub
+from midstream_engine.data.sources.source_file import Source
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+def expand_braces(url: str) -> list[str]:
+    """``a.{1..3}.{x,y}`` -> every combination, in order. Numbers keep the width of a zero-padded first one."""
+    match = _BRACES.search(url)
+    if match is None:
+        return [url]
+    span = _RANGE.fullmatch(match[1])
+    if span:
+        first, last = int(span[1]), int(span[2])
+        width = len(span[1]) if span[1].startswith("0") else 0
+        choices = [f"{number:0{width}d}" for number in range(first, last + 1)]
+    else:
+        choices = match[1].split(",")
+    return [rest for choice in choices for rest in expand_braces(url[: match.start()] + choice + url[match.end() :])]
+
+
+def list_sources(urls: Sequence[str]) -> list[Source]:
+    """The files that ``urls`` name: urls in order, the matches of a glob sorted by name.
+
+    Raises DataError for a url that names nothing, cannot be reached, or has a scheme that is not known.
+    """
+    sources: list[Source] = []
+    for url in urls:
+        if url.startswith(hugging_face_hub.SCHEME):
+            sources.append(hugging_face_hub.describe(url))
+            continue
+        found = [source for pattern in expand_braces(url) for source in _listed(pattern)]
+        if not found:
+            raise DataError(f"data: {url!r} names no file")
+        sources += found
+    return sources
+
+
+def documents(sources: Sequence[Source], *, text_key: str, max_bytes: int | None) -> Iterator[bytes]:
+    """The text of each document, UTF-8. Stops before the document that would exceed ``max_bytes`` in total, unless it
+    is the first."""
+    total = 0
+    for source in sources:
+        for text in formats.documents(formats.Piece(source), text_key):
+            total += len(text)
+            if max_bytes is not None and total > max_bytes and total > len(text):
+                return
+            yield text
+
+
+def _listed(pattern: str) -> list[Source]:
+    if pattern.startswith("stdlib:"):
+        return _standard_library(pattern.removeprefix("stdlib:"))
+    scheme, separator, rest = pattern.partition("://")
+    if not separator:
+        return _local(pattern)
+    if scheme == "file":
+        return _local(rest)
+    if scheme == "gs":
+        return gcs.list_objects(pattern)
+    if scheme in ("http", "https"):
+        return [http.describe(pattern)]
+    raise DataError(f"data: {pattern!r}: the scheme {scheme} is not read here; use a local path, gs:// or https://")
+
+
+def _local(pattern: str) -> list[Source]:
+    pattern = resolved_path(pattern)
+    if os.path.isfile(pattern):
+        return [_file(pattern, os.path.basename(pattern))]
+    return [
+        _file(path, os.path.basename(path))
+        for path in sorted(glob.glob(pattern, recursive=True))
+        if os.path.isfile(path)
+    ]
+
+
+def _standard_library(pattern: str) -> list[Source]:
+    root = sysconfig.get_path("stdlib")
+    names = sorted(name.replace(os.sep, "/") for name in glob.glob(pattern, root_dir=root, recursive=True))
+    kept = [
+        name
+        for name in names
+        if not name.startswith(("site-packages/", "dist-packages/")) and "__pycache__" not in name
+    ]
+    return [_file(os.path.join(root, name), name) for name in kept if os.path.isfile(os.path.join(root, name))]
+
+
+def _file(path: str, name: str) -> Source:
+    status = os.stat(path)
+    return Source(os.path.abspath(path), name, status.st_size, str(status.st_mtime_ns))

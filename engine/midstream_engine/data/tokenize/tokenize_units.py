@@ -1,0 +1,209 @@
+"""Units to tokens, in order, by as many processes as there are CPUs. What comes out does not depend on how many."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+from midstream_engine.data.errors import DataError
+from midstream_engine.data.tokenize import units
+from midstream_engine.data.tokenize.progress_bar import Progress
+from midstream_engine.data.tokenize.tokenizer import Tokenizer
+from midstream_engine.data.tokenize.units import Finished, Unit
+
+log = logging.getLogger(__name__)
+_AHEAD = 4  # units a process in flight or waiting to be taken in order
+_WORTH = 64 << 20  # bytes of text from which starting processes pays
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all units share. ``name`` and ``eos_token`` load ``tokenizer`` again in another process."""
+
+    directory: str  # of the finished units
+    tokenizer: Tokenizer
+    name: str
+    eos_token: str
+    text_key: str
+    max_bytes: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "directory": self.directory,
+            "id": self.tokenizer.id,
+            "tokenizer": self.name,
+            "eos_token": self.eos_token,
+            "text_key": self.text_key,
+            "max_bytes": self.max_bytes,
+        }
+
+
+def processes_for(work: Sequence[Unit], task: Task, wanted: int) -> int:
+    """How many processes: ``wanted``, or for 0 one for each CPU where that pays; 0 means this process itself."""
+    if wanted:
+        return min(wanted, len(work))
+    size = sum(unit.size for unit in work) or _WORTH
+    if len(work) < 2 or min(size, task.max_bytes or size) < _WORTH:
+        return 0
+    return min(len(os.sched_getaffinity(0)), len(work))
+
+
+def tokenize(work: Sequence[Unit], task: Task, wanted: int = 0) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
+    """(tokens [tokens], tokens of each document int64 [documents]) of each unit, in order; ends where ``max_bytes`` is
+    reached. Units that are finished already are read, not made again.
+
+    Raises DataError where text cannot be read or a process dies; what was finished until then stays.
+    """
+    progress = Progress(len(work), sum(unit.size for unit in work))
+    total = 0
+    with contextlib.ExitStack() as stack:
+        stack.callback(progress.close)
+        made = stack.enter_context(contextlib.closing(_made(work, task, processes_for(work, task, wanted))))
+        for unit, (record, reused) in zip(work, made, strict=True):
+            tokens, lengths = _read(unit, record, task)
+            progress.add(unit.size, record.tokens, reused)
+            if task.max_bytes is None:
+                yield tokens, lengths[:, 1]
+                continue
+            totals = total + np.cumsum(lengths[:, 0])
+            # The first document is kept whatever its length.
+            fits = (totals <= task.max_bytes) | (totals == lengths[:, 0])
+            kept = len(fits) if fits.all() else int(np.argmin(fits))
+            yield tokens[: int(lengths[:kept, 1].sum())], lengths[:kept, 1]
+            if kept < len(fits):
+                break
+            total = int(totals[-1]) if len(totals) else total
+    if progress.reused:
+        log.info("%d of %d shards were there already", progress.reused, progress.units)
+
+
+def _read(unit: Unit, record: Finished, task: Task) -> tuple[np.ndarray, np.ndarray]:
+    dtype = units.token_dtype(task.tokenizer)
+    found = units.read(task.directory, unit.number, record, dtype)
+    if found is None:
+        log.warning("shard %d is damaged; made again", unit.number)
+        units.forget(task.directory, unit.number)
+        record = units.tokenize(unit, task.directory, task.tokenizer, task.text_key, task.max_bytes)
+        found = units.read(task.directory, unit.number, record, dtype)
+    if found is None:
+        raise DataError(f"{task.directory}: shard {unit.number} reads back as something else than was written")
+    return found
+
+
+def _made(work: Sequence[Unit], task: Task, processes: int) -> Generator[tuple[Finished, bool], None, None]:
+    """The record of each unit in order, and whether it was there before."""
+    if not processes:
+        for unit in work:
+            before = units.finished(task.directory, unit.number)
+            yield (
+                before or units.tokenize(unit, task.directory, task.tokenizer, task.text_key, task.max_bytes),
+                before is not None,
+            )
+        return
+    with _Processes(task, processes) as pool:
+        pending: deque[Future[tuple[Finished, bool]]] = deque()
+        for unit in work:
+            pending.append(pool.submit(unit))
+            if len(pending) >= _AHEAD * processes:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+class _Processes:
+    """Workers, each used by one thread at a time and started when it is first needed."""
+
+    def __init__(self, task: Task, count: int):
+        self._task = task
+        self._idle: queue.LifoQueue[subprocess.Popen[str] | None] = queue.LifoQueue()
+        for _ in range(count):
+            self._idle.put(None)
+        self._started: list[subprocess.Popen[str]] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._threads = ThreadPoolExecutor(count, "tokenize")
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in self._started:
+            with contextlib.suppress(BrokenPipeError):
+                _pipe(process.stdin).close()  # ends it
+        for process in self._started:
+            process.wait()
+        self._threads.shutdown()
+        for process in self._started:
+            _pipe(process.stdout).close()
+
+    def submit(self, unit: Unit) -> Future[tuple[Finished, bool]]:
+        return self._threads.submit(self._run, unit)
+
+    def _run(self, unit: Unit) -> tuple[Finished, bool]:
+        before = units.finished(self._task.directory, unit.number)
+        if before is not None:
+            return before, True
+        process = self._idle.get() or self._start()
+        try:
+            answer = self._ask(process, json.dumps(unit.to_json()))
+        finally:
+            self._idle.put(process)
+        if not answer:
+            process.wait()
+            raise DataError(
+                f"data: a tokenizing process ended with {process.returncode} at {unit.pieces[0].source.path} "
+                "(-9: out of memory?); start again, finished shards are kept"
+            )
+        value = json.loads(answer)
+        if "error" in value:
+            raise DataError(value["error"])
+        return Finished(**value["done"]), False
+
+    def _start(self) -> subprocess.Popen[str]:
+        # The engine may run from a bundle that is not installed: the child has to find it too.
+        path = os.pathsep.join(filter(None, sys.path))
+        with self._lock:
+            if self._closed:
+                raise DataError("data: tokenizing was ended")
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "midstream_engine.data.tokenize.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
+                start_new_session=True,  # a Ctrl-C is for the parent, which ends them
+            )
+            self._started.append(process)
+        self._ask(process, json.dumps(self._task.to_json()), wait=False)
+        return process
+
+    @staticmethod
+    def _ask(process: subprocess.Popen[str], line: str, wait: bool = True) -> str:
+        """The answer; empty where the process has died."""
+        try:
+            _pipe(process.stdin).write(line + "\n")
+            _pipe(process.stdin).flush()
+        except BrokenPipeError:
+            return ""
+        return _pipe(process.stdout).readline() if wait else ""
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe

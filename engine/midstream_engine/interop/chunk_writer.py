@@ -1,0 +1,127 @@
+"""Objects of a checkpoint that are written a part at a time, as the source's layers come in."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.format import zarr
+from midstream_engine.checkpoint.format.boxes import Box, copy_rows, extent, gather, slabs, volume
+from midstream_engine.checkpoint.format.chunk_grid import cells_of
+from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_engine.checkpoint.format.objects import Hasher
+from midstream_engine.checkpoint.saving.host_buffers import pages
+from midstream_engine.checkpoint.stores.directory import OPEN, Directory
+from midstream_engine.interop.direct_io import ALIGNMENT, open_directly, without_direct, write_directly
+from midstream_engine.interop.imported_array import Incoming, Piece
+from midstream_engine.records import ObjectEntry
+
+BLOCK = 2 << 20  # bytes hashed and written at a time
+
+_buffers = threading.local()  # a buffer for each thread, aligned, with room for what the last block left
+
+
+class CellStore(Directory):
+    """A directory whose objects are written a part at a time."""
+
+    def begin(self, path: str) -> int:
+        """A descriptor of a new object, to write to directly."""
+        target = self._at(path)
+        parent = os.path.dirname(target)
+        if parent not in self._made:
+            os.makedirs(parent, exist_ok=True)
+            self._made.add(parent)
+        return open_directly(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def go_on(self, path: str) -> int:
+        """A descriptor of one that was begun."""
+        return open_directly(self._at(path), os.O_WRONLY)
+
+    def finish(self, descriptor: int) -> None:
+        """Nothing more is written to it; it is synced with the others, or now where too many wait for that."""
+        with self._lock:
+            self._unsynced.append(descriptor)
+            oldest = self._unsynced.popleft() if len(self._unsynced) > OPEN else None
+        if oldest is not None:
+            try:
+                os.fsync(oldest)
+            finally:
+                os.close(oldest)
+
+
+class Cell:
+    """One object on its way to the disk: an array's elements in ``box``, row-major, then their crc32c."""
+
+    def __init__(self, store: CellStore, array: Incoming, path: str, box: Box):
+        self._store, self._name, self._path, self._box = store, array.name, path, box
+        self._dtype = numpy_dtype(array.dtype)
+        self._hasher = Hasher()
+        self._done = 0  # bytes on the disk; what follows of those that came in is in _rest
+        self._rest = b""
+
+    @property
+    def entry(self) -> ObjectEntry:
+        return self._hasher.entry(self._path)
+
+    def feed(self, pieces: Sequence[Piece], span: tuple[int, int]) -> None:
+        """Its elements in rows [span) of the array, which ``pieces`` hold. Spans come in order."""
+        (begin, end), rest = self._box[0], self._box[1:]
+        start, stop = max(begin, span[0]), min(end, span[1])
+        if start >= stop:
+            return
+        descriptor = self._store.begin(self._path) if start == begin else self._store.go_on(self._path)
+        try:
+            self._write(descriptor, pieces, ((start, stop), *rest))
+            if stop == end:
+                self._end(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if stop == end:
+            self._store.finish(descriptor)
+        else:
+            os.close(descriptor)
+
+    def _write(self, descriptor: int, pieces: Sequence[Piece], box: Box) -> None:
+        buffer = _buffer()
+        waiting = len(self._rest)
+        buffer[:waiting] = np.frombuffer(self._rest, np.uint8)
+        for slab in slabs(box, BLOCK // self._dtype.itemsize):
+            filled = waiting + volume(slab) * self._dtype.itemsize
+            out = buffer[waiting:filled].view(self._dtype).reshape(extent(slab))
+            found = gather(slab, pieces, out)
+            if found is None:
+                raise CheckpointError(f"{self._name}: the part {list(slab)} of it is in no piece")
+            if not np.may_share_memory(found, out):
+                copy_rows(out, found)
+            self._hasher.update(buffer[waiting:filled].data)
+            ready = filled - filled % ALIGNMENT
+            write_directly(descriptor, buffer[:ready].data, self._done)
+            self._done += ready
+            waiting = filled - ready
+            buffer[:waiting] = buffer[ready:filled]
+        self._rest = buffer[:waiting].tobytes()
+
+    def _end(self, descriptor: int) -> None:
+        crc = self._hasher.crc32c.to_bytes(4, "little")
+        self._hasher.update(memoryview(crc))
+        without_direct(descriptor)
+        write_directly(descriptor, memoryview(self._rest + crc), self._done)
+
+
+def cells(store: CellStore, array: Incoming) -> list[Cell]:
+    """Every object that the array is cut into."""
+    return [
+        Cell(store, array, zarr.cell_path(array.name, index), box) for index, box in cells_of(array.shape, array.grid)
+    ]
+
+
+def _buffer() -> np.ndarray:
+    found: np.ndarray | None = getattr(_buffers, "memory", None)
+    if found is None:
+        found = _buffers.memory = pages(BLOCK + ALIGNMENT)
+    return found

@@ -1,0 +1,98 @@
+"""A run that begins with a Hugging Face model: the model, a fresh optimizer, and the data that its configuration names.
+
+A model directory says nothing of data or training: that comes from flags of the engine's.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import yaml
+
+from midstream_engine.checkpoint.format.boxes import Box, whole
+from midstream_engine.checkpoint.saving.snapshot import HostArray
+from midstream_engine.config.load import load_config
+from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.data.tokenize.tokenizer import Tokenizer, load_tokenizer
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_run import Adopted
+from midstream_engine.interop.huggingface.importer import converted, described, started_with
+from midstream_engine.interop.imported_array import Incoming, Piece
+from midstream_engine.interop.safetensors import read_tensors
+from midstream_engine.interop.tokenizer_files import files_at
+
+
+def open_model(source: str, overrides: Sequence[str]) -> Adopted:
+    """The model directory ``source`` as a run's state before its first update. ``overrides``: the engine's flags, with
+    the data at least (``--data.train_urls``). ConversionError where there is none, or the model does not fit."""
+    found, model, vocab_size = described(source)
+    own = os.path.join(source, "tokenizer.json")
+    mapping = started_with(model, source, source, own if os.path.isfile(own) else None)
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({key: mapping[key] for key in ("data", "model")}, file)
+        file.flush()
+        loaded = load_config(["--config_path", file.name, *overrides])
+    config = loaded.config
+    if config.model != model:
+        raise ConversionError(f"{source}: the flags say another model than its config.json")
+    if not (config.data.train_urls or config.data.configs or config.data.id):
+        raise ConversionError(f"{source}: a model has no data: name it with -- --data.train_urls FILES")
+    tokenizer = load_tokenizer(config.data.tokenizer, config.data.eos_token)
+    rows = model.padded_vocab(vocab_size)
+    if tokenizer.vocab_size > rows:
+        raise ConversionError(
+            f"data.tokenizer: {config.data.tokenizer} has {tokenizer.vocab_size} tokens, the embedding {rows} rows"
+        )
+    arrays = [_incoming(array) for array in converted(config, vocab_size, read_tensors(source))]
+    mapping = config.resolved()
+    for name in ("id", "root"):
+        mapping["trainer"][name] = None
+    notes = [*loaded.notes, "a model brings no optimizer: moments, counts and schedule begin with it"]
+    state = {
+        "step": 0, "optimizer_count": 0, "schedule_count": 0, "next_sample": 0,
+        "batch_schedule": config.trainer.batch_schedule().to_json(), "seed": config.trainer.seed,
+        "seq_len": model.seq_len, "shuffle": config.data.shuffle, "data_digest": "", "tokenizer": tokenizer.id,
+    }  # fmt: skip
+    provenance = {
+        "time": time.time(), "converted_from": "huggingface", "source": source, "huggingface": found,
+        "vocab_size": vocab_size,
+    }  # fmt: skip
+    weights = sorted(name for name in os.listdir(source) if name.endswith((".safetensors", ".json")))
+    stamp: list[Any] = [[name, os.stat(os.path.join(source, name)).st_mtime_ns] for name in weights]
+    bring = partial(_tokenized, config, tokenizer)
+    return Adopted("huggingface", 0, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring,
+                   {} if config.data.tokenizer == "bytes" else files_at(config.data.tokenizer))  # fmt: skip
+
+
+def _sound() -> None:
+    """safetensors has no checksums."""
+
+
+def _incoming(array: HostArray) -> Incoming:
+    """A layer at a time, where there are such."""
+    planes = array.shape[0] if array.axes[:1] == ("layers",) else 1
+
+    def box_of(plane: int) -> Box:
+        return whole(array.shape) if planes == 1 else ((plane, plane + 1), *whole(array.shape[1:]))
+
+    def pieces(plane: int, read: np.ndarray) -> list[Piece]:
+        return [(box_of(plane), read)]
+
+    return Incoming(
+        array.name, array.axes, array.shape, array.dtype, pieces, lambda plane: array.part(box_of(plane)), planes
+    )
+
+
+def _tokenized(config: TrainLmConfig, tokenizer: Tokenizer, place: str, given: Sequence[str]) -> str:
+    """The tokens of the configuration's text, made under ``place``; returns where they lie."""
+    from midstream_engine.data.tokenize.prepare import open_training
+
+    if given:
+        raise ConversionError("--data names data of another trainer's; a model's is in data.train_urls")
+    return open_training(os.path.dirname(place), config.data, tokenizer, seq_len=config.model.seq_len).directory

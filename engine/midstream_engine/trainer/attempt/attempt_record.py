@@ -1,0 +1,199 @@
+"""One launch of a run: its number, its epoch, its place in the lineage."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from midstream_engine import records
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.stores import bucket_fence
+from midstream_engine.errors import EngineError, FencedError
+from midstream_engine.processes.rendezvous import ALONE, Processes
+from midstream_engine.processes.shared_file_systems import Places
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What the launcher says, or what the engine found for itself where nobody launched it."""
+
+    paths: records.RunPaths
+    number: int
+    epoch: int
+    target: str
+    launched: bool  # the launcher claimed the directory and redirected the log
+    held: bool = False  # it waits or replays: the run is not its own until an order says so
+    processes: Processes = ALONE  # all of this attempt
+    places: Places | None = None  # which of them share a file system; None where there is one process
+
+    @property
+    def files(self) -> records.AttemptPaths:
+        return self.paths.attempt(self.number)
+
+    @property
+    def first_epoch(self) -> int:
+        """What its status says from its very first line on: 0 while it waits or replays, even where it is killed as it
+        starts. Readers take the copy of a run with the highest one for the run itself."""
+        return 0 if self.held else self.epoch
+
+
+def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: str = "") -> Attempt:
+    """The attempt that ``MIDSTREAM_ATTEMPT``, ``MIDSTREAM_EPOCH`` and ``MIDSTREAM_TARGET`` describe; what they leave
+    open is claimed here: the next free attempt number, the fence's epoch, a first fence for a new run. An attempt whose
+    order bids it wait or replay writes no fence. ``store``: the gs:// prefix that its checkpoints lie under.
+
+    Raises FencedError where the fence has a higher epoch than the one given, EngineError for values that make no sense.
+    """
+    try:
+        paths = records.RunPaths(root, records.check_run_id(run_id), store)
+    except records.RecordError as error:
+        raise EngineError(str(error)) from None
+    target = environment.get("MIDSTREAM_TARGET") or socket.gethostname()
+    for directory in (paths.attempts, paths.pins, *([] if store else [paths.checkpoints])):
+        os.makedirs(directory, exist_ok=True)
+    _settle_store(paths)
+    given_epoch = _number(environment, "MIDSTREAM_EPOCH")
+    given_attempt = _number(environment, "MIDSTREAM_ATTEMPT")
+    held = given_attempt is not None and _is_held(paths.attempt(given_attempt))
+    if held and given_epoch is None:
+        raise EngineError("an attempt that waits needs to be told its epoch (MIDSTREAM_EPOCH)")
+    with records.locked(paths.lock):
+        fence = records.Fence.read_or_none(paths.fence)
+        if fence is None and held:
+            fence = records.Fence(0, "")
+        elif fence is None:
+            fence = dataclasses.replace(records.first_fence(target), epoch=given_epoch or 1)
+            fence.write(paths.fence)
+    epoch = fence.epoch if given_epoch is None else given_epoch
+    if fence.epoch > epoch:
+        raise FencedError(
+            f"run {run_id} was handed to {fence.holder} (epoch {fence.epoch}, sealed at step {fence.sealed_step}); "
+            f"epoch {epoch} may not go on with it"
+        )
+    if given_attempt is not None:
+        number = given_attempt
+        os.makedirs(paths.attempt(number).dir, exist_ok=True)
+    else:
+        number = claim_attempt(paths)
+    return Attempt(paths, number, epoch, target, given_attempt is not None, held)
+
+
+def _settle_store(paths: records.RunPaths) -> None:
+    """Write down where the checkpoints lie. EngineError where the run has a past somewhere else: beginning afresh
+    beside it is never what is meant."""
+    known = records.Store.read_or_none(paths.store_file)
+    if known is not None and known.url.rstrip("/") != paths.store.rstrip("/"):
+        raise EngineError(
+            f"run {paths.run_id} has its checkpoints under {known.url}: set trainer.checkpointer.base_path to that, "
+            "or begin another --trainer.id"
+        )
+    if known is None and paths.store:
+        here = os.path.join(paths.dir, "checkpoints")
+        if os.path.isdir(here) and any(records.parse_checkpoint_name(name) for name in os.listdir(here)):
+            raise EngineError(
+                f"run {paths.run_id} has checkpoints in {here}: leave trainer.checkpointer.base_path out, "
+                f"or copy them to {paths.checkpoints} and remove that directory"
+            )
+        records.Store(paths.store.rstrip("/")).write(paths.store_file)
+
+
+def _is_held(files: records.AttemptPaths) -> bool:
+    order = records.Order.read_or_none(files.order)
+    return order is not None and order.action in (records.HOLD, records.REPLAY)
+
+
+def claim_attempt(paths: records.RunPaths) -> int:
+    """The next attempt number, taken by creating its directory: only one process can."""
+    while True:
+        taken = [int(name) for name in os.listdir(paths.attempts) if name.isdigit()]
+        number = max(taken, default=0) + 1
+        try:
+            os.mkdir(paths.attempt(number).dir)
+        except FileExistsError:
+            continue
+        try:
+            if paths.store and not bucket_fence.claim_attempt(paths, number):
+                continue  # another host has it
+        except CheckpointError as error:
+            raise EngineError(str(error)) from None
+        return number
+
+
+def record_start(attempt: Attempt, entry: records.LineageEntry) -> None:
+    """Append the attempt to ``lineage.json``."""
+    if attempt.processes.leads:
+        _edit_lineage(attempt, entry)
+
+
+def record_end(attempt: Attempt, last_step: int) -> None:
+    """Write into ``lineage.json`` that the attempt ended with the state ``step-<last_step>``."""
+    if not attempt.processes.leads:
+        return
+    try:
+        lineage = records.Lineage.read_or_none(attempt.paths.lineage)
+        for entry in lineage.entries if lineage else []:
+            if entry.attempt == attempt.number:
+                _edit_lineage(attempt, dataclasses.replace(entry, last_step=last_step))
+    except records.RecordError as error:
+        # Everything is saved; the attempt's status has its last step, which a repair of the lineage reads.
+        log.error("the end at step %d is not in the lineage: %s", last_step, error)
+
+
+def _edit_lineage(attempt: Attempt, entry: records.LineageEntry) -> None:
+    paths = attempt.paths
+    with records.locked(paths.lock):
+        lineage = records.Lineage.read_or_none(paths.lineage) or records.Lineage(paths.run_id)
+        lineage.with_entry(entry).write(paths.lineage)
+
+
+def lineage_entry(
+    attempt: Attempt,
+    *,
+    devices: list[dict[str, Any]],
+    first_step: int,
+    checkpoint: str | None,
+    root_digest: str | None,
+    migration: str,
+) -> records.LineageEntry:
+    """The attempt's entry at its start."""
+    return records.LineageEntry(
+        attempt=attempt.number,
+        epoch=attempt.epoch,
+        target=attempt.target,
+        devices=len(devices),
+        device_kind=devices[0]["kind"] if devices else "",
+        first_step=first_step,
+        checkpoint=checkpoint,
+        root_digest=root_digest,
+        migration=migration,
+        started=time.time(),
+    )
+
+
+def write_config(paths: records.RunPaths, resolved: Mapping[str, Any]) -> None:
+    """``run.yaml``: the configuration with every default written out."""
+    text = yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True)
+    records.write_bytes(paths.config, b"# The resolved configuration of the newest attempt.\n" + text.encode())
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise EngineError(f"{name}={text!r} is not a number from 1")
+    return number

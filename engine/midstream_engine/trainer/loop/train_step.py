@@ -1,0 +1,120 @@
+"""One update, and one evaluation: what is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import jmp
+import optax
+from haliax import Axis, NamedArray
+
+from midstream_engine.config.averaging import ModelAveragingConfig
+from midstream_engine.models.lm import BATCH, LmModel, summed_loss, token_losses
+from midstream_engine.optim.adam import schedule_count
+from midstream_engine.optim.averaging import update_average
+from midstream_engine.optim.schedule import Schedule
+from midstream_engine.optim.skip_step import skipped
+from midstream_engine.trainer.loop.batch_division import MICRO
+from midstream_engine.trainer.loop.train_state import TrainState
+from midstream_engine.trainer.runtime.mesh import Layout
+
+
+class StepResult(NamedTuple):
+    """Of one update; float32 []."""
+
+    loss: jax.Array  # mean over the batch's counted tokens, nats
+    gradient_norm: jax.Array  # before clipping
+    learning_rate: jax.Array
+    skipped: jax.Array | None  # int32 []: updates left out so far; None where SkipStep is off
+
+
+def train_step(
+    optimizer: optax.GradientTransformationExtraArgs,
+    schedule: Schedule,
+    policy: jmp.Policy,
+    layout: Layout,
+    *,
+    eos: int | None,
+    dropout: bool,
+    averaging: ModelAveragingConfig | None = None,
+) -> Callable[[TrainState, jax.Array, NamedArray, NamedArray], tuple[TrainState, StepResult]]:
+    """(state, step int32 [], tokens and loss mask [micro, batch, position]) -> (state, result).
+
+    The loss is the sum over all counted tokens of the batch divided by their number, so neither the number of
+    micro-batches nor an uneven mask changes the gradient. Dropout keys follow the example's place in the global batch.
+    """
+
+    def summed(model: LmModel, tokens: NamedArray, mask: NamedArray, keys: NamedArray | None) -> jax.Array:
+        return summed_loss(policy.cast_to_compute(model), tokens, mask, eos=eos, keys=keys)
+
+    def step_fn(
+        state: TrainState, step: jax.Array, tokens: NamedArray, mask: NamedArray
+    ) -> tuple[TrainState, StepResult]:
+        Micro, Batch = tokens.resolve_axis(MICRO), tokens.resolve_axis(BATCH)
+        counted = jnp.maximum(hax.sum(mask.astype(jnp.float32)).scalar(), 1.0)
+        step_key = jax.random.fold_in(state.key, step)
+
+        def micro_batch(number: jax.Array | int, tokens: NamedArray, mask: NamedArray) -> tuple[jax.Array, LmModel]:
+            keys = _example_keys(step_key, number, Batch) if dropout else None
+            loss, gradient = jax.value_and_grad(summed)(state.model, tokens, mask, keys)
+            return loss, layout.constrained(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient))
+
+        if Micro.size == 1:
+            total, gradient = micro_batch(0, tokens[MICRO, 0], mask[MICRO, 0])
+        else:
+
+            def add(carry: tuple[jax.Array, LmModel], inputs: Any) -> tuple[tuple[jax.Array, LmModel], None]:
+                number, tokens_array, mask_array = inputs
+                axes = tokens.axes[1:]
+                result = micro_batch(number, NamedArray(tokens_array, axes), NamedArray(mask_array, axes))
+                return jax.tree.map(jnp.add, carry, result), None
+
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), state.model)
+            start = (jnp.zeros(()), layout.constrained(zeros))
+            inputs = (jnp.arange(Micro.size), tokens.array, mask.array)
+            (total, gradient), _ = jax.lax.scan(add, start, inputs)
+
+        gradient = jax.tree.map(lambda leaf: leaf / counted, gradient)
+        norm = optax.tree.norm(gradient)
+        rate = schedule(schedule_count(state.optimizer))
+        loss = total / counted
+        current: Any = state.model
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer, current, loss=loss, gradient_norm=norm)  # pyright: ignore[reportArgumentType]
+        model: Any = optax.apply_updates(current, updates)
+        average = state.average
+        if averaging is not None and average is not None:
+            average = update_average(averaging, average, model, step)
+        after = TrainState(model, optimizer_state, state.key, average)
+        return after, StepResult(loss, norm, rate, skipped(optimizer_state))
+
+    return step_fn
+
+
+def evaluation_step(
+    policy: jmp.Policy, *, eos: int | None
+) -> Callable[[LmModel, NamedArray, NamedArray], tuple[jax.Array, jax.Array]]:
+    """(model, tokens and loss mask [micro, batch, position]) -> (summed loss, counted tokens), float32 []."""
+
+    def evaluate(model: LmModel, tokens: NamedArray, mask: NamedArray) -> tuple[jax.Array, jax.Array]:
+        cast = policy.cast_to_compute(model)
+        axes = tokens.axes[1:]
+
+        def add(carry: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+            losses = token_losses(cast, NamedArray(inputs[0], axes), NamedArray(inputs[1], axes), eos=eos)
+            return carry + hax.sum(losses).scalar(), None
+
+        total, _ = jax.lax.scan(add, jnp.zeros(()), (tokens.array, mask.array))
+        return total, hax.sum(mask.astype(jnp.float32)).scalar()
+
+    return evaluate
+
+
+def _example_keys(step_key: jax.Array, number: jax.Array | int, Batch: Axis) -> NamedArray:
+    """One raw key an example: uint32 [batch, "key"]."""
+    examples = number * Batch.size + jnp.arange(Batch.size)
+    keys = jax.vmap(lambda example: jax.random.fold_in(step_key, example))(examples)
+    return hax.named(jax.random.key_data(keys), (Batch, "key"))

@@ -1,0 +1,311 @@
+"""Copies that are cut, killed, corrupted and starved of disk at random moments, many times over.
+
+    python tests/faults/test_transfer_campaign.py [--runs 200] [--seed 1] [--results FILE]
+
+A run copies a tree through a link to a real SSH server, from this machine or directly from another host. Once a random
+number of bytes went over the link something happens. Afterwards the destination is complete and byte-equal, or has no
+manifest, and whatever has an object's name is that object, unless the fault itself was to damage what lay there. The
+same copy then goes on: it ends byte-equal, sends no byte that lay there verified, and leaves nothing else behind.
+
+Results are appended one line a run, so that a campaign that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
+
+from midstream.errors import MidstreamError
+from midstream.fleet.fleet import LocalHost
+from midstream.hosts.host_pool import open_host
+from midstream.hosts.local_host import LocalMachine
+from midstream.remote.copy import staging
+from midstream.remote.verify import tree
+from midstream.transfer import CopySettings, copy_objects
+from midstream_engine import records
+from simulators.disks import small_disk
+from simulators.link import Link, through
+from simulators.sshd import SSHD, Lab
+from support.trees import SOURCES, assert_same_tree, files, random_contents, write_tree
+
+RESULTS = Path(__file__).parents[2] / "docs/campaigns/transfer-faults.jsonl"
+SAMPLE = 6
+MIB = 1 << 20
+KINDS = ("cut", "kill far", "kill near", "kill operator", "flip under way", "flip at rest", "full disk")
+DISK = 48 * MIB
+
+OPERATOR = """
+import json, sys
+sys.path[:0] = json.loads(sys.argv[1])
+from midstream.fleet.fleet import LocalHost, SshHost
+from midstream.hosts.host_pool import open_host
+from midstream.transfer import copy_objects
+host = open_host("far", SshHost(**json.loads(sys.argv[2])))
+host.connect()
+copy_objects(open_host("here", LocalHost(root=sys.argv[3])), sys.argv[4], host, sys.argv[5])
+"""
+
+
+class Campaign:
+    """Two servers, one of them behind a link, and a tree; all runs use them."""
+
+    def __init__(self, room: Path):
+        self.room = room
+        self.lab = Lab(room / "lab")
+        server = self.lab.host("far")
+        self.servers = [server, self.lab.host("near")]
+        self.link = Link(server.port)
+        self.far_config = through(server, self.link.port).config
+        self.here = LocalMachine("here", LocalHost(root=str(room / "here")))
+        self.far = open_host("far", self.far_config)
+        self.near = open_host("near", self.servers[1].config)
+        self.near.connect()
+        self.disk = room / "disk"
+        self.mounts = ExitStack()
+        before = children(os.getpid())
+        self.mounted = self.mounts.enter_context(small_disk(self.disk, str(DISK)))
+        self.keepers = children(os.getpid(), but=before)  # of the disk: no part of any copy
+
+    def close(self) -> None:
+        for host in (self.far, self.near):
+            host.close()
+        self.link.close()
+        self.lab.close()
+        self.mounts.close()
+
+    # ---------------------------------------------------------------------------------------------- the faults
+
+    def kill_one(self, rng: random.Random, roots: list[int]) -> None:
+        victims = [pid for root in roots for pid in descendants(root)]
+        if victims:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(rng.choice(victims), signal.SIGKILL)
+
+    def run(self, seed: int, number: int) -> dict[str, Any]:
+        rng = random.Random(f"{seed}-{number}")
+        kind = KINDS[number % len(KINDS)]
+        direct = kind in ("cut", "kill far", "flip at rest", "full disk") and rng.random() < 0.4
+        if kind == "full disk" and not self.mounted:
+            kind = "cut"
+        room = self.disk if kind == "full disk" else self.room
+        source, target = self.room / f"source-{number}", room / f"target-{number}"
+        sizes = [rng.randrange(17 * MIB, 26 * MIB), *(rng.randrange(2 * MIB) for _ in range(4)), 0, 1, 70_000]
+        contents = random_contents(rng, sizes)
+        write_tree(source, contents)
+        size = sum(sizes)
+        at = rng.randrange(size) if not direct else rng.randrange(20_000, 120_000)
+        settings = CopySettings(route="direct" if direct else "auto", streams=rng.choice([1, 2, 3]))
+        filler = self.disk / "somebody else's"
+        if kind == "full disk":
+            with open(filler, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, DISK - rng.randrange(size // 8, size))
+        far = self.far
+        far.connect()
+        sending = self.near if direct else self.here
+        error = ""
+        self.arm(rng, kind, at, direct)
+        try:
+            if kind == "kill operator":
+                error = self.killed_operator(at, source, target)
+            else:
+                copy_objects(sending, str(source), far, str(target), settings=settings)
+        except MidstreamError as caught:
+            error = str(caught)
+            assert "\n" not in error
+        finally:
+            self.link.after(1 << 60, lambda: None)
+        settle(target)
+        first = check(target, contents, complete=not error)
+        if kind == "flip at rest" and first["there"]:
+            first["there"] -= flip(rng, target)
+        if kind == "full disk":
+            filler.unlink()
+        kept, parts = first["there"], chunks_there(target, contents)
+        far.connect()
+        self.near.connect()
+        report = copy_objects(sending, str(source), far, str(target), settings=settings)
+        assert report.bytes_sent <= size - kept - parts, "a verified byte was sent again"
+        assert_same_tree(target, source, "not byte-equal, or something was left behind")
+        shutil.rmtree(source)
+        shutil.rmtree(target)
+        return {
+            "seed": seed, "run": number, "kind": kind, "direct": direct, "streams": settings.streams, "at": at,
+            "bytes": size, "error": error, "named": kept, "parts": parts, "sent_again": report.bytes_sent,
+        }  # fmt: skip
+
+    def arm(self, rng: random.Random, kind: str, at: int, direct: bool) -> None:
+        sshds = [server.process.pid for server in (self.servers if direct else self.servers[:1])]
+        actions = {
+            "cut": self.link.cut,
+            "flip at rest": self.link.cut,
+            "flip under way": self.link.flip,
+            "kill far": lambda: self.kill_one(rng, sshds),
+            "kill near": lambda: self.kill_one(rng, children(os.getpid(), but=[*sshds, *self.keepers])),
+        }
+        if kind in actions:
+            self.link.after(at, actions[kind])
+
+    def killed_operator(self, at: int, source: Path, target: Path) -> str:
+        argv = [json.dumps(SOURCES), json.dumps(vars(self.far_config)), str(self.room), str(source), str(target)]
+        with subprocess.Popen([sys.executable, "-c", OPERATOR, *argv]) as operator:
+            self.link.after(at, operator.kill)
+            operator.wait(120)
+        return "" if operator.returncode == 0 else f"operator ended with {operator.returncode}"
+
+
+def children(pid: int, but: list[int] | None = None) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(each) for each in found.stdout.split() if int(each) not in (but or [])]
+
+
+def descendants(pid: int) -> list[int]:
+    """Of a server all below it; of a child of ours itself."""
+    below = children(pid)
+    return [each for child in below for each in (child, *descendants(child))] or [pid]
+
+
+def settle(target: Path) -> None:
+    """Until the far programs of a copy that was broken have noticed."""
+    deadline = time.monotonic() + 60
+    while staging_is_held(target):
+        assert time.monotonic() < deadline, "far programs do not end"
+        time.sleep(0.02)
+
+
+def staging_is_held(target: Path) -> bool:
+    import fcntl
+
+    for lock in (target / tree.INCOMING).glob("*/lock"):
+        with suppress(FileNotFoundError), lock.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
+
+
+def check(target: Path, contents: dict[str, bytes], *, complete: bool) -> dict[str, int]:
+    """AssertionError where a promise is broken. ``there``: bytes that have an object's name."""
+    found = files(target) if target.exists() else {}
+    named = {name: content for name, content in found.items() if not name.startswith(tree.INCOMING + "/")}
+    manifest = named.pop(records.MANIFEST, None)
+    whole = contents if manifest is not None else {name: contents[name] for name in named.keys() & contents.keys()}
+    assert_same_tree(named, whole, "an object's name on other bytes, or a manifest without all objects")
+    assert (manifest is not None) or not complete, "a copy that was reported as complete has no manifest"
+    return {"there": sum(map(len, named.values()))}
+
+
+def flip(rng: random.Random, target: Path) -> int:
+    """Change a bit of something that lies there. Bytes of named objects that are not verified any more."""
+    places = sorted(place for place in target.rglob("*") if place.is_file() and place.stat().st_size > 1)
+    places = [place for place in places if place.name not in ("lock", records.MANIFEST)]
+    if not places:
+        return 0
+    place = rng.choice(places)
+    content = bytearray(place.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    place.write_bytes(content)
+    return 0 if tree.INCOMING in place.parts else len(content)
+
+
+def chunks_there(target: Path, contents: dict[str, bytes]) -> int:
+    """Bytes of whole chunks, with the right hash, of objects that were under way."""
+    total = 0
+    for name, content in contents.items():
+        entry = {"path": name, "sha256": hashlib.sha256(content).hexdigest()}
+        best = 0
+        for part in (target / tree.INCOMING).glob(f"*/{staging.part_name(entry)}"):
+            lies = part.read_bytes()
+            best = max(
+                best,
+                sum(
+                    length
+                    for offset, length in staging.chunks(len(content))
+                    if lies[offset : offset + length] == content[offset : offset + length]
+                ),
+            )
+        total += best
+    return total
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory):
+    if not SSHD:
+        pytest.skip("no sshd: apt-get install openssh-server")
+    made = Campaign(tmp_path_factory.mktemp("campaign"))
+    yield made
+    made.close()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("number", range(SAMPLE))
+def test_a_copy_is_complete_or_says_that_it_is_not(campaign: Campaign, number: int) -> None:
+    print(f"seed 7, run {number}")
+    campaign.run(7, number)
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_the_whole_campaign(campaign: Campaign) -> None:
+    for number in range(200):
+        campaign.run(2, number)
+
+
+def test_the_results_that_are_committed_are_of_every_kind_and_keep_the_promise() -> None:
+    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    assert len({(row["seed"], row["run"]) for row in rows}) == len(rows)
+    assert {row["kind"] for row in rows} == set(KINDS)
+    assert len(rows) >= 200
+    text = (RESULTS.parent / "README.md").read_text()
+    broke = sum(bool(row["error"]) for row in rows)
+    midway = sum(row["parts"] > 0 for row in rows)
+    assert f"| {len(rows)}; {broke} of them broke the copy |" in text
+    assert f"({midway} of them in the middle of an object)" in text
+    for row in rows:
+        assert row["sent_again"] <= row["bytes"] - row["named"] - row["parts"]
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    flags.add_argument("--runs", type=int, default=200)
+    flags.add_argument("--seed", type=int, default=1)
+    flags.add_argument("--seconds", type=float, default=0.0, help="stop after that long; 0: when all runs are done")
+    flags.add_argument("--results", type=Path, default=RESULTS)
+    options = flags.parse_args()
+    done = set()
+    if options.results.exists():
+        done = {(row["seed"], row["run"]) for row in map(json.loads, options.results.read_text().splitlines())}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="midstream-campaign-") as name:
+        campaign = Campaign(Path(name))
+        try:
+            for number in range(options.runs):
+                if (options.seed, number) in done:
+                    continue
+                if options.seconds and time.monotonic() - began > options.seconds:
+                    break
+                row = campaign.run(options.seed, number)
+                with options.results.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+        finally:
+            campaign.close()
+
+
+if __name__ == "__main__":
+    main()

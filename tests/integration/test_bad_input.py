@@ -1,0 +1,275 @@
+"""Bad input gets one clear line and a documented exit code, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from midstream_engine import records
+from simulators.disks import small_disk
+from simulators.sshd import Lab, free_port
+from support.command_line import SLOWER, TINY, Run, midstream, refused, step_of
+from support.run_directory import RunDirectory, dead_process
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory):
+    """A fleet file, and one run that trains on ``here`` while all of these are tried: at the end it must still."""
+    directory = tmp_path_factory.mktemp("bad")
+    fleet = directory / "fleet.yaml"
+    fleet.write_text(
+        f'hosts:\n  here: {{type: local, devices: 2, root: "{directory}/here"}}\n'
+        f'  there: {{type: local, devices: 4, root: "{directory}/there"}}\n'
+        f'  three: {{type: local, devices: 3, root: "{directory}/three"}}\n'
+    )
+    flags = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[{every: 10}]")
+    launched = midstream("--fleet", fleet, "--launch", TINY, "--on", "here", "--run-id", "nano", "--", *flags)
+    assert launched.code == 0, launched.stderr
+    run = Run(directory / "here", "nano")
+    run.wait(lambda run: len(run.checkpoints()) >= 1, "a checkpoint")
+    yield fleet, run
+    status = run.status()
+    assert run.attempt == 1
+    assert status is not None
+    assert run.alive, "the source was harmed"
+    run.kill()
+
+
+@pytest.fixture
+def still_training(training):
+    """The source makes steps after what the test did, under the fence that it had before."""
+    fleet, run = training
+    fence = run.fence
+    yield fleet, run
+    status = run.status()
+    assert status is not None
+    run.wait_step(status.step + 2)
+    assert run.fence == fence
+    assert run.alive
+
+
+def test_an_unknown_run_names_the_nearest(still_training):
+    fleet, _ = still_training
+    refused(midstream("--fleet", fleet, "--migrate", "nanno", "--to", "there"), 2, "no run 'nanno'", "nano")
+    refused(midstream("--fleet", fleet, "--checkpoints", "nanno"), 2, "no run 'nanno'", "nano")
+    refused(midstream("--fleet", fleet, "--stop", "nanno"), 2, "no run 'nanno'", "nano")
+    refused(midstream("--fleet", fleet, "--verify", "nanno"), 2, "no run 'nanno'", "nano")
+
+
+def test_an_unknown_target_names_the_nearest(still_training):
+    fleet, _ = still_training
+    refused(midstream("--fleet", fleet, "--migrate", "nano", "--to", "ther"), 2, "no target 'ther'", "there")
+    refused(midstream("--fleet", fleet, "--launch", TINY, "--on", "ther"), 2, "no target 'ther'", "there")
+
+
+def test_a_root_that_depends_on_where_one_stands_is_refused(still_training, tmp_path: Path):
+    fleet, _ = still_training
+    file = tmp_path / "fleet.yaml"
+    file.write_text(fleet.read_text() + "  near: {type: local, devices: 2, root: ./near}\n")
+    refused(midstream("--fleet", file, "--migrate", "nano", "--to", "near"), 2, "'./near' of near is not absolute")
+
+
+def test_a_target_that_is_the_source_is_refused(still_training):
+    fleet, _ = still_training
+    refused(midstream("--fleet", fleet, "--migrate", "nano", "--to", "here"), 2, "is on here already")
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_counts_that_would(still_training):
+    fleet, _ = still_training
+    refused(midstream("--fleet", fleet, "--migrate", "nano", "--to", "three"), 3, "32", "device counts that would do")
+
+
+def test_an_unknown_mode_or_checkpoint_is_refused(still_training):
+    fleet, _ = still_training
+    move = ("--fleet", fleet, "--migrate", "nano", "--to", "there")
+    refused(midstream(*move, "--mode", "teleport"), 2, "teleport", "stop")
+    refused(midstream(*move, "--checkpoint", "soon"), 2, "soon", "latest")
+    refused(midstream(*move, "--checkpoint", "9999999"), 2, "no complete checkpoint at step 9999999")
+
+
+def test_giving_up_steps_needs_consent(still_training):
+    fleet, run = still_training
+    step = step_of(run.checkpoints()[0])
+    run.wait_step(step + 3)
+    refused(
+        midstream("--fleet", fleet, "--migrate", "nano", "--to", "there", "--checkpoint", str(step)),
+        3, "would be given up", "--yes",
+    )  # fmt: skip
+
+
+def test_flags_that_do_not_go_together_are_refused():
+    refused(midstream("--migrate", "x"), 2, "--to")
+    refused(midstream("--launch", "x"), 2, "--on")
+    refused(midstream("--status", "--init"), 2, "not allowed with")
+    refused(midstream("--nosuchflag"), 2, "--nosuchflag")
+    refused(midstream("--status", "--", "--trainer.seed", "1"), 2, "engine")
+    refused(midstream("--migrate", "x", "--to", "y", "--healthy-steps", "-1"), 2, "--healthy-steps")
+    refused(midstream("--launch", "x", "--on", "y", "--dry-run"), 2, "--dry-run goes with --migrate")
+    refused(midstream("--stop", "x", "--yes"), 2, "--yes goes with")
+
+
+def test_the_screen_is_opened_for_a_terminal_alone(training):
+    fleet, _ = training
+    refused(midstream("--fleet", fleet), 2, "needs a terminal", "--status")
+    refused(midstream("--demo"), 2, "needs a terminal", "--headless")
+
+
+def test_a_fleet_file_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host gpu1\n  HostName 10.0.0.7\n  User me\n")
+    file = tmp_path / "fleet" / "fleet.yaml"
+    written = midstream("--init", "--fleet", file, "--json")
+    assert written.code == 0, written.stderr
+    assert written.of("fleet") == [{"event": "fleet", "path": str(file)}]
+    text = file.read_text()
+    assert "gpu1" in text
+    file.write_text(text + "# mine\n")
+    refused(midstream("--init", "--fleet", file), 2, "is there already")
+    assert file.read_text() == text + "# mine\n"
+
+
+def test_a_run_whose_records_cannot_be_read_says_so(still_training, tmp_path: Path):
+    fleet, run = still_training
+    broken = RunDirectory(tmp_path / "broken", "torn")
+    broken.status(1, records.STOPPED, 5, dead_process())
+    Path(broken.paths.fence).write_text('{"holder": "here"}')
+    file = tmp_path / "fleet.yaml"
+    file.write_text(fleet.read_text() + f'  broken: {{type: local, devices: 2, root: "{tmp_path}/broken"}}\n')
+    told = midstream("--fleet", file, "--status", "--json")
+    assert told.code == 0
+    troubles = {event["run"]: event["trouble"] for event in told.of("run")}
+    assert "fence.json: lacks epoch" in troubles["torn"]
+    assert troubles["nano"] == ""
+    assert "torn on broken: " in midstream("--fleet", file, "--status").stdout
+    assert midstream("--fleet", file, "--checkpoints", "--json").code == 0
+    whole = midstream("--fleet", file, "--verify", f"here:{run.paths.checkpoint(run.checkpoints()[0])}", "--json")
+    assert whole.code == 0, whole.stderr
+    assert whole.result["ok"]
+
+
+def test_a_missing_fleet_file_says_how_to_make_one(tmp_path: Path):
+    refused(midstream("--fleet", tmp_path / "none.yaml", "--status"), 2, "none.yaml", "midstream --init")
+
+
+def test_malformed_yaml_is_named_with_file_and_line(tmp_path: Path):
+    file = tmp_path / "fleet.yaml"
+    file.write_text("hosts:\n  here: {type: local\n  there: [\n")
+    refused(midstream("--fleet", file, "--status"), 2, f"{file}:3")
+    file.write_text("hosts:\n  here: {type: local, devises: 2}\n")
+    refused(midstream("--fleet", file, "--status"), 2, "hosts.here.devises", "devices")
+    file.write_text(f'hosts:\n  here: {{type: local, devices: 2, root: "{tmp_path}/root"}}\n')
+    config = tmp_path / "train.yaml"
+    config.write_text("model:\n  type: gpt2\n  hidden_dim: [64\ntrainer: {}\n")
+    refused(midstream("--fleet", file, "--launch", config, "--on", "here"), 2, f"{config}:4")
+    assert not (tmp_path / "root" / "runs").exists()
+
+
+def test_a_host_that_does_not_answer_is_named(still_training, tmp_path: Path):
+    fleet, _ = still_training
+    file = tmp_path / "fleet.yaml"
+    key = tmp_path / "none"
+    file.write_text(
+        fleet.read_text()
+        + f'  gone: {{type: ssh, address: "me@127.0.0.1:{free_port()}", identity_file: "{key}", ssh_config: "{key}"}}\n'
+    )
+    refused(midstream("--fleet", file, "--migrate", "nano", "--to", "gone"), 3, "gone", "cannot be reached")
+    refused(midstream("--fleet", file, "--launch", TINY, "--on", "gone"), 1, "gone", "cannot be reached")
+    status = midstream("--fleet", file, "--status", "--json")
+    assert status.code == 0
+    assert {event["name"]: event["link"] for event in status.of("host")} == {
+        "here": "live", "there": "live", "three": "live", "gone": "down",
+    }  # fmt: skip
+
+
+def test_an_unknown_host_key_refuses_the_move(still_training, lab: Lab, tmp_path: Path):
+    fleet, _ = still_training
+    server = lab.host("gpu", devices=4)
+    server.known_hosts.write_text("")
+    file = tmp_path / "fleet.yaml"
+    entry = lab.fleet_file(gpu=server.config).read_text().splitlines()[1]
+    file.write_text(fleet.read_text() + entry + "\n")
+    refused(
+        midstream("--fleet", file, "--migrate", "nano", "--to", "gpu"), 3, "host key", "is not known", "ssh-keyscan"
+    )
+    assert not server.root.exists()
+
+
+def test_a_key_that_is_not_accepted_refuses_the_move(still_training, lab: Lab, tmp_path: Path):
+    fleet, _ = still_training
+    server = lab.host("gpu", devices=4)
+    (server.directory / "authorized_keys").write_text("")
+    file = tmp_path / "fleet.yaml"
+    file.write_text(fleet.read_text() + lab.fleet_file(gpu=server.config).read_text().splitlines()[1] + "\n")
+    refused(midstream("--fleet", file, "--migrate", "nano", "--to", "gpu"), 3, "accepts none of our keys")
+
+
+def test_a_full_disk_at_the_target_leaves_the_source_training(still_training, tmp_path: Path):
+    fleet, _ = still_training
+    small = tmp_path / "small"
+    with small_disk(small, "700k") as mounted:
+        if not mounted:
+            pytest.skip("mounting a tmpfs is not permitted here: run as root with CAP_SYS_ADMIN")
+        file = tmp_path / "fleet.yaml"
+        file.write_text(fleet.read_text() + f'  full: {{type: local, devices: 4, root: "{small}/root"}}\n')
+        refused(midstream("--fleet", file, "--migrate", "nano", "--to", "full"), 3, "disk", "free")
+
+
+def test_a_flipped_byte_in_the_checkpoint_is_found_before_the_source_is_touched(still_training):
+    fleet, run = still_training
+    name = run.checkpoints()[0]
+    directory = Path(run.paths.checkpoint(name))
+    victim = max((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    good = victim.read_bytes()
+    try:
+        bad = bytearray(good)
+        bad[len(bad) // 2] ^= 1
+        victim.write_bytes(bytes(bad))
+        refused(midstream("--fleet", fleet, "--verify", directory), 1, "damaged")
+        found = midstream("--fleet", fleet, "--verify", f"here:{directory}", "--json")
+        assert found.code == 1
+        assert str(victim.relative_to(directory)) in {problem[0] for problem in found.result["problems"]}
+        step = str(step_of(name))
+        moved = midstream(
+            "--fleet", fleet, "--migrate", "nano", "--to", "there", "--checkpoint", step, "--yes", "--json"
+        )
+        assert moved.code == 1, (moved.stdout, moved.stderr)
+        assert moved.result["outcome"] == "rolled back"
+        (failed,) = [event for event in moved.of("phase") if event["state"] == "failed"]
+        assert failed["phase"] == "prepare"
+        assert victim.name in failed["message"]
+        assert "corrupt" in failed["message"]
+        there = run.paths.root.replace("/here", "/there")
+        assert not Path(records.RunPaths(there, "nano").checkpoint(name), records.MANIFEST).exists()
+    finally:
+        victim.write_bytes(good)
+        shutil.rmtree(records.RunPaths(run.paths.root.replace("/here", "/there"), "nano").dir, ignore_errors=True)
+
+
+def test_a_run_that_was_moved_on_is_not_moved_again_from_its_old_place(still_training, tmp_path: Path):
+    """A second operator, whose fleet file knows only the old host, is told by the fence."""
+    _, run = still_training
+    copy = tmp_path / "copy"
+    shutil.copytree(run.paths.root, copy / "old", ignore=shutil.ignore_patterns("compile-cache", "engines", "*.tmp-*"))
+    old = records.RunPaths(str(copy / "old"), "nano")
+    records.Fence.read(old.fence).sealed(2, "elsewhere", 1).write(old.fence)
+    status = records.Status.read(old.attempt(1).status())
+    dataclasses.replace(status, state=records.STOPPED, start_ticks=status.start_ticks + 1).write(
+        old.attempt(1).status()
+    )
+    file = tmp_path / "fleet.yaml"
+    file.write_text(f'hosts:\n  old: {{type: local, devices: 2, root: "{copy}/old"}}\n'
+                    f'  new: {{type: local, devices: 2, root: "{copy}/new"}}\n')  # fmt: skip
+    refused(midstream("--fleet", file, "--launch", TINY, "--on", "old", "--run-id", "nano"), 2, "elsewhere")
+    move = ("--fleet", file, "--migrate", "nano", "--to", "new")
+    refused(midstream(*move), 2, "was handed to elsewhere (epoch 2)", "the fleet file does not name")
+    # Even where a person insists, what lies past the seal is no checkpoint of this run.
+    past = str(step_of(run.checkpoints()[-1]))
+    refused(midstream(*move, "--source-lost", "--checkpoint", past), 2, f"no complete checkpoint at step {past}")
+    listed = midstream("--fleet", file, "--checkpoints", "nano", "--json").of("checkpoint")
+    assert listed
+    assert not any(point["accepted"] for point in listed)
+    assert not Path(records.RunPaths(str(copy / "new"), "nano").dir).exists()

@@ -1,0 +1,401 @@
+"""Records that are there and cannot be read: commands that act on the run refuse and name host and file, other runs
+stay as they are, and what the evidence determines is repaired."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream import cli
+from midstream_engine import records
+from support.run_directory import RunDirectory, dead_process
+
+CONFIG = "model: {type: gpt2}\ntrainer: {train_batch_size: 32, num_train_steps: 1000}\n"
+ENDED = records.STOPPED
+
+
+class Fleet:
+    """Hosts of this machine, and the command line in this process."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str], *names: str):
+        self.roots = {name: directory / name for name in names}
+        self.file = directory / "fleet.yaml"
+        lines = [f'  {name}: {{type: local, devices: 2, root: "{root}"}}' for name, root in self.roots.items()]
+        self.file.write_text("\n".join(["hosts:", *lines]) + "\n")
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr."""
+        self._capsys.readouterr()
+        code = cli.main(["--fleet", str(self.file), *arguments])
+        out, err = self._capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    def refused(self, *arguments: str) -> str:
+        """The last line of a command that was refused before anything was touched."""
+        before = self.tree()
+        code, _, err = self(*arguments)
+        assert code == 3, (code, err)
+        assert self.tree() == before
+        return err.strip().splitlines()[-1]
+
+    def tree(self) -> list[str]:
+        return sorted(str(path) for root in self.roots.values() for path in root.rglob("*") if ".lock" not in path.name)
+
+    def repaired(self, *arguments: str) -> list[dict[str, Any]]:
+        """The lines of a repair that wrote everything."""
+        code, out, err = self("--repair", *arguments, "--yes", "--json")
+        assert code == 0, err
+        return [line for line in map(json.loads, out.splitlines()) if line["event"] == "repair"]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fleet:
+    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / "state"))
+    return Fleet(tmp_path, capsys, "here", "there")
+
+
+@pytest.fixture
+def run(fleet: Fleet) -> RunDirectory:
+    """A run that never moved: it stopped at step 8, and its newest checkpoint is of step 8."""
+    return stopped_run(fleet.roots["here"])
+
+
+def stopped_run(root: Path, run_id: str = "nano") -> RunDirectory:
+    run = RunDirectory(root, run_id)
+    Path(run.paths.config).write_text(CONFIG)
+    run.fence(1, "here")
+    run.lineage({"attempt": 1, "epoch": 1, "last_step": 8})
+    run.rows(1, *range(8))
+    name = run.checkpoint(8)
+    Path(run.paths.checkpoint(name), records.TRAIN).write_text(json.dumps({"state": {"data_digest": "d" * 64}}))
+    process = dead_process()
+    run.status(1, ENDED, 8, process)
+    status = records.Status.read(run.attempt(1).status()).to_json()
+    records.write_json(run.attempt(1).status(), {**status, "devices": [{"kind": "cpu"}]})
+    records.write_json(run.attempt(1).launched(), {**process.to_json(), "argv": []})
+    records.ProcessExit(0, 0, 2000.0, state=ENDED, step=8, heartbeat=1999.0).write(run.attempt(1).exit())
+    return run
+
+
+def tear(path: str, content: bytes = b'{"epoch": 1, "hol') -> bytes:
+    """Damage a file; what it held."""
+    held = Path(path).read_bytes()
+    Path(path).write_bytes(content)
+    return held
+
+
+FILES: dict[str, Callable[[records.RunPaths], str]] = {
+    "fence.json": lambda paths: paths.fence,
+    "lineage.json": lambda paths: paths.lineage,
+    "attempts/001/status-0.json": lambda paths: paths.attempt(1).status(),
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("fence.json", b'{"epoch": 1, "hol'),
+        ("attempts/001/status-0.json", b""),
+        ("lineage.json", b'{"run_id": "nano", "attempts": [null]}'),
+    ],
+)
+def test_every_acting_command_refuses_and_after_the_repair_none_does(
+    fleet: Fleet, run: RunDirectory, tmp_path: Path, file: str, content: bytes
+):
+    path = FILES[file](run.paths)
+    held = tear(path, content)
+    config = tmp_path / "tiny.yaml"
+    config.write_text(CONFIG)
+    commands = (
+        ("--migrate", "nano", "--to", "there", "--yes"),
+        ("--launch", str(config), "--on", "there", "--run-id", "nano"),
+        ("--launch", str(config), "--on", "here", "--run-id", "nano"),
+        ("--stop", "nano"),
+        ("--clean", "nano", "--yes"),
+    )
+    for command in commands:
+        line = fleet.refused(*command)
+        assert "here: " in line, line
+        assert f"{file}: " in line, line
+        assert "midstream --repair nano --on here" in line, line
+    assert not (fleet.roots["there"] / "runs").exists(), "a second lineage was begun"
+
+    # The hint that was printed, as it stands: it shows, and writes nothing.
+    before = fleet.tree()
+    code, out, err = fleet("--repair", "nano", "--on", "here")
+    assert code == 0, err
+    assert f"here: nano/{file}: " in out
+    assert "evidence: " in out
+    assert fleet.tree() == before
+    hint = re.search(r"midstream (--repair nano --on here --yes) writes it", err)
+    assert hint is not None, err
+    code, out, err = fleet(*hint[1].split())
+    assert code == 0, err
+    kept = [name for name in os.listdir(Path(path).parent) if name.startswith(f"{Path(path).name}.damaged-")]
+    assert len(kept) == 1
+    assert (Path(path).parent / kept[0]).read_bytes() == content
+    if file in ("fence.json", "lineage.json"):
+        assert json.loads(Path(path).read_bytes()) == json.loads(held)
+    if file.endswith("status-0.json"):
+        status = records.Status.read(path)
+        assert (status.state, status.step, status.epoch, status.checkpoint) == (ENDED, 8, 1, "step-8-a001")
+
+    code, _, err = fleet("--stop", "nano")
+    assert "does not run (stopped on here)" in err
+    code, _, err = fleet("--migrate", "nano", "--to", "there", "--mode", "stop", "--dry-run")
+    assert "damaged" not in err
+    assert "has never started" not in err
+    assert fleet("--repair", "nano")[1].strip() == "no record of nano is damaged"
+
+
+def test_a_launch_beside_a_run_with_attempts_and_no_fence_is_repaired_too(fleet: Fleet, run: RunDirectory):
+    held = Path(run.paths.fence).read_bytes()
+    Path(run.paths.fence).unlink()
+    [line] = fleet.repaired("nano")
+    assert (line["file"], line["wrong"]) == ("fence.json", "it is missing, and the run has attempts")
+    assert json.loads(Path(run.paths.fence).read_bytes()) == json.loads(held)
+
+
+# ------------------------------------------------------------------------------------------------------- the fence
+
+
+def moved(fleet: Fleet) -> tuple[RunDirectory, RunDirectory]:
+    """A run that was moved from here to there at step 8, and trained on to step 12."""
+    source = stopped_run(fleet.roots["here"])
+    source.fence(2, "there", 8, [{"epoch": 1, "step": 8, "alone": False}])
+    target = RunDirectory(fleet.roots["there"], "nano")
+    Path(target.paths.config).write_text(CONFIG)
+    target.fence(2, "there", 8, [{"epoch": 1, "step": 8, "alone": False}])
+    target.lineage(
+        {"attempt": 1, "epoch": 1, "last_step": 8},
+        {"attempt": 2, "epoch": 2, "target": "there", "first_step": 8, "migration": "m-1", "checkpoint": "step-8-a001"},
+    )
+    target.checkpoint(12, 2, 2)
+    for each in (source, target):
+        records.Mover("m-1", 2, "there", 0.0).write(each.paths.mover)
+    return source, target
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_fence_is_what_the_other_host_has(fleet: Fleet, where: str):
+    for run in moved(fleet):
+        if str(fleet.roots[where]) in run.paths.dir:
+            held = tear(run.paths.fence)
+            [line] = fleet.repaired("nano")
+            assert any("fence.json: epoch 2, holder there" in each for each in line["evidence"])
+            assert json.loads(Path(run.paths.fence).read_bytes()) == json.loads(held)
+
+
+def test_a_fence_that_both_hosts_have_lost_is_what_the_lineage_says(fleet: Fleet):
+    source, target = moved(fleet)
+    held = tear(source.paths.fence)
+    Path(source.paths.fence).unlink()  # the source's whole run directory may be gone, too
+    for path in (source.paths.attempts, source.paths.checkpoints):
+        os.rename(path, path + "-gone")
+    tear(target.paths.fence)
+    fleet.repaired("nano", "--on", "there")
+    assert json.loads(Path(target.paths.fence).read_bytes()) == json.loads(held)
+
+
+def test_a_host_that_does_not_answer_may_hold_a_higher_epoch(fleet: Fleet, run: RunDirectory):
+    tear(run.paths.fence)
+    fleet.file.write_text(fleet.file.read_text() + "  far: {type: ssh, address: 127.0.0.1, port: 1, user: nobody}\n")
+    line = fleet.refused("--repair", "nano", "--yes")
+    assert "not answering, and may hold a higher epoch: far (" in line
+
+
+def test_a_checkpoint_of_a_higher_epoch_than_any_fence_leaves_it_open(fleet: Fleet):
+    _, target = moved(fleet)
+    tear(target.paths.fence)
+    target.checkpoint(20, 3, 3)
+    line = fleet.refused("--repair", "nano", "--yes")
+    assert "there: step-20-a003 is of epoch 3, and no copy of its fence can be read" in line
+
+
+def test_a_migration_that_may_have_sealed_the_run_leaves_its_fence_open(fleet: Fleet, run: RunDirectory):
+    tear(run.paths.fence)
+    records.Mover("m-2", 2, "there", 0.0).write(run.paths.mover)
+    line = fleet.refused("--repair", "nano", "--yes")
+    assert "migration m-2 has the run on here, and may have sealed it for epoch 2 (holder there)" in line
+
+
+def test_an_engine_that_has_sealed_itself_says_so_by_its_order_and_status(fleet: Fleet, run: RunDirectory):
+    tear(run.paths.fence)
+    records.Mover("m-2", 2, "there", 0.0).write(run.paths.mover)
+    records.Order(records.STOP, epoch=2, holder="there", migration="m-2", serial=4).write(run.attempt(1).order)
+    value = records.Status.read(run.attempt(1).status()).to_json()
+    records.write_json(run.attempt(1).status(), {**value, "order": 4})
+    fleet.repaired("nano")
+    fence = records.Fence.read(run.paths.fence)
+    assert (fence.epoch, fence.holder, fence.sealed_step) == (2, "there", 8)
+    assert fence.seals == [{"epoch": 1, "step": 8, "alone": False}]
+
+
+def test_a_lineage_without_its_last_attempt_on_any_other_host_takes_that_from_what_it_has_left(fleet: Fleet):
+    _, target = moved(fleet)
+    target.status(2, ENDED, 12, dead_process())
+    value = records.Status.read(target.attempt(2).status()).to_json()
+    records.write_json(target.attempt(2).status(), {**value, "epoch": 2, "devices": [{"kind": "cpu"}]})
+    target.rows(2, 8, 9, 10, 11)
+    digest = "d" * 64
+    records.Restore("step-8-a001", 8, digest, digest, [], [], 0.0, "b", "b").write(target.attempt(2).restore)
+    order = records.Order(records.RESTORE, epoch=2, checkpoint="step-8-a001", migration="m-1")
+    order.write(target.attempt(2).order)
+    held = json.loads(tear(target.paths.lineage))
+    fleet.repaired("nano")
+    attempts = records.Lineage.read(target.paths.lineage).entries
+    assert [entry.attempt for entry in attempts] == [1, 2]
+    assert attempts[0].to_json() == held["attempts"][0]
+    assert (attempts[1].target, attempts[1].first_step, attempts[1].last_step) == ("there", 8, 12)
+    assert (attempts[1].checkpoint, attempts[1].migration) == ("step-8-a001", "m-1")
+
+
+def test_a_record_that_nobody_needs_any_more_is_set_aside(fleet: Fleet, run: RunDirectory):
+    tear(run.attempt(1).exit())
+    assert "attempts/001/exit-0.json: not JSON" in fleet.refused("--stop", "nano")
+    [line] = fleet.repaired("nano")
+    assert line["value"] is None
+    assert not Path(run.attempt(1).exit()).exists()
+    assert Path(run.attempt(1).dir, line["kept"]).exists()
+
+
+def test_a_status_that_a_crash_left_empty_is_lost_at_the_step_of_its_metrics(fleet: Fleet, run: RunDirectory):
+    Path(run.attempt(1).exit()).unlink()
+    tear(run.attempt(1).status(), b"")
+    fleet.repaired("nano")
+    status = records.Status.read(run.attempt(1).status())
+    assert (status.state, status.step) == (records.TRAINING, 8)
+    _, out, _ = fleet("--status")
+    assert "lost" in out
+
+
+def test_a_damaged_checkpoint_is_neither_used_nor_deleted(fleet: Fleet, run: RunDirectory):
+    name = run.checkpoint(20)
+    manifest = Path(run.paths.checkpoint(name), records.MANIFEST)
+    tear(str(manifest), b"[" * 100_000)
+    os.utime(run.paths.checkpoint(name), (0, 0))
+    code, out, err = fleet("--clean", "nano", "--yes")
+    assert code == 0, err
+    assert manifest.exists()
+    line = fleet.refused("--migrate", "nano", "--to", "there", "--mode", "stop", "--yes")
+    assert f"here: checkpoint {name} of nano is damaged: manifest.json: " in line
+    assert "--checkpoint 8 goes on from the newest complete one" in line
+    _, out, _ = fleet("--checkpoints", "nano")
+    assert "damaged" in out
+
+
+# ---------------------------------------------------------------------------------------------------- one odd file
+
+
+def _text(content: bytes) -> Callable[[str], None]:
+    return lambda path: _write(path, content)
+
+
+def _write(path: str, content: bytes) -> None:
+    _remove(path)
+    Path(path).write_bytes(content)
+
+
+def _remove(path: str) -> None:
+    if os.path.lexists(path):
+        os.unlink(path)
+
+
+def _fifo(path: str) -> None:
+    _remove(path)
+    os.mkfifo(path)
+
+
+def _directory(path: str) -> None:
+    _remove(path)
+    os.mkdir(path)
+
+
+def _huge(path: str) -> None:
+    with open(path, "wb") as file:
+        file.truncate(10 * 10**9)  # sparse
+
+
+def _link(path: str) -> None:
+    _remove(path)
+    os.symlink("/dev/zero", path)
+
+
+ODD: dict[str, Callable[[str], None]] = {
+    "null": _text(b"null"),
+    "list": _text(b"[]"),
+    "text": _text(b'"x"'),
+    "deep": _text(b"[" * 200_000),
+    "binary": _text(os.urandom(1000)),
+    "numbers": _text(json.dumps({"epoch": "7", "step": "5", "state": 3, "holder": None}).encode()),
+    "negative": _text(
+        json.dumps({"epoch": -7, "holder": "h", "step": -5, "state": "training", "process": 0, "boot_id": "", "pid": 1,
+                    "start_ticks": 1, "heartbeat": 1, "run_id": "nano", "attempts": -1}).encode()
+    ),
+    "seals": _text(json.dumps({"epoch": 2, "holder": "h", "seals": [1, None], "attempts": [None, 3]}).encode()),
+    "escapes": _text(json.dumps({"epoch": 1, "holder": "\x1b]52;c;aGk=\x07", "run_id": "\x1b[2J"}).encode()),
+    "fifo": _fifo,
+    "directory": _directory,
+    "huge": _huge,
+    "link": _link,
+}  # fmt: skip
+PLACES: dict[str, Callable[[RunDirectory], str]] = {
+    "fence.json": lambda run: run.paths.fence,
+    "lineage.json": lambda run: run.paths.lineage,
+    "store.json": lambda run: run.paths.store_file,
+    "mover.json": lambda run: run.paths.mover,
+    "status": lambda run: run.attempt(1).status(),
+    "launch.json": lambda run: run.attempt(1).launched(),
+    "order.json": lambda run: run.attempt(1).order,
+    "exit": lambda run: run.attempt(1).exit(),
+    "restore.json": lambda run: run.attempt(1).restore,
+    "metrics": lambda run: run.attempt(1).metrics,
+    "log": lambda run: run.attempt(1).log(),
+    "manifest": lambda run: f"{run.paths.checkpoint('step-8-a001')}/{records.MANIFEST}",
+    "pin": lambda run: f"{run.paths.pins}/m-1.json",
+    "run.yaml": lambda run: run.paths.config,
+}
+
+
+def test_one_odd_file_in_one_run_leaves_the_host_and_the_other_runs_as_they_are(fleet: Fleet):
+    """Each run has one odd file; in one look every one of them is a row, and the sound one is whole."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    sound = stopped_run(fleet.roots["here"], "sound")
+    odd: dict[str, tuple[str, str]] = {}
+    for place in PLACES:
+        for kind in draw.sample(sorted(ODD), 4):
+            run_id = f"odd-{len(odd):03d}"
+            ODD[kind](PLACES[place](stopped_run(fleet.roots["here"], run_id)))
+            odd[run_id] = (place, kind)
+    runs = fleet.roots["here"] / "runs"
+    for name in ("\x1b[2Jx", "a\nb", "..x", "-x", "x" * 200, "\udcff"):
+        (runs / name / "attempts" / "001").mkdir(parents=True)
+    code, out, err = fleet("--status", "--json")
+    assert code == 0, err
+    lines = [json.loads(line) for line in out.splitlines()]
+    hosts = {line["name"]: line["link"] for line in lines if line["event"] == "host"}
+    assert hosts == {"here": "live", "there": "live"}
+    rows = {line["run"]: line for line in lines if line["event"] == "run"}
+    assert set(rows) == {"sound", *odd}
+    assert rows["sound"]["trouble"] == ""
+    assert rows["sound"]["step"] == 8
+    for run_id, (place, kind) in odd.items():
+        trouble = rows[run_id]["trouble"]
+        quiet = place in ("run.yaml", "manifest") or (place in ("metrics", "log") and kind not in ("fifo", "directory"))
+        quiet = quiet or (place, kind) == ("launch.json", "negative")  # it has a sound process in it
+        assert quiet or trouble, (run_id, place, kind)
+        assert "\x1b" not in trouble
+    code, out, err = fleet("--metrics", "sound", "--json")
+    assert (code, len(out.splitlines())) == (0, 8), err
+    assert records.Status.read(sound.attempt(1).status()).step == 8

@@ -1,0 +1,292 @@
+"""Moves from a host that lists, sends and configures what it should not: real hosts, and a canary on the target."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.errors import MidstreamError
+from midstream.hosts.host import Host
+from midstream.hosts.host_pool import open_host
+from midstream.transfer import CopySettings, copy_history, copy_objects
+from midstream_engine import records
+from simulators.sshd import Lab, SshServer
+from support.command_line import SLOWER, TINY, Ended, Run, midstream
+from support.trees import write_checkpoint
+
+# The source's interpreter: before it runs our function `HISTORY` it adds to the module that lists a history.
+WRAPPER = """\
+import json, os, subprocess, sys, threading
+real, arguments = {python!r}, sys.argv[1:]
+if "-c" not in arguments or "stdin.buffer" not in arguments[arguments.index("-c") + 1]:
+    os.execv(real, [real, *arguments])
+line = b""
+while not line.endswith(b"\\n"):
+    line += os.read(0, 1)
+job = json.loads(line)
+job["modules"] = [
+    [name, text + {evil!r} if name == "midstream.remote." + {module!r} else text] for name, text in job["modules"]
+]
+child = subprocess.Popen([real, *arguments], stdin=subprocess.PIPE)
+def pump():
+    data = json.dumps(job).encode() + b"\\n"
+    while data:
+        try:
+            child.stdin.write(data); child.stdin.flush()
+        except BrokenPipeError:
+            break
+        data = os.read(0, 65536)
+    child.stdin.close()
+threading.Thread(target=pump, daemon=True).start()
+sys.exit(child.wait())
+"""
+LISTS = """
+_honest = _files
+def _files(directory):
+    return _honest(directory) + [_entry(directory, path) for path in {paths!r}]
+"""
+SENDS = """
+_honest = Sender.item
+def _evil(self, item):
+    if {first!r} in item["path"]:
+        data = {data!r}.encode()
+        import hashlib
+        fake = dict(item, {fields}, size=len(data), length=len(data), offset=0, sha256=hashlib.sha256(data).hexdigest())
+        self.frame(ITEM, json.dumps(fake).encode())
+        self.frame(DATA, data)
+        self.flush()
+    return _honest(self, item)
+Sender.item = _evil
+"""
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    return tmp_path / "executed"
+
+
+def evil_module(canary: Path) -> str:
+    """A module that an interpreter would import in the place of another."""
+    return f"open({str(canary)!r}, 'a').write('imported ' + __name__ + chr(10))\n"
+
+
+def hostile(server: SshServer, module: str, evil: str) -> None:
+    """Make ``server`` answer with more than the ``module`` of our programs says."""
+    script = server.directory / "python"
+    body = server.directory / "wrapper.py"
+    body.write_text(WRAPPER.format(python=sys.executable, evil=evil, module=module))
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I {shlex.quote(str(body))} "$@"\n')
+    script.chmod(0o755)
+    server.config = dataclasses.replace(server.config, python=str(script))
+
+
+def below(root: Path) -> set[str]:
+    """Every file and link below, as it was left."""
+    return {os.path.relpath(os.path.join(parent, name), root) for parent, _, names in os.walk(root) for name in names}
+
+
+def move(fleet: Path, *flags: str) -> Ended:
+    return midstream(
+        "--fleet", fleet, "--migrate", "m", "--to", "large", "--mode", "stop", "--certify-steps", "0",
+        "--healthy-steps", "0", "--json", *flags, timeout=900.0,
+    )  # fmt: skip
+
+
+EVIL = ("yaml.py", "jax/__init__.py", "sitecustomize.py", "wandb/settings", "attempts/001/numpy.py")
+
+
+def plant(root: Path, canary: Path) -> dict[str, int]:
+    """Put modules where an interpreter would find them if it started in the run's directory; their inodes."""
+    places = {path: Path(records.RunPaths(str(root), "m").dir, path) for path in EVIL}
+    for place in places.values():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(evil_module(canary))
+    return {path: place.stat().st_ino for path, place in places.items()}
+
+
+def test_code_in_a_history_neither_arrives_nor_runs(lab: Lab, runs: Callable[..., Run], canary: Path) -> None:
+    """The source lists a module among the files of its history: the move ends with a line that names host and file, and
+    the run stays where it was. Moved by honest answers, the module stays behind; and what an earlier copy brought
+    into the run's directory on the target is imported by no interpreter there."""
+    small, large = lab.host("small", devices=1), lab.host("large", devices=2)
+    fleet = lab.fleet_file(small=small.config, large=large.config)
+    steps = (*SLOWER, "--trainer.num_train_steps", "2000")
+    assert midstream("--fleet", fleet, "--launch", TINY, "--on", "small", "--run-id", "m", "--", *steps).code == 0
+    source, target = runs(small.root, "m"), runs(large.root, "m")
+    source.wait_step(3)
+    stopped = midstream("--fleet", fleet, "--stop", "m", timeout=900.0)
+    assert stopped.code == 0, stopped.stderr
+    plant(small.root, canary)
+    planted = plant(large.root, canary)
+
+    honest = small.config.python
+    hostile(small, "history", LISTS.format(paths=["yaml.py"]))
+    moved = move(lab.fleet_file(small=small.config, large=large.config))
+    assert moved.code != 0
+    assert "Traceback" not in moved.stdout + moved.stderr
+    assert re.search(r"small lists what does not belong to run m: yaml\.py is no part of a run's history", moved.stdout)
+    assert not canary.exists(), canary.read_text()
+    assert target.status(1) is None
+    assert source.fence.holder == "small"
+
+    small.config = dataclasses.replace(small.config, python=honest)
+    moved = move(lab.fleet_file(small=small.config, large=large.config))
+    assert moved.code == 0, moved.stderr
+    target.wait(lambda run: len(run.rows()) > 3, "steps on the target")
+    assert not canary.exists(), canary.read_text()
+    assert plant_inodes(large.root) == planted
+    status = target.status()
+    assert status is not None
+    work = os.readlink(f"/proc/{status.pid}/cwd")
+    assert work.startswith(f"{target.paths.attempt(target.attempt).dir}/work-0-")
+    assert os.listdir(work) == []
+    supervisor = int(Path(f"/proc/{status.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    for pid in (status.pid, supervisor):
+        assert b"-P" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        assert b"PYTHONSAFEPATH=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def plant_inodes(root: Path) -> dict[str, int]:
+    return {path: Path(records.RunPaths(str(root), "m").dir, path).stat().st_ino for path in EVIL}
+
+
+# ----------------------------------------------------------------------------- one copy of a move, without engines
+
+
+@dataclasses.dataclass
+class Pair:
+    """A source whose interpreter is ours, and an honest target; both connected."""
+
+    source: SshServer
+    target: SshServer
+    one: Host
+    two: Host
+
+    def be_hostile(self, module: str, evil: str) -> None:
+        hostile(self.source, module, evil)
+
+    def copied(self, kind: str, settings: CopySettings | None = None) -> str:
+        """The one line that a copy of a move ends with; empty where it arrives."""
+        here, there = (records.RunPaths(host.root, "m") for host in (self.one, self.two))
+        name = records.checkpoint_name(7, 1)
+        try:
+            if kind == "history":
+                copy_history(self.one, self.two, "m", source_root=self.one.root, target_root=self.two.root)
+            else:
+                copy_objects(self.one, here.checkpoint(name), self.two, there.checkpoint(name), settings=settings)
+        except MidstreamError as error:
+            line = str(error)
+        else:
+            line = ""
+        assert not line or line.isprintable()
+        return line
+
+
+@pytest.fixture
+def pair(lab: Lab) -> Iterator[Pair]:
+    source, target = lab.host("one"), lab.host("two")
+    hostile(source, "history", "")
+    one, two = (open_host(server.name, server.config) for server in (source, target))
+    for host in (one, two):
+        host.connect()
+    yield Pair(source, target, one, two)
+    one.close()
+    two.close()
+
+
+def history_of(server: SshServer, canary: Path) -> records.RunPaths:
+    paths = records.RunPaths(str(server.root), "m")
+    Path(paths.attempt(1).dir).mkdir(parents=True)
+    Path(paths.attempt(1).metrics).write_text('{"global_step": 0}\n')
+    plant(server.root, canary)
+    return paths
+
+
+LISTED = (
+    "yaml.py", "jax/__init__.py", "sitecustomize.py", "wandb/settings", "attempts/001/numpy.py", "../../escaped.py",
+    "/tmp/escaped.py", "attempts/001/order.json", "fence.json", "events.out.tfevents.1.py", "a\n\x1b[2Jb",
+)  # fmt: skip
+
+
+def test_a_history_is_what_the_receiver_says_that_it_is(pair: Pair, canary: Path) -> None:
+    history_of(pair.source, canary)
+    entry = "{'path': path, 'offset': 0, 'size': 3, 'sha256': '0' * 64}"
+    for path in LISTED:
+        pair.be_hostile("history", f"\n_honest = _files\ndef _files(directory, path={path!r}):\n"
+                f"    return [*_honest(directory), {entry}]\n")  # fmt: skip
+        line = pair.copied("history")
+        assert line.startswith("one lists what does not belong to run m: "), (path, line)
+        assert "is no part of a run's history" in line
+        assert below(pair.target.root) == set(), path
+    assert not canary.exists()
+    assert not Path("/tmp/escaped.py").exists()
+
+
+FAKES = {
+    "another path": "path='yaml.py'",
+    "a path that leaves": "path='../../../../escaped.py'",
+    "an object of the checkpoint": "path='arrays/model/array1/c/0'",
+    "the manifest": "path='manifest.json'",
+    "other bytes": "path=item['path']",
+}
+
+
+@pytest.mark.parametrize("route", ["direct", "relay"])
+def test_frames_that_nobody_requested_end_the_copy(pair: Pair, canary: Path, route: str) -> None:
+    """The source sends an object of its own before one that was requested, hash and all."""
+    paths = records.RunPaths(str(pair.source.root), "m")
+    write_checkpoint(Path(paths.checkpoint(records.checkpoint_name(7, 1))), random.Random(1))
+    for name, fields in FAKES.items():
+        pair.be_hostile("sending", SENDS.format(first="array0/c/1", data=evil_module(canary), fields=fields))
+        line = pair.copied("checkpoint", CopySettings(route=route))
+        assert re.search(r"one:.*/step-7-a001 sent object .* as nobody requested it", line), (name, line)
+        there = below(pair.target.root)
+        assert not [path for path in there if path.endswith((".py", "manifest.json"))], (name, there)
+        held = [Path(pair.target.root, path) for path in there]  # the last of the copy's programs may still tidy up
+        assert not [path for path in held if path.is_file() and b"imported" in path.read_bytes()], name
+    assert not list(pair.target.directory.rglob("escaped.py"))
+    assert not canary.exists()
+
+
+MANIFESTS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "leaves": lambda objects: [{**objects[0], "path": "../../x.py"}, *objects[1:]],
+    "absolute": lambda objects: [{**objects[0], "path": "/tmp/x.py"}, *objects[1:]],
+    "code": lambda objects: [*objects, {"path": "yaml.py", "size": 3, "sha256": "0" * 64}],
+    "itself": lambda objects: [*objects, {"path": "manifest.json", "size": 3, "sha256": "0" * 64}],
+    "twice": lambda objects: [*objects, objects[0]],
+    "newline": lambda objects: [{**objects[0], "path": "arrays/x\n/c/0"}, *objects[1:]],
+    "bidi": lambda objects: [{**objects[0], "path": "arrays/\u202ex/c/0"}, *objects[1:]],
+    "staging": lambda objects: [{**objects[0], "path": ".incoming/x/written"}, *objects[1:]],
+    "hidden": lambda objects: [{**objects[0], "path": "arrays/.git/c/0"}, *objects[1:]],
+    "text size": lambda objects: [{**objects[0], "size": "5000"}, *objects[1:]],
+    "negative": lambda objects: [{**objects[0], "size": -5000}, *objects[1:]],
+    "hash": lambda objects: [{**objects[0], "sha256": "../x"}, *objects[1:]],
+    "no list": lambda objects: {"0": objects[0]},
+    "numbers": lambda objects: [1, 2, 3],
+}
+
+
+def test_a_manifest_names_nothing_but_a_checkpoints_objects(pair: Pair, tmp_path: Path) -> None:
+    checkpoint = Path(records.RunPaths(str(pair.source.root), "m").checkpoint(records.checkpoint_name(7, 1)))
+    write_checkpoint(checkpoint, random.Random(2))
+    honest = json.loads((checkpoint / records.MANIFEST).read_text())
+    # Its own programs would refuse such a manifest, too: the receiver does not count on that.
+    checks = "\ndef check_all(kind, entries):\n    return entries\n"
+    pair.be_hostile("allowlist", checks)
+    for name, evil in MANIFESTS.items():
+        (checkpoint / records.MANIFEST).write_text(json.dumps({**honest, "objects": evil(honest["objects"])}))
+        line = pair.copied("checkpoint")
+        assert line.startswith("one: "), (name, line)
+        assert below(pair.target.root) == set(), name
+    (checkpoint / records.MANIFEST).write_text(json.dumps(honest))
+    assert pair.copied("checkpoint") == ""

@@ -1,0 +1,288 @@
+"""Runs moved to and from groups of hosts: 2 processes x 2 devices on two servers, 1 x 4 on a third."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.migrate.execution.journal import read_events
+from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
+from midstream.migrate.model import Certificate
+from midstream_engine import records
+from simulators.sshd import Lab
+from support.command_line import COMPILED, TINY, Run, ended, midstream, start_midstream
+
+pytestmark = pytest.mark.system
+# An array of 4 MiB: the smallest of which hosts keep a share each.
+TRAINING = (
+    "--trainer.num_train_steps", "100000", "--model.pad_vocab_to_multiple", "16384",
+    "--trainer.jax_compilation_cache_dir", COMPILED,
+)  # fmt: skip
+
+
+@pytest.fixture
+def ended_later(lab: Lab) -> Iterator[None]:
+    """What was started is ended."""
+    yield
+    for launched in lab.directory.glob("**/runs/*/attempts/*/launch*.json"):
+        identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
+        if records.is_alive(identity):
+            os.kill(identity.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def fleet(lab: Lab, ended_later: None) -> Path:
+    """a and b, with 2 devices each, are the target ``pair``; c has 4. No two share a root."""
+    file = lab.fleet_file(**{name: lab.host(name, devices=4 if name == "c" else 2).config for name in "abc"})
+    file.write_text(f"{file.read_text()}targets: {{pair: {{type: hosts, hosts: [a, b]}}}}\n")
+    return file
+
+
+@pytest.fixture
+def sharing(lab: Lab, ended_later: None) -> Path:
+    """The same where a and b share a root, as over NFS."""
+    root = str(lab.directory / "nfs")
+    pair = {name: replace(lab.host(name, devices=2).config, root=root) for name in "ab"}
+    file = lab.fleet_file(**pair, c=lab.host("c", devices=4).config)
+    file.write_text(f"{file.read_text()}targets: {{pair: {{type: hosts, hosts: [a, b], shared_root: {root}}}}}\n")
+    return file
+
+
+def until(what: str, look: Callable[[], Any], timeout: float = 300.0) -> Any:
+    """The first true answer of ``look``; where it does not come, what the newest migration is at."""
+    deadline = time.monotonic() + timeout
+    while not (found := look()):
+        if time.monotonic() > deadline:
+            lines = [f"{event.time:.1f} {event.phase} {event.state} {event.message}" for event in newest_journal()[1]]
+            pytest.fail(f"{what}: not within {timeout:.0f} s\n" + "\n".join(lines[-20:]))
+        time.sleep(0.02)
+    return found
+
+
+def launch(fleet: Path, target: str, *flags: str) -> None:
+    done = midstream("--fleet", fleet, "--launch", TINY, "--on", target, "--run-id", "r", "--", *TRAINING, *flags)
+    assert done.code == 0, done.stderr
+
+
+def words(fleet: Path, target: str, *flags: str) -> tuple[str | Path, ...]:
+    return ("--fleet", fleet, "--migrate", "r", "--to", target, "--healthy-steps", "1", "--json", *flags)
+
+
+def newest_journal() -> tuple[MigrationDirectory | None, list[Any]]:
+    """The newest migration, and its events."""
+    found = migration_ids()
+    directory = MigrationDirectory(found[0]) if found else None
+    return directory, read_events(directory.journal_file) if directory else []
+
+
+def kill_operator_after(fact: str) -> MigrationDirectory:
+    """Kill the newest migration's own process once it has written this down."""
+
+    def known() -> MigrationDirectory | None:
+        directory, events = newest_journal()
+        return directory if any(fact in event.detail for event in events) else None
+
+    directory: MigrationDirectory = until(fact, known)
+    os.kill(int((directory.path / ".lock").read_text()), signal.SIGKILL)
+    return directory
+
+
+def of_process(run: Run, process: int) -> records.Status | None:
+    """Of the newest attempt."""
+    return records.Status.read_or_none(run.paths.attempt(run.attempt).status(process)) if run.attempt else None
+
+
+def assert_one_lineage(run: Run, attempts: set[int]) -> None:
+    spliced = run.spliced()
+    assert sorted(spliced) == list(range(max(spliced) + 1)), "no step is missing and none is there twice"
+    assert {row["attempt"] for row in spliced.values()} == attempts
+
+
+@pytest.mark.slow  # eight engines start, on two cores
+def test_what_a_killed_process_left_goes_to_one_host_and_back(lab: Lab, fleet: Path, runs) -> None:
+    """2 x 2 -> 1 x 4 -> 2 x 2. One process is killed: the other ends, who was the first is said, and the shares of the
+    newest checkpoint, which lie on two hosts, are brought together."""
+    a, b, c = (runs(lab.directory / name / "root", "r") for name in "abc")
+    launch(fleet, "pair", "--model.num_layers", "1")
+    a.wait_step(1, 300)
+    lost = of_process(b, 1)
+    assert lost is not None
+    os.kill(lost.pid, signal.SIGUSR1)  # save and go on
+    until("a checkpoint of both", lambda: set(a.checkpoints()) & set(b.checkpoints()))
+    os.kill(lost.pid, signal.SIGKILL)
+    until("the end of the other", lambda: not a.alive)
+    assert "process 1 (b, pid" in str(a.status())
+
+    # It may have done steps since it was saved: these are given up.
+    there = midstream(*words(fleet, "c", "--mode", "stop", "--yes"), timeout=400)
+    assert there.code == 0, (there.stdout, there.stderr)
+    step, name = there.result["certificate"]["step"], there.result["certificate"]["checkpoint"]
+    assert a.fence == b.fence == c.fence, "every host has the seal"
+    assert (c.fence.epoch, c.fence.holder, c.fence.sealed_step) == (2, "c", step)
+    shares, collected = [run.manifest(name) for run in (a, b)], c.manifest(name)
+    assert [entry.host for entry in shares[0].spread_hosts] == ["a", "b"]
+    assert shares[0].elsewhere, "each host held what the other had not"
+    assert shares[1].elsewhere
+    assert (collected.hosts, collected.root_digest) == ([], shares[0].root_digest)
+
+    back = midstream(*words(fleet, "pair", "--mode", "stop"), timeout=400)
+    assert back.code == 0, (back.stdout, back.stderr)
+    assert a.fence == b.fence == c.fence
+    assert (a.fence.epoch, a.fence.holder) == (3, "pair")
+    assert not c.alive
+    name = back.result["certificate"]["checkpoint"]
+    assert a.manifest(name) == b.manifest(name), "it was handed out whole"
+    for status in (of_process(a, 0), of_process(b, 1)):
+        assert status is not None
+        assert records.is_alive(status.identity)
+        assert (status.attempt, status.processes, len(status.devices)) == (3, 2, 4)
+    assert_one_lineage(a, {1, 2, 3})
+
+
+@pytest.mark.slow  # a minute of both cores, and more
+def test_a_run_goes_from_two_hosts_to_one_and_back(lab: Lab, fleet: Path, runs) -> None:
+    a, b, c = (runs(lab.directory / name / "root", "r") for name in "abc")
+    launch(fleet, "pair")
+    a.wait_step(4, 240)
+
+    # 2 x 2 -> 1 x 4: the source is sealed on both hosts, and their shares are brought together.
+    there = midstream(*words(fleet, "c", "--mode", "stop"), timeout=400)
+    assert there.code == 0, (there.stdout, there.stderr)
+    assert there.result["certificate"]["valid"]
+    step, name = there.result["certificate"]["step"], there.result["certificate"]["checkpoint"]
+    assert a.fence == b.fence == c.fence, "every host has the seal"
+    assert (c.fence.epoch, c.fence.holder, c.fence.sealed_step) == (2, "c", step)
+    for run, process in ((a, 0), (b, 1)):
+        mover = records.Mover.read(run.paths.mover)
+        assert mover.migration == there.result["migration"], "nobody else takes a part of it"
+        status = of_process(run, process)
+        assert status is not None
+        assert (status.state, status.step, status.host) == ("stopped", step, "ab"[process])
+    shares = [run.manifest(name) for run in (a, b)]
+    assert [entry.host for entry in shares[0].spread_hosts] == ["a", "b"]
+    assert shares[0].elsewhere, "each host held what the other had not"
+    assert shares[1].elsewhere
+    collected = c.manifest(name)
+    assert (collected.hosts, collected.root_digest) == ([], shares[0].root_digest)
+    assert all(Path(c.paths.checkpoint(name), entry.path).exists() for entry in collected.object_entries)
+    checked = midstream("--verify", there.result["migration"], "--fleet", fleet)
+    assert checked.code == 0, (checked.stdout, checked.stderr)
+    assert "spread over a, b" in checked.stdout
+
+    # 1 x 4 -> 2 x 2: both processes stand by, and take over.
+    back = midstream(*words(fleet, "pair"), timeout=400)
+    assert back.code == 0, (back.stdout, back.stderr)
+    assert {claim["name"]: claim["verdict"] for claim in back.result["certificate"]["claims"]} == {
+        "state": "proven", "data": "proven", "witness": "proven", "trajectory": "unwitnessed",
+    }  # fmt: skip
+    step, name = back.result["certificate"]["step"], back.result["certificate"]["checkpoint"]
+    assert a.fence == b.fence == c.fence
+    assert (a.fence.epoch, a.fence.holder, a.fence.sealed_step) == (3, "pair", step)
+    assert not c.alive
+    assert a.manifest(name) == b.manifest(name), "it was handed out whole"
+    statuses = [of_process(a, 0), of_process(b, 1)]
+    assert [status and (status.state, status.processes, len(status.devices)) for status in statuses] == [
+        ("training", 2, 4)
+    ] * 2
+    lineage = records.Lineage.read(a.paths.lineage).entries
+    assert [(entry.attempt, entry.epoch, entry.target, entry.devices) for entry in lineage] == [
+        (1, 1, "pair", 4), (2, 2, "c", 4), (3, 3, "pair", 4),
+    ]  # fmt: skip
+    assert_one_lineage(a, {1, 2, 3})
+
+
+@pytest.mark.slow  # a minute of both cores, and more
+def test_a_group_that_was_sealed_gets_its_run_back(lab: Lab, fleet: Path, runs) -> None:
+    """The operator's process dies right after the seal, and a person takes the move back: both hosts go on from the
+    shares that they have."""
+    a, b, c = (runs(lab.directory / name / "root", "r") for name in "abc")
+    launch(fleet, "pair")
+    a.wait_step(4, 240)
+    refused = midstream(*words(fleet, "c", "--mode", "overtake"))
+    assert refused.code == 2
+    assert "an overtake has one host on either side" in refused.stderr
+    follower = start_midstream(*words(fleet, "c", "--mode", "stop"))
+    migration = kill_operator_after("sealed").migration
+    assert ended(follower, 120) == 4
+    sealed = a.fence.sealed_step
+    assert a.fence == b.fence
+    back = midstream("--rollback", migration, "--json", timeout=400)
+    assert back.code == 0, (back.stdout, back.stderr)
+    assert a.fence == b.fence
+    assert (a.fence.epoch, a.fence.holder) == (3, "pair")
+    assert not any(Path(run.paths.mover).exists() for run in (a, b)), "the run is let go on both hosts"
+    a.wait(lambda run: bool(run.rows(2)), "a step of the second attempt", 240)
+    assert a.rows(2)[0]["global_step"] == sealed
+    restored = records.Restore.read(a.paths.attempt(2).restore)
+    assert restored.root_digest == restored.expected_root_digest == a.manifest(f"step-{sealed}-a001").root_digest
+    assert c.attempt == 0
+    assert_one_lineage(a, {1, 2})
+
+
+@pytest.mark.slow  # a minute of both cores, and more
+def test_a_group_that_lost_a_process_is_moved_by_its_guard(lab: Lab, sharing: Path, runs) -> None:
+    """On a shared file system. One process is killed: all end, and which and why is said, there and by the guard, which
+    moves what they left."""
+    nfs, c = runs(lab.directory / "nfs", "r"), runs(lab.directory / "c" / "root", "r")
+    launch(sharing, "pair", "--trainer.checkpointer.keep", '[{"every": 5}]')
+    nfs.wait(lambda run: bool(run.checkpoints()), "the first checkpoint", 240)
+    lost = of_process(nfs, 1)
+    assert lost is not None
+    for process in range(2):
+        log = midstream("--fleet", sharing, "--log", "r", "--process", str(process))
+        assert log.stdout.splitlines()[0] == Path(nfs.paths.attempt(1).log(process)).read_text().splitlines()[0]
+    guard = start_midstream("--fleet", sharing, "--guard", "r", "--to", "c", "--tries", "1", "--json")
+    late = threading.Timer(300.0, guard.kill)
+    late.start()
+    try:
+        os.kill(lost.pid, signal.SIGKILL)
+        assert guard.stdout is not None
+        told = []
+        while not told or told[-1]["kind"] not in ("finished", "needs you"):
+            line = guard.stdout.readline()
+            assert line, guard.communicate()
+            told.append(json.loads(line))
+    finally:
+        late.cancel()
+        guard.kill()
+        guard.communicate()
+    acted = [event for event in told if event["kind"] != "stalled"]  # until process 0 sees that it is alone
+    assert [event["kind"] for event in acted] == ["lost", "moving", "finished"], told
+    assert "process 1 on b is gone, and the others ended for it: killed with SIGKILL" in acted[0]["message"]
+    certificate = json.loads(MigrationDirectory(acted[1]["migration"]).certificate_file.read_text())
+    assert Certificate.from_json(certificate).valid
+    assert not nfs.manifest(certificate["checkpoint"]).hosts, "on a shared file system nothing is spread"
+    assert nfs.fence == c.fence
+    assert_one_lineage(c, {1, 2})
+
+
+@pytest.mark.slow  # a minute of both cores, and more
+def test_a_new_group_of_which_a_process_dies_gives_the_run_back(lab: Lab, sharing: Path, runs) -> None:
+    nfs, c = runs(lab.directory / "nfs", "r"), runs(lab.directory / "c" / "root", "r")
+    launch(sharing, "c")
+    c.wait_step(4, 240)
+    follower = start_midstream(*words(sharing, "pair", "--mode", "stop"))
+    started = until("process 1 on b", lambda: of_process(nfs, 1) or follower.poll() is not None)
+    assert isinstance(started, records.Status), follower.communicate()
+    os.kill(started.pid, signal.SIGKILL)
+    out, err = follower.communicate(timeout=400)
+    assert follower.returncode == 1, (out, err)
+    assert "process 1 on b failed: killed with SIGKILL" in json.loads(out.splitlines()[-1])["message"]
+    assert c.alive
+    assert (c.fence.epoch, c.fence.holder) == (3, "c")
+    assert c.fence == nfs.fence
+    copied = [event for event in newest_journal()[1] if "to each host" in str(event.detail.get("what", ""))]
+    assert copied == [], "hosts that share a file system get one copy"
+    still = subprocess.run(["pgrep", "-f", f"--trainer.root {lab.directory / 'nfs'} "], capture_output=True, text=True)
+    assert still.stdout == "", "nothing is left of the group"
+    assert_one_lineage(c, {1, 3})

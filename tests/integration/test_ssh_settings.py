@@ -1,0 +1,164 @@
+"""The user's SSH configuration, as OpenSSH resolves it, and as paramiko's parser does where there is no ssh."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import HostError, UsageError
+from midstream.fleet.fleet import SshHost
+from midstream.hosts.host_pool import open_host
+from midstream.hosts.ssh.settings import SshSettings, resolve
+from midstream.hosts.ssh.ssh_host import SshMachine
+from simulators.sshd import Lab, SshServer
+
+
+def settings(tmp_path: Path, text: str, address: str = "gpu7", **fields: object) -> SshSettings:
+    file = tmp_path / "config"
+    file.write_text(text)
+    return resolve("gpu", SshHost(address=address, ssh_config=str(file), **fields))  # type: ignore[arg-type]
+
+
+def reached(server: SshServer, address: str) -> SshMachine:
+    machine = SshMachine(
+        "gpu", SshHost(address=address, ssh_config=str(server.directory / "ssh_config"), root="/tmp/r")
+    )
+    machine.connect()
+    return machine
+
+
+@pytest.fixture
+def server(lab: Lab) -> SshServer:
+    return lab.host("gpu1")
+
+
+def test_include_match_and_wildcards_lead_to_the_host(server: SshServer):
+    (server.directory / "more").write_text(
+        'Match originalhost "gpu?" exec "test %n = gpu7"\n  Port {port}\n'.replace("{port}", str(server.port))
+    )
+    server.configure(
+        "Include {dir}/more\n"
+        "Host gpu* !gpu9\n  HostName 127.0.0.1\n  IdentityFile {dir}/user_%%\n"
+        "Match host 127.0.0.1\n  IdentityFile {dir}/user_key\n  IdentitiesOnly yes\n"
+        "  UserKnownHostsFile {dir}/known_hosts\n"
+    )
+    reached(server, "gpu7").close()
+    with pytest.raises(HostError):
+        reached(server, "gpu8")  # Match exec does not let it have the port
+
+
+def test_host_key_alias_names_the_line_of_known_hosts(server: SshServer):
+    kind, key = (server.directory / "host_key.pub").read_text().split()[:2]
+    server.known_hosts.write_text(f"the-gpu {kind} {key}\n")
+    server.configure(
+        "Host gpu7\n  HostName 127.0.0.1\n  Port {port}\n  HostKeyAlias the-gpu\n  IdentityFile {dir}/user_key\n"
+        '  UserKnownHostsFile /dev/null "{dir}/known_hosts"\n'
+    )
+    reached(server, "gpu7").close()
+    server.known_hosts.write_text(f"[127.0.0.1]:{server.port} {kind} {key}\n")
+    with pytest.raises(HostError, match="host key of the-gpu is not known"):
+        reached(server, "gpu7")
+
+
+@pytest.mark.parametrize("line", ["*.0.0.?", "!gpu7,[127.0.0.1]:{port}", "{hashed}"])
+def test_patterns_and_hashed_names_of_known_hosts_count(server: SshServer, line: str):
+    from paramiko.hostkeys import HostKeys
+
+    kind, key = (server.directory / "host_key.pub").read_text().split()[:2]
+    names = line.format(port=server.port, hashed=HostKeys.hash_host(f"[127.0.0.1]:{server.port}"))
+    server.known_hosts.write_text(f"# a comment\n\n{names} {kind} {key} somebody\n")
+    reached(server, "gpu1").close()
+    server.known_hosts.write_text(f"@revoked {names} {kind} {key}\n{names} {kind} {key}\n")
+    with pytest.raises(HostError, match="REVOKED"):
+        reached(server, "gpu1")
+    server.known_hosts.write_text(f"!*127.0.0.1*,* {kind} {key}\n127.0.0.1 {kind} {key}x\n")
+    with pytest.raises(HostError, match="is not known"):
+        reached(server, "gpu1")
+
+
+def test_what_a_fleet_entry_says_stands_above_the_configuration(tmp_path: Path):
+    text = "Host gpu7\n  User them\n  Port 23\n  IdentityFile /k/theirs\n  UserKnownHostsFile /k/h\n"
+    assert settings(tmp_path, text).address == "them@gpu7:23"
+    assert settings(tmp_path, text, "me@gpu7:24").address == "me@gpu7:24"
+    found = settings(tmp_path, text, "me@gpu7", port=25, user="root", identity_file="/k/ours", known_hosts="/k/own")
+    assert found.address == "root@gpu7:25"
+    assert found.identity_files[:2] == ("/k/ours", "/k/theirs")
+    assert found.identities_only
+    assert found.known_hosts[0] == "/k/own"
+
+
+def test_tokens_and_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KEYS", "/k")
+    found = settings(
+        tmp_path,
+        "Host gpu7\n  HostName %h.lab\n  User me\n  Port 23\n  IdentityFile ${KEYS}/%r@%h:%p\n  IdentityFile ~/%n%%\n"
+        "  CertificateFile /c/%n-cert.pub\n  IdentityAgent /a/%h\n  UserKnownHostsFile /k/%h /k/b\n"
+        "  ProxyCommand way %h %p %r %n %%\n",
+    )
+    assert found.identity_files == ("/k/me@gpu7.lab:23", os.path.expanduser("~/gpu7%"))
+    assert found.certificate_files == ("/c/gpu7-cert.pub",)
+    assert found.identity_agent == "/a/gpu7.lab"
+    assert found.known_hosts[:2] == ("/k/gpu7.lab", "/k/b")
+    assert found.known_as == "[gpu7.lab]:23"
+    assert found.proxy_command == "way gpu7.lab 23 me gpu7 %"
+
+
+def test_the_agent_may_be_another_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/a/usual")
+    monkeypatch.setenv("OTHER", "/a/other")
+    for value, path in (("SSH_AUTH_SOCK", "/a/usual"), ("$OTHER", "/a/other"), ("none", None), ("/a/b", "/a/b")):
+        assert settings(tmp_path, f"Host gpu7\n  IdentityAgent {value}\n").identity_agent == path
+    assert settings(tmp_path, "Host gpu7\n").identity_agent == "/a/usual"
+
+
+def test_jumps_are_kept_in_order_and_none_is_none(tmp_path: Path):
+    assert settings(tmp_path, "Host gpu7\n  ProxyJump a,me@b:33\n").jumps == ("a", "me@b:33")
+    assert settings(tmp_path, "Host gpu7\n  ProxyJump none\nHost *\n  ProxyJump a\n").jumps == ()
+    found = settings(tmp_path, "Host gpu7\n  ProxyCommand none\nHost *\n  ProxyCommand nc\n")
+    assert found.proxy_command is None
+
+
+@pytest.fixture
+def no_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine without OpenSSH's programs."""
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        yield
+
+
+def test_without_ssh_the_file_itself_is_read(server: SshServer, no_ssh: None, tmp_path: Path):
+    server.configure(
+        "Host gpu*\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {dir}/user_key\n"
+        "  UserKnownHostsFile {dir}/known_hosts\n"
+    )
+    machine = reached(server, "gpu7")
+    assert machine.run(["true"]).returncode == 0
+    machine.close()
+    found = settings(tmp_path, "Host gpu7\n  HostName h\n  User me\n  ProxyJump a,b\n  IdentityAgent none\n")
+    assert (found.address, found.jumps, found.identity_agent) == ("me@h:22", ("a", "b"), None)
+
+
+def test_a_configuration_with_an_error_is_named_with_its_line(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"config: ?line 2") as refused:
+        settings(tmp_path, "Host gpu7\n  NoSuchWord yes\n")
+    assert "hosts.gpu.ssh_config" in refused.value.fix
+
+
+@pytest.mark.parametrize("field", ["identity_file", "ssh_config", "known_hosts"])
+def test_relative_paths_are_refused(field: str):
+    config = SshHost(address="gpu", **{field: "keys/id"})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"hosts.gpu.{field} 'keys/id' is relative"):
+        open_host("gpu", config).connect()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "-oProxyCommand=x", "a b", "a;b", "$(x)", "me;x@gpu", "-l@gpu", "gpu:port", "gpu:123456", "a\nb", "`x`@gpu"],
+)
+def test_what_a_shell_would_read_is_no_address(tmp_path: Path, address: str):
+    with pytest.raises(UsageError):
+        settings(tmp_path, f"Host *\n  ProxyCommand touch {tmp_path}/canary %h %r\n", address)
+    assert not (tmp_path / "canary").exists()

@@ -1,0 +1,224 @@
+"""Whose name a bucket is asked in: what the fleet file's ``stores:`` say, as the service sees it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.check.target_checks import check_target
+from midstream.errors import MidstreamError, UsageError
+from midstream.fleet.bucket_settings import BILLED_TO
+from midstream.fleet.fleet import LocalHost
+from midstream.fleet.fleet_file import parse_fleet
+from midstream.hosts.host_pool import Hosts, open_host
+from midstream.hosts.local_host import LocalMachine
+from midstream.launch.launch_run import launch_run
+from midstream.launch.start_attempt import Launch, engine_environment
+from midstream.stores.bucket_access import access_for
+from midstream.stores.host_identity import why_not
+from midstream.transfer import Place, bucket_place, copy_tree
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.stores import open_shelf, open_store
+from midstream_engine.data.sources import gcs
+from midstream_engine.errors import EngineError
+from midstream_engine.trainer.runtime.compile_cache import SharedCache
+from simulators.bucket import BucketServer, Fault, bucket_server
+from simulators.identities import Identities
+from simulators.metadata import MetadataServer
+from simulators.sshd import Lab
+from support.command_line import TINY, midstream, refused
+from support.trees import assert_same_tree, write_checkpoint
+
+URL = "gs://runs/ours"
+MOVER, WRITER = "mover@lab.iam.gserviceaccount.com", "writer@lab.iam.gserviceaccount.com"
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[BucketServer, Identities]]:
+    """A bucket and the servers of tokens; this machine has no credentials yet."""
+    with bucket_server("runs") as server, Identities() as identities:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+        monkeypatch.setenv("MIDSTREAM_IAM_ENDPOINT", identities.address)
+        yield server, identities
+
+
+def copied(entry: str, tmp_path: Path) -> None:
+    """A tree goes to the store and comes back, with what the fleet file says of it."""
+    fleet = parse_fleet(f"stores: {{ours: {{url: {URL}, {entry}}}}}")
+    here = LocalMachine("here", LocalHost(root=str(tmp_path / "root")))
+    write_checkpoint(tmp_path / "source", random.Random(1), size=20_000)
+    there = bucket_place(f"{URL}/tree", access_for(fleet, f"{URL}/tree"))
+    copy_tree(Place(here, str(tmp_path / "source")), there)
+    copy_tree(there, Place(here, str(tmp_path / "back")))
+    assert_same_tree(tmp_path / "back", tmp_path / "source")
+
+
+def test_nobody_in_particular(google: tuple[BucketServer, Identities], tmp_path: Path) -> None:
+    server, identities = google
+    server.admits = ""
+    copied("credentials: anonymous", tmp_path)
+    assert identities.given == []
+
+
+def test_the_key_file_of_a_service_account(google: tuple[BucketServer, Identities], tmp_path: Path) -> None:
+    server, identities = google
+    key = identities.service_account(tmp_path / "key.json", MOVER)
+    server.admits = f"token-of-{MOVER}"
+    copied(f"credentials: {key}", tmp_path)
+    assert set(identities.given) == {f"token-of-{MOVER}"}
+
+
+def test_application_default_credentials(
+    google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, identities = google
+    key = identities.service_account(tmp_path / "adc.json", MOVER)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+    server.admits = f"token-of-{MOVER}"
+    copied("credentials: default", tmp_path)
+    assert set(identities.given) == {f"token-of-{MOVER}"}
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_in_the_name_of_a_service_account(
+    google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: bool
+) -> None:
+    server, identities = google
+    identities.may.add((MOVER, WRITER))
+    key = identities.service_account(tmp_path / "key.json", MOVER)
+    if default:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+    own = "default" if default else str(key)
+    server.admits = f"token-of-{WRITER}"
+    copied(f"credentials: {own}, impersonate: {WRITER}", tmp_path)
+    assert set(identities.given) == {f"token-of-{MOVER}", f"token-of-{WRITER}"}
+
+
+def test_who_may_not_act_for_another_or_is_another_is_told_in_one_line(
+    google: tuple[BucketServer, Identities], tmp_path: Path
+) -> None:
+    server, identities = google
+    key = identities.service_account(tmp_path / "key.json", MOVER)
+    with pytest.raises(MidstreamError, match=f"{MOVER} may not act for {WRITER}") as caught:
+        copied(f"credentials: {key}, impersonate: {WRITER}", tmp_path)
+    assert "\n" not in str(caught.value)
+    server.admits = f"token-of-{WRITER}"
+    with pytest.raises(MidstreamError, match=r"Invalid Credentials|the credentials are refused") as caught:
+        copied(f"credentials: {key}", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.system
+def test_commands_ask_as_the_fleet_file_says_and_no_key_reaches_a_host(
+    lab: Lab, google: tuple[BucketServer, Identities], tmp_path: Path
+) -> None:
+    server, identities = google
+    key = identities.service_account(tmp_path / "key.json", MOVER)
+    server.admits = f"token-of-{MOVER}"
+    remote = lab.host("gpu")
+    file = lab.fleet_file(gpu=remote.config)
+    file.write_text(file.read_text() + f"stores: {{ours: {{url: {URL}, credentials: {key}}}}}\n")
+    access = access_for(parse_fleet(file.read_text()), URL)
+    write_checkpoint(tmp_path / "source", random.Random(2), size=20_000)
+    host = open_host("gpu", remote.config)
+    host.connect()
+    copy_tree(Place(host, str(tmp_path / "source")), bucket_place(f"{URL}/tree", access))
+    copy_tree(bucket_place(f"{URL}/tree", access), Place(host, str(remote.root / "back")))
+    host.close()
+    assert midstream("--fleet", file, "--verify", f"{URL}/tree").code == 0
+
+    secret = json.loads(key.read_text())["private_key"].splitlines()[1]
+    for path in remote.directory.rglob("*"):
+        assert not path.is_file() or secret not in path.read_text(errors="replace"), path
+    file.write_text(file.read_text().replace(str(key), f"{tmp_path}/gone.json"))
+    refused(midstream("--fleet", file, "--verify", f"{URL}/tree"), 1, "gone.json: no service account's key")
+
+
+def test_engines_name_who_pays_as_the_fleet_file_says(
+    google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints (TensorStore and Google's client), token caches, compiled programs in a bucket of requester pays."""
+    server, _ = google
+    server.requester_pays.add("runs")
+    fleet = parse_fleet(
+        f"hosts: {{h: {{type: local, root: {tmp_path}, env: {{A: b}}}}}}\n"
+        f"stores: {{ours: {{url: {URL}, billed_to: payer}}, free: {{url: gs://other/place}}}}"
+    )
+    env = engine_environment(str(tmp_path), fleet.hosts["h"], "/engine", Launch("r", "h"), 1)
+    assert (env["A"], json.loads(env[BILLED_TO])) == ("b", {URL: "payer"})
+    assert BILLED_TO not in parse_fleet(f"hosts: {{h: {{type: local, root: {tmp_path}}}}}").hosts["h"].env
+
+    def used() -> None:
+        store = open_store(f"{URL}/step-1-a001")
+        store.prepare(1)
+        store.write("a/0", [memoryview(b"cell")])
+        store.sync()
+        store.commit("manifest.json", b"{}")
+        assert sorted(store.names()) == ["a/0", "manifest.json"]
+        into = bytearray(4)
+        assert store.read("a/0", [memoryview(into)], lambda block: None) == 4
+        assert open_shelf(URL).names() == ["step-1-a001"]
+        gcs.put(f"{URL}/cache/.requests/x.json", b"{}")
+        assert gcs.get(f"{URL}/cache/.requests/x.json") == b"{}"
+        assert [source.name for source in gcs.list_objects(f"{URL}/cache/**")] == ["x.json"]
+        assert SharedCache(f"{URL}/compiled", str(tmp_path / "compiled")).fetch() == 0
+        store.clear()
+
+    with pytest.raises(CheckpointError, match="requester pays"):
+        used()
+    monkeypatch.setenv(BILLED_TO, env[BILLED_TO])
+    used()
+    billed = [path for _, path in server.requests if "userProject=payer" in path]
+    assert any("uploadType=media" in path or "upload" in path for path in billed)
+    assert len(billed) > 8
+    monkeypatch.setenv(BILLED_TO, "payer")
+    with pytest.raises(EngineError, match=r"MIDSTREAM_BILLED_TO is 'payer': write \{\"gs://BUCKET/PREFIX"):
+        open_store(f"{URL}/step-2-a001").prepare(1)
+
+
+def test_an_engine_that_cannot_act_for_an_account_is_refused_ahead(
+    google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, identities = google
+    key = identities.service_account(tmp_path / "key.json", MOVER)
+    text = f"stores: {{ours: {{url: {URL}, impersonate: {WRITER}}}}}\nhosts:\n  h: {{type: local, store: ours}}\n"
+    plain = parse_fleet(text)
+    keyed = parse_fleet(text + f"  k: {{type: local, store: ours, env: {{GOOGLE_APPLICATION_CREDENTIALS: {key}}}}}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with MetadataServer(**{"service-accounts/default/email": WRITER}) as metadata:
+        here = LocalMachine("h", LocalHost(root=str(tmp_path / "h")))
+        why, fix = why_not(plain, here, URL)
+        assert f"h: the engine asks {URL} as nobody in particular, and cannot act for {WRITER}" in why
+        assert f"service_account: {WRITER}" in fix
+        assert "this machine relays" in fix
+        there = LocalMachine("k", LocalHost(root=str(tmp_path / "k")))
+        assert f"as {MOVER}, and cannot act for {WRITER}" in why_not(keyed, there, URL)[0]
+        monkeypatch.setenv("GCE_METADATA_HOST", metadata.address)
+        assert why_not(plain, here, URL) == ("", ""), "the machine's own account is the one that is wanted"
+        assert why_not(keyed, there, URL)[0], "a file comes before the machine's account"
+        checks = [check for check in check_target(plain, Hosts(plain), plain.target("h")) if check.name == "store"]
+        assert [(check.state, check.detail) for check in checks] == [("pass", f"asks {URL} as {WRITER}")]
+        metadata.values.clear()
+        with pytest.raises(UsageError, match=r"the engine asks .* as nobody in particular, and cannot act for"):
+            launch_run(Hosts(plain), plain, "h", TINY, "r")
+        assert not (Path(plain.hosts["h"].root).expanduser() / "runs").exists()
+    assert why_not(parse_fleet(f"stores: {{ours: {{url: {URL}}}}}\nhosts: {{h: {{type: local}}}}"), here, URL)[0] == ""
+
+
+def test_the_role_that_the_guide_names_is_enough_for_the_engine(google: tuple[BucketServer, Identities]) -> None:
+    """roles/storage.objectUser: all of objects, nothing of the bucket itself (storage.buckets.get)."""
+    server, _ = google
+    server.faults.append(Fault("GET", r"/b/runs([?]|$)", 403, times=999, message="storage.buckets.get is not granted"))
+    store = open_store(f"{URL}/step-1-a001")
+    store.prepare(1)
+    store.write("a", [memoryview(b"cell")])
+    store.sync()
+    assert store.get("a") == b"cell"
+    with pytest.raises(CheckpointError, match="there is no bucket elsewhere"):
+        open_store("gs://elsewhere/step-1-a001").prepare(1)

@@ -1,0 +1,64 @@
+"""The guide's story: GPU server, bucket, TPU slice, and back. One command each way, nothing by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream_engine import records
+from simulators.bucket import BucketServer
+from simulators.slice import Slice
+from simulators.sshd import Lab
+from simulators.tpu_api import TpuServer, tpu_server
+from support.command_line import Run, midstream, refused
+from support.guide import begin
+
+__all__ = ["tpu_server"]
+pytestmark = pytest.mark.system
+WORKERS = 4
+KEPT = ("--certify-steps", "3", "--healthy-steps", "3")
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.slow
+def test_a_run_moves_over_a_bucket_to_a_slice_that_is_made_for_it_and_back(
+    lab: Lab, tpu_server: TpuServer, bucket: BucketServer, runs
+) -> None:
+    guide = begin(lab, tpu_server, bucket, workers=WORKERS, devices=2, of_worker=4 // WORKERS)
+    gpu, pod, file = guide.gpu, guide.pod, guide.file
+    source, there = runs(gpu.root, "r"), runs(pod.roots[0], "r")
+    source.wait_step(10)
+    refused(midstream("--fleet", file, "--migrate", "r", "--to", "pod", *KEPT), 3, "pod is not there", "--yes")
+    refused(midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--dry-run"), 3, "pod is not there")
+    assert tpu_server.created == []
+
+    moved = midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", "--json", *KEPT, timeout=480)
+    certified(moved, source, there, "pod")
+    assert moved.of("created")[0]["slice"] == "lab/here-a/n"
+    assert len(tpu_server.created) == 1
+    restored = there.paths.attempt(2)
+    assert records.Restore.read(restored.restore).root_digest == moved.result["certificate"]["root_digest"]
+    assert [status for number in range(WORKERS) if (status := worker_status(pod, number)).processes == WORKERS]
+    assert not any(list(root.glob("runs/r/checkpoints/*")) for root in pod.roots), "no copy on the workers' disks"
+    assert any("/r/checkpoints/" in name for name in bucket.blobs("runs", "mine/runs/"))
+    there.wait_step(moved.result["certificate"]["step"] + 5, timeout=240)
+
+    back = midstream("--fleet", file, "--migrate", "r", "--to", "gpu", "--json", *KEPT, timeout=480)
+    certified(back, there, source, "gpu")
+    assert [event["message"] for event in back.events if "gs://runs -> this machine -> gpu" in event.get("message", "")]
+    assert midstream("--fleet", file, "--verify", back.result["migration"]).code == 0
+    assert midstream("--fleet", file, "--delete", "pod", "--yes").code == 0
+    assert tpu_server.nodes == {}
+
+
+def worker_status(pod: Slice, number: int) -> records.Status:
+    """Of the process of a worker."""
+    return records.Status.read(records.RunPaths(str(pod.roots[number]), "r").attempt(2).status(number))
+
+
+def certified(moved, source: Run, target: Run, holder: str) -> None:
+    assert moved.code == 0, (moved.stdout[-2000:], moved.stderr[-2000:])
+    certificate = moved.result["certificate"]
+    assert certificate["valid"], certificate
+    assert (target.fence.holder, source.fence.epoch) == (holder, target.fence.epoch)
+    assert not source.alive
+    assert target.alive

@@ -1,0 +1,190 @@
+"""A link with a rate and a delay that can be cut: a proxy between a client and a real server on loopback.
+
+    python tests/simulators/link.py PORT MILLISECONDS MBIT        (as a process of its own; prints the port that it listens on)
+
+Bytes are taken in at the link's rate, shared by all connections of one direction, and handed on after half of the round
+trip: so no more is under way than a real link holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
+
+from simulators.sshd import SshServer
+
+PIECE = 1 << 16
+LARGE = 1 << 18  # where the rate is high: fewer turns of the processor
+KEPT = 0.05  # seconds of the rate that a sender's buffers keep a real link busy for, while its program is not at it
+
+
+class _Rate:
+    def __init__(self, bytes_per_second: float):
+        self.rate = bytes_per_second
+        self._due = 0.0
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> None:
+        if not self.rate:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._due = max(self._due, now - KEPT) + count / self.rate
+            wait = self._due - now
+        if wait > 0:
+            time.sleep(wait)
+
+
+class Link:
+    """``seconds``: of the round trip. ``rate`` in bytes a second, 0 for none. ``cut`` drops what is connected; a link
+    that is frozen forwards nothing, and tells nobody."""
+
+    def __init__(self, port: int, seconds: float = 0.0, rate: float = 0.0):
+        self._to = port
+        self._delay = seconds / 2
+        self._rates = _Rate(rate), _Rate(rate)
+        self._socks: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self.bytes_there = 0  # towards the server
+        self._then: tuple[int, Callable[[], None]] | None = None
+        self._flip = False
+        self._moving = threading.Event()
+        self._moving.set()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            self._moving.wait()
+            try:
+                far = socket.create_connection(("127.0.0.1", self._to), 10)
+            except OSError:  # nobody listens there now; somebody may later
+                near.close()
+                continue
+            far.settimeout(None)
+            for sock in (near, far):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._socks += [near, far]
+            for one, other, rate, counts in ((near, far, self._rates[0], True), (far, near, self._rates[1], False)):
+                threading.Thread(target=self._carry, args=(one, other, rate, counts), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket, rate: _Rate, counts: bool) -> None:
+        piece = LARGE if rate.rate > 50e6 else PIECE
+        under_way: deque[tuple[float, bytes]] = deque()
+        arrived = threading.Condition()
+
+        def hand_on() -> None:
+            while True:
+                with arrived:
+                    while not under_way:
+                        arrived.wait()
+                    due, data = under_way.popleft()
+                time.sleep(max(0.0, due - time.monotonic()))
+                try:
+                    if not data:
+                        other.shutdown(socket.SHUT_WR)
+                        return
+                    other.sendall(data)
+                except OSError:
+                    return
+
+        if self._delay:
+            threading.Thread(target=hand_on, daemon=True).start()
+        data = b"?"
+        while data:
+            try:
+                data = one.recv(piece)
+            except OSError:
+                data = b""
+            rate.take(len(data))
+            if counts:
+                self._count(len(data))
+                if self._flip and len(data) > 1000:
+                    self._flip = False
+                    data = data[:500] + bytes([data[500] ^ 8]) + data[501:]
+            if self._delay:
+                with arrived:
+                    under_way.append((time.monotonic() + self._delay, data))
+                    arrived.notify()
+                continue
+            self._moving.wait()
+            try:
+                if data:
+                    other.sendall(data)
+                else:
+                    other.shutdown(socket.SHUT_WR)
+            except OSError:
+                return
+
+    def _count(self, count: int) -> None:
+        action = None
+        with self._lock:
+            self.bytes_there += count
+            if self._then is not None and self.bytes_there >= self._then[0]:
+                action, self._then = self._then[1], None
+        if action is not None:
+            action()
+
+    def after(self, count: int, action: Callable[[], None]) -> None:
+        """Do something once ``count`` more bytes went towards the server; bytes wait for it."""
+        with self._lock:
+            self._then = self.bytes_there + count, action
+
+    def flip(self) -> None:
+        """Change one bit of what goes to the server next."""
+        self._flip = True
+
+    def freeze(self) -> None:
+        """Forward nothing from now on, and close nothing: neither end is told. For a link without a delay."""
+        self._moving.clear()
+
+    def thaw(self) -> None:
+        """Forward what has come, and whatever comes."""
+        self._moving.set()
+
+    def cut(self) -> None:
+        with self._lock:
+            socks, self._socks = self._socks, []
+        for sock in socks:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.thaw()
+        self.cut()
+
+
+def through(server: SshServer, port: int) -> SshServer:
+    """The same server, reached over a link that listens on ``port``."""
+    directory = server.directory / f"over-{port}"
+    directory.mkdir()
+    for name in ("ssh_config", "known_hosts"):
+        text = (server.directory / name).read_text()
+        text = text.replace(f"Port {server.port}\n", f"Port {port}\n").replace(f"]:{server.port} ", f"]:{port} ")
+        (directory / name).write_text(text.replace(str(server.known_hosts), str(directory / "known_hosts")))
+    return replace(server, directory=directory, config=replace(server.config, ssh_config=str(directory / "ssh_config")))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(PermissionError):  # a link has no share in the machines' processors
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
+    print(Link(int(sys.argv[1]), float(sys.argv[2]) / 1000, float(sys.argv[3]) * 1e6 / 8).port, flush=True)
+    sys.stdin.read()

@@ -1,0 +1,217 @@
+"""Real SSH servers on loopback: each a plain sshd process with its own keys, home and port."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from midstream.fleet.fleet import Fleet, HostConfig, LocalHost, SshHost
+from support.command_line import COMPILED
+from support.engine_runs import QUICK
+
+SSHD = next((path for path in ("/usr/sbin/sshd", shutil.which("sshd") or "") if path and os.path.exists(path)), "")
+
+
+def sshd_version() -> tuple[int, int]:
+    """Of the SSH server here: (9, 2). (0, 0) without one."""
+    said = subprocess.run([SSHD, "-V"], capture_output=True, text=True).stderr if SSHD else ""
+    found = re.search(r"OpenSSH_(\d+)\.(\d+)", said)
+    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
+
+
+def environment(**variables: object) -> str:
+    """The line of an sshd's configuration that sets what its sessions find (the first such line counts).
+
+    It also keeps bash from the start-up files of whoever runs the tests (bash reads ~/.bashrc for sshd, at the first
+    level alone): they cost more than what is tested, and one that locks something is killed with its lock."""
+    given = {"SHLVL": "1", "PATH": os.environ["PATH"], **variables}
+    return "SetEnv " + " ".join(f'"{name}={value}"' for name, value in given.items()) + "\n"
+
+
+@dataclass
+class SshServer:
+    """A running sshd. ``config`` is the fleet entry that reaches it."""
+
+    name: str
+    directory: Path
+    port: int
+    config: SshHost
+    process: subprocess.Popen[bytes] = field(repr=False)
+    address: str = "127.0.0.1"
+
+    @property
+    def root(self) -> Path:
+        return Path(self.config.root)
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.directory / "known_hosts"
+
+    def sessions(self) -> list[int]:
+        """Pids of the processes that serve connections right now."""
+        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
+        return [int(pid) for pid in found.stdout.split()]
+
+    @property
+    def user_key(self) -> Path:
+        return self.directory / "user_key"
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its host key, as ssh-keygen prints it."""
+        argv = ["ssh-keygen", "-lf", str(self.directory / "host_key.pub")]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[1]
+
+    def configure(self, text: str) -> None:
+        """Another ssh_config for its fleet entry; ``{port}`` and ``{dir}`` are filled in."""
+        filled = text.replace("{port}", str(self.port)).replace("{dir}", str(self.directory))
+        (self.directory / "ssh_config").write_text(filled)
+
+    def drop_connections(self) -> None:
+        """Kill what serves the connections, as a cut link would; the server goes on."""
+        for pid in self.sessions():
+            subprocess.run(["kill", "-9", str(pid)], check=False)
+
+    def stop(self) -> None:
+        self.drop_connections()
+        self.process.terminate()
+        self.process.wait(60)
+
+    def start(self) -> None:
+        """Listen again on the same port, with the same keys."""
+        self.process = _start(self.directory, self.port, self.address)
+
+
+def _start(directory: Path, port: int, address: str) -> subprocess.Popen[bytes]:
+    with (directory / "sshd.log").open("ab") as log:
+        process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(directory / "sshd_config")], stdout=log, stderr=log)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with socket.create_connection((address, port), 1):
+                return process
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"sshd did not start: {(directory / 'sshd.log').read_text()[-500:]}")
+            time.sleep(0.02)
+
+
+def make_key(path: Path, *, passphrase: str = "", kind: str = "ed25519") -> Path:
+    size = ["-b", "2048"] if kind == "rsa" else []
+    argv = ["ssh-keygen", "-q", "-t", kind, *size, "-N", passphrase, "-C", path.name, "-f", str(path)]
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Lab:
+    """Makes servers, and stops them at the end."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.servers: dict[str, SshServer] = {}
+
+    def host(
+        self,
+        name: str,
+        devices: int | None = None,
+        python: str | None = sys.executable,
+        sshd: str = "",
+        address: str = "127.0.0.1",
+        port: int = 0,
+    ) -> SshServer:
+        """A new server that accepts a key of its own, and a fleet entry that trusts it. ``sshd``: further lines of its
+        configuration, which stand above the others. Without a ``port`` it takes one that is free."""
+        directory = self.directory / name
+        directory.mkdir(parents=True)
+        if os.geteuid() == 0:
+            os.makedirs("/run/sshd", exist_ok=True)
+        port = port or free_port()
+        host_key, user_key = make_key(directory / "host_key"), make_key(directory / "user_key")
+        (directory / "authorized_keys").write_text(user_key.with_suffix(".pub").read_text())
+        kind, key = host_key.with_suffix(".pub").read_text().split()[:2]
+        (directory / "known_hosts").write_text(f"[{address}]:{port} {kind} {key}\n")
+        (directory / "ssh_config").write_text(
+            f"Host {name}\n  HostName {address}\n  Port {port}\n  IdentityFile {user_key}\n"
+            f"  IdentitiesOnly yes\n  UserKnownHostsFile {directory / 'known_hosts'}\n"
+        )
+        (directory / "sshd_config").write_text(
+            f"{sshd}Port {port}\nListenAddress {address}\nHostKey {host_key}\n"
+            f"AuthorizedKeysFile {directory / 'authorized_keys'}\nPidFile {directory / 'sshd.pid'}\n"
+            "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+            "MaxSessions 100\nMaxStartups 100\nSubsystem sftp internal-sftp\nPrintMotd no\nPrintLastLog no\n"
+            f"{environment()}"
+        )
+        config = SshHost(
+            address=name,
+            ssh_config=str(directory / "ssh_config"),
+            root=str(directory / "root"),
+            python=python,
+            devices=devices,
+            env=_quick(devices),
+        )
+        server = SshServer(name, directory, port, config, _start(directory, port, address), address)
+        self.servers[name] = server
+        return server
+
+    def local(self, name: str, devices: int | None = None) -> LocalHost:
+        """This machine, with a root of its own."""
+        return LocalHost(root=str(self.directory / name / "root"), devices=devices, env=_quick(devices))
+
+    def fleet_file(self, **hosts: HostConfig) -> Path:
+        """A fleet file with these hosts, as a person would have written it."""
+        lines = ["hosts:"]
+        for name, config in hosts.items():
+            words = {"type": "ssh" if isinstance(config, SshHost) else "local", **vars(config)}
+            shown = ", ".join(f"{key}: {_yaml(value)}" for key, value in words.items() if value not in (None, [], {}))
+            lines.append(f"  {name}: {{{shown}}}")
+        file = self.directory / "fleet.yaml"
+        file.write_text("\n".join(lines) + "\n")
+        return file
+
+    def fleet(self, **hosts: HostConfig) -> Fleet:
+        from midstream.fleet.fleet_file import load_fleet
+
+        return load_fleet(self.fleet_file(**hosts))
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            server.stop()
+
+
+def _quick(devices: int | None) -> dict[str, str]:
+    """What engines on virtual devices find in their environment: half of their time would go into quick programs, and
+    what one has compiled the next need not."""
+    return {"XLA_FLAGS": QUICK, "JAX_COMPILATION_CACHE_DIR": COMPILED} if devices else {}
+
+
+def _yaml(value: object) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+@pytest.fixture
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Servers on demand: ``lab.host("gpu1", devices=4)``."""
+    if not SSHD or not shutil.which("ssh-keygen"):
+        pytest.skip("no sshd: apt-get install openssh-server")
+    # Paths of keys and sockets are long enough without the test's name in them.
+    made = Lab(tmp_path_factory.mktemp("lab"))
+    yield made
+    made.close()

@@ -1,0 +1,221 @@
+"""The Cloud TPU API on loopback: gRPC, the messages of google.cloud.tpu.v2, long-running operations, pages, faults.
+
+The unmodified google-cloud-tpu client talks to it over an insecure channel, which ``MIDSTREAM_TPU_ENDPOINT`` names.
+
+    with TpuServer() as server:
+        server.workers["pod"] = [Worker("127.0.0.2", host_keys={...})]     # machines behind the node `pod`
+        server.faults.append(Fault("CreateNode", grpc.StatusCode.UNAVAILABLE))
+        server.outcomes.append(Outcome(message=QUOTA))                     # how the next creation ends
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+from google.cloud import tpu_v2
+from google.cloud.tpu_v2.types import cloud_tpu
+from google.longrunning import operations_pb2
+from google.protobuf import any_pb2, empty_pb2
+from google.rpc import status_pb2
+
+from simulators.tpu_nodes import Nodes, Operation, Refused
+
+PAGE = 2  # entries of a listing: every client has to turn pages
+
+
+@dataclasses.dataclass
+class Fault:
+    """What the next ``times`` calls whose method matches are answered with. ``late``: they have had their effect."""
+
+    method: str
+    code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+    message: str = "planted"
+    times: int = 1
+    late: bool = False
+
+
+class TpuServer(Nodes):
+    """The service, on a free port of 127.0.0.1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults: list[Fault] = []
+        self.calls: list[str] = []  # methods, in the order of arrival
+        self.unreachable: list[str] = []  # locations that a listing over all of them cannot see
+        self._server = grpc.server(futures.ThreadPoolExecutor(8, thread_name_prefix="tpu-api"))
+        self._server.add_generic_rpc_handlers((_Handlers(self),))
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+
+    def __enter__(self) -> TpuServer:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(0).wait()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"MIDSTREAM_TPU_ENDPOINT": self.endpoint}
+
+    def called(self, method: str) -> int:
+        return self.calls.count(method)
+
+    def answer(self, method: str, request: Any) -> Any:
+        with self.lock:
+            self.calls.append(method)
+            fault = next((each for each in self.faults if each.times and re.search(each.method, method)), None)
+            if fault is not None:
+                fault.times -= 1
+                if not fault.late:
+                    raise Refused(fault.code, fault.message)
+            found = getattr(self, f"_{method}")(request)
+            if fault is not None:
+                raise Refused(fault.code, fault.message)
+            return found
+
+    # ------------------------------------------------------------------------------------------------- the calls
+
+    def _CreateNode(self, request: Any) -> Any:
+        return _operation(self.create(request.parent, request.node_id, request.node))
+
+    def _GetNode(self, request: Any) -> Any:
+        self.look_at(request.name)
+        return tpu_v2.Node.pb(self.node(request.name))
+
+    def _UpdateNode(self, request: Any) -> Any:
+        return _operation(self.update(request.node))
+
+    def _DeleteNode(self, request: Any) -> Any:
+        return _operation(self.delete(request.name))
+
+    def _ListNodes(self, request: Any) -> Any:
+        found, token = self._page(self.nodes, request)
+        return cloud_tpu.ListNodesResponse.pb(
+            cloud_tpu.ListNodesResponse(nodes=found, next_page_token=token, unreachable=self._unseen(request))
+        )
+
+    def _CreateQueuedResource(self, request: Any) -> Any:
+        return _operation(self.enqueue(request.parent, request.queued_resource_id, request.queued_resource))
+
+    def _GetQueuedResource(self, request: Any) -> Any:
+        self.look_at(request.name)
+        return tpu_v2.QueuedResource.pb(self.look_at_queue(request.name))
+
+    def _DeleteQueuedResource(self, request: Any) -> Any:
+        return _operation(self.dequeue(request.name, request.force))
+
+    def _ListQueuedResources(self, request: Any) -> Any:
+        found, token = self._page(self.queued, request)
+        return cloud_tpu.ListQueuedResourcesResponse.pb(
+            cloud_tpu.ListQueuedResourcesResponse(queued_resources=found, next_page_token=token)
+        )
+
+    def _GetGuestAttributes(self, request: Any) -> Any:
+        node = self.node(request.name)
+        known = self.workers.get(request.name.rpartition("/")[2], ())
+        wanted = [int(each) for each in request.worker_ids] or range(len(node.network_endpoints))
+        each = []
+        for index in wanted:
+            worker = known[index] if index < len(known) else None
+            items = (
+                {**worker.host_keys, "hostname": worker.hostname or f"t1v-n-{node.id:x}-w-{index}"} if worker else {}
+            )
+            entries = [tpu_v2.GuestAttributesEntry(namespace="hostkeys", key=k, value=v) for k, v in items.items()]
+            value = tpu_v2.GuestAttributesValue(items=entries)
+            each.append(tpu_v2.GuestAttributes(query_path=request.query_path, query_value=value))
+        return cloud_tpu.GetGuestAttributesResponse.pb(cloud_tpu.GetGuestAttributesResponse(guest_attributes=each))
+
+    def _GetOperation(self, request: Any) -> Any:
+        return _operation(self.look(request.name))
+
+    def _CancelOperation(self, request: Any) -> Any:
+        self.look(request.name)
+        return empty_pb2.Empty()
+
+    def _page(self, known: dict[str, Any], request: Any) -> tuple[list[Any], str]:
+        parent = re.escape(request.parent).replace("/locations/\\-", "/locations/[^/]+")
+        matching = [value for name, value in sorted(known.items()) if re.match(f"{parent}/", name)]
+        first = int(request.page_token or 0)
+        rest = matching[first + PAGE :]
+        return matching[first : first + PAGE], str(first + PAGE) if rest else ""
+
+    def _unseen(self, request: Any) -> list[str]:
+        return self.unreachable if request.parent.endswith("/locations/-") else []
+
+
+def _operation(operation: Operation) -> operations_pb2.Operation:
+    metadata = cloud_tpu.OperationMetadata(target=operation.target, verb=operation.verb)
+    found = operations_pb2.Operation(name=operation.name, done=operation.done)
+    found.metadata.CopyFrom(_packed(cloud_tpu.OperationMetadata.pb(metadata)))
+    if operation.done and operation.outcome is not None:
+        found.error.CopyFrom(status_pb2.Status(code=operation.outcome.code, message=operation.outcome.message))
+    elif operation.done:
+        response = operation.response
+        message = empty_pb2.Empty() if response is None else type(response).pb(response)
+        found.response.CopyFrom(_packed(message))
+    return found
+
+
+def _packed(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+_REQUESTS: dict[str, Callable[[bytes], Any]] = {
+    **{
+        name: getattr(cloud_tpu, f"{name}Request").deserialize
+        for name in (
+            "CreateNode", "GetNode", "UpdateNode", "DeleteNode", "ListNodes", "GetGuestAttributes",
+            "CreateQueuedResource", "GetQueuedResource", "DeleteQueuedResource", "ListQueuedResources",
+        )
+    },
+    "GetOperation": operations_pb2.GetOperationRequest.FromString,
+    "CancelOperation": operations_pb2.CancelOperationRequest.FromString,
+}  # fmt: skip
+_SERVICES = ("google.cloud.tpu.v2.Tpu", "google.longrunning.Operations")
+
+
+def _serialized(message: Any) -> bytes:
+    return message.SerializeToString()
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    def __init__(self, server: TpuServer):
+        self._server = server
+
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
+        service, _, method = handler_call_details.method.lstrip("/").partition("/")
+        if service not in _SERVICES or method not in _REQUESTS:
+            return None
+
+        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                return self._server.answer(method, request)
+            except Refused as refusal:
+                context.abort(refusal.code, refusal.message)
+
+        return grpc.unary_unary_rpc_method_handler(
+            answer,
+            request_deserializer=_REQUESTS[method],
+            response_serializer=_serialized,
+        )
+
+
+@pytest.fixture
+def tpu_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuServer]:
+    """A service of its own, which midstream's clients are told to use."""
+    with TpuServer() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server

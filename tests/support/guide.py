@@ -1,0 +1,50 @@
+"""The beginning of the guide's story: a run trains on a GPU server, and a slice can be asked for."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulators.bucket import BucketServer
+from simulators.slice import Slice, target_text
+from simulators.sshd import Lab, SshServer
+from simulators.tpu_api import TpuServer
+from support.command_line import SLOWER, TINY, midstream
+
+TRAINING = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[{every: 20}]")
+
+
+@dataclass(frozen=True)
+class Guide:
+    """``file``: the fleet's, with host ``gpu`` and target ``pod``: a slice that is made for whoever asks for it. Its
+    workers have an identity of their own, and read and write the bucket; the GPU server has none."""
+
+    file: Path
+    gpu: SshServer
+    pod: Slice
+
+
+def begin(
+    lab: Lab,
+    service: TpuServer,
+    bucket: BucketServer,
+    run_id: str = "r",
+    *,
+    workers: int = 1,
+    devices: int = 1,
+    of_worker: int = 2,
+    worker: str = "",
+    **words: str,
+) -> Guide:
+    """Launch the run on the GPU server's ``devices``. ``worker`` and ``words``: more fields of the workers, and of the
+    slice, in the fleet file."""
+    gpu, pod = lab.host("gpu", devices=devices), Slice(lab, "n", workers, bucket.environment)
+    service.workers["n"] = pod.workers
+    file = lab.fleet_file(gpu=gpu.config)
+    fields = f"{{devices: {of_worker}, python: {sys.executable}, store: ckpt{worker}}}"
+    target = target_text("pod", pod, lab.directory / "key", create="true", spot="true", worker=fields, **words)
+    file.write_text(file.read_text() + "stores: {ckpt: {url: gs://runs/mine}}\ntargets:\n" + target)
+    launched = midstream("--fleet", file, "--launch", TINY, "--on", "gpu", "--run-id", run_id, "--", *TRAINING)
+    assert launched.code == 0, launched.stderr
+    return Guide(file, gpu, pod)
