@@ -261,7 +261,7 @@ class Midstream:
             epoch=1,
             state={"step": 1},
             provenance={},
-            witness=None,
+            reference_losses=None,
             copy=copy,
         )
 

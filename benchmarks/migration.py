@@ -3,14 +3,15 @@
     python benchmarks/migration.py [--mib 1024] [--mbit 1000] [--milliseconds 10] [--rounds 1] [--only MODE ...]
 
 The model is heavy in state and light in computation: a huge embedding, one small block, few tokens a step. The source
-is this machine, the target a real sshd behind a link with a rate and a delay (`tests/simulators/link.py`, in a process of its
+is this machine, the target a real sshd behind a link with a rate and a delay (`tests/simulators/link.py`, in a
+process of its
 own). Downtime is from the end of the last step on the source to the end of the first on the target, by the lines that
 the engines write; both run on this machine, so one clock measures.
 
 ``by hand`` is what a guide tells a person to do, with the same engine: stop it (it saves), ``scp -r`` the checkpoint
 and the config, start it there. Packages and data are there already, and nobody hesitates; compiling is part of it.
-``floor`` is what cannot be avoided: the bytes at the link's rate, and the restore that the handover measured.
-``overtake`` needs a target that is quicker than the source: the source sleeps ``--throttle`` seconds a step, and a
+``floor`` is what cannot be avoided: the bytes at the link's rate, and the restore that the warm migration measured.
+``live`` needs a target that is quicker than the source: the source sleeps ``--throttle`` seconds a step, and a
 shadow does not.
 """
 
@@ -42,7 +43,7 @@ from support.migration_faults import SLOW
 
 REPOSITORY = Path(__file__).parents[1]
 MIB = 1 << 20
-MODES = ("handover", "stop", "overtake", "by hand")
+MODES = ("warm", "cold", "live", "by hand")
 HIDDEN = 256
 PATIENCE = 400.0  # seconds for anything at all
 STEPS_BEFORE = 6  # that the source has done when the move begins
@@ -93,7 +94,7 @@ class Bench:
         """One move of a run of its own: ``{downtime, bytes, measured, predicted}``, seconds and bytes."""
         run_id = f"{mode.replace(' ', '')}{number}"
         source, target = (Run(root, run_id) for root in self.roots)
-        fleet = self.fleets["throttled" if mode == "overtake" else "even"]
+        fleet = self.fleets["throttled" if mode == "live" else "even"]
         self._midstream("--fleet", fleet, "--launch", TINY, "--on", "here", "--run-id", run_id, "--", *self.flags)
         try:
             source.wait(lambda run: "step-4-a001" in run.checkpoints(), "a checkpoint", PATIENCE)
@@ -111,8 +112,8 @@ class Bench:
                 "downtime": max(0.0, first["time"] - source.rows(1)[-1]["time"]),
                 "bytes": target.manifest(f"step-{sealed}-a001").size,
                 "outcome": result["outcome"],
-                "measured": result["ledger"]["measured"],
-                "predicted": sum(result["ledger"]["predicted"].values()),
+                "measured": result["downtime"]["measured"],
+                "predicted": sum(result["downtime"]["predicted"].values()),
             }
         finally:
             for run in (source, target):
@@ -200,14 +201,14 @@ def summary(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace)
         "downtime": {mode: round(seconds, 2) for mode, seconds in down.items()},
         "moves": found,
     }
-    if "handover" in found:
-        best = min(found["handover"], key=lambda one: one["downtime"])
+    if "warm" in found:
+        best = min(found["warm"], key=lambda one: one["downtime"])
         restore = best["measured"]["restore"]
         floor = best["bytes"] * 8 / (options.mbit * 1e6) + restore
         report |= {"mib": round(best["bytes"] / MIB), "floor": round(floor, 2)}
-        report["handover / floor (aim: 1.3 at most)"] = round(down["handover"] / floor, 2)
+        report["warm / floor (aim: 1.3 at most)"] = round(down["warm"] / floor, 2)
         if "by hand" in down:
-            report["handover / by hand (aim: 0.25 at most)"] = round(down["handover"] / down["by hand"], 2)
+            report["warm / by hand (aim: 0.25 at most)"] = round(down["warm"] / down["by hand"], 2)
     return report
 
 

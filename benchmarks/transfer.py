@@ -12,7 +12,8 @@ the rates. ``cpu_ratio`` is the same for the processor's time of both sides, all
 says more on a machine that is busy with other things. ``socket`` is the bare way: the same bytes over one TCP
 connection into files, unencrypted, unverified.
 
-With ``--link`` the connections go over a link with a rate and a delay (`tests/simulators/link.py`, a proxy in a process of its
+With ``--link`` the connections go over a link with a rate and a delay (`tests/simulators/link.py`, a proxy in a
+process of its
 own: many kernels come without netem), and ``of_link`` says how much of the rate arrived as objects.
 """
 

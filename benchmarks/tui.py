@@ -473,7 +473,7 @@ class Told:
         self._tell(host, event="hello", hostname=host, platform=machine.platform, python=machine.python, cpus=96)
         records = {name: getattr(run, name).to_json() for name in ("fence", "lineage", "status")}
         records["status"]["step"] = points
-        self._tell(host, event="run", run=run.run_id, attempts=[1], attempt=1, alive=True, **records)
+        self._tell(host, event="run", run=run.run_id, attempts=[1], attempt=1, running=True, **records)
         for start in range(0, points, 2000):
             self._metrics(host, run.run_id, start, min(points, start + 2000))
         kept = ("memory_total", "memory_used", "disk_total", "disk_free")

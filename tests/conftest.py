@@ -21,7 +21,7 @@ for name in ("MIDSTREAM_FLEET", "MIDSTREAM_STATE", "MIDSTREAM_ROOT", "RUN_ID", "
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The rooms whose tests take longest go first, so that no process is left alone with them at the end."""
-    rooms = ("faults", "lab")
+    rooms = ("faults", "integration")
     items.sort(key=lambda item: next((n for n, room in enumerate(rooms) if f"/{room}/" in str(item.path)), len(rooms)))
 
 

@@ -22,15 +22,15 @@ class MidstreamError(Exception):
 
     code = Exit.FAILED
 
-    def __init__(self, message: str, fix: str = "", code: Exit | None = None):
+    def __init__(self, message: str, hint: str = "", code: Exit | None = None):
         super().__init__(message)
         self.message = message
-        self.fix = fix
+        self.hint = hint
         if code is not None:
             self.code = code
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.fix})" if self.fix else self.message
+        return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
 class UsageError(MidstreamError):
@@ -50,8 +50,8 @@ class LostContact(HostError):
 class RemoteError(HostError):
     """A function failed on the far side. ``kind`` is the far exception's class name."""
 
-    def __init__(self, message: str, kind: str = "", fix: str = ""):
-        super().__init__(message, fix)
+    def __init__(self, message: str, kind: str = "", hint: str = ""):
+        super().__init__(message, hint)
         self.kind = kind
 
 

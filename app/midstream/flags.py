@@ -15,7 +15,7 @@ USAGE = """midstream [--fleet FILE]                                     the term
        midstream --doctor [--json]                                  is this machine's side in order?
        midstream --check TARGET [--rehearse [CONFIG]] [--json]      is a target fit? each fault with what mends it
        midstream --launch CONFIG --on TARGET [--run-id ID] [-- ENGINE FLAGS]
-       midstream --migrate RUN --to TARGET [--mode handover|stop|overtake] [--checkpoint now|latest|STEP]
+       midstream --migrate RUN --to TARGET [--mode warm|cold|live] [--checkpoint now|latest|STEP]
                  [--dry-run] [--yes]
        midstream --continue MIGRATION | --rollback MIGRATION | --stop RUN
        midstream --repair RUN [--on HOST] [--yes]                   records that cannot be read, from the evidence left
@@ -120,8 +120,8 @@ def parser() -> argparse.ArgumentParser:
     migrate.add_argument("--to", metavar="TARGET", help="where to")
     migrate.add_argument(
         "--mode",
-        help="handover: the target waits, compiled, for the state (default); stop: seal, copy, start again; overtake: "
-        "the target replays the run until it is level. With --continue: an overtake goes on as a handover",
+        help="warm: the target waits, compiled, for the state (default); cold: seal, copy, start again; live: "
+        "the target replays the run until it is level. With --continue: a live migration goes on as a warm one",
     )
     migrate.add_argument("--checkpoint", default="now", metavar="now|latest|STEP", help="default: now, a final save")
     migrate.add_argument("--source-lost", action="store_true", help="the run's machine is certainly gone")

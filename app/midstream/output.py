@@ -35,14 +35,14 @@ class Output:
 
     def error(self, error: MidstreamError) -> None:
         """The one line that says what is wrong and what to do."""
-        self.talk(f"midstream: {excerpt(error.message)}" + (f" ({error.fix})" if error.fix else ""))
+        self.talk(f"midstream: {excerpt(error.message)}" + (f" ({error.hint})" if error.hint else ""))
         if self.as_json:
             self.value(
                 {
                     "event": "result",
                     "ok": False,
                     "error": error.message,
-                    "fix": error.fix,
+                    "hint": error.hint,
                     "exit_code": int(error.code),
                 }
             )

@@ -61,7 +61,7 @@ WAITING = "waiting"
 REPLAYING = "replaying"
 TRAINING = "training"
 SAVING = "saving"
-HELD = "held"
+ON_STANDBY = "standby"
 STOPPING = "stopping"
 STOPPED = "stopped"
 FINISHED = "finished"
@@ -69,7 +69,7 @@ FAILED = "failed"
 
 STATES = (
     STARTING, COMPILING, RESTORING, WAITING, REPLAYING, TRAINING,
-    SAVING, HELD, STOPPING, STOPPED, FINISHED, FAILED,
+    SAVING, ON_STANDBY, STOPPING, STOPPED, FINISHED, FAILED,
 )  # fmt: skip
 ENDED = frozenset({STOPPED, FINISHED, FAILED})
 
@@ -79,15 +79,15 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_FENCED = 7
 
-# Actions of ``order.json``.
+# Actions of ``command.json``.
 SAVE = "save"
 STOP = "stop"
 RESTORE = "restore"
 PROMOTE = "promote"
-HOLD = "hold"
+STANDBY = "standby"
 REPLAY = "replay"
-ACTIONS = (SAVE, STOP, RESTORE, PROMOTE, HOLD, REPLAY)
-STARTS = frozenset({RESTORE, HOLD, REPLAY})  # what an attempt is started with
+ACTIONS = (SAVE, STOP, RESTORE, PROMOTE, STANDBY, REPLAY)
+STARTS = frozenset({RESTORE, STANDBY, REPLAY})  # what an attempt is started with
 
 
 LARGEST_FILE = 1 << 26  # bytes of a JSON file that is read: a manifest of a hundred thousand objects has about 20 MB
@@ -143,8 +143,8 @@ class RunPaths:
         return self._in("fence.json")
 
     @property
-    def mover(self) -> str:
-        return self._in("mover.json")
+    def migration_lock(self) -> str:
+        return self._in("migration_lock.json")
 
     @property
     def lock(self) -> str:
@@ -200,8 +200,8 @@ class AttemptPaths:
         return posixpath.join(self.dir, "metrics.jsonl")
 
     @property
-    def order(self) -> str:
-        return posixpath.join(self.dir, "order.json")
+    def command_file(self) -> str:
+        return posixpath.join(self.dir, "command.json")
 
     @property
     def restore(self) -> str:
@@ -219,9 +219,9 @@ class AttemptPaths:
         return posixpath.join(self.dir, "lease")
 
     @property
-    def crossing(self) -> str:
+    def parameter_drift(self) -> str:
         """The distance between the replayed state and the sealed one: see :class:`Crossing`."""
-        return posixpath.join(self.dir, "crossing.json")
+        return posixpath.join(self.dir, "parameter_drift.json")
 
 
 def attempt_name(number: int) -> str:
@@ -467,7 +467,7 @@ def identify(pid: int) -> Optional[ProcessIdentity]:
     return None if ticks is None else ProcessIdentity(boot_id(), pid, ticks)
 
 
-def is_alive(process: ProcessIdentity) -> bool:
+def is_running(process: ProcessIdentity) -> bool:
     """Whether this very process still runs on this machine."""
     return process.boot_id == boot_id() and _start_ticks(process.pid) == process.start_ticks
 
@@ -511,8 +511,8 @@ class Status(_Record):
     )  # of the token cache that it trains on; empty while that is not known yet
     # Of every token cache that it reads from its host's data directory: the one it trains on, then its validation sets.
     data_digests: List[str] = dataclasses.field(default_factory=list, metadata={"form": DIGEST})
-    order: int = 0  # serial of the last order that was carried out
-    refused: int = 0  # serial of the last order that could not be: training goes on, ``message`` says why
+    acknowledged: int = 0  # serial of the last order that was carried out
+    rejected: int = 0  # serial of the last order that could not be: training goes on, ``message`` says why
     message: str = ""  # one line: why it failed, what it waits for
     rehearsed_seconds: float = 0.0  # of one update in the rehearsal; 0 where none was rehearsed
     # When the process last got on: a step done, a save begun or ended, a state entered. ``heartbeat`` goes on in a
@@ -535,7 +535,7 @@ class ProcessExit(_Record):
     code: Optional[int]  # None where a signal ended it
     time: float
     signal: str = ""  # "SIGKILL"
-    stuck: bool = False  # it lived, and was ended because it made no step any more
+    stalled: bool = False  # it lived, and was ended because it made no step any more
     state: str = ""
     step: int = 0
     heartbeat: float = 0.0
@@ -549,8 +549,8 @@ class ProcessExit(_Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Order(_Record):
-    """``order.json``: what a running (or starting) engine is to do. A new order has a higher ``serial``.
+class Command(_Record):
+    """``command.json``: what a running (or starting) engine is to do. A new order has a higher ``serial``.
 
     ``save``: save at the next step boundary and go on. ``stop``: save, seal and exit 0; with an ``epoch`` above
     the engine's own the engine also writes the fence, naming ``holder``, so that its status ``stopped`` is the
@@ -568,9 +568,9 @@ class Order(_Record):
     checkpoint: Optional[str] = dataclasses.field(default=None, metadata={"form": CHECKPOINT_NAME})
     root_digest: Optional[str] = None
     step: Optional[int] = None
-    holder: str = dataclasses.field(default="", metadata={"form": NAME})
+    owner: str = dataclasses.field(default="", metadata={"form": NAME})
     migration: str = dataclasses.field(default="", metadata={"form": RUN_ID_OR_EMPTY})
-    serial: int = 1
+    sequence: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -589,7 +589,7 @@ class Fence(_Record):
     writer that was sealed two moves ago must not slip under the newest seal."""
 
     epoch: int
-    holder: str = dataclasses.field(metadata={"form": NAME})
+    owner: str = dataclasses.field(metadata={"form": NAME})
     sealed_step: Optional[int] = None  # where the current epoch began; None for a run that never moved
     seals: List[Dict[str, Any]] = dataclasses.field(default_factory=list, metadata={"items": Seal})
 
@@ -606,7 +606,7 @@ class Fence(_Record):
         ``step``. RecordError unless ``epoch`` is higher than the present one."""
         if epoch <= self.epoch:
             raise RecordError(
-                f"the fence is already at epoch {self.epoch} (holder {self.holder}); cannot seal with {epoch}"
+                f"the fence is already at epoch {self.epoch} (holder {self.owner}); cannot seal with {epoch}"
             )
         return Fence(epoch, holder, step, [*self.seals, Seal(epoch - 1, step).to_json()])
 
@@ -684,13 +684,14 @@ class Store(_Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mover(_Record):
-    """``mover.json``: the migration that has the run in its hands, on this host: no other one gives orders or moves the
+class MigrationLock(_Record):
+    """``migration_lock.json``: the migration that has the run in its hands, on this host: no other one gives orders
+    or moves the
     fence to ``epoch``, unless ``expires`` has passed before that epoch began. Afterwards it says who began it."""
 
     migration: str = dataclasses.field(metadata={"form": RUN_ID})
     epoch: int
-    holder: str = dataclasses.field(metadata={"form": NAME})  # the target
+    owner: str = dataclasses.field(metadata={"form": NAME})  # the target
     expires: float
 
 
@@ -702,9 +703,9 @@ class Restore(_Record):
     step: int
     root_digest: str  # recomputed from the bytes that were read
     expected_root_digest: str
-    witness_recorded: List[float]  # losses of fixed sequences, as the checkpoint's writer measured them
-    witness_recomputed: List[float]  # the same sequences, measured here from the restored state
-    witness_error: float  # largest relative difference
+    recorded_losses: List[float]  # losses of fixed sequences, as the checkpoint's writer measured them
+    recomputed_losses: List[float]  # the same sequences, measured here from the restored state
+    losses_error: float  # largest relative difference
     batch_digest: str  # of batch ``step``, the next one to be consumed
     recorded_batch_digest: str  # of the same batch, as the writer expected it
     devices: int = 0
@@ -712,8 +713,9 @@ class Restore(_Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Crossing(_Record):
-    """``crossing.json``: how far a replayed state is from the sealed one, at the step where the run crosses over."""
+class ParameterDrift(_Record):
+    """``parameter_drift.json``: how far a replayed state is from the sealed one, at the step where the run crosses
+    over."""
 
     step: int
     checkpoint: str = dataclasses.field(metadata={"form": CHECKPOINT_NAME})  # the sealed one
@@ -949,7 +951,7 @@ def data_digests(train: Mapping[str, Any]) -> List[str]:
     try:
         provenance = train.get("provenance") or {}
         config = (provenance.get("config") or {}).get("data") or {}
-        digests = carried_digests(config.get("tokenizer"))
+        digests = tokenizer_digests(config.get("tokenizer"))
         if not config.get("cache_dir"):
             sets = provenance.get("validation") or {}
             own = [train["state"].get("data_digest", ""), *(sets[name]["digest"] for name in sorted(sets))]
@@ -966,7 +968,7 @@ def _digest(value: Any) -> str:
     return value
 
 
-def carried_digests(tokenizer: Any) -> List[str]:
+def tokenizer_digests(tokenizer: Any) -> List[str]:
     """Of the files that ``data.tokenizer`` names where they came along with a run from elsewhere; else none."""
     name = str(tokenizer or "")
     return [name.rstrip("/").rpartition("/")[2]] if name.startswith(IMPORTED) else []

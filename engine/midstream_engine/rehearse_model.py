@@ -1,4 +1,5 @@
-"""``python -m midstream_engine.rehearse_model --config_path FILE [--SECTION.KEY VALUE ...] [--memory_limit SIZE] [--search]``
+"""``python -m midstream_engine.rehearse_model --config_path FILE [--SECTION.KEY VALUE ...] [--memory_limit SIZE]
+[--search]``
 
 Lowers and compiles the run's programs for the devices at hand, without data, without any array on a device and without
 touching the run's directory. The compile cache is filled under the very keys that the real run looks up. stdout gets
@@ -139,7 +140,11 @@ def largest_that_fits(config: TrainLmConfig, limit: int) -> int | None:
 def _programs(plan: Any) -> list[tuple[str, dict[str, int], Callable[[], Any]]]:
     """Everything that the run compiles for itself: name, facts, and how."""
     from midstream_engine.trainer.loop.train_state import compile_fresh_state, run_key
-    from midstream_engine.trainer.runtime.programs import compile_evaluation_step, compile_step, compile_witness
+    from midstream_engine.trainer.runtime.programs import (
+        compile_evaluation_step,
+        compile_reference_losses,
+        compile_step,
+    )
 
     def initialisation() -> Any:
         run_key(plan.config.trainer.seed)
@@ -154,7 +159,7 @@ def _programs(plan: Any) -> list[tuple[str, dict[str, int], Callable[[], Any]]]:
         return "step", facts, lambda: compile_step(plan, cut)
 
     programs = [step(cut) for cut in plan.cuts.values()]
-    programs.append(("witness", {}, lambda: compile_witness(plan).compiled))
+    programs.append(("reference_losses", {}, lambda: compile_reference_losses(plan).compiled))
     if plan.evaluates:
         programs.append(("evaluation", {}, lambda: compile_evaluation_step(plan)))
     programs.append(("initialisation", {}, initialisation))

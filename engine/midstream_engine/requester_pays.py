@@ -16,7 +16,7 @@ from midstream_engine.errors import EngineError
 VARIABLE = "MIDSTREAM_BILLED_TO"
 
 
-def payer(url: str) -> str | None:
+def user_project(url: str) -> str | None:
     """The project that is billed for requests to ``url``; None: the bucket's owner pays. EngineError where the variable
     cannot be read."""
     given = os.environ.get(VARIABLE, "")
@@ -32,5 +32,5 @@ def payer(url: str) -> str | None:
 
 def tensorstore_context(url: str) -> dict[str, Any]:
     """The part of a TensorStore context that says so."""
-    project = payer(url)
+    project = user_project(url)
     return {} if project is None else {"gcs_user_project": {"project_id": project}}

@@ -25,7 +25,7 @@ from midstream_engine import records
 from midstream_engine.preemption_notices import Notices
 
 POLL = 0.5  # seconds between two looks
-STUCK_AFTER = 900.0  # seconds without a step
+STALL_TIMEOUT = 900.0  # seconds without a step
 SLOWEST = 20.0  # times the longest step so far: a run of slow steps is not stuck
 PATIENCE = 4.0  # times as long for what comes before the first step: compiling, restoring
 FOLLOW = 30.0  # seconds to end by itself once another process has failed
@@ -41,8 +41,8 @@ STEPPING = frozenset({records.TRAINING, records.REPLAYING, records.SAVING, recor
 class Progress:
     """When the engine last got on, by its status. Waiting for an order is no standstill."""
 
-    def __init__(self, stuck_after: float, now: float):
-        self._limit = stuck_after
+    def __init__(self, stall_timeout: float, now: float):
+        self._limit = stall_timeout
         self._mark: tuple[object, ...] = ()
         self._since = now
         self._longest = 0.0
@@ -72,14 +72,14 @@ class Supervisor:
         attempt: str,
         process: int,
         command: Sequence[str],
-        stuck_after: float = STUCK_AFTER,
+        stall_timeout: float = STALL_TIMEOUT,
         secrets: Mapping[str, str] | None = None,
     ):
         self._files = records.AttemptPaths(attempt)
         self._process = process
         self._command = list(command)
         self._secrets = dict(secrets or {})
-        self._progress = Progress(stuck_after, time.monotonic())
+        self._progress = Progress(stall_timeout, time.monotonic())
         self._failed_peer = ""
         self._peer_since = 0.0
         self._why = ""  # what this supervisor ended the engine for
@@ -172,7 +172,7 @@ class Supervisor:
             process=self._process,
             code=code if code >= 0 else None,
             signal=name,
-            stuck=self._stuck,
+            stalled=self._stuck,
             time=time.time(),
             state=status.state if status else "",
             step=status.step if status else 0,
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.supervise", allow_abbrev=False)
     parser.add_argument("--attempt", required=True)
     parser.add_argument("--process", type=int, required=True)
-    parser.add_argument("--stuck-after", type=float, default=STUCK_AFTER)
+    parser.add_argument("--stall-timeout", type=float, default=STALL_TIMEOUT)
     parser.add_argument("--secrets", help="a JSON file of names and values for the command's environment")
     parser.add_argument("--keep-secrets", action="store_true", help="leave that file: another start will read it")
     options = parser.parse_args(words[:cut])
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not command:
         parser.error("no command after --")
     secrets = read_secrets(options.secrets, keep=options.keep_secrets) if options.secrets else {}
-    return Supervisor(options.attempt, options.process, command, options.stuck_after, secrets).run()
+    return Supervisor(options.attempt, options.process, command, options.stall_timeout, secrets).run()
 
 
 if __name__ == "__main__":

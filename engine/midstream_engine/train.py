@@ -27,8 +27,8 @@ from midstream_engine.base_directory import resolved_path
 from midstream_engine.config import ConfigError, Loaded, TrainerConfig, TrainLmConfig, load_config
 from midstream_engine.config.load import USAGE, parse_arguments
 from midstream_engine.errors import EngineError
-from midstream_engine.processes.rendezvous import Processes, complete, host_name, join
-from midstream_engine.processes.shared_file_systems import find_places
+from midstream_engine.processes.rendezvous import Processes, complete, host_name, rendezvous
+from midstream_engine.processes.shared_file_systems import find_shared_file_systems
 from midstream_engine.trainer.attempt.attempt_record import Attempt, open_attempt, write_config
 from midstream_engine.trainer.attempt.status_file import StatusFile
 from midstream_engine.trainer.loop.requests import Signals
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         distributed = complete(loaded.config.trainer.distributed, os.environ)
         if distributed.wanted and not os.environ.get("MIDSTREAM_ATTEMPT"):
             # Nobody has launched them: they meet first, to be told which run and attempt they are.
-            processes = join(distributed, os.environ, str(run_id or ""))
+            processes = rendezvous(distributed, os.environ, str(run_id or ""))
             run_id = processes.from_first("run", lambda: str(run_id or _random_id()).encode()).decode()
         loaded = load_config([*arguments, "--trainer.id", run_id or _random_id()])
         root = loaded.config.trainer.resolved_root()
@@ -116,11 +116,11 @@ def _attempt(
         distributed = complete(config.trainer.distributed, os.environ)
         if distributed.wanted and processes.board is None:
             status.update(message="waits for the other processes")
-            processes = join(distributed, os.environ, f"{attempt.paths.run_id}/{attempt.number}")
+            processes = rendezvous(distributed, os.environ, f"{attempt.paths.run_id}/{attempt.number}")
             status.update(message="")
         if processes.board is not None:
             processes.watch(lambda obituary: _mourn(obituary, status))
-            places = find_places(processes.board, attempt.paths.dir)
+            places = find_shared_file_systems(processes.board, attempt.paths.dir)
             attempt = dataclasses.replace(attempt, processes=processes, places=places)
             if places.spread:
                 log.info("no shared file system: checkpoints are spread over %s", ", ".join(sorted(set(places.hosts))))
@@ -129,7 +129,7 @@ def _attempt(
         for warning in loaded.warnings:
             log.warning(warning)
         resolved: dict[str, Any] = config.resolved()
-        if not attempt.held and (attempt.places is None or attempt.places.leads):
+        if not attempt.standby and (attempt.places is None or attempt.places.leads):
             write_config(attempt.paths, resolved)
         log.info("resolved configuration:\n%s", yaml.safe_dump(resolved, sort_keys=False).rstrip())
         ended = _import_run()(config, root, attempt, status, signals)

@@ -11,7 +11,7 @@ from midstream_engine import records
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.trainer.attempt import attempt_record as attempts
 from midstream_engine.trainer.attempt.attempt_record import open_attempt
-from midstream_engine.trainer.loop.requests import Known, OrderFile, Requests, Signals
+from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests, Signals
 
 
 def test_a_new_run_gets_attempt_1_epoch_1_and_a_fence(tmp_path: Path) -> None:
@@ -33,12 +33,14 @@ def test_the_launchers_words_are_taken(tmp_path: Path) -> None:
     assert open_attempt(str(tmp_path), "r", {}).epoch == 3
 
 
-@pytest.mark.parametrize(("action", "epoch"), [(records.HOLD, 0), (records.REPLAY, 0), (records.RESTORE, 3)])
+@pytest.mark.parametrize(("action", "epoch"), [(records.STANDBY, 0), (records.REPLAY, 0), (records.RESTORE, 3)])
 def test_what_stands_by_has_no_epoch_from_its_first_word_on(tmp_path: Path, action: str, epoch: int) -> None:
     """A status that is left by one killed as it started would make its host the run's."""
     paths = records.RunPaths(str(tmp_path), "r")
     Path(paths.attempt(7).dir).mkdir(parents=True)
-    records.Order(action, epoch=3, checkpoint="step-4-a001", root_digest="0" * 64, step=4).write(paths.attempt(7).order)
+    records.Command(action, epoch=3, checkpoint="step-4-a001", root_digest="0" * 64, step=4).write(
+        paths.attempt(7).command_file
+    )
     attempt = open_attempt(str(tmp_path), "r", {"MIDSTREAM_ATTEMPT": "7", "MIDSTREAM_EPOCH": "3"})
     assert (attempt.epoch, attempt.first_epoch) == (3, epoch)
 
@@ -75,36 +77,36 @@ def test_the_lineage_holds_one_entry_an_attempt_and_its_end(tmp_path: Path) -> N
 
 
 def test_each_request_is_answered_once_and_none_is_lost(tmp_path: Path) -> None:
-    path, signals = str(tmp_path / "order.json"), Signals()
-    requests = Requests(signals, OrderFile(path))
+    path, signals = str(tmp_path / "command.json"), Signals()
+    requests = Requests(signals, CommandFile(path))
     assert requests.look() == requests.look()
     signals.saves += 2
     assert requests.look().save
     assert not requests.look().save
     signals.saves += 1
-    records.Order(records.SAVE, serial=1).write(path)
+    records.Command(records.SAVE, sequence=1).write(path)
     wanted = requests.look()
     assert wanted.save
     assert wanted.order is not None
     assert requests.look().order is None
-    records.Order(records.STOP, serial=2, epoch=2).write(path)
+    records.Command(records.STOP, sequence=2, epoch=2).write(path)
     wanted = requests.look()
     assert wanted.stop
-    assert wanted.order == records.Order(records.STOP, serial=2, epoch=2)
+    assert wanted.order == records.Command(records.STOP, sequence=2, epoch=2)
     assert not requests.look().stop
 
 
 def test_the_order_that_an_attempt_was_started_with_is_not_carried_out_again(tmp_path: Path) -> None:
-    path = str(tmp_path / "order.json")
-    records.Order(records.RESTORE, checkpoint="step-1-a001", serial=4).write(path)
-    requests = Requests(Signals(), OrderFile(path))
+    path = str(tmp_path / "command.json")
+    records.Command(records.RESTORE, checkpoint="step-1-a001", sequence=4).write(path)
+    requests = Requests(Signals(), CommandFile(path))
     assert requests.look().order is None
-    records.Order(records.SAVE, serial=5).write(path)
+    records.Command(records.SAVE, sequence=5).write(path)
     assert requests.look().save
 
 
 def test_what_a_process_knows_comes_back_with_what_is_wanted(tmp_path: Path) -> None:
-    requests = Requests(Signals(), OrderFile(str(tmp_path / "order.json")))
+    requests = Requests(Signals(), CommandFile(str(tmp_path / "command.json")))
     known = Known(epoch=3, due=True, busy=True, failed=1)
     assert requests.look(known).known == known
     assert requests.look().known == Known()

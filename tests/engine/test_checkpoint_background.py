@@ -30,13 +30,13 @@ from midstream_engine.checkpoint.stores.directory import Directory
 from midstream_engine.config import load_config
 from midstream_engine.records import RunPaths, first_fence
 from midstream_engine.trainer.attempt.attempt_record import open_attempt
-from midstream_engine.trainer.attempt.reference_losses import Witness
+from midstream_engine.trainer.attempt.reference_losses import ReferenceLosses
 from midstream_engine.trainer.attempt.setup import Setup, prepare
 from midstream_engine.trainer.attempt.status_file import StatusFile
 from midstream_engine.trainer.loop.saving import NotSaved, Saver
 from midstream_engine.trainer.loop.train_state import TrainState
-from midstream_engine.trainer.runtime.programs import compile_witness
-from support.checkpoint_states import PROVENANCE, STATE, WITNESS, save
+from midstream_engine.trainer.runtime.programs import compile_reference_losses
+from support.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, STATE, save
 from support.engine_runs import CONFIGS, Engine
 
 pytestmark = [
@@ -53,7 +53,15 @@ def paths(tmp_path) -> RunPaths:
 
 def begin(paths: RunPaths, tree: Any, step: int = 7, **more: Any) -> PendingSave:
     return begin_save(
-        paths, tree, step=step, attempt=1, epoch=1, state=STATE, provenance=PROVENANCE, witness=WITNESS, **more
+        paths,
+        tree,
+        step=step,
+        attempt=1,
+        epoch=1,
+        state=STATE,
+        provenance=PROVENANCE,
+        reference_losses=REFERENCE_LOSSES,
+        **more,
     )
 
 
@@ -148,12 +156,12 @@ def test_the_memory_of_one_snapshot_serves_the_next_and_that_of_a_second_at_a_ti
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory) -> tuple[Setup, Witness, TrainState]:
+def parts(tmp_path_factory) -> tuple[Setup, ReferenceLosses, TrainState]:
     root = str(tmp_path_factory.mktemp("root"))
     flags = ["--trainer.checkpointer.save_interval", "10s", "--trainer.checkpointer.keep", "[{every: 100}]"]
     loaded = load_config(["--config_path", str(CONFIGS / "gpt2_tiny.yaml"), *flags])
     setup = prepare(loaded.config, root, None, jax.devices()[:2])
-    return setup, compile_witness(setup), setup.fresh_state()
+    return setup, compile_reference_losses(setup), setup.fresh_state()
 
 
 class Held:
@@ -180,11 +188,11 @@ def held(monkeypatch) -> Held:
 
 @pytest.fixture
 def saver(parts, tmp_path) -> Iterator[tuple[Saver, StatusFile, RunPaths]]:
-    setup, witness, _ = parts
+    setup, reference_losses, _ = parts
     attempt = open_attempt(str(tmp_path), "r", {})
     status = StatusFile(attempt.files.status(), run_id="r", attempt=1, epoch=1, num_train_steps=9)
     status.update(state=records.TRAINING)
-    saver = Saver(setup, attempt, status, witness, 0.0)
+    saver = Saver(setup, attempt, status, reference_losses, 0.0)
     yield saver, status, attempt.paths
     saver.close()
     status.close()

@@ -26,7 +26,7 @@ from support.checkpoint_states import STATE, plain_state, save
 # A process that saves, and kills itself with SIGKILL at chosen calls: imports once, then forks for each of them.
 KILLER = """
 import json, os, shutil, signal, sys, threading
-from checkpoint_states import plain_state, save
+from support.checkpoint_states import plain_state, save
 from midstream_engine.checkpoint.stores.mounts import check_mount
 from midstream_engine.records import RunPaths
 

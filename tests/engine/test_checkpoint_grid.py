@@ -14,8 +14,8 @@ from midstream_engine.checkpoint.format.chunk_grid import (
     LARGEST,
     PACK_BELOW,
     SMALLEST,
-    cell_shape,
-    cells_of,
+    chunk_shape,
+    chunks_of,
     grid_of,
 )
 from midstream_engine.checkpoint.format.dtypes import SAFETENSORS, numpy_dtype
@@ -39,7 +39,7 @@ def test_cells_are_equal_and_of_sensible_size(array):
     assert (grid == ()) == (size < PACK_BELOW)
     if not grid:
         return
-    lengths = cell_shape(shape, grid)
+    lengths = chunk_shape(shape, grid)
     assert all(length * parts == whole for length, parts, whole in zip(lengths, grid, shape, strict=True))
     cell = math.prod(lengths) * numpy_dtype(dtype).itemsize
     assert cell >= SMALLEST or math.prod(grid) == 1
@@ -101,8 +101,8 @@ def test_a_box_is_put_together_from_any_disjoint_pieces(data):
         return st.sampled_from([parts for parts in range(1, length + 1) if length % parts == 0])
 
     cuts = [tuple(data.draw(divisors(length)) for length in shape) for _ in range(2)]
-    pieces = [(box, array[tuple(slice(*part) for part in box)]) for _, box in cells_of(shape, cuts[0])]
-    for _, box in cells_of(shape, cuts[1]):
+    pieces = [(box, array[tuple(slice(*part) for part in box)]) for _, box in chunks_of(shape, cuts[0])]
+    for _, box in chunks_of(shape, cuts[1]):
         result = gather(box, pieces)
         assert result is not None
         assert result.shape == extent(box)

@@ -41,7 +41,7 @@ PERMANENT = 20  # every so many steps
 # Imports once, then forks a saver for each case that it reads from stdin.
 KILLER = """
 import json, os, signal, sys, threading
-from checkpoint_states import plain_state, save
+from support.checkpoint_states import plain_state, save
 from midstream_engine.checkpoint.saving.retention import KeepEvery, KeepPolicy, Retention
 from midstream_engine.records import RunPaths
 

@@ -47,7 +47,7 @@ def together(root: Path, action: str, count: int = 2, store: str = "") -> dict[i
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
     environment["PYTHONPATH"] = str(tests)
     port = free_port()
-    words = [sys.executable, str(tests / "checkpoint_process.py")]
+    words = [sys.executable, str(tests / "support" / "checkpoint_process.py")]
     started = [
         subprocess.Popen(
             [*words, str(process), str(count), str(port), str(root), action, store],
@@ -93,7 +93,7 @@ def test_two_processes_write_the_same_bytes_as_one(saved, tmp_path):
     paths, answers = saved
     assert [answers[process]["devices"] for process in (0, 1)] == [4, 4]
     alone = RunPaths(str(tmp_path), "run")
-    manifest = save(alone, here(1)[0], witness=None)
+    manifest = save(alone, here(1)[0], reference_losses=None)
     assert {answer["root_digest"] for answer in answers.values()} == {manifest.root_digest}
     report = verify_checkpoint(paths.checkpoint(NAME), deep=True)
     assert (report.flaws, report.unlisted) == ([], [])
@@ -125,7 +125,7 @@ def test_a_share_of_a_spread_checkpoint_is_verified_and_what_lies_elsewhere_is_l
     """As two hosts would leave it: each with its cells, and the small objects at both."""
     state, shardings = here(1)
     paths = RunPaths(str(tmp_path), "run")
-    manifest = save(paths, state, witness=None)
+    manifest = save(paths, state, reference_losses=None)
     directory = Path(paths.checkpoint(NAME))
     cells = [entry["path"] for entry in manifest.objects if "/c/" in entry["path"]]
     theirs = set(cells[::2])

@@ -21,7 +21,7 @@ from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.saving.save_fence import Fenced, read_fence, seal
 from midstream_engine.records import Fence, RunPaths, first_fence
-from support.checkpoint_states import PROVENANCE, STATE, WITNESS, plain_state, save
+from support.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, STATE, plain_state, save
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_state_comes_back_bit_for_bit(paths, device):
     manifest = save(paths, tree)
     restored = restore_checkpoint(paths.checkpoint(manifest.name), tree, device)
     assert restored.root_digest == restored.expected_root_digest == manifest.root_digest
-    assert restored.train == {"state": STATE, "provenance": PROVENANCE, "witness": WITNESS}
+    assert restored.train == {"state": STATE, "provenance": PROVENANCE, "reference_losses": REFERENCE_LOSSES}
     assert jax.tree_util.tree_structure(restored.tree) == jax.tree_util.tree_structure(tree)
     for name, array in flatten(restored.tree).items():
         assert isinstance(array.value, jax.Array)

@@ -16,7 +16,7 @@ from midstream.fleet.fleet import LocalHost
 from midstream.hosts.local_host import LocalMachine
 from midstream.transfer.multi_host import collect_objects
 from midstream_engine import records
-from midstream_engine.checkpoint.format.chunk_grid import cells_of
+from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, read_manifest
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
@@ -79,4 +79,4 @@ def test_it_is_killed_goes_on_where_its_shares_lie_and_is_collected_into_one_pla
     replicated = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("data",)), PartitionSpec())
     state = restore_checkpoint(target, template_of(manifest), replicated)
     assert state.root_digest == whole.root_digest
-    assert any(len(list(cells_of(entry.shape, entry.grid))) > 1 for entry in manifest.array_entries if entry.grid)
+    assert any(len(list(chunks_of(entry.shape, entry.grid))) > 1 for entry in manifest.array_entries if entry.grid)

@@ -57,9 +57,9 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = "".join(map(chr, rng.integers(97, 123, 10_000)))
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "v.txt").write_text(text[:2000][::-1])
-    real = prepare.cache.build_from_tokens
+    real = prepare.token_cache.build_from_tokens
     monkeypatch.setattr(
-        prepare.cache, "build_from_tokens", lambda place, made, tokenizer, _: real(place, made, tokenizer, OBJECT)
+        prepare.token_cache, "build_from_tokens", lambda place, made, tokenizer, _: real(place, made, tokenizer, OBJECT)
     )
     return tmp_path
 

@@ -80,19 +80,19 @@ def word_tokenizer(folder: Path) -> str:
 KILLED = """
 import os, sys
 from midstream_engine.config import DataConfig
-from midstream_engine.data import tokenizing
+from midstream_engine.data.tokenize import tokenize_units
 from midstream_engine.data.tokenize.prepare import open_cache
 from midstream_engine.data.sources.list_sources import list_sources
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 root, workers, unit, pipe, *urls = sys.argv[1:]
-real = tokenizing._read
+real = tokenize_units._read
 def read(unit, record, task):
     # Stops after the fifth finished unit, so that the test can kill it in the middle.
     if unit.number == 5:
         print(task.directory, flush=True)
         open(pipe).read()
     return real(unit, record, task)
-tokenizing._read = read
+tokenize_units._read = read
 open_cache(root, urls, DataConfig(num_tokenize_workers=int(workers)), ByteTokenizer(), unit_bytes=int(unit))
 """
 
@@ -112,7 +112,7 @@ def test_a_kill_in_the_middle_leaves_no_cache_and_the_next_start_goes_on(
         assert len(workers) == processes
         killed.kill()
     assert killed.returncode == -9
-    until(lambda: not any(map(records.is_alive, workers)))
+    until(lambda: not any(map(records.is_running, workers)))
     kept = {name for name in os.listdir(directory) if name.endswith(".json")}
     assert len(kept) >= 6
     assert not any(os.path.exists(os.path.join(data_root(root), name, "manifest.json")) for name in os.listdir(root))

@@ -31,7 +31,7 @@ def trained():
 
 def test_a_held_attempt_rehearses_waits_refuses_what_does_not_fit_and_goes_on_as_the_run(trained: Path, tmp_path: Path):
     held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
-    held.order(records.HOLD, 1, "step-4-a001")
+    held.order(records.STANDBY, 1, "step-4-a001")
     with held.start("--trainer.per_device_parallelism", "2") as engine:
         waiting = engine.until(held.is_in(records.WAITING))
         assert waiting.rehearsed_seconds > 0
@@ -56,7 +56,7 @@ def test_a_held_attempt_rehearses_waits_refuses_what_does_not_fit_and_goes_on_as
     assert code == 0, log
     status = held.status()
     assert status is not None
-    assert (status.state, status.epoch, status.order, status.message) == ("finished", 2, 6, "")
+    assert (status.state, status.epoch, status.acknowledged, status.message) == ("finished", 2, 6, "")
 
     evidence = records.Restore.read(held.paths.attempt(2).restore)
     assert evidence.root_digest == evidence.expected_root_digest
@@ -74,7 +74,7 @@ def test_a_held_attempt_rehearses_waits_refuses_what_does_not_fit_and_goes_on_as
 
 def test_a_held_attempt_that_is_told_to_stop_leaves_no_trace_in_the_run(trained: Path, tmp_path: Path):
     held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
-    held.order(records.HOLD, 1, "step-4-a001")
+    held.order(records.STANDBY, 1, "step-4-a001")
     with held.start() as engine:
         engine.until(held.is_in(records.WAITING))
         held.order(records.STOP, 2)
@@ -82,14 +82,14 @@ def test_a_held_attempt_that_is_told_to_stop_leaves_no_trace_in_the_run(trained:
     assert code == 0, log
     status = held.status()
     assert status is not None
-    assert (status.state, status.order) == ("stopped", 2)
+    assert (status.state, status.acknowledged) == ("stopped", 2)
     for path in (held.paths.fence, held.paths.lineage, held.paths.config, held.paths.attempt(2).metrics):
         assert not Path(path).exists()
 
 
 def test_a_held_attempt_whose_run_went_elsewhere_ends(trained: Path, tmp_path: Path):
     held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
-    held.order(records.HOLD, 1, "step-4-a001")
+    held.order(records.STANDBY, 1, "step-4-a001")
     with held.start() as engine:
         engine.until(held.is_in(records.WAITING))
         records.Fence(3, "three", 8).write(held.paths.fence)
@@ -107,9 +107,9 @@ def test_a_rehearsal_that_computes_other_losses_says_so_before_anything_is_moved
     held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
     directory = Path(held.paths.checkpoint("step-4-a001"))
     train = json.loads((directory / records.TRAIN).read_text())
-    train["witness"]["losses"][0] *= 1.01
+    train["reference_losses"]["losses"][0] *= 1.01
     write_train(directory, train)
-    held.order(records.HOLD, 1, "step-4-a001")
+    held.order(records.STANDBY, 1, "step-4-a001")
     with held.start() as engine:
         code, log = engine.finish()
     assert code == 1, log
@@ -134,7 +134,7 @@ def write_train(directory: Path, train: object) -> None:
 
 def test_an_attempt_that_nobody_asks_for_any_more_ends_and_frees_its_devices(trained: Path, tmp_path: Path):
     held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
-    held.order(records.HOLD, 1, "step-4-a001")
+    held.order(records.STANDBY, 1, "step-4-a001")
     with held.start(MIDSTREAM_STANDBY_SECONDS="1") as engine:
         code, log = engine.finish()
     status = held.status()

@@ -47,7 +47,7 @@ def test_an_engine_that_trains_is_told_to_save(tmp_path: Path, name: str, value:
 
 def test_one_that_does_not_train_is_left_alone_and_so_is_one_without_a_notice(tmp_path: Path) -> None:
     with MetadataServer(preempted="TRUE") as server:
-        ended = supervise(tmp_path, server.address, records.HELD, seconds=4)
+        ended = supervise(tmp_path, server.address, records.ON_STANDBY, seconds=4)
     assert (ended.returncode, ended.stdout) == (0, ""), ended
     with MetadataServer(**{"maintenance-event": "MIGRATE_ON_HOST_MAINTENANCE"}) as server:
         ended = supervise(tmp_path, server.address, records.TRAINING, seconds=4)

@@ -72,7 +72,7 @@ def test_what_was_sealed_away_is_no_fresh_start(tmp_path: Path) -> None:
     """The checkpoint of the seal is not here: the run goes on elsewhere, or it has to be copied."""
     mine = attempt(tmp_path, "mine")
     fence = records.Fence.read(mine.paths.fence)
-    dataclasses.replace(fence, epoch=2, holder="there", sealed_step=8).write(mine.paths.fence)
+    dataclasses.replace(fence, epoch=2, owner="there", sealed_step=8).write(mine.paths.fence)
     with pytest.raises(EngineError, match="was handed over at step 8, and that checkpoint is not here"):
         find_origin(dataclasses.replace(mine, epoch=2), wishing(), None)
 
@@ -80,8 +80,8 @@ def test_what_was_sealed_away_is_no_fresh_start(tmp_path: Path) -> None:
 def test_an_order_names_the_checkpoint(tmp_path: Path) -> None:
     mine = attempt(tmp_path, "mine")
     manifests = [save(mine.paths, plain_state(), step=step, epoch=mine.epoch) for step in (5, 9)]
-    order = records.Order(
-        serial=1, epoch=1, action=records.RESTORE, checkpoint="step-5-a001", root_digest=manifests[0].root_digest
+    order = records.Command(
+        sequence=1, epoch=1, action=records.RESTORE, checkpoint="step-5-a001", root_digest=manifests[0].root_digest
     )
     origin = find_origin(mine, wishing(), order)
     assert origin is not None

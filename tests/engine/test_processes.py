@@ -17,9 +17,9 @@ from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.errors import EngineError
-from midstream_engine.processes.message_board import Board, Lost, join_board
+from midstream_engine.processes.message_board import Lost, MessageBoard, join_message_board
 from midstream_engine.processes.rendezvous import Processes
-from midstream_engine.processes.shared_file_systems import find_places
+from midstream_engine.processes.shared_file_systems import find_shared_file_systems
 from support.engine_processes import Together, free_port, rows
 from support.engine_runs import Engine, held
 
@@ -42,12 +42,12 @@ def statuses(paths: records.RunPaths, attempt: int, count: int = 2) -> list[reco
 # ------------------------------------------------------------------------------------------------------- the board
 
 
-def meet(count: int, timeout: float = 5.0) -> list[Board]:
+def meet(count: int, timeout: float = 5.0) -> list[MessageBoard]:
     """The boards of ``count`` processes, all of which are threads here."""
     address, boards = f"127.0.0.1:{free_port()}", {}
 
     def join(process: int) -> None:
-        boards[process], _ = join_board(
+        boards[process], _ = join_message_board(
             address,
             process,
             count,
@@ -114,9 +114,9 @@ def test_silence_is_given_up_after_the_timeout_and_all_are_not_there_is_said():
     with pytest.raises(
         EngineError, match=r"processes 1, 2 of 3 did not arrive within 1 s; look at what became of them"
     ):
-        join_board(address, 0, 3, host="a", token="", joining=1, timeout=5, welcome=dict)
+        join_message_board(address, 0, 3, host="a", token="", joining=1, timeout=5, welcome=dict)
     with pytest.raises(EngineError, match=rf"process 1 of 3 cannot reach process 0 at {address} .*refused"):
-        join_board(address, 1, 3, host="b", token="", joining=1, timeout=5, welcome=dict)
+        join_message_board(address, 1, 3, host="b", token="", joining=1, timeout=5, welcome=dict)
 
 
 def test_who_belongs_to_another_attempt_is_turned_away():
@@ -125,14 +125,14 @@ def test_who_belongs_to_another_attempt_is_turned_away():
 
     def lead() -> None:
         try:
-            join_board(address, 0, 2, host="a", token="r/2", joining=3, timeout=5, welcome=dict)
+            join_message_board(address, 0, 2, host="a", token="r/2", joining=3, timeout=5, welcome=dict)
         except EngineError as error:
             said.append(str(error))
 
     thread = threading.Thread(target=lead)
     thread.start()
     with pytest.raises(EngineError, match=r"process 1 was turned away: it belongs to another attempt than the 'r/2'"):
-        join_board(address, 1, 2, host="b", token="r/1", joining=20, timeout=5, welcome=dict)
+        join_message_board(address, 1, 2, host="b", token="r/1", joining=20, timeout=5, welcome=dict)
     thread.join()
     assert "process 1 of 2 did not arrive" in said[0]
 
@@ -144,7 +144,7 @@ def test_whether_a_directory_is_shared_is_looked_at(tmp_path, names, spread):
     def look(process: int) -> None:
         directory = tmp_path / names[process]
         directory.mkdir(exist_ok=True)
-        found[process] = find_places(boards[process], str(directory))
+        found[process] = find_shared_file_systems(boards[process], str(directory))
 
     threads = [threading.Thread(target=look, args=(process,)) for process in range(3)]
     for thread in threads:
@@ -176,7 +176,7 @@ def test_no_process_enters_a_program_for_the_first_time_before_all_do():
     late = threading.Event()
 
     def run(process: int) -> None:
-        mine = Processes(process, 2, board=boards[process]).together("step", lambda number: entered.append(number))
+        mine = Processes(process, 2, board=boards[process]).consensus("step", lambda number: entered.append(number))
         if process == 1:
             assert late.wait(30)
         mine(process)
@@ -321,7 +321,7 @@ def test_what_two_processes_saved_is_whole_and_the_same_arrays_as_one_saves(alon
 
 LATE = """
 import sys, time
-from midstream_engine.trainer import programs
+from midstream_engine.trainer.runtime import programs
 from midstream_engine import train
 compile_steps = programs.compile_steps
 programs.compile_steps = lambda *arguments: (time.sleep(35), compile_steps(*arguments))[1]

@@ -40,11 +40,11 @@ def test_a_shadow_replays_the_run_and_becomes_it_when_it_is_promoted(trained: Pa
         status = held.status()
         assert status is not None
         assert (status.epoch, status.rehearsed_seconds > 0) == (0, True)
-        held.order(records.HOLD, 2, step=1)
+        held.order(records.STANDBY, 2, step=1)
         assert "is at step" in engine.until(held.has_refused(2)).message
         at = 40 * (engine.until(held.has_refused(2)).step // 40 + 3)
         assert at <= STEPS - 40, "this machine is too slow, or far too quick"
-        held.order(records.HOLD, 3, step=at)
+        held.order(records.STANDBY, 3, step=at)
         engine.until(held.has_done(3))
         for path in (held.paths.fence, held.paths.lineage, held.paths.config, held.paths.attempt(2).metrics):
             assert not Path(path).exists(), path
@@ -54,7 +54,7 @@ def test_a_shadow_replays_the_run_and_becomes_it_when_it_is_promoted(trained: Pa
         held.order(records.PROMOTE, 5, f"step-{at}-a001", step=at)
         engine.until(held.has_done(5))
         held.bring(f"step-{at}-a001")
-        engine.until(lambda: Path(held.paths.attempt(2).crossing).exists() or None)
+        engine.until(lambda: Path(held.paths.attempt(2).parameter_drift).exists() or None)
         code, log = engine.finish()
     assert code == 0, log
 
@@ -66,7 +66,7 @@ def test_a_shadow_replays_the_run_and_becomes_it_when_it_is_promoted(trained: Pa
         assert mine["batch_digest"] == one["batch_digest"]
         assert records.relative_difference(mine["train/loss"], one["train/loss"]) < 1e-4
 
-    crossing = records.Crossing.read(held.paths.attempt(2).crossing)
+    crossing = records.ParameterDrift.read(held.paths.attempt(2).parameter_drift)
     assert (crossing.step, crossing.checkpoint) == (at, f"step-{at}-a001")
     assert 0 < crossing.distance < 1e-4, "computed on four devices instead of two: near, and not the same"
     assert crossing.parameters > 100_000

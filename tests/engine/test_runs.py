@@ -91,7 +91,7 @@ def test_sigusr1_saves_and_goes_on_sigterm_saves_and_ends_and_a_restart_continue
     assert code == 0, log
     evidence = records.Restore.read(again.paths.attempt(2).restore)
     assert (evidence.step, evidence.root_digest) == (status.step, status.root_digest)
-    assert evidence.witness_error == 0.0
+    assert evidence.losses_error == 0.0
     assert evidence.batch_digest == evidence.recorded_batch_digest == digests(again, 2)[status.step]
     continued = {**losses(engine, 1), **losses(again, 2)}
     assert continued == losses(whole, 1)  # bit by bit, because the devices are the same
@@ -107,8 +107,8 @@ def sealed(root: Path) -> Engine:
     """A run on 2 devices that was ordered to stop and hand over at epoch 2."""
     with Engine(root, *FLAGS, run_id="moved", MIDSTREAM_TARGET="small") as engine:
         engine.until(engine.has_trained(1, 1))
-        order = records.Order(records.STOP, epoch=2, holder="large", migration="m1", serial=3)
-        order.write(engine.paths.attempt(1).order)
+        order = records.Command(records.STOP, epoch=2, owner="large", migration="m1", sequence=3)
+        order.write(engine.paths.attempt(1).command_file)
         code, log = engine.finish()
     assert code == 0, log
     return engine
@@ -117,7 +117,7 @@ def sealed(root: Path) -> Engine:
 def test_an_order_to_stop_with_an_epoch_seals_the_run(sealed: Engine) -> None:
     status = sealed.status(1)
     assert status is not None
-    assert (status.state, status.order, status.epoch) == ("stopped", 3, 1)
+    assert (status.state, status.acknowledged, status.epoch) == ("stopped", 3, 1)
     fence = records.Fence.read(sealed.paths.fence)
     assert fence == records.first_fence("small").sealed(2, "large", status.step)
     manifest = records.Manifest.read(os.path.join(sealed.paths.checkpoint(status.checkpoint or ""), "manifest.json"))
@@ -148,19 +148,19 @@ def test_a_launched_attempt_that_is_refused_says_so_in_its_status(sealed: Engine
         assert said in status.message
 
 
-def restore_order(sealed: Engine, digest: str | None = None) -> records.Order:
+def restore_order(sealed: Engine, digest: str | None = None) -> records.Command:
     status = sealed.status(1)
     assert status is not None
-    return records.Order(
+    return records.Command(
         records.RESTORE, epoch=2, checkpoint=status.checkpoint, root_digest=digest or status.root_digest,
-        step=status.step, holder="large", migration="m1", serial=1,
+        step=status.step, owner="large", migration="m1", sequence=1,
     )  # fmt: skip
 
 
-def start_ordered(sealed: Engine, root: Path, order: records.Order, number: int, *flags: str, devices: int) -> Engine:
+def start_ordered(sealed: Engine, root: Path, order: records.Command, number: int, *flags: str, devices: int) -> Engine:
     attempt = sealed.paths.attempt(number)
     os.makedirs(attempt.dir)
-    order.write(attempt.order)
+    order.write(attempt.command_file)
     launch = {"MIDSTREAM_ATTEMPT": str(number), "MIDSTREAM_EPOCH": "2", "MIDSTREAM_TARGET": "large"}
     return Engine(root, *FLAGS, *flags, devices=devices, run_id="moved", **launch)
 
@@ -185,11 +185,11 @@ def test_a_moved_run_continues_on_other_devices_with_accumulation(sealed: Engine
     source, status = sealed.status(1), engine.status(6)
     assert source is not None
     assert status is not None
-    assert (status.state, status.epoch, status.order) == ("finished", 2, 1)
+    assert (status.state, status.epoch, status.acknowledged) == ("finished", 2, 1)
     evidence = records.Restore.read(engine.paths.attempt(6).restore)
     assert evidence.root_digest == evidence.expected_root_digest == source.root_digest
     assert evidence.devices == 4
-    assert evidence.witness_error < 1e-5
+    assert evidence.losses_error < 1e-5
     entry = records.Lineage.read(engine.paths.lineage).entries[-1]
     assert (entry.target, entry.migration, entry.first_step) == ("large", "m1", source.step)
     joined, reference = {**losses(sealed, 1), **losses(engine, 6)}, losses(whole, 1)

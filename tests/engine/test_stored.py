@@ -112,7 +112,7 @@ def test_whatever_may_change_a_program_changes_its_name(change: list[str]) -> No
 
 def test_devices_settings_and_code_are_part_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {program_cache._key(plan(devices=count), "step") for count in (1, 2, 4)}
-    keys.add(program_cache._key(plan(), "witness"))
+    keys.add(program_cache._key(plan(), "reference_losses"))
     monkeypatch.setenv("XLA_FLAGS", "--xla_of_another_kind")
     keys.add(program_cache._key(plan(), "step"))
     monkeypatch.setattr(program_cache, "engine_digest", lambda: "of another engine")

@@ -76,7 +76,7 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 def test_the_end_is_told_with_code_and_last_words(tmp_path: Path) -> None:
     code, ended = Engine(tmp_path, "say('training', 7); print('the disk is full'); sys.exit(3)").ended()
     assert code == 3
-    assert (ended.code, ended.signal, ended.step, ended.stuck) == (3, "", 7, False)
+    assert (ended.code, ended.signal, ended.step, ended.stalled) == (3, "", 7, False)
     assert ended.message == "exit code 3: the disk is full"
     code, ended = Engine(tmp_path, "say('failed', 7, 'the batch does not divide'); sys.exit(1)").ended()
     assert ended.message == "the batch does not divide", "what the engine said itself comes first"
@@ -105,7 +105,7 @@ def test_the_engine_dies_with_its_supervisor(tmp_path: Path) -> None:
     identity = engine.status().identity
     engine.process.kill()
     engine.process.wait()
-    until(lambda: not records.is_alive(identity))
+    until(lambda: not records.is_running(identity))
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_the_engine_dies_with_its_supervisor(tmp_path: Path) -> None:
     ],
 )
 def test_an_engine_that_stands_still_is_ended_and_told(tmp_path: Path, body: str) -> None:
-    code, ended = Engine(tmp_path, body, "--stuck-after", "0.4").ended()
+    code, ended = Engine(tmp_path, body, "--stall-timeout", "0.4").ended()
     assert code > 128
-    assert ended.stuck
+    assert ended.stalled
     where = "before its first status" if "600" in body else "training at step 5"
     assert ended.message.startswith("no progress for ")
     assert ended.message.endswith(f"({where})")
@@ -172,7 +172,7 @@ def test_a_standstill_is_measured_against_the_steps_so_far() -> None:
 
 def test_waiting_for_an_order_is_no_standstill() -> None:
     progress = Progress(10.0, 0.0)
-    for state in (records.WAITING, records.HELD):
+    for state in (records.WAITING, records.ON_STANDBY):
         assert not progress.standstill(status(state, 3), 1.0)
         assert not progress.standstill(status(state, 3), 1e6)
 

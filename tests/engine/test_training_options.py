@@ -124,7 +124,12 @@ def test_a_rehearsal_reports_memory_and_touches_no_run(left: Attempts) -> None:
     assert left.rehearsal.returncode == 0, left.rehearsal.stderr
     (line,) = left.rehearsal.stdout.splitlines()
     report = json.loads(line)
-    assert [program["name"] for program in report["programs"]] == ["step", "witness", "evaluation", "initialisation"]
+    assert [program["name"] for program in report["programs"]] == [
+        "step",
+        "reference_losses",
+        "evaluation",
+        "initialisation",
+    ]
     step = report["programs"][0]
     assert (step["batch"], step["per_device_parallelism"], step["accumulation"]) == (8, 8, 1)
     assert step["memory"]["arguments"] > report["parameters"] * 4 * 3  # parameters and two moments
@@ -166,7 +171,7 @@ def test_a_changed_batch_size_goes_on_in_the_data_where_it_was(left: Attempts) -
     assert "was 8, is now 8 from step 0, 16 from step 3" in left.text("grown", 2)
     evidence = records.Restore.read(records.RunPaths(str(left.root), "grown").attempt(3).restore)
     assert evidence.batch_digest == evidence.recorded_batch_digest
-    assert evidence.witness_error == 0.0
+    assert evidence.losses_error == 0.0
 
 
 def test_updates_that_were_left_out_are_not_in_the_optimizers_count(left: Attempts) -> None:

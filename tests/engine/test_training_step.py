@@ -21,7 +21,7 @@ from midstream_engine.data.order.batches import Batch, make_batch
 from midstream_engine.models.lm import token_losses
 from midstream_engine.trainer.attempt.setup import Setup, prepare
 from midstream_engine.trainer.loop.train_state import TrainState
-from midstream_engine.trainer.runtime.programs import Step, compile_evaluation, compile_step, compile_witness
+from midstream_engine.trainer.runtime.programs import Step, compile_evaluation, compile_reference_losses, compile_step
 from support.engine_runs import CONFIGS
 
 pytestmark = [
@@ -264,12 +264,12 @@ def test_the_witness_is_the_same_on_any_mesh_and_follows_the_state(root: str, fr
     measured, moved = [], jax.tree.map(lambda leaf: leaf * np.float32(1.01), fresh.model)
     for devices in (1, 8):
         setup = setup_on(root, devices)
-        witness, batch = compile_witness(setup), setup.batches.batch(4)
-        first = witness.measure(put(setup, fresh).model, batch)
+        reference_losses, batch = compile_reference_losses(setup), setup.batches.batch(4)
+        first = reference_losses.measure(put(setup, fresh).model, batch)
         assert first.batch_digest == batch.digest
         assert len(first.losses) == 8
         other = TrainState(moved, fresh.optimizer, fresh.key)
-        assert relative(witness.measure(put(setup, other).model, batch).losses, first.losses) > 1e-5
+        assert relative(reference_losses.measure(put(setup, other).model, batch).losses, first.losses) > 1e-5
         measured.append(first)
     assert measured[0].sequences == measured[1].sequences
     assert relative(measured[0].losses, measured[1].losses) < 1e-6

@@ -31,7 +31,7 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHost
 from midstream.hosts.local_host import LocalMachine
 from midstream.remote.gcs import client
-from midstream.transfer import Place, bucket_place, copy_tree
+from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine import records
 from simulators.bucket import BucketServer, Fault, bucket_server
 from support.campaigns import Campaign, Case
@@ -81,8 +81,8 @@ def copied(case: Case, random_: random.Random, server: BucketServer, directory: 
     here = LocalMachine("here", LocalHost(root=str(directory / "root")))
     write_tree(directory / "source", random_contents(random_, case["sizes"]))
     wanted = files(directory / "source")
-    there, source = bucket_place(URL), Place(here, str(directory / "source"))
-    target = there if case["direction"] == "there" else Place(here, str(directory / "back"))
+    there, source = bucket_endpoint(URL), Endpoint(here, str(directory / "source"))
+    target = there if case["direction"] == "there" else Endpoint(here, str(directory / "back"))
     if target is not there:
         copy_tree(source, there)
         source = there

@@ -2,7 +2,7 @@
 
     python tests/faults/test_hostile_campaign.py [--cases 1000] [--seed 1] [--jobs 2] [--results FILE] [--only N ...]
 
-In each case a real SSH host answers, sends or holds something else than it should: see ``lab/hostile/cases.py``.
+In each case a real SSH host answers, sends or holds something else than it should: see ``simulators/hostile/cases.py``.
 Afterwards nothing lies where it may not, nothing was executed, memory stayed within bounds, no traceback was shown,
 other runs and hosts are as they were, and what was refused is one line that names the host.
 

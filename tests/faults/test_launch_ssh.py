@@ -32,7 +32,7 @@ def server(lab: Lab) -> Iterator[SshServer]:
     yield server
     for launched in server.root.glob("runs/*/attempts/*/launch.json"):
         identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
-        if records.is_alive(identity):
+        if records.is_running(identity):
             os.kill(identity.pid, signal.SIGKILL)
 
 
@@ -56,7 +56,7 @@ def test_the_engine_goes_on_when_the_connection_is_cut(server: SshServer, host: 
         Prepared(engine, Environment(sys.executable, "the tests' own")),
     )
     before = wait_state(host, "run", attempt.number, TRAINING, PATIENCE)
-    assert records.is_alive(attempt.process)
+    assert records.is_running(attempt.process)
 
     server.drop_connections()
     after = wait_state(host, "run", attempt.number, TRAINING, PATIENCE)  # connects anew by itself
@@ -66,7 +66,7 @@ def test_the_engine_goes_on_when_the_connection_is_cut(server: SshServer, host: 
         assert time.monotonic() < deadline
 
     host.close()
-    assert records.is_alive(attempt.process)
+    assert records.is_running(attempt.process)
     host.connect()
     assert stop_attempt(host, "run", attempt.number, PATIENCE).state == records.STOPPED
 

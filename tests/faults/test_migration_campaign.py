@@ -3,7 +3,8 @@
     python tests/faults/test_migration_campaign.py [--runs 300] [--seed 1] [--jobs 2] [--results FILE]
 
 The fault kills the process that carries the move out, an engine on either side, or the SSH server; cuts a link; stops a
-process for a while; or fills a disk: see ``support/migration_faults.py``. Afterwards the move is continued with the line
+process for a while; or fills a disk: see ``support/migration_faults.py``. Afterwards the move is continued with the
+line
 that it printed, as often as it takes, and then: one lineage, every step of it once, the losses and batches of a run
 that nobody touched, no sealed step lost, and the run trains on.
 
@@ -24,7 +25,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.migrate.execution import migration_process
-from midstream.migrate.model import HANDOVER
+from midstream.migrate.model import WARM
 from midstream_engine import records
 from simulators.sshd import SSHD
 from support.command_line import COMPILED, step_of
@@ -69,14 +70,14 @@ def test_a_source_that_falls_silent_as_it_seals_is_waited_for(campaign: Campaign
         campaign.server.start()
         return "the server of one, until the seal was written"
 
-    row = campaign.go(HANDOVER, said("order: save, seal"), strike, source="one")
+    row = campaign.go(WARM, said("order: save, seal"), strike, source="one")
     assert (row["outcome"], row["holder"]) == ("completed", "two")
 
 
 @DEAR
 @pytest.mark.system
 def test_an_attempt_that_waits_may_die_before_it_is_needed(campaign: Campaign):
-    row = campaign.go(HANDOVER, said("; it waits"), lambda move: campaign.kill_engine(move, move.target))
+    row = campaign.go(WARM, said("; it waits"), lambda move: campaign.kill_engine(move, move.target))
     assert "waiting" in row["hit"]
     assert (row["outcome"], row["holder"]) == ("completed", row["to"])
 
@@ -92,7 +93,7 @@ def test_an_attempt_that_dies_as_it_takes_over_gives_the_run_back(campaign: Camp
         finally:
             os.kill(operator, signal.SIGCONT)
 
-    row = campaign.go(HANDOVER, said("order: restore"), strike)
+    row = campaign.go(WARM, said("order: restore"), strike)
     assert (row["outcome"], row["holder"]) == ("rolled back", row["from"])
 
 
@@ -100,13 +101,13 @@ def test_an_attempt_that_dies_as_it_takes_over_gives_the_run_back(campaign: Camp
 @pytest.mark.system
 @pytest.mark.parametrize("words", ["it rehearses on", "order: save, seal", "order: restore"])
 def test_a_handover_whose_process_was_killed_is_taken_back(campaign: Campaign, words: str):
-    row = campaign.go(HANDOVER, said(words), campaign.kill_operator, goes_on=migration_process.rollback)
+    row = campaign.go(WARM, said(words), campaign.kill_operator, goes_on=migration_process.rollback)
     assert (row["outcome"], row["holder"]) == ("rolled back", row["from"])
 
 
 @pytest.mark.system
 def test_a_run_that_crashes_on_its_target_goes_on_from_what_it_saved_there(campaign: Campaign):
-    row = campaign.go(HANDOVER, lambda events: False, lambda move: "nothing")
+    row = campaign.go(WARM, lambda events: False, lambda move: "nothing")
     assert (row["outcome"], row["holder"]) == ("completed", row["to"])
     run = campaign.runs[campaign.at]
     sealed = run.fence.sealed_step

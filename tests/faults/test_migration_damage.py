@@ -25,7 +25,7 @@ def wait_journaled(word: str, follower: subprocess.Popen[str], timeout: float = 
     while time.monotonic() < deadline:
         if migration_ids():
             directory = newest_migration()
-            if word in directory.journal_file.read_text() and directory.is_held():
+            if word in directory.journal_file.read_text() and directory.is_locked():
                 return directory
         if follower.poll() is not None:
             pytest.fail(f"it ended before {word!r}: {follower.communicate()}")
@@ -37,9 +37,9 @@ def kill_operator(directory: MigrationDirectory) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(int((directory.path / ".lock").read_text()), signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while directory.is_held() and time.monotonic() < deadline:
+    while directory.is_locked() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not directory.is_held()
+    assert not directory.is_locked()
 
 
 def killed_after(word: str, lab: Lab, runs: Callable[..., Run], mode: str) -> tuple[MigrationDirectory, Path, Run, Run]:
@@ -59,7 +59,7 @@ def killed_after(word: str, lab: Lab, runs: Callable[..., Run], mode: str) -> tu
 
 @pytest.mark.slow  # a whole move; test_migrate_damage.py has the parts
 def test_it_goes_on_without_its_plan_and_its_fleet_file(lab: Lab, runs):
-    directory, fleet, source, target = killed_after('"sealed"', lab, runs, "handover")
+    directory, fleet, source, target = killed_after('"sealed"', lab, runs, "warm")
     directory.plan_file.write_text("[]")
     directory.fleet_file.unlink()
     shown = midstream("--fleet", fleet, "--status")
@@ -81,7 +81,7 @@ def test_it_goes_on_without_its_plan_and_its_fleet_file(lab: Lab, runs):
 
 @pytest.mark.slow
 def test_it_goes_back_without_its_journal(lab: Lab, runs):
-    directory, fleet, source, target = killed_after('"sealed"', lab, runs, "handover")
+    directory, fleet, source, target = killed_after('"sealed"', lab, runs, "warm")
     step = directory.view().sealed_step
     assert step is not None
     directory.journal_file.unlink()
@@ -99,7 +99,7 @@ def test_it_goes_back_without_its_journal(lab: Lab, runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["stop", "handover"])
+@pytest.mark.parametrize("mode", ["cold", "warm"])
 @pytest.mark.parametrize("word", ["relaunching", "target_attempt", '"certify"'])
 def test_it_goes_on_where_its_journal_was_lost_at_any_later_point(word: str, mode: str, lab: Lab, runs):
     directory, _, source, target = killed_after(word, lab, runs, mode)

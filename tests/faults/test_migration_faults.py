@@ -54,7 +54,7 @@ def wait_command(words: str, timeout: float = 120.0) -> MigrationDirectory:
         if migration_ids():
             directory = newest_migration()
             done = any(event.event == "command" and words in event.message for event in directory.view().events)
-            if done and directory.is_held():
+            if done and directory.is_locked():
                 return directory
         time.sleep(0.01)
     pytest.fail(f"{words!r} was not done within {timeout} s")
@@ -66,9 +66,9 @@ def kill_operator(directory: MigrationDirectory) -> None:
     with contextlib.suppress(ProcessLookupError):  # it ended by itself a moment ago
         os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while directory.is_held() and time.monotonic() < deadline:
+    while directory.is_locked() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not directory.is_held()
+    assert not directory.is_locked()
 
 
 def assert_one_lineage(run: Run) -> None:
@@ -116,7 +116,7 @@ def test_a_target_that_dies_gives_the_run_back_to_its_source(lab: Lab, runs):
     fleet = lab.fleet_file(one=one, two=two)
     source, target = runs(one.root, "r"), runs(two.root, "r")
     launched(fleet, source, "one")
-    follower = start_midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", "stop", "--json")
+    follower = start_midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", "cold", "--json")
     wait_event("relaunch", "started")
     target.wait(lambda run: run.attempt == 2 and run.status(2) is not None, "the target's attempt")
     target.kill()
@@ -169,16 +169,16 @@ def test_a_witness_that_disagrees_is_not_certified_and_rolled_back(lab: Lab, run
     name = source.checkpoints()[0]
     directory = Path(source.paths.checkpoint(name))
     train = json.loads((directory / records.TRAIN).read_text())
-    train["witness"]["losses"][0] *= 1.01
+    train["reference_losses"]["losses"][0] *= 1.01
     (directory / records.TRAIN).write_text(json.dumps(train))
     forge_manifest(directory)
     moved = midstream(
-        "--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", "stop",
+        "--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", "cold",
         "--checkpoint", str(step_of(name)), "--yes", "--json",
     )  # fmt: skip
     assert moved.code == 5, (moved.stderr, moved.stdout)
     claims = {claim["name"]: claim["verdict"] for claim in moved.result["certificate"]["claims"]}
-    assert (claims["state"], claims["witness"]) == ("proven", "refuted")
+    assert (claims["state"], claims["reference losses"]) == ("verified", "failed")
     assert not target.alive
     # The source goes on from what it had saved as it was stopped: nothing of it is lost.
     source.wait(lambda run: run.attempt == 3 and run.alive, "the source's new attempt")
@@ -253,7 +253,7 @@ def test_a_source_that_cannot_save_says_so_and_trains_on_and_of_two_operators_on
     for target in ("two", "three"):
         monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / target))
         operators[target] = start_midstream(
-            "--fleet", fleet, "--migrate", "r", "--to", target, "--mode", "stop", "--healthy-steps", "3", "--json"
+            "--fleet", fleet, "--migrate", "r", "--to", target, "--mode", "cold", "--healthy-steps", "3", "--json"
         )
     said = {target: operator.communicate(timeout=200) for target, operator in operators.items()}
     codes = {target: operator.returncode for target, operator in operators.items()}
@@ -267,7 +267,7 @@ def test_a_source_that_cannot_save_says_so_and_trains_on_and_of_two_operators_on
     assert source.attempt == 1, "nobody started the source again"
     assert not source.alive
     assert source.fence == places[winner].fence
-    assert (source.fence.epoch, source.fence.holder) == (2, winner)
+    assert (source.fence.epoch, source.fence.owner) == (2, winner)
     assert places[winner].alive
     assert places[loser].attempt == 0
     assert_one_lineage(places[winner])
@@ -283,7 +283,7 @@ def test_whatever_was_begun_is_taken_back_and_the_source_runs(lab: Lab, runs):
     source.wait(lambda run: len(run.checkpoints()) >= 1, "a checkpoint")
     step = str(step_of(source.checkpoints()[0]))
 
-    move = ("--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", "stop", "--yes", "--json")
+    move = ("--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", "cold", "--yes", "--json")
     follower = start_midstream(*move, "--checkpoint", step)
     directory = wait_command("order: save, stop")
     kill_operator(directory)
@@ -306,7 +306,7 @@ def test_whatever_was_begun_is_taken_back_and_the_source_runs(lab: Lab, runs):
     assert source.alive
     assert not target.alive
     assert source.fence == target.fence
-    assert (source.fence.epoch, source.fence.holder) == (epoch + 2, "one")
+    assert (source.fence.epoch, source.fence.owner) == (epoch + 2, "one")
     assert source.attempt > target.attempt, "no number is used twice"
     assert_one_lineage(source)
     assert midstream("--continue", directory.migration).code == 2
@@ -363,7 +363,7 @@ def test_a_run_that_died_and_one_that_has_finished_are_moved_from_what_they_left
     moved = midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--yes", "--healthy-steps", "1", "--json")
     assert moved.code == 0, (moved.stdout, moved.stderr)
     assert moved.result["certificate"]["step"] == newest
-    ledger = moved.result["ledger"]
+    ledger = moved.result["downtime"]
     assert ledger["last_step_ended"] > died
     assert sum(ledger["measured"].values()) == pytest.approx(ledger["downtime"])
     target.wait(lambda run: (status := run.status()) is not None and status.state == "finished", "the end")
@@ -372,7 +372,7 @@ def test_a_run_that_died_and_one_that_has_finished_are_moved_from_what_they_left
     back = midstream("--fleet", fleet, "--migrate", "r", "--to", "one", "--yes", "--json")
     assert back.code == 0, (back.stdout, back.stderr)
     claims = {claim["name"]: claim["verdict"] for claim in back.result["certificate"]["claims"]}
-    assert (claims["state"], claims["data"], claims["witness"]) == ("proven", "proven", "proven")
+    assert (claims["state"], claims["data"], claims["reference losses"]) == ("verified", "verified", "verified")
     assert sorted(source.spliced()) == list(range(40))
     assert source.fence.epoch == 3
 

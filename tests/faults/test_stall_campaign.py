@@ -22,7 +22,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.errors import Exit
-from midstream.migrate.model import HANDOVER, STOP
+from midstream.migrate.model import COLD, WARM
 from simulators.sshd import SSHD, sshd_version
 from support.command_line import COMPILED
 from support.migration_faults import MODES, said
@@ -43,14 +43,14 @@ def campaign(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.system
 def test_a_source_link_that_forwards_nothing_as_the_run_is_sealed_is_waited_for(campaign: StallCampaign):
-    row = campaign.struck(HANDOVER, "source link", said("order: save, seal"), 20.0)  # longer than four keep-alives
+    row = campaign.struck(WARM, "source link", said("order: save, seal"), 20.0)  # longer than four keep-alives
     assert (row["outcome"], row["exit_code"], row["continued"]) == ("completed", Exit.DONE, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.system
 def test_a_source_that_is_rebooted_before_its_first_checkpoint_is_not_reported_as_running(campaign: StallCampaign):
-    row = campaign.struck(STOP, "reboot before", lambda events: len(events) >= 1, 0.0)
+    row = campaign.struck(COLD, "reboot before", lambda events: len(events) >= 1, 0.0)
     assert (row["outcome"], row["exit_code"]) == ("rolled back", Exit.NOT_RUNNING)
     assert row["launched"], "the line that was printed starts it"
 

@@ -45,11 +45,11 @@ from midstream.hosts.providers.google import client
 from midstream.migrate import model
 from midstream.migrate.execution import executor, migration_directory
 from midstream.migrate.execution.journal import Journal, read_events
-from midstream.migrate.execution.migration import Move
+from midstream.migrate.execution.migration import Migration
 from midstream.migrate.failover import preemption
 from midstream.migrate.phases import rollback
 from midstream.migrate.phases.streamed_copy import Streamed, complete
-from midstream.transfer import Place, bucket_place, copy_tree
+from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream.watch.watcher import Watch
 from midstream_engine import records
 from simulators.bucket import bucket_server
@@ -109,7 +109,7 @@ class Step:
         self.name, self._case, self._strike = name, case, strike
         self._struck = False
 
-    def run(self, move: Move) -> None:
+    def run(self, move: Migration) -> None:
         first = self._case["phase"] == self.name and not self._struck
         if first and not self._case["half"]:
             self._hit(move)
@@ -117,18 +117,18 @@ class Step:
         if first:
             self._hit(move)
 
-    def _hit(self, move: Move) -> None:
+    def _hit(self, move: Migration) -> None:
         if not self._struck:
             self._struck = True
             self._strike()
         move.target.call("runs.standby_state.clock")
 
-    def _prepare(self, move: Move) -> None:
+    def _prepare(self, move: Migration) -> None:
         move.target.call("runs.standby_state.clock")
 
-    def _cutover(self, move: Move) -> None:
-        plan, side = move.plan, move.source_side
-        side.take(plan.migration, plan.epoch, plan.target, 600.0)
+    def _cutover(self, move: Migration) -> None:
+        plan, side = move.plan, move.source_group
+        side.acquire(plan.migration, plan.epoch, plan.target, 600.0)
         if move.journal.known("sealed") is None:
             move.journal.fact(holder_before="gpu")
             side.seal(plan.migration, plan.epoch, plan.target, STEP)
@@ -136,18 +136,18 @@ class Step:
             move.journal.fact(sealed={"step": STEP, "fence": fence, "attempt": 1, "checkpoint": "step-20-a001"})
         move.target.call("runs.standby_state.clock")
 
-    def _relaunch(self, move: Move) -> None:
+    def _relaunch(self, move: Migration) -> None:
         move.journal.fact(relaunching=True)
-        move.target_side.put_fence(move.journal.known("sealed")["fence"], move.plan.migration)
+        move.target_group.put_fence(move.journal.known("sealed")["fence"], move.plan.migration)
         move.journal.fact(target_attempt=2)
 
-    def _certify(self, move: Move) -> None:
+    def _certify(self, move: Migration) -> None:
         move.target.call("runs.standby_state.clock")
 
     _finish = _certify
 
 
-def begun(server: TpuServer, room: Path, mode: str) -> tuple[Move, RunDirectory, Worker]:
+def begun(server: TpuServer, room: Path, mode: str) -> tuple[Migration, RunDirectory, Worker]:
     """A move of run ``r`` from host ``gpu`` to the slice ``pod``, which is ready."""
     server.nodes.clear()
     server.queued.clear()
@@ -176,7 +176,7 @@ def begun(server: TpuServer, room: Path, mode: str) -> tuple[Move, RunDirectory,
     hosts = Hosts(fleet)
     worker = hosts._hosts["pod-0"] = Worker("pod-0", fleet.hosts["pod-0"])  # type: ignore[arg-type]
     place = migration_directory.create(plan, fleet.text)
-    return Move(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts)), run, worker
+    return Migration(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts)), run, worker
 
 
 def one_run(case: Case, random_: random.Random, server: TpuServer) -> str:
@@ -186,7 +186,7 @@ def one_run(case: Case, random_: random.Random, server: TpuServer) -> str:
 
 
 def moved(case: Case, server: TpuServer, room: Path) -> str:
-    move, run, worker = begun(server, room, model.HANDOVER if case["standby"] else model.STOP)
+    move, run, worker = begun(server, room, model.WARM if case["standby"] else model.COLD)
 
     def strike() -> None:
         worker.silent, worker.back_after = True, case["back_after"]
@@ -211,7 +211,7 @@ def moved(case: Case, server: TpuServer, room: Path) -> str:
     return judged(case, code, move, run, worker)
 
 
-def judged(case: dict[str, Any], code: Exit, move: Move, run: RunDirectory, worker: Worker) -> str:
+def judged(case: dict[str, Any], code: Exit, move: Migration, run: RunDirectory, worker: Worker) -> str:
     view, fence = move.directory.view(), records.Fence.read(run.paths.fence)
     taken = case["says"] != "ready"
     sealed = move.journal.known("sealed") is not None
@@ -220,7 +220,7 @@ def judged(case: dict[str, Any], code: Exit, move: Move, run: RunDirectory, work
     if not worker.silent:  # it came back before anybody had to decide, or was said to be gone and then rolled back
         assert code in (Exit.DONE, Exit.FAILED, Exit.INTERRUPTED)
     if view.state == model.COMPLETED:
-        assert (fence.epoch, fence.holder) == (2, "pod")
+        assert (fence.epoch, fence.owner) == (2, "pod")
         assert case["back_after"] is not None, "a move that goes on needs its target"
         return "went on"
     if view.state == model.INTERRUPTED and case["phase"] == model.FINISH:
@@ -239,9 +239,9 @@ def judged(case: dict[str, Any], code: Exit, move: Move, run: RunDirectory, work
         return "waits for evidence"
     assert view.state == model.ROLLED_BACK, view.state
     holder = ("gpu", 3) if sealed else ("gpu", 1)
-    assert (fence.holder, fence.epoch) == holder
+    assert (fence.owner, fence.epoch) == holder
     assert fence.accepts(fence.epoch, STEP + 1), "the source may commit"
-    assert records.Mover.read_or_none(run.paths.mover) is None, "nobody has the run in hand any more"
+    assert records.MigrationLock.read_or_none(run.paths.migration_lock) is None, "nobody has the run in hand any more"
     if started and worker.silent:
         assert taken, "silence proves nothing"
         assert told
@@ -270,11 +270,11 @@ def test_nobody_waits_for_a_slice_that_its_provider_has_taken_back(
     monkeypatch.setenv("MIDSTREAM_STATE", "")  # and as it was, afterwards
     with TpuServer() as server:
         monkeypatch.setenv(client.ENDPOINT, server.endpoint)
-        move, _, _ = begun(server, tmp_path, model.STOP)  # nobody watches: the worker is silent
+        move, _, _ = begun(server, tmp_path, model.COLD)  # nobody watches: the worker is silent
         with pytest.raises(MidstreamError, match="x: not within 0 s on pod-0"):
             move.wait_for("x", "pod-0", lambda run: True, 0.1)
         server.preempt("pod")
-        with pytest.raises(preemption.TakenBack, match=r"pod was taken back: p/z/pod is PREEMPTED.*says its provider"):
+        with pytest.raises(preemption.Preempted, match=r"pod was taken back: p/z/pod is PREEMPTED.*says its provider"):
             move.wait_for("x", "pod-0", lambda run: True, 600.0)
         with pytest.raises(MidstreamError, match="x: not within 0 s on gpu"):
             move.wait_for("x", "gpu", lambda run: True, 0.1)
@@ -289,27 +289,29 @@ def test_a_source_that_is_taken_back_after_the_seal_is_done_without(
     with TpuServer() as server, bucket_server("runs") as bucket:
         for name, value in {**bucket.environment, client.ENDPOINT: server.endpoint}.items():
             monkeypatch.setenv(name, value)
-        there, _, _ = begun(server, tmp_path, model.STOP)
+        there, _, _ = begun(server, tmp_path, model.COLD)
         plan = replace(
             there.plan, source="pod-0", source_target="pod", target="gpu", target_host="gpu", target_hosts=("gpu",),
             source_store="gs://runs/ours",
         )  # fmt: skip
-        move = Move(plan, there.directory, there.journal, there.fleet, there.hosts, there.watch)
+        move = Migration(plan, there.directory, there.journal, there.fleet, there.hosts, there.watch)
         write_checkpoint(tmp_path / "sealed", random.Random(1), size=5_000)
         here = LocalMachine("here", LocalHost(root=str(tmp_path)))
-        copy_tree(Place(here, str(tmp_path / "sealed")), bucket_place("gs://runs/ours/runs/r/checkpoints/step-20-a001"))
+        copy_tree(
+            Endpoint(here, str(tmp_path / "sealed")), bucket_endpoint("gs://runs/ours/runs/r/checkpoints/step-20-a001")
+        )
         worker = move.hosts.peek("pod-0")
         assert isinstance(worker, Worker)
         worker.silent = True
 
-        shutil.rmtree(move.target_side.shelf.place("step-20-a001").directory)
+        shutil.rmtree(move.target_group.checkpoint_store.endpoint("step-20-a001").directory)
         assert complete(move, "step-20-a001", Streamed()) > 0
         assert_same_tree(Path(move.target_paths.checkpoint("step-20-a001")), tmp_path / "sealed")
 
-        with pytest.raises(LostContact), preemption.unless_taken_back(move, move.source_side, "its log stays there"):
+        with pytest.raises(LostContact), preemption.unless_preempted(move, move.source_group, "its log stays there"):
             move.source.call("runs.standby_state.clock")
         server.preempt("pod")
-        with preemption.unless_taken_back(move, move.source_side, "its log stays there"):
+        with preemption.unless_preempted(move, move.source_group, "its log stays there"):
             move.source.call("runs.standby_state.clock")
         told = [event.message for event in read_events(move.directory.journal_file) if "its log stays" in event.message]
         assert len(told) == 1
@@ -325,19 +327,19 @@ def test_a_source_that_is_taken_back_before_the_seal_ends_the_move(
     with TpuServer() as server:
         monkeypatch.setenv(client.ENDPOINT, server.endpoint)
         monkeypatch.setattr(preemption, "EVERY", 0.1)
-        there, _, _ = begun(server, tmp_path, model.STOP)
+        there, _, _ = begun(server, tmp_path, model.COLD)
         plan = replace(
             there.plan, source="pod-0", source_target="pod", source_hosts=("pod-0",), target="gpu", target_host="gpu",
             target_hosts=("gpu",),
         )  # fmt: skip
-        move = Move(plan, there.directory, there.journal, there.fleet, there.hosts, there.watch)
+        move = Migration(plan, there.directory, there.journal, there.fleet, there.hosts, there.watch)
         worker = move.hosts.peek("pod-0")
         assert isinstance(worker, Worker)
 
         class Struck:
             name = model.PREPARE
 
-            def run(self, move: Move) -> None:
+            def run(self, move: Migration) -> None:
                 worker.silent = True
                 server.preempt("pod")
                 move.source.call("runs.standby_state.clock")

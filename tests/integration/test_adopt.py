@@ -50,7 +50,12 @@ def adopt(lab: Lab, runs) -> Callable[..., Run]:
         )  # fmt: skip
         assert moved.code == 0, moved.stderr[-3000:]
         claims = {claim["name"]: claim["verdict"] for claim in moved.result["certificate"]["claims"]}
-        assert claims == {"state": "proven", "data": "proven", "witness": "proven", "trajectory": "unwitnessed"}
+        assert claims == {
+            "state": "verified",
+            "data": "verified",
+            "reference losses": "verified",
+            "continuity": "not checked",
+        }
         assert records.Fence.read(runs(here.root, run_id).paths.fence).epoch == 2
         target = runs(there.root, run_id)
         target.wait(lambda run: (status := run.status()) is not None and status.state == "finished", "the end")
@@ -92,7 +97,7 @@ def test_a_model_of_hugging_faces_becomes_a_run_and_is_moved(adopt: Callable[...
     assert sorted(target.spliced())[0] == 0
     named = yaml.safe_load(Path(target.paths.config).read_text())["data"]["tokenizer"]
     assert not Path(named.removeprefix(records.IMPORTED)).exists()  # where it was converted
-    (digest,) = records.carried_digests(named)
+    (digest,) = records.tokenizer_digests(named)
     carried = Path(target.paths.root, "data", digest, "tokenizer.json")
     assert carried.read_bytes() == (LEVANTER / "tokenizer" / "tokenizer.json").read_bytes()
 

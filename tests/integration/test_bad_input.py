@@ -85,7 +85,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_counts_that_would(stil
 def test_an_unknown_mode_or_checkpoint_is_refused(still_training):
     fleet, _ = still_training
     move = ("--fleet", fleet, "--migrate", "nano", "--to", "there")
-    refused(midstream(*move, "--mode", "teleport"), 2, "teleport", "stop")
+    refused(midstream(*move, "--mode", "teleport"), 2, "teleport", "cold")
     refused(midstream(*move, "--checkpoint", "soon"), 2, "soon", "latest")
     refused(midstream(*move, "--checkpoint", "9999999"), 2, "no complete checkpoint at step 9999999")
 
@@ -136,7 +136,7 @@ def test_a_run_whose_records_cannot_be_read_says_so(still_training, tmp_path: Pa
     fleet, run = still_training
     broken = RunDirectory(tmp_path / "broken", "torn")
     broken.status(1, records.STOPPED, 5, dead_process())
-    Path(broken.paths.fence).write_text('{"holder": "here"}')
+    Path(broken.paths.fence).write_text('{"owner": "here"}')
     file = tmp_path / "fleet.yaml"
     file.write_text(fleet.read_text() + f'  broken: {{type: local, devices: 2, root: "{tmp_path}/broken"}}\n')
     told = midstream("--fleet", file, "--status", "--json")

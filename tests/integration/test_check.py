@@ -47,7 +47,7 @@ def test_a_pair_that_is_fit_and_then_one_that_is_not_alike(lab: Lab) -> None:
                 assert alone[each].state == PASS, alone[each]
         failed = [check for check in told if check.state == FAIL]
         assert [check.name for check in failed] == ([] if state == PASS else ["same accelerators"])
-        assert all(check.fix for check in told if check.state != PASS), "each fault has what mends it"
+        assert all(check.hint for check in told if check.state != PASS), "each fault has what mends it"
         assert not list(lab.directory.glob("*/root/.tokens")), "nothing is left behind"
 
 
@@ -68,7 +68,7 @@ def test_the_command_line_tells_each_fault_with_what_mends_it(lab: Lab) -> None:
     assert found["gone", "answers"]["state"] == "fail"
     assert found["a", "python"]["state"] == "fail"
     assert "/no/such/python" in found["a", "python"]["detail"]
-    assert all(check["fix"] for check in ended.of("check") if check["state"] != "pass")
+    assert all(check["hint"] for check in ended.of("check") if check["state"] != "pass")
     shown = midstream("--fleet", fleet, "--check", "pair")
     assert shown.code == 3
     assert "FAIL  gone: answers: " in shown.stdout
@@ -108,19 +108,19 @@ def test_what_is_in_the_way_is_named_with_what_removes_it(tmp_path: Path) -> Non
     lock = {"path": "/tmp/libtpu_lockfile", "user": "ann", "foreign": True, "holders": []}
     stale = by_name(list(check_host(host, config, {**clean, "locks": [lock]}, 0.0)), "tpu")["stale lock"]
     assert stale.state == FAIL
-    assert stale.fix.startswith("sudo rm /tmp/libtpu_lockfile on tpu")
+    assert stale.hint.startswith("sudo rm /tmp/libtpu_lockfile on tpu")
     held = {**clean, "locks": [lock], "holders": [{"pid": 77, "user": "ann", "command": "python train.py"}]}
     told = by_name(list(check_host(host, config, held, 0.0)), "tpu")
     assert told["accelerators are free"].state == FAIL
     assert told["accelerators are free"].detail == "process 77 of ann holds them: python train.py"
-    assert "kill 77 on tpu" in told["accelerators are free"].fix
+    assert "kill 77 on tpu" in told["accelerators are free"].hint
     assert "stale lock" not in told, "it belongs to the process that is named"
     busy = {**clean, "engines": [{"run": "mine", "attempt": 2}]}
     assert by_name(list(check_host(host, config, busy, 0.0)), "tpu")["nothing trains there"].state == WARN
     assert by_name(list(check_host(host, config, clean, 9.0)), "tpu")["clock"].state == FAIL
     killer = {**clean, "kills_left_behind": True, "scope": False}
     outlives = by_name(list(check_host(host, config, killer, 0.0)), "tpu")["outlives the login"]
-    assert (outlives.state, "loginctl enable-linger on tpu" in outlives.fix) == (FAIL, True)
+    assert (outlives.state, "loginctl enable-linger on tpu" in outlives.hint) == (FAIL, True)
     old = {**clean, "libc": "glibc 2.17"}
     assert by_name(list(check_host(host, config, old, 0.0)), "tpu")["glibc"].state == FAIL
     gpus = {**clean["accelerators"], "gpus": ["A100"] * 8, "driver": "470.1", "cuda": "11.4"}
@@ -151,7 +151,7 @@ def test_the_doctor_looks_at_this_machine(tmp_path: Path, monkeypatch: pytest.Mo
     found = {check["name"]: check for check in ended.of("check")}
     assert ended.code == 0, ended.stdout
     assert found["fleet file"]["state"] == "warn"
-    assert found["fleet file"]["fix"] == "export NO_SUCH_TOKEN_HERE=..."
+    assert found["fleet file"]["hint"] == "export NO_SUCH_TOKEN_HERE=..."
     (tmp_path / ".ssh").mkdir()
     key = tmp_path / ".ssh" / "id_ed25519"
     key.touch()
@@ -161,7 +161,7 @@ def test_the_doctor_looks_at_this_machine(tmp_path: Path, monkeypatch: pytest.Mo
     found = {check["name"]: check for check in ended.of("check")}
     assert ended.code == 3
     assert "loocal" in found["fleet file"]["detail"]
-    assert found["keys"]["fix"] == f"chmod 600 {key}"
+    assert found["keys"]["hint"] == f"chmod 600 {key}"
 
 
 def test_what_goes_with_what() -> None:

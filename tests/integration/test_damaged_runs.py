@@ -151,7 +151,7 @@ def test_every_acting_command_refuses_and_after_the_repair_none_does(
 
     code, _, err = fleet("--stop", "nano")
     assert "does not run (stopped on here)" in err
-    code, _, err = fleet("--migrate", "nano", "--to", "there", "--mode", "stop", "--dry-run")
+    code, _, err = fleet("--migrate", "nano", "--to", "there", "--mode", "cold", "--dry-run")
     assert "damaged" not in err
     assert "has never started" not in err
     assert fleet("--repair", "nano")[1].strip() == "no record of nano is damaged"
@@ -181,7 +181,7 @@ def moved(fleet: Fleet) -> tuple[RunDirectory, RunDirectory]:
     )
     target.checkpoint(12, 2, 2)
     for each in (source, target):
-        records.Mover("m-1", 2, "there", 0.0).write(each.paths.mover)
+        records.MigrationLock("m-1", 2, "there", 0.0).write(each.paths.migration_lock)
     return source, target
 
 
@@ -223,20 +223,22 @@ def test_a_checkpoint_of_a_higher_epoch_than_any_fence_leaves_it_open(fleet: Fle
 
 def test_a_migration_that_may_have_sealed_the_run_leaves_its_fence_open(fleet: Fleet, run: RunDirectory):
     tear(run.paths.fence)
-    records.Mover("m-2", 2, "there", 0.0).write(run.paths.mover)
+    records.MigrationLock("m-2", 2, "there", 0.0).write(run.paths.migration_lock)
     line = fleet.refused("--repair", "nano", "--yes")
     assert "migration m-2 has the run on here, and may have sealed it for epoch 2 (holder there)" in line
 
 
 def test_an_engine_that_has_sealed_itself_says_so_by_its_order_and_status(fleet: Fleet, run: RunDirectory):
     tear(run.paths.fence)
-    records.Mover("m-2", 2, "there", 0.0).write(run.paths.mover)
-    records.Order(records.STOP, epoch=2, holder="there", migration="m-2", serial=4).write(run.attempt(1).order)
+    records.MigrationLock("m-2", 2, "there", 0.0).write(run.paths.migration_lock)
+    records.Command(records.STOP, epoch=2, owner="there", migration="m-2", sequence=4).write(
+        run.attempt(1).command_file
+    )
     value = records.Status.read(run.attempt(1).status()).to_json()
-    records.write_json(run.attempt(1).status(), {**value, "order": 4})
+    records.write_json(run.attempt(1).status(), {**value, "acknowledged": 4})
     fleet.repaired("nano")
     fence = records.Fence.read(run.paths.fence)
-    assert (fence.epoch, fence.holder, fence.sealed_step) == (2, "there", 8)
+    assert (fence.epoch, fence.owner, fence.sealed_step) == (2, "there", 8)
     assert fence.seals == [{"epoch": 1, "step": 8, "alone": False}]
 
 
@@ -248,8 +250,8 @@ def test_a_lineage_without_its_last_attempt_on_any_other_host_takes_that_from_wh
     target.rows(2, 8, 9, 10, 11)
     digest = "d" * 64
     records.Restore("step-8-a001", 8, digest, digest, [], [], 0.0, "b", "b").write(target.attempt(2).restore)
-    order = records.Order(records.RESTORE, epoch=2, checkpoint="step-8-a001", migration="m-1")
-    order.write(target.attempt(2).order)
+    order = records.Command(records.RESTORE, epoch=2, checkpoint="step-8-a001", migration="m-1")
+    order.write(target.attempt(2).command_file)
     held = json.loads(tear(target.paths.lineage))
     fleet.repaired("nano")
     attempts = records.Lineage.read(target.paths.lineage).entries
@@ -286,7 +288,7 @@ def test_a_damaged_checkpoint_is_neither_used_nor_deleted(fleet: Fleet, run: Run
     code, out, err = fleet("--clean", "nano", "--yes")
     assert code == 0, err
     assert manifest.exists()
-    line = fleet.refused("--migrate", "nano", "--to", "there", "--mode", "stop", "--yes")
+    line = fleet.refused("--migrate", "nano", "--to", "there", "--mode", "cold", "--yes")
     assert f"here: checkpoint {name} of nano is damaged: manifest.json: " in line
     assert "--checkpoint 8 goes on from the newest complete one" in line
     _, out, _ = fleet("--checkpoints", "nano")
@@ -336,13 +338,13 @@ ODD: dict[str, Callable[[str], None]] = {
     "text": _text(b'"x"'),
     "deep": _text(b"[" * 200_000),
     "binary": _text(os.urandom(1000)),
-    "numbers": _text(json.dumps({"epoch": "7", "step": "5", "state": 3, "holder": None}).encode()),
+    "numbers": _text(json.dumps({"epoch": "7", "step": "5", "state": 3, "owner": None}).encode()),
     "negative": _text(
-        json.dumps({"epoch": -7, "holder": "h", "step": -5, "state": "training", "process": 0, "boot_id": "", "pid": 1,
+        json.dumps({"epoch": -7, "owner": "h", "step": -5, "state": "training", "process": 0, "boot_id": "", "pid": 1,
                     "start_ticks": 1, "heartbeat": 1, "run_id": "nano", "attempts": -1}).encode()
     ),
-    "seals": _text(json.dumps({"epoch": 2, "holder": "h", "seals": [1, None], "attempts": [None, 3]}).encode()),
-    "escapes": _text(json.dumps({"epoch": 1, "holder": "\x1b]52;c;aGk=\x07", "run_id": "\x1b[2J"}).encode()),
+    "seals": _text(json.dumps({"epoch": 2, "owner": "h", "seals": [1, None], "attempts": [None, 3]}).encode()),
+    "escapes": _text(json.dumps({"epoch": 1, "owner": "\x1b]52;c;aGk=\x07", "run_id": "\x1b[2J"}).encode()),
     "fifo": _fifo,
     "directory": _directory,
     "huge": _huge,
@@ -352,10 +354,10 @@ PLACES: dict[str, Callable[[RunDirectory], str]] = {
     "fence.json": lambda run: run.paths.fence,
     "lineage.json": lambda run: run.paths.lineage,
     "store.json": lambda run: run.paths.store_file,
-    "mover.json": lambda run: run.paths.mover,
+    "migration_lock.json": lambda run: run.paths.migration_lock,
     "status": lambda run: run.attempt(1).status(),
     "launch.json": lambda run: run.attempt(1).launched(),
-    "order.json": lambda run: run.attempt(1).order,
+    "command.json": lambda run: run.attempt(1).command_file,
     "exit": lambda run: run.attempt(1).exit(),
     "restore.json": lambda run: run.attempt(1).restore,
     "metrics": lambda run: run.attempt(1).metrics,

@@ -47,7 +47,7 @@ def pair(lab: Lab) -> Iterator[Fleet]:
     yield load_fleet(file)
     for launched in lab.directory.glob("**/runs/*/attempts/*/launch*.json"):
         identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
-        if records.is_alive(identity):
+        if records.is_running(identity):
             os.kill(identity.pid, signal.SIGKILL)
 
 
@@ -101,7 +101,7 @@ def test_all_processes_start_together_find_each_other_and_stop(
     run = look_once(pair, hosts, timeout=60).copies("run")[0]
     FleetActions(pair, hosts).stop_run(run)  # as the terminal UI does
     ended = look_at_ranks(hosts, attempt.ranks, "run", 5)
-    assert [(rank.state, rank.alive, rank.supervised) for rank in ended] == [("stopped", False, False)] * 2
+    assert [(rank.state, rank.running, rank.supervised) for rank in ended] == [("stopped", False, False)] * 2
     assert start().number == 6
 
 
@@ -115,7 +115,7 @@ def test_status_and_stop_take_a_group_for_one_run(pair: Fleet, hosts: Hosts, sta
     assert "stopping run on a, b" in stopped.stderr
     after = look_at_ranks(hosts, attempt.ranks, "run", 1)
     assert [rank.state for rank in after] == ["stopped", "stopped"]
-    assert not any(rank.alive or rank.supervised for rank in after)
+    assert not any(rank.running or rank.supervised for rank in after)
 
 
 def test_a_process_that_is_killed_ends_all_and_is_named(hosts: Hosts, start: Callable[..., Attempt]) -> None:
@@ -128,14 +128,14 @@ def test_a_process_that_is_killed_ends_all_and_is_named(hosts: Hosts, start: Cal
     with pytest.raises(LaunchError, match=said):
         wait_ranks(hosts, attempt.ranks, "run", 1, {records.FINISHED}, PATIENCE)
     after = look_at_ranks(hosts, attempt.ranks, "run", 1)
-    assert not any(rank.alive or rank.supervised for rank in after)
+    assert not any(rank.running or rank.supervised for rank in after)
     assert verdict(after).startswith("process 1 on b failed"), "the same later: the first to end is the cause"
 
 
 def test_a_process_that_stands_still_is_named_among_those_that_wait_for_it(
     pair: Fleet, hosts: Hosts, start: Callable[..., Attempt]
 ) -> None:
-    watched = Fleet({name: replace(each, stuck_after=5.0) for name, each in pair.hosts.items()}, pair.targets)
+    watched = Fleet({name: replace(each, stall_timeout=5.0) for name, each in pair.hosts.items()}, pair.targets)
     attempt = start(fleet=watched)
     wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, PATIENCE)
     first, second = (records.RunPaths(pair.hosts[name].root, "run").attempt(1) for name in "ab")
@@ -156,7 +156,7 @@ def test_a_process_that_cannot_be_started_leaves_none_running(
     monkeypatch.setattr(host_group_start, "prepare_environment", lambda host, *_: Environment(ready[host.name], ""))
     with pytest.raises(Exception, match="b: /no/such/python cannot be started"):
         start()
-    assert not any(rank.alive or rank.supervised for rank in look_at_ranks(hosts, [Rank(0, "a")], "run", 1))
+    assert not any(rank.running or rank.supervised for rank in look_at_ranks(hosts, [Rank(0, "a")], "run", 1))
 
 
 def test_a_shared_root_is_found_out_not_assumed(hosts: Hosts) -> None:

@@ -68,7 +68,7 @@ def test_a_run_whose_engine_is_killed_goes_on_elsewhere_and_somebody_is_told(lab
     assert [(event["event"], event["kind"]) for event in told(events)] == [
         ("guard", "lost"), ("migration", "finished"), ("guard", "finished"),
     ]  # fmt: skip
-    assert target.fence.holder == "two"
+    assert target.fence.owner == "two"
     assert target.fence.epoch == 2
 
 
@@ -112,8 +112,8 @@ def test_what_a_slice_left_in_a_bucket_is_moved_once_its_provider_says_that_it_i
             tpu_server.preempt("pod")
 
     done = Event("result", 0.0, detail={"ok": True})
-    monkeypatch.setattr(guarding.process, "start", start)  # test_tpu_lost.py carries one out
-    monkeypatch.setattr(guarding.process, "follow", lambda migration: iter([done]))
+    monkeypatch.setattr(guarding.migration_process, "start", start)  # test_tpu_lost.py carries one out
+    monkeypatch.setattr(guarding.migration_process, "follow", lambda migration: iter([done]))
     with bucket_server("runs") as bucket:
         for name, value in bucket.environment.items():
             monkeypatch.setenv(name, value)
@@ -131,7 +131,7 @@ def test_what_a_slice_left_in_a_bucket_is_moved_once_its_provider_says_that_it_i
             watch.stop()
             hosts.close()
     (plan,) = plans
-    assert (plan.source, plan.target, plan.source_lost, plan.mode) == ("gpu", target, True, "stop")
+    assert (plan.source, plan.target, plan.source_lost, plan.mode) == ("gpu", target, True, "cold")
     assert (plan.source_store, plan.target_store, plan.checkpoint) == ("gs://runs/ours", "", saved)
     assert events[0]["kind"] == notify.NEEDS_YOU, "silence alone is told"
     lost, *then = (event for event in events if event["kind"] != notify.NEEDS_YOU)

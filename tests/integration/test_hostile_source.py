@@ -97,7 +97,7 @@ def below(root: Path) -> set[str]:
 
 def move(fleet: Path, *flags: str) -> Ended:
     return midstream(
-        "--fleet", fleet, "--migrate", "m", "--to", "large", "--mode", "stop", "--certify-steps", "0",
+        "--fleet", fleet, "--migrate", "m", "--to", "large", "--mode", "cold", "--certify-steps", "0",
         "--healthy-steps", "0", "--json", *flags, timeout=900.0,
     )  # fmt: skip
 
@@ -137,7 +137,7 @@ def test_code_in_a_history_neither_arrives_nor_runs(lab: Lab, runs: Callable[...
     assert re.search(r"small lists what does not belong to run m: yaml\.py is no part of a run's history", moved.stdout)
     assert not canary.exists(), canary.read_text()
     assert target.status(1) is None
-    assert source.fence.holder == "small"
+    assert source.fence.owner == "small"
 
     small.config = dataclasses.replace(small.config, python=honest)
     moved = move(lab.fleet_file(small=small.config, large=large.config))
@@ -214,7 +214,7 @@ def history_of(server: SshServer, canary: Path) -> records.RunPaths:
 
 LISTED = (
     "yaml.py", "jax/__init__.py", "sitecustomize.py", "wandb/settings", "attempts/001/numpy.py", "../../escaped.py",
-    "/tmp/escaped.py", "attempts/001/order.json", "fence.json", "events.out.tfevents.1.py", "a\n\x1b[2Jb",
+    "/tmp/escaped.py", "attempts/001/command.json", "fence.json", "events.out.tfevents.1.py", "a\n\x1b[2Jb",
 )  # fmt: skip
 
 

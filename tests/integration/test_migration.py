@@ -61,10 +61,10 @@ def test_a_run_that_was_moved_is_the_run_that_was_not(lab: Lab, runs):
     # The certificate says so, with the source's own losses past the seal as a witness.
     claims = {claim["name"]: claim for claim in moved.result["certificate"]["claims"]}
     assert {name: claim["verdict"] for name, claim in claims.items()} == {
-        "state": "proven", "data": "proven", "witness": "proven", "trajectory": "proven",
+        "state": "verified", "data": "verified", "reference losses": "verified", "continuity": "verified",
     }  # fmt: skip
-    assert len(claims["trajectory"]["evidence"]["steps"]) >= 4
-    assert moved.result["ledger"]["downtime"] > 0
+    assert len(claims["continuity"]["evidence"]["steps"]) >= 4
+    assert moved.result["downtime"]["total"] > 0
 
 
 def documented_events() -> set[str]:
@@ -139,7 +139,7 @@ def test_a_living_run_is_sealed_moved_and_retired(lab: Lab, runs, monkeypatch: p
     status = midstream("--fleet", fleet, "--status", "--json")
     assert {event["event"] for event in status.events} <= documented_events()
     copies = {event["host"]: event for event in status.of("run")}
-    assert (copies["here"]["alive"], copies["there"]["alive"]) == (False, True)
+    assert (copies["here"]["running"], copies["there"]["running"]) == (False, True)
     assert midstream("--fleet", fleet, "--verify", "r").code == 0
     stopped = midstream("--fleet", fleet, "--stop", "r", "--json")
     assert stopped.code == 0, stopped.stderr
@@ -159,14 +159,14 @@ def test_a_run_goes_there_and_back_again(precision: str, lab: Lab, runs):
                      *SLOWER, *flags, *trackers).code == 0  # fmt: skip
     home, away = runs(one.root, "r"), runs(two.root, "r")
     home.wait_step(3)
-    for target, mode, shape in (("two", "handover", (4, 1)), ("one", "stop", (8, 2))):
+    for target, mode, shape in (("two", "warm", (4, 1)), ("one", "cold", (8, 2))):
         moved = midstream("--fleet", fleet, "--migrate", "r", "--to", target, "--mode", mode, "--healthy-steps", "2",
                           "--json")  # fmt: skip
         assert moved.code == 0, moved.stderr
         (plan,) = moved.of("plan")
         assert (plan["train_batch_size"], plan["per_device_parallelism"], plan["accumulation"]) == (32, *shape)
         assert {claim["name"]: claim["verdict"] for claim in moved.result["certificate"]["claims"]} == {
-            "state": "proven", "data": "proven", "witness": "proven", "trajectory": "unwitnessed",
+            "state": "verified", "data": "verified", "reference losses": "verified", "continuity": "not checked",
         }  # fmt: skip
     assert not away.alive
     lineage = records.Lineage.read(home.paths.lineage).entries

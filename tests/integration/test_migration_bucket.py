@@ -40,7 +40,7 @@ def certified(moved: Ended, source: Run, target: Run, holder: str) -> str:
     assert moved.code == 0, (moved.stdout[-2000:], moved.stderr[-2000:])
     certificate = moved.result["certificate"]
     assert certificate["valid"], certificate
-    assert (target.fence.holder, source.fence.epoch) == (holder, target.fence.epoch)
+    assert (target.fence.owner, source.fence.epoch) == (holder, target.fence.epoch)
     assert (source.alive, target.alive) == (False, True)
     return certificate["checkpoint"]
 
@@ -55,7 +55,7 @@ def test_checkpoints_go_to_the_bucket_and_come_back_from_it(lab: Lab, bucket: Bu
     assert launched.code == 0, launched.stderr
     here, there = runs(gpu.root, "r"), runs(cloud.root, "r")
     here.wait_step(5)
-    refused(midstream("--fleet", file, "--migrate", "r", "--to", "cloud", "--mode", "overtake"), 2, "handover", STORE)
+    refused(midstream("--fleet", file, "--migrate", "r", "--to", "cloud", "--mode", "live"), 2, "warm", STORE)
 
     moved = midstream("--fleet", file, "--migrate", "r", "--to", "cloud", *KEPT)
     sealed = certified(moved, here, there, "cloud")
@@ -72,7 +72,7 @@ def test_checkpoints_go_to_the_bucket_and_come_back_from_it(lab: Lab, bucket: Bu
     assert checked.code == 0, checked.stderr
     assert STORE in checked.stdout
 
-    back = midstream("--fleet", file, "--migrate", "r", "--to", "gpu", "--mode", "stop", *KEPT)
+    back = midstream("--fleet", file, "--migrate", "r", "--to", "gpu", "--mode", "cold", *KEPT)
     again = certified(back, there, here, "gpu")
     assert records.Restore.read(here.paths.attempt(here.attempt).restore).checkpoint == again
     assert again in complete(bucket, "r"), "what was moved stays where it was"
@@ -123,7 +123,7 @@ def test_a_run_goes_on_from_the_bucket_of_a_machine_that_is_lost(lab: Lab, bucke
     assert launched.code == 0, launched.stderr
     here, there, beyond = runs(gpu.root, "r"), runs(cloud.root, "r"), runs(other.root, "r")
     here.wait_step(5)
-    moved = midstream("--fleet", file, "--migrate", "r", "--to", "cloud", "--mode", "stop", *KEPT)
+    moved = midstream("--fleet", file, "--migrate", "r", "--to", "cloud", "--mode", "cold", *KEPT)
     certified(moved, here, there, "cloud")
     first = moved.result["certificate"]["step"]
     newest = f"step-{(first // 10 + 2) * 10}-a002"
@@ -138,6 +138,6 @@ def test_a_run_goes_on_from_the_bucket_of_a_machine_that_is_lost(lab: Lab, bucke
     assert certificate["valid"], certificate
     assert certificate["step"] >= (first // 10 + 2) * 10, "nothing that it had saved is lost"
     assert beyond.alive
-    assert (beyond.fence.epoch, beyond.fence.holder) == (3, "other")
+    assert (beyond.fence.epoch, beyond.fence.owner) == (3, "other")
     assert records.Restore.read(beyond.paths.attempt(beyond.attempt).restore).checkpoint == certificate["checkpoint"]
     beyond.wait(lambda run: any("a003" in name for name in complete(bucket, "r")), "a save of its own", timeout=180)

@@ -36,7 +36,7 @@ def ended_later(lab: Lab) -> Iterator[None]:
     yield
     for launched in lab.directory.glob("**/runs/*/attempts/*/launch*.json"):
         identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
-        if records.is_alive(identity):
+        if records.is_running(identity):
             os.kill(identity.pid, signal.SIGKILL)
 
 
@@ -124,27 +124,27 @@ def test_what_a_killed_process_left_goes_to_one_host_and_back(lab: Lab, fleet: P
     assert "process 1 (b, pid" in str(a.status())
 
     # It may have done steps since it was saved: these are given up.
-    there = midstream(*words(fleet, "c", "--mode", "stop", "--yes"), timeout=400)
+    there = midstream(*words(fleet, "c", "--mode", "cold", "--yes"), timeout=400)
     assert there.code == 0, (there.stdout, there.stderr)
     step, name = there.result["certificate"]["step"], there.result["certificate"]["checkpoint"]
     assert a.fence == b.fence == c.fence, "every host has the seal"
-    assert (c.fence.epoch, c.fence.holder, c.fence.sealed_step) == (2, "c", step)
+    assert (c.fence.epoch, c.fence.owner, c.fence.sealed_step) == (2, "c", step)
     shares, collected = [run.manifest(name) for run in (a, b)], c.manifest(name)
     assert [entry.host for entry in shares[0].spread_hosts] == ["a", "b"]
     assert shares[0].elsewhere, "each host held what the other had not"
     assert shares[1].elsewhere
     assert (collected.hosts, collected.root_digest) == ([], shares[0].root_digest)
 
-    back = midstream(*words(fleet, "pair", "--mode", "stop"), timeout=400)
+    back = midstream(*words(fleet, "pair", "--mode", "cold"), timeout=400)
     assert back.code == 0, (back.stdout, back.stderr)
     assert a.fence == b.fence == c.fence
-    assert (a.fence.epoch, a.fence.holder) == (3, "pair")
+    assert (a.fence.epoch, a.fence.owner) == (3, "pair")
     assert not c.alive
     name = back.result["certificate"]["checkpoint"]
     assert a.manifest(name) == b.manifest(name), "it was handed out whole"
     for status in (of_process(a, 0), of_process(b, 1)):
         assert status is not None
-        assert records.is_alive(status.identity)
+        assert records.is_running(status.identity)
         assert (status.attempt, status.processes, len(status.devices)) == (3, 2, 4)
     assert_one_lineage(a, {1, 2, 3})
 
@@ -156,14 +156,14 @@ def test_a_run_goes_from_two_hosts_to_one_and_back(lab: Lab, fleet: Path, runs) 
     a.wait_step(4, 240)
 
     # 2 x 2 -> 1 x 4: the source is sealed on both hosts, and their shares are brought together.
-    there = midstream(*words(fleet, "c", "--mode", "stop"), timeout=400)
+    there = midstream(*words(fleet, "c", "--mode", "cold"), timeout=400)
     assert there.code == 0, (there.stdout, there.stderr)
     assert there.result["certificate"]["valid"]
     step, name = there.result["certificate"]["step"], there.result["certificate"]["checkpoint"]
     assert a.fence == b.fence == c.fence, "every host has the seal"
-    assert (c.fence.epoch, c.fence.holder, c.fence.sealed_step) == (2, "c", step)
+    assert (c.fence.epoch, c.fence.owner, c.fence.sealed_step) == (2, "c", step)
     for run, process in ((a, 0), (b, 1)):
-        mover = records.Mover.read(run.paths.mover)
+        mover = records.MigrationLock.read(run.paths.migration_lock)
         assert mover.migration == there.result["migration"], "nobody else takes a part of it"
         status = of_process(run, process)
         assert status is not None
@@ -183,11 +183,11 @@ def test_a_run_goes_from_two_hosts_to_one_and_back(lab: Lab, fleet: Path, runs) 
     back = midstream(*words(fleet, "pair"), timeout=400)
     assert back.code == 0, (back.stdout, back.stderr)
     assert {claim["name"]: claim["verdict"] for claim in back.result["certificate"]["claims"]} == {
-        "state": "proven", "data": "proven", "witness": "proven", "trajectory": "unwitnessed",
+        "state": "verified", "data": "verified", "reference losses": "verified", "continuity": "not checked",
     }  # fmt: skip
     step, name = back.result["certificate"]["step"], back.result["certificate"]["checkpoint"]
     assert a.fence == b.fence == c.fence
-    assert (a.fence.epoch, a.fence.holder, a.fence.sealed_step) == (3, "pair", step)
+    assert (a.fence.epoch, a.fence.owner, a.fence.sealed_step) == (3, "pair", step)
     assert not c.alive
     assert a.manifest(name) == b.manifest(name), "it was handed out whole"
     statuses = [of_process(a, 0), of_process(b, 1)]
@@ -208,10 +208,10 @@ def test_a_group_that_was_sealed_gets_its_run_back(lab: Lab, fleet: Path, runs) 
     a, b, c = (runs(lab.directory / name / "root", "r") for name in "abc")
     launch(fleet, "pair")
     a.wait_step(4, 240)
-    refused = midstream(*words(fleet, "c", "--mode", "overtake"))
+    refused = midstream(*words(fleet, "c", "--mode", "live"))
     assert refused.code == 2
-    assert "an overtake has one host on either side" in refused.stderr
-    follower = start_midstream(*words(fleet, "c", "--mode", "stop"))
+    assert "a live migration has one host on either side" in refused.stderr
+    follower = start_midstream(*words(fleet, "c", "--mode", "cold"))
     migration = kill_operator_after("sealed").migration
     assert ended(follower, 120) == 4
     sealed = a.fence.sealed_step
@@ -219,8 +219,8 @@ def test_a_group_that_was_sealed_gets_its_run_back(lab: Lab, fleet: Path, runs) 
     back = midstream("--rollback", migration, "--json", timeout=400)
     assert back.code == 0, (back.stdout, back.stderr)
     assert a.fence == b.fence
-    assert (a.fence.epoch, a.fence.holder) == (3, "pair")
-    assert not any(Path(run.paths.mover).exists() for run in (a, b)), "the run is let go on both hosts"
+    assert (a.fence.epoch, a.fence.owner) == (3, "pair")
+    assert not any(Path(run.paths.migration_lock).exists() for run in (a, b)), "the run is let go on both hosts"
     a.wait(lambda run: bool(run.rows(2)), "a step of the second attempt", 240)
     assert a.rows(2)[0]["global_step"] == sealed
     restored = records.Restore.read(a.paths.attempt(2).restore)
@@ -271,7 +271,7 @@ def test_a_new_group_of_which_a_process_dies_gives_the_run_back(lab: Lab, sharin
     nfs, c = runs(lab.directory / "nfs", "r"), runs(lab.directory / "c" / "root", "r")
     launch(sharing, "c")
     c.wait_step(4, 240)
-    follower = start_midstream(*words(sharing, "pair", "--mode", "stop"))
+    follower = start_midstream(*words(sharing, "pair", "--mode", "cold"))
     started = until("process 1 on b", lambda: of_process(nfs, 1) or follower.poll() is not None)
     assert isinstance(started, records.Status), follower.communicate()
     os.kill(started.pid, signal.SIGKILL)
@@ -279,7 +279,7 @@ def test_a_new_group_of_which_a_process_dies_gives_the_run_back(lab: Lab, sharin
     assert follower.returncode == 1, (out, err)
     assert "process 1 on b failed: killed with SIGKILL" in json.loads(out.splitlines()[-1])["message"]
     assert c.alive
-    assert (c.fence.epoch, c.fence.holder) == (3, "c")
+    assert (c.fence.epoch, c.fence.owner) == (3, "c")
     assert c.fence == nfs.fence
     copied = [event for event in newest_journal()[1] if "to each host" in str(event.detail.get("what", ""))]
     assert copied == [], "hosts that share a file system get one copy"

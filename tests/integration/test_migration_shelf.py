@@ -14,10 +14,17 @@ from midstream.fleet.fleet import Fleet, LocalHost
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import Hosts
 from midstream.hosts.local_host import LocalMachine
-from midstream.migrate.checkpoint_store import BucketShelf, DiskShelf, in_the_way, same_bucket, shelf_of, way
+from midstream.migrate.checkpoint_store import (
+    BucketStore,
+    DirectoryStore,
+    checkpoint_store_of,
+    in_the_way,
+    same_bucket,
+    way,
+)
 from midstream.migrate.execution import migration_directory
 from midstream.migrate.execution.journal import Journal
-from midstream.migrate.execution.migration import Move
+from midstream.migrate.execution.migration import Migration
 from midstream.migrate.model import Request
 from midstream.migrate.phases.seal import seal
 from midstream.migrate.phases.streamed_copy import Streamed
@@ -58,9 +65,9 @@ def described(host: LocalMachine) -> dict:
 
 
 def test_a_bucket_tells_of_a_run_what_a_disk_tells(bucket: BucketServer, run: RunDirectory, host: LocalMachine) -> None:
-    disk, stored = DiskShelf(host, "r"), BucketShelf(host, "r", STORE, Access())
+    disk, stored = DirectoryStore(host, "r"), BucketStore(host, "r", STORE, Access())
     for name in NAMES:
-        copy_tree(disk.place(name), stored.place(name))
+        copy_tree(disk.endpoint(name), stored.endpoint(name))
     assert stored.points(described(host)) == disk.points(described(host))
     assert [point["name"] for point in disk.points(described(host)) if point["accepted"]] == list(NAMES[:2])
     assert stored.newest_state() == disk.newest_state()
@@ -88,21 +95,21 @@ def test_a_bucket_tells_of_a_run_what_a_disk_tells(bucket: BucketServer, run: Ru
 def test_a_fence_in_the_bucket_that_is_newer_counts(
     bucket: BucketServer, run: RunDirectory, host: LocalMachine
 ) -> None:
-    stored = BucketShelf(host, "r", STORE, Access())
+    stored = BucketStore(host, "r", STORE, Access())
     for name in NAMES:
-        copy_tree(DiskShelf(host, "r").place(name), stored.place(name))
+        copy_tree(DirectoryStore(host, "r").endpoint(name), stored.endpoint(name))
     newer = records.Fence(3, "elsewhere", 10, [records.Seal(1, 10).to_json(), records.Seal(2, 10).to_json()])
     stored._run()._bucket.put("fence.json", records.canonical_json(newer.to_json()))
     assert [point["name"] for point in stored.points(described(host)) if point["accepted"]] == [NAMES[0]]
-    why, fix = in_the_way(host, "other", BucketShelf(host, "other", STORE, Access()), 1)
-    assert (why, fix) == ("", "")
-    why, fix = in_the_way(LocalMachine("new", LocalHost(root=f"{host.root}/new")), "r", stored, 2)
+    why, hint = in_the_way(host, "other", BucketStore(host, "other", STORE, Access()), 1)
+    assert (why, hint) == ("", "")
+    why, hint = in_the_way(LocalMachine("new", LocalHost(root=f"{host.root}/new")), "r", stored, 2)
     assert "has a run r of its own: held by elsewhere under epoch 3" in why
 
 
 def test_damage_in_a_bucket_is_found(bucket: BucketServer, run: RunDirectory, host: LocalMachine) -> None:
-    stored = BucketShelf(host, "r", STORE, Access())
-    copy_tree(DiskShelf(host, "r").place(NAMES[0]), stored.place(NAMES[0]))
+    stored = BucketStore(host, "r", STORE, Access())
+    copy_tree(DirectoryStore(host, "r").endpoint(NAMES[0]), stored.endpoint(NAMES[0]))
     entry = stored.manifest(NAMES[0]).object_entries[0]
     bucket.put("runs", f"ours/runs/r/checkpoints/{NAMES[0]}/{entry.path}", b"x" * entry.size)
     report = stored.verify(NAMES[0])
@@ -114,27 +121,27 @@ def test_what_stands_in_the_way_of_a_store_is_named(
     bucket: BucketServer, run: RunDirectory, host: LocalMachine
 ) -> None:
     fleet = Fleet()
-    disk, stored = shelf_of(fleet, host, "r", ""), shelf_of(fleet, host, "r", STORE)
+    disk, stored = checkpoint_store_of(fleet, host, "r", ""), checkpoint_store_of(fleet, host, "r", STORE)
     assert in_the_way(host, "r", disk, 1) == ("", "")
-    why, fix = in_the_way(host, "r", stored, 1)
+    why, hint = in_the_way(host, "r", stored, 1)
     assert why.startswith("r was on here before, with its checkpoints in /")
-    assert "take store: out for here" in fix
+    assert "take store: out for here" in hint
     records.Store("gs://other").write(run.paths.store_file)
     for shelf, wanted in ((disk, "its own disk"), (stored, STORE)):
         assert f"in gs://other, and would have them on {wanted} now" in in_the_way(host, "r", shelf, 1)[0]
     records.Store(STORE).write(run.paths.store_file)
     assert in_the_way(host, "r", stored, 1) == ("", "")
-    nowhere = shelf_of(fleet, host, "r", "gs://no-such-bucket")
+    nowhere = checkpoint_store_of(fleet, host, "r", "gs://no-such-bucket")
     records.Store("gs://no-such-bucket").write(run.paths.store_file)
     assert in_the_way(host, "r", nowhere, 1)[0] == "there is no bucket no-such-bucket"
 
 
 def test_the_way_of_a_move_is_told(host: LocalMachine) -> None:
     there = LocalMachine("there", LocalHost(root="/nowhere"))
-    disk, stored = DiskShelf(host, "r"), BucketShelf(there, "r", STORE, Access())
+    disk, stored = DirectoryStore(host, "r"), BucketStore(there, "r", STORE, Access())
     assert way(disk, stored, host, there) == "here -> this machine -> gs://runs over HTTPS"
     assert way(stored, disk, there, host) == "gs://runs -> this machine -> here over HTTPS"
-    assert same_bucket(stored, BucketShelf(host, "r", STORE, Access()))
+    assert same_bucket(stored, BucketStore(host, "r", STORE, Access()))
     assert way(stored, stored, there, host) == f"none: both sides read {STORE}"
 
 
@@ -160,22 +167,22 @@ def test_what_a_lost_machine_left_in_its_bucket_is_what_moves(
     hosts = Hosts(fleet)
     seen = look_once(fleet, hosts)
     with pytest.raises(MidstreamError, match=f"handed to cloud .*--source-lost goes on from what it left in {STORE}"):
-        make_plan(fleet, hosts, seen, Request("r", "other", mode="stop"))
-    plan = make_plan(fleet, hosts, seen, Request("r", "other", mode="stop", source_lost=True))
+        make_plan(fleet, hosts, seen, Request("r", "other", mode="cold"))
+    plan = make_plan(fleet, hosts, seen, Request("r", "other", mode="cold", source_lost=True))
     assert (plan.source, plan.source_store, plan.target_store, plan.checkpoint) == ("gpu", STORE, STORE, saved)
     assert plan.target_flags[-2:] == ("--trainer.checkpointer.base_path", STORE)
     assert plan.route == f"none: both sides read {STORE}"
-    back = make_plan(fleet, hosts, seen, Request("r", "gpu", mode="stop", source_lost=True))
+    back = make_plan(fleet, hosts, seen, Request("r", "gpu", mode="cold", source_lost=True))
     assert (back.source, back.target, back.source_store, back.target_store) == ("gpu", "gpu", STORE, "")
-    with pytest.raises(MidstreamError, match=f"--mode stop brings what lies in {STORE} there"):
+    with pytest.raises(MidstreamError, match=f"--mode cold brings what lies in {STORE} there"):
         make_plan(fleet, hosts, seen, Request("r", "gpu", source_lost=True))
 
     place = migration_directory.create(plan, fleet.text)
-    move = Move(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts))
+    move = Migration(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts))
     sealed = seal(move, Streamed())
     assert (sealed["checkpoint"], sealed["step"], sealed["attempt"]) == (saved, 40, 2)
     fence = records.Fence.read(run.paths.fence)
-    assert (fence.epoch, fence.holder, fence.sealed_step) == (3, "other", 40)
+    assert (fence.epoch, fence.owner, fence.sealed_step) == (3, "other", 40)
     assert fence.accepts(2, 40)
     assert not fence.accepts(2, 41), "should the lost machine come back, what it does is in no lineage"
     hosts.close()

@@ -88,7 +88,7 @@ def test_a_job_waits_runs_and_is_stopped(
     attempt = start("--note", "it's $HOME")
     host = hosts.get("login")
     described = host.call("runs.run_state.describe", root=host.root, run_id="run")
-    assert (described["alive"], described["status"]) == (True, None), "in the queue it is nobody's, and not gone"
+    assert (described["running"], described["status"]) == (True, None), "in the queue it is nobody's, and not gone"
     with pytest.raises(Exception, match="attempt 1 of run runs here already"):
         start()
     hold.unlink()
@@ -110,8 +110,8 @@ def test_a_process_of_a_job_that_dies_ends_the_job_and_is_named(hosts: Hosts, st
     with pytest.raises(LaunchError, match="attempt 1 of run: process 1 on login failed: exit code 1: RuntimeError"):
         wait_ranks(hosts, attempt.ranks, "run", 1, {records.FINISHED}, 60)
     host = hosts.get("login")
-    assert not any(rank.alive for rank in look_at_ranks(hosts, attempt.ranks, "run", 1))
-    assert not host.call("runs.run_state.living_attempt", root=host.root, run_id="run")
+    assert not any(rank.running for rank in look_at_ranks(hosts, attempt.ranks, "run", 1))
+    assert not host.call("runs.run_state.running_attempt", root=host.root, run_id="run")
 
 
 def test_what_sbatch_refuses_is_told_in_its_words_and_leaves_no_attempt(

@@ -80,7 +80,7 @@ def test_an_unknown_host_key_is_refused_with_the_line_that_accepts_it(server: Ss
         ["ssh-keygen", "-lf", str(server.directory / "host_key.pub")], capture_output=True, text=True, check=True
     ).stdout.split()[1]
     assert fingerprint in refused.value.message
-    line = refused.value.fix.split(": ", 1)[1]
+    line = refused.value.hint.split(": ", 1)[1]
     subprocess.run(["sh", "-c", line], check=True, capture_output=True)
     assert known.split()[2] in server.known_hosts.read_text()
     connect(server).close()
@@ -93,7 +93,7 @@ def test_a_changed_host_key_is_refused(server: SshServer, tmp_path: Path):
     server.known_hosts.write_text(f"{address} {kind} {key}\n")
     with pytest.raises(HostError, match="CHANGED") as refused:
         connect(server)
-    assert "ssh-keygen -R" in refused.value.fix
+    assert "ssh-keygen -R" in refused.value.hint
 
 
 def test_a_key_that_the_server_does_not_accept_is_one_clear_line(server: SshServer, tmp_path: Path):

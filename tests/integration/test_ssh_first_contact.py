@@ -16,7 +16,7 @@ import pytest
 from midstream.errors import HostError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import Hosts
-from midstream.hosts.prompter import DESK, FirstContact
+from midstream.hosts.prompter import PROMPTS, FirstContact
 from midstream.hosts.ssh.ssh_host import SshMachine
 from midstream.watch.snapshot import DOWN, LIVE
 from midstream.watch.watcher import look_once
@@ -46,7 +46,7 @@ sys.exit(open_shell("gpu1", SshHost(**json.loads(sys.argv[1]))))
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered() -> None:
-    DESK.forget()
+    PROMPTS.forget()
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def in_terminal(programs: list[TerminalProgram], code: str, server: SshServer, *
 
 def test_a_person_is_shown_the_fingerprint_and_asked(server: SshServer):
     person = Answers(accepts=True)
-    with DESK.of(person):
+    with PROMPTS.of(person):
         SshMachine("gpu1", server.config).connect()
     file = str(server.known_hosts)
     assert person.contacts == [
@@ -86,13 +86,13 @@ def test_a_person_is_shown_the_fingerprint_and_asked(server: SshServer):
 
 def test_who_says_no_is_not_asked_again_and_nothing_is_written(server: SshServer):
     person = Answers(accepts=False)
-    with DESK.of(person):
+    with PROMPTS.of(person):
         for _ in range(3):
             with pytest.raises(HostError, match=r"is not known .* was not accepted"):
                 SshMachine("gpu1", server.config).connect()
         assert len(person.contacts) == 1
         assert not server.known_hosts.exists()
-        DESK.forget()
+        PROMPTS.forget()
         with pytest.raises(HostError):
             SshMachine("gpu1", server.config).connect()
         assert len(person.contacts) == 2, "unless the person wants to"
@@ -108,7 +108,7 @@ def test_many_connections_to_a_new_host_ask_once(server: SshServer):
         except BaseException as error:  # noqa: BLE001 (told below)
             failed.append(error)
 
-    with DESK.of(person):
+    with PROMPTS.of(person):
         threads = [threading.Thread(target=connect) for _ in range(5)]
         for thread in threads:
             thread.start()
@@ -123,14 +123,14 @@ def test_headless_refuses_and_the_line_mends_it(server: SshServer):
     with pytest.raises(HostError, match="is not known") as refused:
         SshMachine("gpu1", server.config).connect()
     assert server.fingerprint in refused.value.message
-    subprocess.run(["sh", "-c", refused.value.fix.split(": ", 1)[1]], check=True, capture_output=True)
+    subprocess.run(["sh", "-c", refused.value.hint.split(": ", 1)[1]], check=True, capture_output=True)
     SshMachine("gpu1", server.config).connect()
 
 
 def test_a_hashed_file_stays_hashed(server: SshServer):
     config = server.directory / "ssh_config"
     config.write_text(config.read_text() + "  HashKnownHosts yes\n")
-    with DESK.of(Answers(accepts=True)):
+    with PROMPTS.of(Answers(accepts=True)):
         SshMachine("gpu1", server.config).connect()
     assert server.known_hosts.read_text().startswith("|1|")
     SshMachine("gpu1", server.config).connect()
@@ -140,12 +140,12 @@ def test_a_key_that_changed_is_refused_and_nobody_is_asked(server: SshServer, tm
     kind, key = Path(f"{make_key(tmp_path / 'other')}.pub").read_text().split()[:2]
     server.known_hosts.write_text(f"[127.0.0.1]:{server.port} {kind} {key}\n")
     person = Answers(accepts=True)
-    with DESK.of(person), pytest.raises(HostError, match="has CHANGED") as refused:
+    with PROMPTS.of(person), pytest.raises(HostError, match="has CHANGED") as refused:
         SshMachine("gpu1", server.config).connect()
     assert f"{server.known_hosts}:1" in refused.value.message
     assert server.fingerprint in refused.value.message
     assert person.contacts == []
-    words = refused.value.fix.removeprefix("only if you know why: ").replace(", then", " &&")
+    words = refused.value.hint.removeprefix("only if you know why: ").replace(", then", " &&")
     subprocess.run(["sh", "-c", words], check=True, capture_output=True)
     SshMachine("gpu1", server.config).connect()
 
@@ -153,7 +153,7 @@ def test_a_key_that_changed_is_refused_and_nobody_is_asked(server: SshServer, tm
 def test_another_kind_of_key_than_the_known_one_is_a_change(server: SshServer, tmp_path: Path):
     kind, key = Path(f"{make_key(tmp_path / 'other', kind='rsa')}.pub").read_text().split()[:2]
     server.known_hosts.write_text(f"[127.0.0.1]:{server.port} {kind} {key}\n")
-    with DESK.of(Answers(accepts=True)), pytest.raises(HostError, match="has CHANGED"):
+    with PROMPTS.of(Answers(accepts=True)), pytest.raises(HostError, match="has CHANGED"):
         SshMachine("gpu1", server.config).connect()
 
 
@@ -167,7 +167,7 @@ def test_a_look_waits_for_a_person_who_thinks(server: SshServer):
 
     fleet = Fleet(hosts={"gpu1": server.config})
     hosts = Hosts(fleet)
-    with DESK.of(Thinker()):
+    with PROMPTS.of(Thinker()):
         [host] = look_once(fleet, hosts, timeout=8.0).hosts
     hosts.close()
     assert host.link == LIVE, host.error
@@ -175,7 +175,7 @@ def test_a_look_waits_for_a_person_who_thinks(server: SshServer):
 
 def test_a_fleet_screen_is_told_of_a_host_that_was_not_accepted(server: SshServer):
     fleet = Fleet(hosts={"gpu1": server.config})
-    with DESK.of(Answers(accepts=False)):
+    with PROMPTS.of(Answers(accepts=False)):
         [host] = look_once(fleet, Hosts(fleet), timeout=30.0).hosts
     assert host.link == DOWN
     assert server.fingerprint in host.error

@@ -14,7 +14,7 @@ import pytest
 
 from midstream.errors import HostError, LostContact
 from midstream.hosts.host_pool import open_host
-from midstream.hosts.prompter import DESK
+from midstream.hosts.prompter import PROMPTS
 from midstream.hosts.ssh.ssh_host import SshMachine
 from simulators.sshd import Lab, SshServer, make_key
 from support.people import Answers
@@ -116,7 +116,7 @@ def test_a_jump_that_forwards_nothing_is_one_clear_line(lab: Lab, inner: SshServ
     door = lab.host("door", sshd="AllowTcpForwarding no\n")
     with pytest.raises(HostError, match="cannot be reached from door") as refused:
         reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
-    assert "AllowTcpForwarding" in refused.value.fix
+    assert "AllowTcpForwarding" in refused.value.hint
 
 
 def test_a_person_is_asked_about_a_key_on_the_way_and_the_passphrase_there(
@@ -127,7 +127,7 @@ def test_a_person_is_asked_about_a_key_on_the_way_and_the_passphrase_there(
     door.known_hosts.unlink()
     config = f"Host inner\n  ProxyJump door\nHost door\n  IdentityFile {key}\n{blocks(inner, door)}"
     person = Answers(accepts=True, passphrases=["open sesame"])
-    with DESK.of(person):
+    with PROMPTS.of(person):
         machine = reach(inner, config)
     assert [(contact.host, contact.fingerprint) for contact in person.contacts] == [("door", door.fingerprint)]
     assert [wanted.file for wanted in person.asked] == [str(key)]
@@ -138,7 +138,7 @@ def test_a_person_is_asked_about_a_key_on_the_way_and_the_passphrase_there(
 def test_a_changed_key_on_the_way_is_refused_and_named(inner: SshServer, door: SshServer, tmp_path: Path):
     kind, key = Path(f"{make_key(tmp_path / 'other')}.pub").read_text().split()[:2]
     door.known_hosts.write_text(f"[127.0.0.1]:{door.port} {kind} {key}\n")
-    with DESK.of(Answers(accepts=True)), pytest.raises(HostError, match=r"door: host key of .* has CHANGED"):
+    with PROMPTS.of(Answers(accepts=True)), pytest.raises(HostError, match=r"door: host key of .* has CHANGED"):
         reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
 
 
@@ -155,7 +155,7 @@ def test_an_unknown_key_on_the_way_is_refused(inner: SshServer, door: SshServer)
     with pytest.raises(HostError, match=r"door: host key of .* is not known") as refused:
         reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
     assert "\n" not in refused.value.message
-    subprocess.run(["sh", "-c", refused.value.fix.split(": ", 1)[1]], check=True, capture_output=True)
+    subprocess.run(["sh", "-c", refused.value.hint.split(": ", 1)[1]], check=True, capture_output=True)
     reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}").close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import HostError
-from midstream.hosts.prompter import DESK
+from midstream.hosts.prompter import PROMPTS
 from midstream.hosts.ssh import keys
 from midstream.hosts.ssh.ssh_host import SshMachine
 from simulators.sshd import Lab, SshServer, make_key
@@ -28,7 +28,7 @@ def reached(server: SshServer) -> SshMachine:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered() -> None:
-    DESK.forget()
+    PROMPTS.forget()
     keys._opened.clear()
 
 
@@ -86,7 +86,7 @@ def test_identities_only_keeps_the_agents_other_keys_at_home(server: SshServer, 
     server.configure(BASE + f"  IdentityAgent {agent}\n")
     with pytest.raises(HostError, match="closed the connection at the door") as refused:
         reached(server)
-    assert "IdentitiesOnly yes" in refused.value.fix
+    assert "IdentitiesOnly yes" in refused.value.hint
     server.configure(BASE + f"  IdentityAgent {agent}\n  IdentityFile {{dir}}/user_key\n  IdentitiesOnly yes\n")
     reached(server).close()
 
@@ -148,7 +148,7 @@ def test_a_passphrase_is_asked_for_once(server: SshServer, tmp_path: Path, kind:
     (server.directory / "authorized_keys").write_text(Path(f"{key}.pub").read_text())
     server.configure(BASE + f"  IdentityFile {key}\n  IdentitiesOnly yes\n")
     person = Answers(passphrases=["wrong", "open sesame"])
-    with DESK.of(person):
+    with PROMPTS.of(person):
         machine = reached(server)
         assert [(each.file, each.again) for each in person.asked] == [(str(key), False), (str(key), True)]
         further = machine.dial()
@@ -164,14 +164,14 @@ def test_a_locked_key_without_a_person_says_what_opens_it(server: SshServer, tmp
     server.configure(BASE + f"  IdentityFile {key}\n  IdentitiesOnly yes\n")
     with pytest.raises(HostError, match="has a passphrase, and nobody said it") as refused:
         reached(server)
-    assert refused.value.fix == f"ssh-add {key} hands it to the agent"
+    assert refused.value.hint == f"ssh-add {key} hands it to the agent"
 
 
 def test_a_person_who_does_not_know_it_is_not_asked_for_ever(server: SshServer, tmp_path: Path):
     key = make_key(tmp_path / "locked", passphrase="open sesame")
     server.configure(BASE + f"  IdentityFile {key}\n  IdentitiesOnly yes\n")
     person = Answers(passphrases=["a", "b", "c", "d", "e"])
-    with DESK.of(person):
+    with PROMPTS.of(person):
         for _ in range(2):
             with pytest.raises(HostError, match="has a passphrase"):
                 reached(server)
@@ -182,7 +182,7 @@ def test_a_locked_key_is_left_locked_where_another_opens_the_door(server: SshSer
     locked = make_key(tmp_path / "locked", passphrase="open sesame")
     server.configure(BASE + f"  IdentityFile {locked}\n  IdentityFile {{dir}}/user_key\n  IdentitiesOnly yes\n")
     person = Answers()
-    with DESK.of(person):
+    with PROMPTS.of(person):
         reached(server).close()
     assert person.asked == []
 

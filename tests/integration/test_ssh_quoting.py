@@ -106,15 +106,15 @@ def test_a_runs_name_is_a_name_or_refused(reached: tuple[SshMachine, Path], name
     machine, folder = reached
     note(f"seed {SEED + 2}")
     name = name.replace("CANARY", str(folder / "canary"))
-    fence = {**records.Fence(1, "here").to_json(), "holder": name}
+    fence = {**records.Fence(1, "here").to_json(), "owner": name}
     try:
         records.Fence.from_json(fence)
     except records.RecordError:
-        with pytest.raises(RemoteError, match="holder"):
+        with pytest.raises(RemoteError, match="owner"):
             machine.call("runs.ownership.put_fence", root=machine.root, run_id="r", fence=fence)
     else:
         written = machine.call("runs.ownership.put_fence", root=machine.root, run_id="r", fence=fence)
-        assert written["holder"] == name
+        assert written["owner"] == name
     assert machine.run(["rm", "-rf", "--", machine.root]).returncode == 0
     assert os.listdir(folder) == []
 

@@ -144,7 +144,7 @@ def test_without_ssh_the_file_itself_is_read(server: SshServer, no_ssh: None, tm
 def test_a_configuration_with_an_error_is_named_with_its_line(tmp_path: Path):
     with pytest.raises(UsageError, match=r"config: ?line 2") as refused:
         settings(tmp_path, "Host gpu7\n  NoSuchWord yes\n")
-    assert "hosts.gpu.ssh_config" in refused.value.fix
+    assert "hosts.gpu.ssh_config" in refused.value.hint
 
 
 @pytest.mark.parametrize("field", ["identity_file", "ssh_config", "known_hosts"])

@@ -11,7 +11,7 @@ import pytest
 
 from midstream.check.target_checks import check_target
 from midstream.errors import MidstreamError, UsageError
-from midstream.fleet.bucket_settings import BILLED_TO
+from midstream.fleet.bucket_settings import USER_PROJECT
 from midstream.fleet.fleet import LocalHost
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import Hosts, open_host
@@ -20,9 +20,9 @@ from midstream.launch.launch_run import launch_run
 from midstream.launch.start_attempt import Launch, engine_environment
 from midstream.stores.bucket_access import access_for
 from midstream.stores.host_identity import why_not
-from midstream.transfer import Place, bucket_place, copy_tree
+from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.stores import open_shelf, open_store
+from midstream_engine.checkpoint.stores import open_checkpoints, open_store
 from midstream_engine.data.sources import gcs
 from midstream_engine.errors import EngineError
 from midstream_engine.trainer.runtime.compile_cache import SharedCache
@@ -53,9 +53,9 @@ def copied(entry: str, tmp_path: Path) -> None:
     fleet = parse_fleet(f"stores: {{ours: {{url: {URL}, {entry}}}}}")
     here = LocalMachine("here", LocalHost(root=str(tmp_path / "root")))
     write_checkpoint(tmp_path / "source", random.Random(1), size=20_000)
-    there = bucket_place(f"{URL}/tree", access_for(fleet, f"{URL}/tree"))
-    copy_tree(Place(here, str(tmp_path / "source")), there)
-    copy_tree(there, Place(here, str(tmp_path / "back")))
+    there = bucket_endpoint(f"{URL}/tree", access_for(fleet, f"{URL}/tree"))
+    copy_tree(Endpoint(here, str(tmp_path / "source")), there)
+    copy_tree(there, Endpoint(here, str(tmp_path / "back")))
     assert_same_tree(tmp_path / "back", tmp_path / "source")
 
 
@@ -128,8 +128,8 @@ def test_commands_ask_as_the_fleet_file_says_and_no_key_reaches_a_host(
     write_checkpoint(tmp_path / "source", random.Random(2), size=20_000)
     host = open_host("gpu", remote.config)
     host.connect()
-    copy_tree(Place(host, str(tmp_path / "source")), bucket_place(f"{URL}/tree", access))
-    copy_tree(bucket_place(f"{URL}/tree", access), Place(host, str(remote.root / "back")))
+    copy_tree(Endpoint(host, str(tmp_path / "source")), bucket_endpoint(f"{URL}/tree", access))
+    copy_tree(bucket_endpoint(f"{URL}/tree", access), Endpoint(host, str(remote.root / "back")))
     host.close()
     assert midstream("--fleet", file, "--verify", f"{URL}/tree").code == 0
 
@@ -148,11 +148,11 @@ def test_engines_name_who_pays_as_the_fleet_file_says(
     server.requester_pays.add("runs")
     fleet = parse_fleet(
         f"hosts: {{h: {{type: local, root: {tmp_path}, env: {{A: b}}}}}}\n"
-        f"stores: {{ours: {{url: {URL}, billed_to: payer}}, free: {{url: gs://other/place}}}}"
+        f"stores: {{ours: {{url: {URL}, user_project: payer}}, free: {{url: gs://other/place}}}}"
     )
     env = engine_environment(str(tmp_path), fleet.hosts["h"], "/engine", Launch("r", "h"), 1)
-    assert (env["A"], json.loads(env[BILLED_TO])) == ("b", {URL: "payer"})
-    assert BILLED_TO not in parse_fleet(f"hosts: {{h: {{type: local, root: {tmp_path}}}}}").hosts["h"].env
+    assert (env["A"], json.loads(env[USER_PROJECT])) == ("b", {URL: "payer"})
+    assert USER_PROJECT not in parse_fleet(f"hosts: {{h: {{type: local, root: {tmp_path}}}}}").hosts["h"].env
 
     def used() -> None:
         store = open_store(f"{URL}/step-1-a001")
@@ -163,7 +163,7 @@ def test_engines_name_who_pays_as_the_fleet_file_says(
         assert sorted(store.names()) == ["a/0", "manifest.json"]
         into = bytearray(4)
         assert store.read("a/0", [memoryview(into)], lambda block: None) == 4
-        assert open_shelf(URL).names() == ["step-1-a001"]
+        assert open_checkpoints(URL).names() == ["step-1-a001"]
         gcs.put(f"{URL}/cache/.requests/x.json", b"{}")
         assert gcs.get(f"{URL}/cache/.requests/x.json") == b"{}"
         assert [source.name for source in gcs.list_objects(f"{URL}/cache/**")] == ["x.json"]
@@ -172,12 +172,12 @@ def test_engines_name_who_pays_as_the_fleet_file_says(
 
     with pytest.raises(CheckpointError, match="requester pays"):
         used()
-    monkeypatch.setenv(BILLED_TO, env[BILLED_TO])
+    monkeypatch.setenv(USER_PROJECT, env[USER_PROJECT])
     used()
     billed = [path for _, path in server.requests if "userProject=payer" in path]
     assert any("uploadType=media" in path or "upload" in path for path in billed)
     assert len(billed) > 8
-    monkeypatch.setenv(BILLED_TO, "payer")
+    monkeypatch.setenv(USER_PROJECT, "payer")
     with pytest.raises(EngineError, match=r"MIDSTREAM_BILLED_TO is 'payer': write \{\"gs://BUCKET/PREFIX"):
         open_store(f"{URL}/step-2-a001").prepare(1)
 
@@ -193,10 +193,10 @@ def test_an_engine_that_cannot_act_for_an_account_is_refused_ahead(
     monkeypatch.setenv("HOME", str(tmp_path))
     with MetadataServer(**{"service-accounts/default/email": WRITER}) as metadata:
         here = LocalMachine("h", LocalHost(root=str(tmp_path / "h")))
-        why, fix = why_not(plain, here, URL)
+        why, hint = why_not(plain, here, URL)
         assert f"h: the engine asks {URL} as nobody in particular, and cannot act for {WRITER}" in why
-        assert f"service_account: {WRITER}" in fix
-        assert "this machine relays" in fix
+        assert f"service_account: {WRITER}" in hint
+        assert "this machine relays" in hint
         there = LocalMachine("k", LocalHost(root=str(tmp_path / "k")))
         assert f"as {MOVER}, and cannot act for {WRITER}" in why_not(keyed, there, URL)[0]
         monkeypatch.setenv("GCE_METADATA_HOST", metadata.address)

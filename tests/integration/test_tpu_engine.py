@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from midstream.fleet.fleet import TpuTarget
-from midstream.launch.start_attempt import Place
+from midstream.launch.start_attempt import ProcessPlace
 from midstream.remote.machine import preemption_notices
 from midstream_engine import records
 from simulators.metadata import MetadataServer
@@ -41,7 +41,7 @@ def pod(lab: Lab, tpu_server: TpuServer, metadata: MetadataServer) -> Iterator[S
     yield node
     for launched in lab.directory.glob("**/runs/*/attempts/*/launch*.json"):
         identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
-        if records.is_alive(identity):
+        if records.is_running(identity):
             os.kill(identity.pid, signal.SIGKILL)
 
 
@@ -95,5 +95,5 @@ def test_a_slice_trains_as_one_mesh_saves_at_a_notice_and_stops_at_the_same_step
 
 
 def test_workers_of_a_real_slice_are_started_without_arguments() -> None:
-    assert Place(2, ("a", "b", "c"), "").flags == ("--trainer.distributed.initialize_jax_distributed", "true")
+    assert ProcessPlace(2, ("a", "b", "c"), "").flags == ("--trainer.distributed.initialize_jax_distributed", "true")
     assert TpuTarget(project="p", zone="z").price_class == "on demand"

@@ -59,6 +59,6 @@ def certified(moved, source: Run, target: Run, holder: str) -> None:
     assert moved.code == 0, (moved.stdout[-2000:], moved.stderr[-2000:])
     certificate = moved.result["certificate"]
     assert certificate["valid"], certificate
-    assert (target.fence.holder, source.fence.epoch) == (holder, target.fence.epoch)
+    assert (target.fence.owner, source.fence.epoch) == (holder, target.fence.epoch)
     assert not source.alive
     assert target.alive

@@ -37,7 +37,7 @@ def certified(moved: Ended) -> dict:
 
 def one_lineage(run: Run, holder: str, epoch: int, *lost: range) -> None:
     """Every step once, but for those whose metrics went with a machine's disks: up to what it had saved."""
-    assert (run.fence.holder, run.fence.epoch) == (holder, epoch)
+    assert (run.fence.owner, run.fence.epoch) == (holder, epoch)
     steps = run.spliced()
     gone = {step for each in lost for step in each}
     assert sorted(steps) == sorted(set(range(max(steps) + 1)) - gone)

@@ -100,7 +100,7 @@ def fleet_of(lab: Lab, node: Slice) -> Fleet:
 def seen(link: str, state: str = records.TRAINING) -> Snapshot:
     """A run on worker 0, as the watch sees it."""
     status = records.Status(state, 7, 0, "boot", os.getpid(), 1, 0.0, attempt=1)
-    run = RunView("r", "pod-0", records.Fence(1, "pod"), None, 1, status, alive=True)
+    run = RunView("r", "pod-0", records.Fence(1, "pod"), None, 1, status, running=True)
     return Snapshot(1, 0.0, (HostView("pod-0", "ssh", link, error="timed out"),), (run,))
 
 

@@ -227,7 +227,7 @@ def test_one_of_ours_that_was_preempted_is_replaced(server: TpuServer, google: G
         server.preempt("pod", says_so=says_so)
         gone = google.find("pod", target)
         assert gone is not None
-        assert gone.standing == interface.GONE, "a suspended request knows it where the node does not say so"
+        assert gone.standing == interface.PREEMPTED, "a suspended request knows it where the node does not say so"
         second = google.create("pod", target, lambda line: None)
         assert second.identity != first.identity
         google.delete(second.place, lambda line: None)
@@ -333,12 +333,12 @@ def test_a_busy_service_is_asked_again(server: TpuServer) -> None:
         (State.READY, 1, None, interface.READY),
         (State.READY, 5, None, interface.GOING),
         (State.READY, 1, QueuedState.SUSPENDING, interface.GOING),
-        (State.READY, 1, QueuedState.SUSPENDED, interface.GONE),
+        (State.READY, 1, QueuedState.SUSPENDED, interface.PREEMPTED),
         (State.READY, 1, QueuedState.ACTIVE, interface.READY),
         (State.REPAIRING, 0, None, interface.GOING),
-        (State.PREEMPTED, 0, None, interface.GONE),
-        (State.TERMINATED, 0, None, interface.GONE),
-        (State.STOPPED, 0, None, interface.GONE),
+        (State.PREEMPTED, 0, None, interface.PREEMPTED),
+        (State.TERMINATED, 0, None, interface.PREEMPTED),
+        (State.STOPPED, 0, None, interface.PREEMPTED),
         (State.CREATING, 0, QueuedState.PROVISIONING, interface.COMING),
         (State.UNKNOWN, 0, None, interface.UNCLEAR),
     ],

@@ -18,7 +18,7 @@ from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalMachine
 from midstream.remote.gcs import client
 from midstream.remote.verify import tree
-from midstream.transfer import Access, CopySettings, Place, Progress, TransferError, bucket_place, copy_tree
+from midstream.transfer import Access, CopySettings, Endpoint, Progress, TransferError, bucket_endpoint, copy_tree
 from midstream_engine import records
 from simulators.bucket import BucketServer, Fault
 from simulators.sshd import Lab, environment
@@ -46,14 +46,14 @@ def test_a_tree_goes_there_and_back(bucket: BucketServer, here: LocalMachine, tm
     rng = random.Random(1)
     sizes = [17 * MIB + 5, client.CHUNK, client.CHUNK + 1, 70_000, 1, 0, *(rng.randrange(3000) for _ in range(40))]
     write_tree(tmp_path / "source", random_contents(rng, sizes))
-    source, there = Place(here, str(tmp_path / "source")), bucket_place(URL)
+    source, there = Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL)
     seen: list[Progress] = []
     report = copy_tree(source, there, progress=seen.append)
     assert_same_tree(in_bucket(bucket), tmp_path / "source", "or something temporary was left")
     assert report.bytes_sent == report.bytes == seen[-1].bytes_done == sum(sizes)
     assert report.routes == (f"here -> this machine -> {there.host.name} over HTTPS",)
     assert copy_tree(source, there).bytes_sent == 0
-    back = copy_tree(there, Place(here, str(tmp_path / "back")))
+    back = copy_tree(there, Endpoint(here, str(tmp_path / "back")))
     assert back.bytes_sent == sum(sizes)
     assert_same_tree(tmp_path / "back", tmp_path / "source")
 
@@ -66,9 +66,9 @@ def test_from_a_host_over_the_bucket_to_another_host(
     for host in (one, two):
         host.connect()
     write_checkpoint(tmp_path / "source", random.Random(2), size=300_000)
-    there = bucket_place(URL)
-    assert "one -> this machine -> gs://runs" in copy_tree(Place(one, str(tmp_path / "source")), there).routes[0]
-    copy_tree(there, Place(two, str(tmp_path / "target")))
+    there = bucket_endpoint(URL)
+    assert "one -> this machine -> gs://runs" in copy_tree(Endpoint(one, str(tmp_path / "source")), there).routes[0]
+    copy_tree(there, Endpoint(two, str(tmp_path / "target")))
     assert_same_tree(tmp_path / "target", tmp_path / "source")
     for host in (one, two):
         host.close()
@@ -81,12 +81,12 @@ def test_a_host_with_an_identity_of_its_own_talks_to_the_bucket_itself(
     host = open_host("cloud", lab.host("cloud", sshd=environment(**bucket.environment)).config)
     host.connect()
     write_checkpoint(tmp_path / "source", random.Random(3), size=400_000)
-    there = bucket_place(URL, via=host)
+    there = bucket_endpoint(URL, via=host)
     assert there.host.why_not(URL) == ("", "")  # type: ignore[attr-defined]
-    report = copy_tree(Place(host, str(tmp_path / "source")), there)
+    report = copy_tree(Endpoint(host, str(tmp_path / "source")), there)
     assert report.routes == ("cloud -> gs://runs, directly from the one to the other over HTTPS",)
     assert_same_tree(in_bucket(bucket), tmp_path / "source")
-    copy_tree(there, Place(host, str(tmp_path / "back")))
+    copy_tree(there, Endpoint(host, str(tmp_path / "back")))
     assert_same_tree(tmp_path / "back", tmp_path / "source")
     host.close()
 
@@ -123,7 +123,7 @@ def test_a_killed_copy_goes_on_and_sends_no_chunk_again(
     assert records.MANIFEST not in there
     kept = sum(len(data) for name, data in there.items())
     assert kept >= 2 * client.CHUNK
-    report = copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
+    report = copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
     assert report.bytes_sent == report.bytes - kept
     assert_same_tree(in_bucket(bucket), tmp_path / "source")
 
@@ -138,7 +138,7 @@ def wait_for_calm(bucket: BucketServer) -> None:
 
 def test_what_a_cut_download_left_is_gone_on_with(bucket: BucketServer, here: LocalMachine, tmp_path: Path) -> None:
     write_tree(tmp_path / "source", random_contents(random.Random(6), [30 * MIB, 1000]))
-    copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
+    copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
 
     class Cut(Exception):
         pass
@@ -147,10 +147,10 @@ def test_what_a_cut_download_left_is_gone_on_with(bucket: BucketServer, here: Lo
         if progress.bytes_done > 20 * MIB:
             raise Cut
 
-    target = Place(here, str(tmp_path / "target"))
+    target = Endpoint(here, str(tmp_path / "target"))
     with pytest.raises(Cut):
-        copy_tree(bucket_place(URL), target, progress=cut, settings=CopySettings(rate_limit=60e6))
-    report = copy_tree(bucket_place(URL), target)
+        copy_tree(bucket_endpoint(URL), target, progress=cut, settings=CopySettings(rate_limit=60e6))
+    report = copy_tree(bucket_endpoint(URL), target)
     assert report.bytes_sent <= report.bytes - 2 * client.CHUNK
     assert_same_tree(tmp_path / "target", tmp_path / "source")
 
@@ -163,9 +163,9 @@ def test_a_busy_service_is_asked_again(bucket: BucketServer, here: LocalMachine,
         (("GET", r"/o\?"), "drop"),
     ):  # fmt: skip
         bucket.faults.append(Fault(method, path, kind))
-    copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
+    copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
     assert_same_tree(in_bucket(bucket), tmp_path / "source")
-    copy_tree(bucket_place(URL), Place(here, str(tmp_path / "back")))
+    copy_tree(bucket_endpoint(URL), Endpoint(here, str(tmp_path / "back")))
     assert_same_tree(tmp_path / "back", tmp_path / "source")
     assert not [fault for fault in bucket.faults if fault.times], "each was met"
 
@@ -176,11 +176,11 @@ def test_what_is_corrupt_at_the_source_gets_no_name(bucket: BucketServer, here: 
         whole = (tmp_path / "source" / name).read_bytes()
         (tmp_path / "source" / name).write_bytes(b"?" + whole[1:])
         with pytest.raises(TransferError, match=rf"object {name} of here:.* is corrupt"):
-            copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
+            copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
         assert not {name, records.MANIFEST} & in_bucket(bucket).keys()
         (tmp_path / "source" / name).write_bytes(whole)
         bucket.buckets["runs"].clear()
-    copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
+    copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
     assert_same_tree(in_bucket(bucket), tmp_path / "source")
 
 
@@ -191,7 +191,7 @@ def test_other_bytes_in_the_bucket_are_found_and_replaced(
     write_tree(tmp_path / "source", {cell("right"): b"r" * 500, cell("wrong"): b"w" * 500, cell("torn"): b"t" * 500})
     for name, data in ((cell("right"), b"r" * 500), (cell("wrong"), b"w" * 499 + b"?"), (cell("torn"), b"t")):
         bucket.put("runs", f"some/prefix/{name}", data)
-    report = copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
+    report = copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
     assert report.skipped == (cell("right"),)
     assert_same_tree(in_bucket(bucket), tmp_path / "source")
 
@@ -207,9 +207,9 @@ def test_another_tree_is_not_overwritten_even_where_it_comes_meanwhile(
             bucket.put("runs", f"some/prefix/{records.MANIFEST}", other)
 
     with pytest.raises(TransferError, match=r"manifest\.json: another one is there"):
-        copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL), progress=meanwhile)
+        copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL), progress=meanwhile)
     with pytest.raises(TransferError, match="holds another tree"):
-        copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
+        copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
     assert in_bucket(bucket)[records.MANIFEST] == other
 
 
@@ -217,13 +217,13 @@ def test_missing_objects_of_a_bucket_are_named_before_anything_is_written(
     bucket: BucketServer, here: LocalMachine, tmp_path: Path
 ) -> None:
     write_tree(tmp_path / "source", {cell("a"): b"1", cell("b"): b"2"})
-    copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
+    copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
     bucket.delete("runs", f"some/prefix/{cell('b')}", {})
     with pytest.raises(TransferError, match=rf"object {cell('b')} of {URL}: missing"):
-        copy_tree(bucket_place(URL), Place(here, str(tmp_path / "target")))
+        copy_tree(bucket_endpoint(URL), Endpoint(here, str(tmp_path / "target")))
     assert not (tmp_path / "target").exists()
     with pytest.raises(TransferError, match="there is no manifest"):
-        copy_tree(bucket_place("gs://runs/nothing"), Place(here, str(tmp_path / "target")))
+        copy_tree(bucket_endpoint("gs://runs/nothing"), Endpoint(here, str(tmp_path / "target")))
 
 
 DENIED = "me@p.iam does not have storage.objects.create access to the Google Cloud Storage object. Permission denied."
@@ -239,13 +239,13 @@ DENIED = "me@p.iam does not have storage.objects.create access to the Google Clo
     ],
 )
 def test_a_refusal_is_one_line_with_what_mends_it(
-    bucket: BucketServer, status: int, message: str, said: str, fix: str
+    bucket: BucketServer, status: int, message: str, said: str, hint: str
 ) -> None:
     bucket.faults.append(Fault("POST", "uploadType", status, times=9, message=message))
     with client.Bucket(URL, {}) as opened, pytest.raises(client.GcsError) as caught:
         opened.put("a", b"1", "hash")
     assert said in caught.value.message
-    assert fix in caught.value.fix
+    assert hint in caught.value.hint
     assert "\n" not in caught.value.message
     assert in_bucket(bucket) == {}
 
@@ -263,7 +263,7 @@ def test_what_the_bucket_says_is_what_a_copy_says(bucket: BucketServer, here: Lo
     bucket.faults.append(Fault("POST", "uploadType", 403, times=9, message=DENIED))
     said = r"bucket runs: this account lacks storage\.objects\.create \(gcloud storage buckets add-iam-policy-binding"
     with pytest.raises(MidstreamError, match=said):
-        copy_tree(Place(here, str(tmp_path / "source")), bucket_place(URL))
+        copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
 
 
 def test_whoever_asks_pays_where_the_bucket_wants_it(bucket: BucketServer) -> None:
@@ -273,7 +273,7 @@ def test_whoever_asks_pays_where_the_bucket_wants_it(bucket: BucketServer) -> No
         pytest.raises(client.GcsError, match="whoever asks it pays, and nobody was named"),
     ):
         opened.names()
-    with client.Bucket(URL, Access(billed_to="ours").to_json()) as opened:
+    with client.Bucket(URL, Access(user_project="ours").to_json()) as opened:
         blob = opened.put("a", b"1", "hash")
         assert (opened.names().keys(), opened.get("a"), opened.look("a").crc32c) == ({"a"}, b"1", blob.crc32c)
         opened.join("b", [blob], 1, "hash", "temporary")
@@ -286,9 +286,9 @@ def test_without_credentials_one_line_says_so(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with pytest.raises(MidstreamError, match=r"no credentials for gs://.*gcloud auth application-default login"):
-        bucket_place(URL).host.call("verify.objects.describe", directory=URL, manifest=records.MANIFEST)
+        bucket_endpoint(URL).host.call("verify.objects.describe", directory=URL, manifest=records.MANIFEST)
     (tmp_path / "key.json").write_text("{}")
-    wrong = bucket_place(URL, Access(str(tmp_path / "key.json")))
+    wrong = bucket_endpoint(URL, Access(str(tmp_path / "key.json")))
     with pytest.raises(MidstreamError, match=r"key\.json: no service account's key"):
         wrong.host.call("verify.objects.describe", directory=URL, manifest=records.MANIFEST)
 

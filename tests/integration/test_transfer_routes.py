@@ -20,7 +20,7 @@ from midstream.remote.copy import staging
 from midstream.remote.verify import tree
 from midstream.transfer import CopySettings, Progress, copy_objects, probe, transport
 from midstream.transfer.copy_tree import copy_contents
-from midstream.transfer.endpoint import Place
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.route import Link as Way
 from midstream.transfer.route import make_ends
 from midstream.transfer.tree_contents import read_contents
@@ -91,8 +91,8 @@ def test_a_stranger_is_hung_up_on_and_the_one_who_is_expected_is_heard(pair: Pai
         {**strange.dialer(["127.0.0.1"], port), "trusted": ends.listens.certificate},
         {**ends.dialer(["127.0.0.1"], port), "trusted": strange.listens.certificate},
     ):
-        assert pair[0].call("copy.tls_peer.knock", peer=wrong)["address"] is None
-    found = pair[0].call("copy.tls_peer.knock", peer=ends.dialer(["127.0.0.1"], port))
+        assert pair[0].call("copy.tls_peer.probe", peer=wrong)["address"] is None
+    found = pair[0].call("copy.tls_peer.probe", peer=ends.dialer(["127.0.0.1"], port))
     assert (found["address"], found["why"]) == ("127.0.0.1", "")
     assert next(said)["event"] == "done"
     process.close()
@@ -159,7 +159,7 @@ def test_what_another_tree_of_the_target_holds_is_linked_and_not_sent(pair: Pair
     source, target = tmp_path / "source", Path(pair[1].root) / "data" / "abc"
     write_tree(source, contents)
     report = copy_objects(pair[0], str(source), pair[1], str(target))
-    assert report.held == (name,)
+    assert report.linked == (name,)
     assert report.bytes_sent == sum(len(contents[other]) for other in others), "what is damaged there is sent"
     assert_same_tree(target, source)
     assert (target / name).stat().st_ino == (checkpoints / "step-1-a001" / "under/another name").stat().st_ino
@@ -169,7 +169,7 @@ def test_an_operator_that_is_killed_leaves_no_program_behind_on_a_direct_way(pai
     """The listener and the caller talk to each other, and yet end with the connections that started them."""
     write_tree(tmp_path / "source", random_contents(random.Random(6), [40 * MIB]))
     slow = CopySettings(route="direct", streams=2, rate_limit=5e6)
-    contents = read_contents(Place(pair[0], str(tmp_path / "source")), "manifest.json")
+    contents = read_contents(Endpoint(pair[0], str(tmp_path / "source")), "manifest.json")
     seen: list[int] = []
 
     def cut(progress: Progress) -> None:
@@ -179,7 +179,7 @@ def test_an_operator_that_is_killed_leaves_no_program_behind_on_a_direct_way(pai
                 host.close()
 
     with pytest.raises(LostContact):
-        copy_contents(contents, Place(pair[1], str(tmp_path / "target")), progress=cut, settings=slow)
+        copy_contents(contents, Endpoint(pair[1], str(tmp_path / "target")), progress=cut, settings=slow)
     assert seen
     for host in pair:
         host.connect()

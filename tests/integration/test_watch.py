@@ -71,7 +71,7 @@ def steps(snapshot: Snapshot) -> list[int]:
 def test_a_host_behind_ssh_is_watched_like_this_one(run: RunDirectory, watch: Watch):
     first = seen(watch, live, rows=3)
     assert first.hosts[0].kind == "ssh"
-    assert first.runs[0].alive
+    assert first.runs[0].running
     assert first.hosts[0].machine is not None
     assert [device.kind for device in first.hosts[0].machine.accelerators] == ["cpu", "cpu"]
     run.rows(1, 3)

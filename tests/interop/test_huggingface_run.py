@@ -43,7 +43,7 @@ def test_a_model_becomes_a_run_with_the_data_that_flags_name(tmp_path: Path) -> 
     status = records.Status.read(paths.attempt(1).status())
     assert [status.data_digest, carried] == records.data_digests(train)
     assert set(status.data_digests) == {status.data_digest, carried}
-    assert len(train["witness"]["losses"]) == 4
+    assert len(train["reference_losses"]["losses"]) == 4
     assert f"{tmp_path}/text.txt" in Path(paths.config).read_text()
     assert not (tmp_path / "b").exists()
 

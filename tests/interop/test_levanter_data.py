@@ -98,7 +98,7 @@ def test_a_run_goes_on_with_its_own_data_and_has_levanters_losses(tmp_path: Path
     np.testing.assert_allclose(imported_runs.continued(adopted, tokens), expected, rtol=1e-5)
     train = json.loads((tmp_path / "out" / "checkpoints" / "step-3-a000" / "train.json").read_text())
     assert train["state"]["data_digest"] == digest
-    assert len(train["witness"]["losses"]) == BATCH
+    assert len(train["reference_losses"]["losses"]) == BATCH
     assert train["state"]["tokenizer"] == f"ids:64:{EOS}"
     carried = tmp_path / "out" / "data" / digest / "tokenizer" / "tokenizer.json"
     assert carried.read_bytes() == (DATA / "tokenizer" / "tokenizer.json").read_bytes()

@@ -348,7 +348,7 @@ def test_the_tokenizers_files_come_along_or_it_is_told(tmp_path: Path) -> None:
 def test_an_import_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is on the disk is not written again, and the result is that of an import in one go."""
     from midstream_engine.checkpoint.format import chunk_grid
-    from midstream_engine.interop import import_run, streamed_import
+    from midstream_engine.interop import import_record, import_run, streamed_import
 
     monkeypatch.setattr(chunk_grid, "PACK_BELOW", 64)
     monkeypatch.setattr(streamed_import, "SYNC_BYTES", 0)
@@ -364,7 +364,7 @@ def test_an_import_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.M
 
     with pytest.raises(KeyboardInterrupt):
         import_run.import_run(adopted, str(tmp_path / "parts"), wishes, stop)
-    record = tmp_path / "parts.partial" / "checkpoints" / "step-3-a000" / record.RECORD
+    record = tmp_path / "parts.partial" / "checkpoints" / "step-3-a000" / import_record.RECORD
     recorded = {json.loads(line).get("array") for line in record.read_text().splitlines()} - {None}
     assert recorded
     again: list[str] = []

@@ -1,4 +1,5 @@
-"""A run of GPT-NeoX from its ``load:`` directory to a run of a host's; that it goes on as it did: integration/test_adopt.py."""
+"""A run of GPT-NeoX from its ``load:`` directory to a run of a host's; that it goes on as it did:
+integration/test_adopt.py."""
 
 from __future__ import annotations
 
@@ -40,4 +41,4 @@ def test_a_checkpoint_becomes_a_stopped_run_with_the_data_that_is_named(tmp_path
     assert verify_checkpoint(checkpoint).sound
     train = json.loads(Path(checkpoint, records.TRAIN).read_text())
     assert records.data_digests(train) == [status.data_digest]
-    assert len(train["witness"]["losses"]) == 8
+    assert len(train["reference_losses"]["losses"]) == 8

@@ -1,6 +1,7 @@
 """A link with a rate and a delay that can be cut: a proxy between a client and a real server on loopback.
 
-    python tests/simulators/link.py PORT MILLISECONDS MBIT        (as a process of its own; prints the port that it listens on)
+    python tests/simulators/link.py PORT MILLISECONDS MBIT        (as a process of its own; prints the port that it
+    listens on)
 
 Bytes are taken in at the link's rate, shared by all connections of one direction, and handed on after half of the round
 trip: so no more is under way than a real link holds.

@@ -70,7 +70,7 @@ class Slice:
         for root in self.roots:
             for launched in root.glob("runs/*/attempts/*/launch*.json"):
                 identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
-                if records.is_alive(identity):
+                if records.is_running(identity):
                     os.kill(identity.pid, signal.SIGKILL)
 
 

@@ -1,6 +1,6 @@
 """One of several processes that save and restore a checkpoint together, over jax.distributed on loopback.
 
-    python checkpoint_process.py PROCESS COUNT PORT ROOT ACTION [STORE]
+    python tests/support/checkpoint_process.py PROCESS COUNT PORT ROOT ACTION [STORE]
 
 ACTION is save (as step 7), restore, die (process 1, before it writes) or fall-P-N: step 9 is saved, and process P is
 killed when it has written N objects. STORE: the gs:// prefix that checkpoints lie under. Prints one JSON line. Two
@@ -74,11 +74,13 @@ def main() -> None:
     from midstream_engine.checkpoint.saving.group_save import Group
     from midstream_engine.checkpoint.saving.save import begin_save
     from midstream_engine.config.distributed import DistributedConfig
-    from midstream_engine.processes.rendezvous import join
+    from midstream_engine.processes.rendezvous import rendezvous
     from midstream_engine.records import RunPaths
     from support.checkpoint_states import PROVENANCE, STATE
 
-    processes = join(DistributedConfig(f"127.0.0.1:{port}", count, process), {"MIDSTREAM_HOST": f"host-{process}"}, "")
+    processes = rendezvous(
+        DistributedConfig(f"127.0.0.1:{port}", count, process), {"MIDSTREAM_HOST": f"host-{process}"}, ""
+    )
     board = processes.board
     assert board is not None
     paths, mesh = RunPaths(root, "run", store), Mesh(np.array(jax.devices()), ("data",))
@@ -116,7 +118,7 @@ def main() -> None:
             epoch=1,
             state=STATE,
             provenance=PROVENANCE,
-            witness=None,
+            reference_losses=None,
             group=group,
         )
         if action == "die" and process == 1:

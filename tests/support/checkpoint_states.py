@@ -12,7 +12,7 @@ from midstream_engine.records import Manifest, RunPaths
 
 STATE = {"step": 7, "schedule": [0.1, 1e-9, 2.5], "seed": 2**40, "data": {"digest": "ab", "index": 56}}
 PROVENANCE = {"devices": 2, "versions": {"jax": "0.10"}}
-WITNESS = {"losses": [4.158883083359672, 4.1]}
+REFERENCE_LOSSES = {"losses": [4.158883083359672, 4.1]}
 
 
 class Moments(NamedTuple):
@@ -48,5 +48,5 @@ def save(paths: RunPaths, tree: Any, step: int = 7, attempt: int = 1, epoch: int
         epoch=epoch,
         state=more.get("state", STATE),
         provenance=more.get("provenance", PROVENANCE),
-        witness=more.get("witness", WITNESS),
+        reference_losses=more.get("reference_losses", REFERENCE_LOSSES),
     )

@@ -99,7 +99,7 @@ class Run:
     @property
     def alive(self) -> bool:
         status = self.status()
-        return status is not None and records.is_alive(status.identity)
+        return status is not None and records.is_running(status.identity)
 
     @property
     def fence(self) -> records.Fence:
@@ -137,7 +137,7 @@ class Run:
     def kill(self) -> None:
         """End its newest attempt's process, if it still runs."""
         status = self.status()
-        if status is not None and records.is_alive(status.identity):
+        if status is not None and records.is_running(status.identity):
             os.kill(status.pid, signal.SIGKILL)
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from midstream_engine import records
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 # Programs of tests are small and run a few times: most of their time would go into making them fast.
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 T = TypeVar("T")

@@ -9,12 +9,12 @@ import numpy as np
 
 from midstream_engine.checkpoint.format.array_names import unflatten
 from midstream_engine.config.load import from_mapping
-from midstream_engine.interop.foreign_run import Adopted
+from midstream_engine.interop.foreign_run import ForeignRun
 from midstream_engine.trainer.attempt.setup import make_plan
 from midstream_engine.trainer.loop.train_step import train_step
 
 
-def continued(adopted: Adopted, batches: list[Any]) -> list[float]:
+def continued(adopted: ForeignRun, batches: list[Any]) -> list[float]:
     """The losses of the updates on ``batches`` (each [batch, position]), whose last position is a target alone."""
     config = from_mapping(adopted.mapping).config
     plan = make_plan(config, jax.devices()[:1], step=adopted.step)

@@ -29,7 +29,7 @@ from midstream.launch.launch_run import launch_run
 from midstream.migrate.execution import migration_process
 from midstream.migrate.execution.journal import JournalReader
 from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
-from midstream.migrate.model import COMPLETED, FAIL, HANDOVER, OVERTAKE, PROGRESS, STOP, Event, Request
+from midstream.migrate.model import COLD, COMPLETED, FAIL, LIVE, PROGRESS, WARM, Event, Request
 from midstream.migrate.planning import plan as planning
 from midstream.migrate.planning import preflight
 from midstream_engine import records
@@ -39,10 +39,10 @@ from simulators.sshd import Lab
 from support.command_line import TINY, Run
 from support.engine_runs import QUICK
 
-MODES = (HANDOVER, OVERTAKE, STOP)
+MODES = (WARM, LIVE, COLD)
 KINDS = ("operator", "source", "target", "sshd", "cut", "stall", "disk")
 # Lines that the journal of a move without a fault has, about: the moment is after one of them.
-LINES = {HANDOVER: 40, OVERTAKE: 46, STOP: 36}
+LINES = {WARM: 40, LIVE: 46, COLD: 36}
 DISK = 96 << 20
 STEPS = 1500  # of the run; a new one is begun before they are done
 RENEWED = 1000  # step from which no further move of the same run is begun
@@ -153,7 +153,7 @@ class Campaign:
         kept = self.room / f"broken-{self.run_id}"
         for directory in map(MigrationDirectory, migration_ids()):
             with suppress(FileNotFoundError, ValueError, ProcessLookupError):
-                if directory.is_held():  # it may wait for hours
+                if directory.is_locked():  # it may wait for hours
                     os.kill(int((directory.path / ".lock").read_text()), signal.SIGKILL)
         for name, run in self.runs.items():
             run.kill()
@@ -299,7 +299,7 @@ class Campaign:
         """Until ``when`` holds; False where the move was over before."""
         deadline = time.monotonic() + self.patience
         while not when([event for event in under_way.reader.events() if event.state != PROGRESS]):
-            if not under_way.directory.is_held():
+            if not under_way.directory.is_locked():
                 return False
             if time.monotonic() > deadline:
                 raise Broken(f"{under_way.directory.migration} stands still at {place(under_way.reader)}")
@@ -309,7 +309,7 @@ class Campaign:
     def _await_end(self, directory: MigrationDirectory) -> None:
         """Until nobody carries the move out any more."""
         deadline = time.monotonic() + self.patience
-        while directory.is_held():
+        while directory.is_locked():
             if time.monotonic() > deadline:
                 raise Broken(f"{directory.migration} does not end: {place(JournalReader(directory.journal_file))}")
             time.sleep(0.05)
@@ -336,7 +336,7 @@ class Campaign:
         """End the process that carries the move out."""
         with suppress(FileNotFoundError, ValueError, ProcessLookupError):
             pid = int((under_way.directory.path / ".lock").read_text())
-            if under_way.directory.is_held():
+            if under_way.directory.is_locked():
                 os.kill(pid, signal.SIGKILL)
                 return "its process"
         return "it was over"
@@ -344,9 +344,9 @@ class Campaign:
     def kill_engine(self, under_way: UnderWay, where: str) -> str:
         """End the newest engine there, waited for where there is none yet."""
         deadline = time.monotonic() + self.patience
-        while under_way.directory.is_held() and time.monotonic() < deadline:
+        while under_way.directory.is_locked() and time.monotonic() < deadline:
             status = self.runs[where].status()
-            if status is not None and records.is_alive(status.identity):
+            if status is not None and records.is_running(status.identity):
                 with suppress(ProcessLookupError):
                     os.kill(status.pid, signal.SIGKILL)
                     return f"attempt {status.attempt} on {where}, {status.state} at step {status.step}"
@@ -359,10 +359,10 @@ class Campaign:
         directory = under_way.directory
         pids = {"the link": self.server.sessions()}
         with suppress(FileNotFoundError, ValueError):
-            pids["its process"] = [int((directory.path / ".lock").read_text())] if directory.is_held() else []
+            pids["its process"] = [int((directory.path / ".lock").read_text())] if directory.is_locked() else []
         for role, where in (("the source", under_way.source), ("the target", under_way.target)):
             status = self.runs[where].status()
-            pids[role] = [status.pid] if status is not None and records.is_alive(status.identity) else []
+            pids[role] = [status.pid] if status is not None and records.is_running(status.identity) else []
         victim = rng.choice(sorted(name for name, found in pids.items() if found) or ["nothing"])
         for pid in pids.get(victim, []):
             with suppress(ProcessLookupError):
@@ -391,9 +391,9 @@ class Campaign:
         """After the move: one lineage, nothing lost, and the run goes on."""
         fences = {name: run.fence for name, run in self.runs.items() if Path(run.paths.fence).exists()}
         newest = max(fences.values(), key=lambda fence: fence.epoch)
-        self.at = newest.holder
+        self.at = newest.owner
         run = self.runs[self.at]
-        row["epoch"], row["holder"] = newest.epoch, newest.holder
+        row["epoch"], row["holder"] = newest.epoch, newest.owner
         others = [other for name, other in self.runs.items() if name != self.at]
         for other in others:
             self._gone(row, other)

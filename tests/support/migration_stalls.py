@@ -192,7 +192,7 @@ class StallCampaign(Campaign):
 
     def _operator(self, under_way: UnderWay) -> list[int]:
         with suppress(FileNotFoundError, ValueError):
-            if under_way.directory.is_held():
+            if under_way.directory.is_locked():
                 return [int((under_way.directory.path / ".lock").read_text())]
         return []
 
@@ -210,18 +210,18 @@ class StallCampaign(Campaign):
 
     def _engine(self, host: str) -> list[int]:
         status = self.runs[host].status()
-        return [status.pid] if status is not None and records.is_alive(status.identity) else []
+        return [status.pid] if status is not None and records.is_running(status.identity) else []
 
     def _supervisor(self, host: str) -> list[int]:
         run = self.runs[host]
         value = records.read_json_or_none(run.paths.attempt(run.attempt).launched(0)) if run.attempt else None
         identity = records.ProcessIdentity.from_json(value) if value else None
-        return [identity.pid] if identity is not None and records.is_alive(identity) else []
+        return [identity.pid] if identity is not None and records.is_running(identity) else []
 
     def _awaited(self, under_way: UnderWay, find: Callable[[], list[int]]) -> list[int]:
         """What ``find`` finds, once it finds something; nothing where the move is over before."""
         deadline = time.monotonic() + self.patience
-        while not (found := find()) and under_way.directory.is_held() and time.monotonic() < deadline:
+        while not (found := find()) and under_way.directory.is_locked() and time.monotonic() < deadline:
             time.sleep(0.02)
         return found
 

@@ -49,7 +49,7 @@ def write_stand_in(directory: Path) -> Path:
     package = directory / "midstream_engine"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    for name in ("notices.py", "records.py", "shapes.py", "supervise.py"):
+    for name in ("json_shapes.py", "preemption_notices.py", "records.py", "supervise.py"):
         shutil.copy(Path(midstream_engine.__file__).parent / name, package)
     (package / "train.py").write_text(TRAIN)
     return package

@@ -29,8 +29,10 @@ class Held:
         digest = None
         if checkpoint is not None:
             digest = records.Manifest.read(f"{self.source.checkpoint(checkpoint)}/{records.MANIFEST}").root_digest
-        order = records.Order(action, epoch=epoch, checkpoint=checkpoint, root_digest=digest, serial=serial, step=step)
-        order.write(self.paths.attempt(2).order)
+        order = records.Command(
+            action, epoch=epoch, checkpoint=checkpoint, root_digest=digest, sequence=serial, step=step
+        )
+        order.write(self.paths.attempt(2).command_file)
 
     def start(self, *flags: str, **environment: str) -> Engine:
         said = {"MIDSTREAM_ATTEMPT": "2", "MIDSTREAM_EPOCH": "2", "MIDSTREAM_TARGET": "two", **environment}
@@ -45,8 +47,8 @@ class Held:
 
     def has_done(self, serial: int):
         """For ``until``: the status once it has carried out this order."""
-        return lambda: status if (status := self.status()) is not None and status.order >= serial else None
+        return lambda: status if (status := self.status()) is not None and status.acknowledged >= serial else None
 
     def has_refused(self, serial: int):
         """For ``until``: the status once it has refused this order."""
-        return lambda: status if (status := self.status()) is not None and status.refused >= serial else None
+        return lambda: status if (status := self.status()) is not None and status.rejected >= serial else None

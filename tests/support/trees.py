@@ -14,7 +14,7 @@ import pytest
 
 from midstream_engine import records
 
-SOURCES = [str(Path(__file__).parents[1] / name) for name in ("app", "engine")]
+SOURCES = [str(Path(__file__).parents[2] / name) for name in ("app", "engine")]
 
 
 def sha256(content: bytes) -> str:
@@ -121,10 +121,10 @@ def _first_difference(one: bytes, other: bytes) -> int | None:
 
 def far_program(function: str, arguments: dict[str, Any], stdin: Any = subprocess.PIPE) -> subprocess.Popen[bytes]:
     """A function of midstream.remote in an interpreter of its own, as on a host."""
-    module, name = function.split(".")
+    module, _, name = function.rpartition(".")
     code = (
-        f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote import {module};"
-        f" sys.exit({module}.{name}(**json.loads(sys.argv[1])))"
+        f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote.{module} import {name};"
+        f" sys.exit({name}(**json.loads(sys.argv[1])))"
     )
     argv = [sys.executable, "-c", code, json.dumps(arguments)]
     return subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE)

@@ -13,7 +13,7 @@ from textual.app import App, ComposeResult
 from midstream.tui import palette
 from midstream.tui.glyphs import ASCII, UNICODE, Glyphs
 from midstream.tui.screen_state import attempt_hues
-from midstream.tui.series_cache import Book
+from midstream.tui.series_cache import SeriesCache
 from midstream.tui.widgets import axes
 from midstream.tui.widgets.curve import CurveView, Look
 from midstream.tui.widgets.plot import Drawn
@@ -294,7 +294,7 @@ async def test_other_axes(axis: str) -> None:
         {"global_step": step, "train/loss": 1.0, "throughput/total_tokens": 1000 * step, "time": 5000.0 + 60 * step}
         for step in range(301)
     ]
-    series, _ = Book().series("run", measured, "train/loss", axis)
+    series, _ = SeriesCache().series("run", measured, "train/loss", axis)
     app = Board()
     async with app.run_test(size=(80, 24)):
         app.curve.draw((Drawn(series),), metric="train/loss")
@@ -307,7 +307,7 @@ def test_a_clock_that_is_set_back_does_not_fold_the_curve() -> None:
     measured = [
         {"global_step": step, "train/loss": 1.0, "time": at} for step, at in enumerate((100.0, 200.0, 150.0, 300.0))
     ]
-    series, _ = Book().series("run", measured, "train/loss", "time")
+    series, _ = SeriesCache().series("run", measured, "train/loss", "time")
     assert list(series.x) == [0.0, 100.0, 100.0, 200.0]
 
 

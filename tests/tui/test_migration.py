@@ -56,7 +56,7 @@ async def open_migration(pilot, app) -> None:
 
 async def test_a_move_under_way_shows_phases_copy_commands_and_what_is_safe(directory: MigrationDirectory) -> None:
     app = app_over(worlds.small_fleet(), FromDisk())
-    with directory.held():
+    with directory.locked():
         async with app.run_test(size=(100, 30)) as pilot:
             await open_migration(pilot, app)
             text = screen_text(app)
@@ -78,7 +78,7 @@ async def test_new_lines_of_the_journal_appear_and_the_certificate_turns_the_pag
     directory: MigrationDirectory,
 ) -> None:
     app = app_over(worlds.moved_fleet(), FromDisk())
-    with directory.held():
+    with directory.locked():
         async with app.run_test(size=(100, 30)) as pilot:
             await open_migration(pilot, app)
             tell(directory, worlds.ENDING[:3])
@@ -91,8 +91,8 @@ async def test_new_lines_of_the_journal_appear_and_the_certificate_turns_the_pag
             for words in (
                 "✓ state",
                 "✓ data",
-                "✓ witness",
-                "○ trajectory unwitnessed",
+                "✓ reference losses",
+                "○ continuity       not checked",
                 "down for 14s",
                 "sealed at 1,204",
                 "── small",
@@ -106,7 +106,7 @@ async def test_new_lines_of_the_journal_appear_and_the_certificate_turns_the_pag
 
 async def test_the_newest_prediction_is_shown_beside_the_plans(directory: MigrationDirectory) -> None:
     app = app_over(worlds.small_fleet(), FromDisk())
-    with directory.held():
+    with directory.locked():
         async with app.run_test(size=(100, 30)) as pilot:
             await open_migration(pilot, app)
             await pilot.press("3")
@@ -206,7 +206,7 @@ async def test_there_is_no_rollback_after_finish() -> None:
 
 
 async def test_a_refuted_claim_is_the_headline() -> None:
-    claims = (replace(worlds.CERTIFICATE.claims[0], verdict=model.REFUTED, statement="restored another state"),)
+    claims = (replace(worlds.CERTIFICATE.claims[0], verdict=model.CLAIM_FAILED, statement="restored another state"),)
     view = replace(worlds.certified(), certificate=replace(worlds.CERTIFICATE, claims=claims))
     app = app_over(worlds.moved_fleet(), Answers(view))
     async with app.run_test(size=(100, 30)) as pilot:
@@ -216,7 +216,7 @@ async def test_a_refuted_claim_is_the_headline() -> None:
 
 async def test_losses_of_the_source_past_the_seal_are_laid_over_the_targets() -> None:
     steps_past = [[step, 2.0, 2.0] for step in range(1204, 1212)]
-    trajectory = model.Claim("trajectory", model.PROVEN, "8 losses agree", {"steps": steps_past})
+    trajectory = model.Claim("continuity", model.VERIFIED, "8 losses agree", {"steps": steps_past})
     view = replace(worlds.certified(), certificate=replace(worlds.CERTIFICATE, claims=(trajectory,)))
     assert migration_text.source_past_the_seal(view) == [(step, 2.0) for step in range(1204, 1212)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from midstream.tui import responsiveness
 from midstream.tui.responsiveness import Pauses
-from midstream.tui.series_cache import Book
+from midstream.tui.series_cache import SeriesCache
 from midstream.tui.widgets.curve import CurveView
 from tui import worlds
 from tui.looking import app_over, settle
@@ -17,8 +17,8 @@ from tui.looking import app_over, settle
 
 def test_rows_are_taken_in_by_and_by_over_all_series_and_the_whole_is_the_same() -> None:
     rows = worlds.rows(250)
-    at_once, _ = Book().series("run", rows, "train/loss")
-    book = Book(100)
+    at_once, _ = SeriesCache().series("run", rows, "train/loss")
+    book = SeriesCache(100)
     lengths = []
     for _ in range(6):
         book.begin()
@@ -34,7 +34,7 @@ def test_rows_are_taken_in_by_and_by_over_all_series_and_the_whole_is_the_same()
 
 async def test_a_screen_reads_on_until_all_of_a_curve_is_there() -> None:
     app = app_over(worlds.small_fleet(worlds.moved_run()))
-    app.book = Book(40)
+    app.book = SeriesCache(40)
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot, lambda: not app.book.behind)
         await pilot.press("enter")

@@ -10,7 +10,7 @@ from typing import Any
 from textual.widgets import Input
 
 from midstream.hosts.prompter import FirstContact, Passphrase
-from midstream.tui.dialog_prompter import ScreenPerson
+from midstream.tui.dialog_prompter import DialogPrompter
 from midstream.watch.snapshot import AcceleratorUser, Disk, InfinibandPort
 from tui import worlds
 from tui.looking import app_over, screen_text, settle
@@ -35,7 +35,7 @@ class Asked:
 
 async def test_a_new_hosts_fingerprint_is_shown_and_only_a_typed_yes_accepts_it() -> None:
     app = app_over(worlds.big_fleet())
-    person = ScreenPerson(app)
+    person = DialogPrompter(app)
     asked = Asked(lambda: person.accept(CONTACT))  # before the app has begun
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot, lambda: "First contact with gpu1" in screen_text(app))
@@ -53,7 +53,7 @@ async def test_a_new_hosts_fingerprint_is_shown_and_only_a_typed_yes_accepts_it(
 async def test_escape_does_not_accept_it() -> None:
     app = app_over(worlds.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
-        asked = Asked(lambda: ScreenPerson(app).accept(CONTACT))
+        asked = Asked(lambda: DialogPrompter(app).accept(CONTACT))
         await settle(pilot, lambda: "First contact" in screen_text(app))
         await pilot.press("escape")
         await settle(pilot, lambda: asked.done)
@@ -63,7 +63,7 @@ async def test_escape_does_not_accept_it() -> None:
 async def test_a_passphrase_is_not_shown() -> None:
     app = app_over(worlds.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
-        asked = Asked(lambda: ScreenPerson(app).passphrase(replace(WANTED, again=True)))
+        asked = Asked(lambda: DialogPrompter(app).passphrase(replace(WANTED, again=True)))
         await settle(pilot, lambda: bool(app.screen.query(Input)) and "id_ed25519 is locked" in screen_text(app))
         assert "That does not open it" in screen_text(app)
         await pilot.press(*"sesame")
@@ -78,7 +78,7 @@ async def test_a_passphrase_is_not_shown() -> None:
 async def test_a_key_may_stay_locked() -> None:
     app = app_over(worlds.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
-        asked = Asked(lambda: ScreenPerson(app).passphrase(WANTED))
+        asked = Asked(lambda: DialogPrompter(app).passphrase(WANTED))
         await settle(pilot, lambda: "is locked" in screen_text(app))
         await pilot.press("escape")
         await settle(pilot, lambda: asked.done)
@@ -87,7 +87,7 @@ async def test_a_key_may_stay_locked() -> None:
 
 async def test_who_is_asked_while_the_screen_goes_away_has_not_answered() -> None:
     app = app_over(worlds.big_fleet())
-    person = ScreenPerson(app)
+    person = DialogPrompter(app)
     async with app.run_test(size=(80, 24)) as pilot:
         asked = Asked(lambda: person.accept(CONTACT))
         await settle(pilot, lambda: "First contact" in screen_text(app))

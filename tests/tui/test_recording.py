@@ -29,7 +29,7 @@ def told(store: Store, step: int) -> None:
     """What a probe says of a run that has come to a step."""
     status = records.Status("training", step, 0, "boot", 1, 1, 5.0, "nano", 1, 1, num_train_steps=100)
     rows = "".join(json.dumps({"global_step": at, "train/loss": 3.0 - at / 100}) + "\n" for at in range(step))
-    store.take("here", {"event": "run", "run": "nano", "attempt": 1, "alive": True, "status": status.to_json()})
+    store.take("here", {"event": "run", "run": "nano", "attempt": 1, "running": True, "status": status.to_json()})
     line = {"event": "metrics", "run": "nano", "attempt": 1, "offset": 0, "inode": 1, "end": len(rows), "text": rows}
     store.take("here", line)
     store.take("here", beat(100.0 + step))

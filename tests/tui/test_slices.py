@@ -31,7 +31,7 @@ FOUND = Slices(
             ),
             "",
         ),
-        (Slice("lab", "us-central2-b", "gone", interface.GONE, "PREEMPTED", "UNHEALTHY_MAINTENANCE", "v4-8"), ""),
+        (Slice("lab", "us-central2-b", "gone", interface.PREEMPTED, "PREEMPTED", "UNHEALTHY_MAINTENANCE", "v4-8"), ""),
     ),
     ("lab/asia-east1-c: permission tpu.nodes.list is missing",),
 )  # fmt: skip

@@ -31,7 +31,7 @@ def test_a_move_is_left_killed_come_back_to_certified_and_taken_back(
     state = lab.directory / "state"
     monkeypatch.setenv("MIDSTREAM_STATE", str(state))
     here, there = lab.local("here", devices=1), lab.host("there", devices=2)
-    there.config = type(there.config)(**{**vars(there.config), "copy_rate": COPY})
+    there.config = type(there.config)(**{**vars(there.config), "bandwidth_limit": COPY})
     fleet = lab.fleet_file(here=here, another=lab.local("another", devices=1), there=there.config)
     launched = midstream("--fleet", fleet, "--launch", TINY, "--on", "here", "--run-id", "nano", "--", *TRAINING)
     assert launched.code == 0, launched.stderr
@@ -76,8 +76,8 @@ def test_a_move_is_left_killed_come_back_to_certified_and_taken_back(
         second.wait(lambda screen: "1 moving" in screen and "3 Migrations 1" in screen, "a move under way")
         second.press("3", "Enter")
         proof = second.wait(lambda screen: re.search(r"sealed at [\d,]+", screen), "the certificate", PATIENCE)
-        for claim in ("state", "data", "witness"):
-            assert re.search(rf"✓ {claim} +proven", proof), proof
+        for claim in ("state", "data", "reference losses"):
+            assert re.search(rf"✓ {claim} +verified", proof), proof
         assert max(map(len, proof.splitlines())) <= 80
         second.press("r")
         second.wait(lambda screen: "Roll back nano" in screen, "the question")
@@ -92,4 +92,4 @@ def test_a_move_is_left_killed_come_back_to_certified_and_taken_back(
         second.close()
     assert not target.alive
     assert source.alive
-    assert source.fence.holder == "here"
+    assert source.fence.owner == "here"

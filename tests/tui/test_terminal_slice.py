@@ -81,8 +81,8 @@ def test_a_slice_is_asked_for_made_and_moved_to_from_the_wizard(
         proof = terminal.wait(
             lambda screen: "✓ certified" in screen and "✓ state" in screen, "the certificate", PATIENCE
         )
-        for claim in ("state", "data", "witness"):
-            assert re.search(rf"✓ {claim} +proven", proof), proof
+        for claim in ("state", "data", "reference losses"):
+            assert re.search(rf"✓ {claim} +verified", proof), proof
         terminal.wait(lambda screen: "✓ completed" in screen, "the end of the move", PATIENCE)
         terminal.press("Escape")
         terminal.wait(lambda screen: re.search(r"nano +pod-0 +● training", screen), "the run there", PATIENCE)
@@ -91,7 +91,7 @@ def test_a_slice_is_asked_for_made_and_moved_to_from_the_wizard(
     finally:
         print(terminal.screen)
         terminal.close()
-    assert (there.fence.holder, source.fence.epoch) == ("pod", there.fence.epoch)
+    assert (there.fence.owner, source.fence.epoch) == ("pod", there.fence.epoch)
     assert not source.alive
     assert there.alive
     restored = records.Restore.read(there.paths.attempt(there.attempt).restore)

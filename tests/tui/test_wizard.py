@@ -45,7 +45,7 @@ async def test_the_plan_shows_every_number_that_changes_and_the_command_line() -
             "14.2 MB of state",
             "relayed through this machine",
             "about 14s",
-            "midstream --migrate nano --to large --mode handover",
+            "midstream --migrate nano --to large --mode warm",
         ):
             assert words in text
 
@@ -75,11 +75,11 @@ async def test_another_target_or_checkpoint_is_another_plan() -> None:
         await settle(pilot)
         requests = asked(answers, "plan")
         assert [(request.target, request.checkpoint, request.mode) for request in requests] == [
-            ("large", "now", "handover"),
-            ("gpu2", "now", "handover"),
-            ("gpu2", "latest", "handover"),
-            ("gpu2", "latest", "stop"),
-            ("gpu2", "1000", "stop"),
+            ("large", "now", "warm"),
+            ("gpu2", "now", "warm"),
+            ("gpu2", "latest", "warm"),
+            ("gpu2", "latest", "cold"),
+            ("gpu2", "1000", "cold"),
         ]
         assert all(request.source == "small" for request in requests)
         assert "--to gpu2" in screen_text(app)
@@ -308,7 +308,7 @@ async def test_y_copies_the_command_line() -> None:
         await settle(pilot)
         await pilot.press("y")
         await settle(pilot)
-        assert app.clipboard == replace(worlds.PLAN, mode=model.HANDOVER).command()
+        assert app.clipboard == replace(worlds.PLAN, mode=model.WARM).command()
 
 
 async def test_a_slice_that_is_not_there_is_asked_for_with_its_price_and_its_name(
@@ -323,7 +323,7 @@ async def test_a_slice_that_is_not_there_is_asked_for_with_its_price_and_its_nam
         await pilot.press("m")
         await settle(pilot, lambda: "is not there, and can be made: v3-8, spot: cheaper" in screen_text(app))
         await pilot.press("o", "j", "enter")
-        await settle(pilot, lambda: "mode stop" in screen_text(app))
+        await settle(pilot, lambda: "mode cold" in screen_text(app))
         await pilot.press("enter")
         await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         assert "v3-8, spot: cheaper" in screen_text(app)
@@ -335,11 +335,11 @@ async def test_a_slice_that_is_not_there_is_asked_for_with_its_price_and_its_nam
     assert asked(answers, "create") == ["large"]
     assert app.return_value == RELOAD, "with its workers among the hosts"
     assert app.move is not None, "and with what was chosen"
-    assert (app.move.run_id, app.move.target, app.move.mode) == ("nano", "large", "stop")
+    assert (app.move.run_id, app.move.target, app.move.mode) == ("nano", "large", "cold")
 
 
 async def test_the_wizard_goes_on_with_what_was_chosen_once_the_target_answers() -> None:
-    move = model.Request("nano", "gpu2", mode=model.STOP, checkpoint="latest", source="small")
+    move = model.Request("nano", "gpu2", mode=model.COLD, checkpoint="latest", source="small")
     answers = Answers()
     hosts = worlds.small_fleet().hosts
     app = MidstreamApp(Values(worlds.snapshot(hosts)), answers, move=move, clock=lambda: NOW)
@@ -350,7 +350,7 @@ async def test_the_wizard_goes_on_with_what_was_chosen_once_the_target_answers()
         app.source.set(worlds.snapshot([*hosts, worlds.host("gpu2")], [worlds.run()], version=2))
         await settle(pilot, lambda: isinstance(app.screen, WizardScreen) and "--to gpu2" in screen_text(app))
         (request,) = {(each.target, each.mode, each.checkpoint) for each in asked(answers, "plan")}
-        assert request == ("gpu2", "stop", "latest")
+        assert request == ("gpu2", "cold", "latest")
         await pilot.press("escape")
         await settle(pilot)
         assert isinstance(app.screen, FleetScreen), "once"

@@ -192,7 +192,7 @@ def big_fleet() -> Snapshot:
 PLAN = model.Plan(
     migration="20261121-101502-nano-3fa9",
     run_id="nano",
-    mode="stop",
+    mode="cold",
     source="small",
     source_attempt=1,
     source_state="training",
@@ -298,16 +298,18 @@ CERTIFICATE = model.Certificate(
     DIGEST,
     2,
     (
-        model.Claim("state", model.PROVEN, "the restored state is the sealed state, root digest 3f9a1c52e07b"),
-        model.Claim("data", model.PROVEN, "batch 1204 is the one that the source would have taken next"),
+        model.Claim("state", model.VERIFIED, "the restored state is the sealed state, root digest 3f9a1c52e07b"),
+        model.Claim("data", model.VERIFIED, "batch 1204 is the one that the source would have taken next"),
         model.Claim(
-            "witness", model.PROVEN, "8 fixed sequences give the same losses, largest relative difference 3.1e-07"
+            "reference losses",
+            model.VERIFIED,
+            "8 fixed sequences give the same losses, largest relative difference 3.1e-07",
         ),
-        model.Claim("trajectory", model.UNWITNESSED, "the source has no losses past the seal to compare with"),
+        model.Claim("continuity", model.NOT_CHECKED, "the source has no losses past the seal to compare with"),
     ),
     NOW - 14,
 )
-LEDGER = model.Ledger(
+LEDGER = model.DowntimeReport(
     PLAN.predicted_seconds,
     {**PLAN.predicted_seconds, "save": 0.4, "copy": 0.6, "provision": 7.4, "compile": 11.2},
     NOW - 29,
@@ -321,7 +323,7 @@ def migration(state: str = model.RUNNING, **changes: Any) -> model.MigrationView
 
 
 def certified() -> model.MigrationView:
-    return migration(phase=model.FINISH, events=STORY + ENDING, ledger=LEDGER, certificate=CERTIFICATE)
+    return migration(phase=model.FINISH, events=STORY + ENDING, downtime=LEDGER, certificate=CERTIFICATE)
 
 
 def moved_fleet() -> Snapshot:

@@ -49,9 +49,9 @@ def test_an_answer_is_named_by_its_function(host: LocalMachine, tmp_path: Path):
     python.write_text("#!/bin/sh\nexec cat /dev/zero\n")
     python.chmod(0o755)
     host.far_python = str(python)
-    with pytest.raises(AnswerTooLarge, match=r"lab: runs\.list_runs answered more than 2 MiB: closed"):
+    with pytest.raises(AnswerTooLarge, match=r"lab: runs\.run_state\.list_runs answered more than 2 MiB: closed"):
         host.call("runs.run_state.list_runs", root=host.root)
-    with pytest.raises(AnswerTooLarge, match=r"lab: objects\.describe answered more than 16 MiB: closed"):
+    with pytest.raises(AnswerTooLarge, match=r"lab: verify\.objects\.describe answered more than 16 MiB: closed"):
         host.call("verify.objects.describe", directory="/x", manifest="manifest.json")
 
 

@@ -38,9 +38,10 @@ BAD = (
     "arrays/../x", "arrays/x/c/0\n", "arrays/x\n/c/0", "arrays/x/c/\u0660", "arrays/\u202ex/c/0", "arrays/x\0/c/0",
     "arrays/.x/c/0", "arrays/x/c/0.py", "arrays/x/zarr.json/y.py", "manifest.json", "Train.json", "train.json/x",
     "yaml.py", "jax/__init__.py", "sitecustomize.py", "usercustomize.py", "wandb/settings",
-    "attempts/001/wandb/settings", "attempts/001/yaml.py", "attempts/001/order.json", "attempts/001/launch.json",
+    "attempts/001/wandb/settings", "attempts/001/yaml.py", "attempts/001/command.json", "attempts/001/launch.json",
     "attempts/001/exit-0.json", "attempts/001/work-0-x/yaml.py", "attempts/01/metrics.jsonl",
-    "attempts/001/../metrics.jsonl", "attempts/001/status-0.json/x", "fence.json", "lineage.json", "mover.json",
+    "attempts/001/../metrics.jsonl", "attempts/001/status-0.json/x", "fence.json",
+    "lineage.json", "migration_lock.json",
     "store.json", ".secrets.json", ".lock", "pins/x.json", ".incoming/x/written", f"attempts/001/{EVENTS}",
     f"checkpoints/{EVENTS}", f"../{EVENTS}", f"a/../{EVENTS}", f".hidden/{EVENTS}", f"{EVENTS}.py", f"{EVENTS}.so",
     f"{EVENTS}/x", f"fence.json/{EVENTS}", f"run.yaml/a/{EVENTS}", f"a\n/{EVENTS}", f"~/{EVENTS}",
@@ -106,7 +107,7 @@ def test_no_spelling_of_a_path_leaves_the_tree_or_can_be_imported(kind: str) -> 
 
 def test_what_our_own_programs_write_is_on_the_lists() -> None:
     assert all(allowed(DATA, name) and allowed(DATA, f"{FOLDER}/{name}") for name in NAMES)
-    assert allowed(CHECKPOINT, zarr.cell_path("model/blocks/attn/qkv/weight", (0, 63)))
+    assert allowed(CHECKPOINT, zarr.chunk_path("model/blocks/attn/qkv/weight", (0, 63)))
     paths = records.RunPaths("/r", "run")
     attempts = [paths.attempt(number) for number in (1, 4711)]
     written = [path for each in attempts for path in (each.metrics, each.restore, each.status(17), each.log(17))]

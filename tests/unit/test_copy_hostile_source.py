@@ -298,7 +298,7 @@ def test_a_tree_of_this_host_gives_its_files_by_hard_link_and_no_symbolic_one(pa
     source, target = tmp_path / "source", Path(pair[1].root) / "runs" / "r" / "checkpoints" / "step-3-a001"
     write_tree(source, {cell("one"): content, cell("two"): b"y" * 1000})
     report = copy_objects(pair[0], str(source), pair[1], str(target))
-    assert report.held == (cell("one"),)
+    assert report.linked == (cell("one"),)
     assert (target / cell("one")).samefile(checkpoints / "step-1-a001" / cell("plain"))
     assert not (target / cell("two")).is_symlink()
     assert files(target) == files(source)

@@ -29,14 +29,14 @@ from midstream.demo.directory import take
 from midstream.launch.bundle import build_bundle
 from midstream.launch.environment import Environment
 from midstream.launch.start_attempt import Launch, Prepared, install_engine, start_attempt, wait_state
-from midstream.migrate import directory
+from midstream.migrate.execution import migration_directory
 from midstream.output import Output
 from midstream_engine import records
 from unit.sample_plan import PLAN
 
 HOLD = (
     "import time; from midstream.migrate.execution.migration_directory import MigrationDirectory\\n"
-    "with MigrationDirectory('m').held():\\n    print('held', flush=True)\\n    time.sleep(600)"
+    "with MigrationDirectory('m').locked():\\n    print('held', flush=True)\\n    time.sleep(600)"
 )
 with _kept(take(print), Output(False)) as (fleet, hosts):
     small = hosts.get("small")
@@ -45,7 +45,7 @@ with _kept(take(print), Output(False)) as (fleet, hosts):
     start_attempt(small, fleet.hosts["small"], Launch("demo", "small", config_text="a: 1"), prepared)
     wait_state(small, "demo", 1, frozenset({{records.TRAINING}}), 60)
     plan = replace(PLAN, run_id="demo", source="small", target="large", target_host="large", fleet_file=fleet.path)
-    directory.create(plan, fleet.text)
+    migration_directory.create(plan, fleet.text)
     holder = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, start_new_session=True)
     holder.stdout.readline()
     print("ready", flush=True)
@@ -102,7 +102,7 @@ def test_a_killed_demo_ends_with_all_that_it_started_before_the_next_one_begins(
 ) -> None:
     child, root = demo(), directory.base()
     running = marked(root)
-    for word in ("midstream_engine.supervise", "midstream_engine.train", "held()", "midstream.demo.cleanup_process"):
+    for word in ("midstream_engine.supervise", "midstream_engine.train", "locked()", "midstream.demo.cleanup_process"):
         assert any(word in line for line in running.values()), (word, running)
     engine = status().pid
     os.kill(engine, signal.SIGSTOP)  # so that its end is not over before the next demo is there

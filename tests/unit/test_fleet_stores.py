@@ -16,7 +16,8 @@ HOSTS = "hosts: {a: {type: local, store: runs}, b: {type: local, store: 'gs://ot
 
 def test_the_store_that_a_place_lies_in_says_who_asks_there() -> None:
     fleet = parse_fleet(
-        HOSTS + "stores:\n  runs: {url: gs://runs/p/, credentials: ~/key.json, impersonate: a@b.iam.x, billed_to: us}\n"
+        HOSTS + "stores:\n  runs: {url: gs://runs/p/, credentials: ~/key.json, impersonate: a@b.iam.x,"
+        " user_project: us}\n"
         "  open: {url: gs://runs, credentials: anonymous}\n  mine: {url: gs://mine, project: p}\n"
     )
     assert [fleet.store_of(name) for name in "abc"] == ["gs://runs/p", "gs://other/x", ""]
@@ -35,7 +36,7 @@ def test_the_store_that_a_place_lies_in_says_who_asks_there() -> None:
         ("{url: gs://runs, bucket: x}", "stores.s.bucket is not known"),
         ("{url: gs://runs, credentials: key.json}", "neither default nor anonymous nor a whole path"),
         ('{url: gs://runs, credentials: \'{"private_key": "SECRET"}\'}', "name the key file, never its content"),
-        ("{url: gs://runs, credentials: anonymous, billed_to: us}", "anonymous and has billed_to"),
+        ("{url: gs://runs, credentials: anonymous, user_project: us}", "anonymous and has user_project"),
         ("{url: gs://runs, credentials: anonymous, impersonate: a@b.c}", "anonymous and has impersonate"),
         ("{url: gs://runs, impersonate: somebody}", "impersonate is 'somebody'"),
         ("{url: gs://runs, credentials: [a]}", "credentials"),
@@ -45,7 +46,7 @@ def test_the_store_that_a_place_lies_in_says_who_asks_there() -> None:
 def test_a_store_that_makes_no_sense_is_refused_in_one_line(entry: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_fleet(HOSTS.replace("runs", "gs://runs") + f"stores: {{s: {entry}}}\n", "fleet.yaml")
-    line = f"{caught.value.message} ({caught.value.fix})"
+    line = f"{caught.value.message} ({caught.value.hint})"
     assert "fleet.yaml" in line
     assert words in line
     assert "\n" not in line

@@ -47,7 +47,7 @@ def snapshot(run: RunView, link: str = "live") -> Snapshot:
 
 
 @pytest.mark.parametrize(
-    ("state", "alive", "link", "notice", "kind"),
+    ("state", "running", "link", "notice", "kind"),
     [
         (records.TRAINING, True, "live", "", guard.WELL),
         (records.TRAINING, False, "live", "", guard.GONE),
@@ -74,7 +74,7 @@ def test_a_run_that_nobody_has_is_no_evidence_either():
 
 @pytest.mark.parametrize(
     ("provider", "kind"),
-    [(interface.GONE, guard.GONE), (interface.READY, guard.SILENT), (interface.UNCLEAR, guard.SILENT)],
+    [(interface.PREEMPTED, guard.GONE), (interface.READY, guard.SILENT), (interface.UNCLEAR, guard.SILENT)],
 )
 def test_a_machine_that_nobody_sees_is_lost_by_its_providers_word_alone(provider: str, kind: str):
     told = (provider, "p/z/pod is PREEMPTED, says its provider")
@@ -101,10 +101,14 @@ FAILED_LATER = rank(0, code=1, ended=20.0)  # for want of its peer
     [
         ([FAILED_LATER, rank(1, "SIGKILL", ended=10.0)], interface.UNCLEAR, guard.GONE),
         ([rank(0, "SIGKILL", ended=10.0), rank(1, code=1, ended=20.0)], interface.UNCLEAR, guard.GONE),
-        ([FAILED_LATER, rank(1, code=1, ended=10.0)], interface.GONE, None),  # an error: it would fail elsewhere too
+        (
+            [FAILED_LATER, rank(1, code=1, ended=10.0)],
+            interface.PREEMPTED,
+            None,
+        ),  # an error: it would fail elsewhere too
         ([FAILED_LATER, rank(1, "SIGABRT", ended=10.0, stuck=True)], interface.UNCLEAR, None),
         ([FAILED_LATER, RankView(1, "b", trouble="timed out")], interface.UNCLEAR, guard.SILENT),
-        ([FAILED_LATER, RankView(1, "b", trouble="timed out")], interface.GONE, guard.GONE),
+        ([FAILED_LATER, RankView(1, "b", trouble="timed out")], interface.PREEMPTED, guard.GONE),
     ],
 )
 def test_a_process_that_was_taken_from_its_group_is_evidence(ranks: list[RankView], provider: str, kind: str | None):
@@ -198,13 +202,13 @@ def test_googles_metadata_server_is_asked_on_googles_machines_alone(tmp_path: Pa
 
 
 def test_an_event_reaches_the_command_as_json_and_never_as_words_of_it(tmp_path: Path):
-    told, witness = tmp_path / "told", tmp_path / "owned"
-    event = {"kind": "lost", "message": f"'; touch {witness}; $(touch {witness})\n"}
+    told, owned = tmp_path / "told", tmp_path / "owned"
+    event = {"kind": "lost", "message": f"'; touch {owned}; $(touch {owned})\n"}
     assert notify(f'cat > {told}; echo "$MIDSTREAM_EVENT" >> {told}', event)
     first, second = told.read_text().splitlines()
     assert json.loads(first) == {**event, "message": event["message"].replace("\n", "\\n")}
     assert second == "lost"
-    assert not witness.exists()
+    assert not owned.exists()
 
 
 def test_an_event_has_no_control_characters(tmp_path: Path):

@@ -22,15 +22,16 @@ SOURCES = Path(midstream.__file__).parent
 
 def _named() -> dict[str, str]:
     """``module.function`` of `midstream.remote` in any string of the app's sources -> the file."""
-    remote = {path.stem for path in (SOURCES / "remote").glob("*.py")}
+    remote = SOURCES / "remote"
+    modules = {".".join(path.relative_to(remote).with_suffix("").parts) for path in remote.rglob("*.py")}
     found = {}
     for path in SOURCES.rglob("*.py"):
-        if path.parent.name == "remote":
+        if remote in path.parents:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                match = re.fullmatch(r"([a-z_]+)\.([a-z_]+)", node.value)
-                if match and match[1] in remote and match[2] != "py":
+                match = re.fullmatch(r"([a-z_.]+)\.([a-z_]+)", node.value)
+                if match and match[1] in modules and match[2] != "py":
                     found[node.value] = str(path)
     return found
 
@@ -46,7 +47,7 @@ def test_every_function_that_is_called_on_a_host_has_a_type():
 
 
 def _exists(name: str) -> bool:
-    module, _, function = name.partition(".")
+    module, _, function = name.rpartition(".")
     return callable(getattr(importlib.import_module(f"midstream.remote.{module}"), function, None))
 
 
@@ -61,7 +62,7 @@ STATUS: dict[str, Any] = {
     "state": "training", "step": 5, "process": 0, "boot_id": "x", "pid": 7, "start_ticks": 1, "heartbeat": 1.5,
 }  # fmt: skip
 DESCRIBED: dict[str, Any] = {
-    "run_id": "r", "fence": None, "lineage": None, "attempts": [1], "attempt": 1, "status": STATUS, "alive": True,
+    "run_id": "r", "fence": None, "lineage": None, "attempts": [1], "attempt": 1, "status": STATUS, "running": True,
     "checkpoints": [],
 }  # fmt: skip
 
@@ -79,11 +80,11 @@ DESCRIBED: dict[str, Any] = {
             {**DESCRIBED, "status": {**STATUS, "step": -5}},
             "status.step: expected an integer from 0 on",
         ),
-        ("runs.run_state.describe", {**DESCRIBED, "alive": 1}, "alive: expected a boolean, found an integer"),
+        ("runs.run_state.describe", {**DESCRIBED, "running": 1}, "running: expected a boolean, found an integer"),
         ("runs.run_state.describe", {**DESCRIBED, "checkpoints": [{"name": "../x"}]}, "checkpoints[0]: lacks step"),
         ("runs.run_state.describe", [], "expected an object, found a list"),
         ("runs.run_state.list_runs", ["nano", "../../x"], "[1]: '../../x' is not a run id"),
-        ("runs.run_state.living_attempt", "1", "expected an integer, found a string"),
+        ("runs.run_state.running_attempt", "1", "expected an integer, found a string"),
         (
             "machine.network.reach",
             {"10.0.0.1": {"seconds": "0"}},
@@ -103,7 +104,7 @@ def test_an_answer_of_another_shape_is_one_line_with_host_function_and_field(fun
 
 @pytest.mark.parametrize("answer", [None, [], 1, {}, {"result": 1}, "x"])
 def test_an_answer_that_is_none_is_refused(answer: Any):
-    with pytest.raises(RemoteError, match=r"lab: runs\.pin: neither a value nor an error"):
+    with pytest.raises(RemoteError, match=r"lab: runs\.run_state\.pin: neither a value nor an error"):
         result_of("lab", "runs.run_state.pin", {}, answer)
 
 
@@ -123,7 +124,7 @@ def test_damaged_records_name_the_command_that_repairs_them():
             {"error": "run nano: fence.json: torn", "kind": "Damaged"},
         )
     assert caught.value.code == Exit.REFUSED
-    assert caught.value.fix.startswith("midstream --repair nano --on lab")
+    assert caught.value.hint.startswith("midstream --repair nano --on lab")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_damaged_records_name_the_command_that_repairs_them():
 def test_a_line_of_a_probe_of_another_shape_is_refused(line: Any, message: str):
     with pytest.raises(RemoteError) as caught:
         report_of("lab", "machine.probe.main", line)
-    assert caught.value.message.startswith("lab: probe.main: ")
+    assert caught.value.message.startswith("lab: machine.probe.main: ")
     assert message in caught.value.message
 
 

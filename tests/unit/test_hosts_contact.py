@@ -27,8 +27,10 @@ from support.run_directory import RunDirectory
 APP = Path(midstream.__file__).parent
 # These own stdin and stdout; whoever started one goes on where it was.
 PROGRAMS = {
-    "copy.session.serve", "verify.array_check.examine", "machine.environments.build", "gcs.session.serve", "gcs.receiver.receive",
-    "gcs.sender.send", "copy.growing_checkpoint.follow", "machine.network.listen", "copy.tls_peer.answer", "machine.probe.main", "copy.disk_receiver.receive",
+    "copy.session.serve", "verify.array_check.examine", "machine.environments.build", "gcs.session.serve",
+    "gcs.receiver.receive",
+    "gcs.sender.send", "copy.growing_checkpoint.follow", "machine.network.listen", "copy.tls_peer.answer",
+    "machine.probe.main", "copy.disk_receiver.receive",
     "copy.sender.send", "verify.tree.verify",
 }  # fmt: skip
 
@@ -139,7 +141,7 @@ def test_a_timeout_is_a_lost_contact(tmp_path: Path):
 
 
 def order(action: str, **fields: Any) -> dict[str, Any]:
-    return records.Order(action, epoch=1, migration="m", **fields).to_json()
+    return records.Command(action, epoch=1, migration="m", **fields).to_json()
 
 
 def status(run: RunDirectory, state: str, *, order: int = 0, alive: bool = True) -> None:
@@ -147,7 +149,7 @@ def status(run: RunDirectory, state: str, *, order: int = 0, alive: bool = True)
     identity = records.this_process() if alive else records.ProcessIdentity("another boot", 1, 1)
     run.status(1, state, 5, identity)
     path = run.paths.attempt(1).status()
-    records.write_json(path, {**records.read_json(path), "order": order})
+    records.write_json(path, {**records.read_json(path), "acknowledged": order})
 
 
 def test_an_order_that_was_given_twice_is_one_order(tmp_path: Path):
@@ -155,13 +157,13 @@ def test_an_order_that_was_given_twice_is_one_order(tmp_path: Path):
     run.fence(1, "a")
     status(run, records.TRAINING)
     root = str(tmp_path)
-    first = ownership.give_order(root, "r", 1, order(records.SAVE))
-    assert ownership.give_order(root, "r", 1, order(records.SAVE)) == first, "it is not answered yet"
-    assert ownership.give_order(root, "r", 1, order(records.STOP)) == first + 1, "another one is another one"
+    first = ownership.send_command(root, "r", 1, order(records.SAVE))
+    assert ownership.send_command(root, "r", 1, order(records.SAVE)) == first, "it is not answered yet"
+    assert ownership.send_command(root, "r", 1, order(records.STOP)) == first + 1, "another one is another one"
     status(run, records.TRAINING, order=first + 1)
-    assert ownership.give_order(root, "r", 1, order(records.STOP)) == first + 2, "answered: it is wanted once more"
+    assert ownership.send_command(root, "r", 1, order(records.STOP)) == first + 2, "answered: it is wanted once more"
     status(run, records.STOPPED, order=first + 2, alive=False)
-    assert ownership.give_order(root, "r", 1, order(records.STOP)) == first + 2, (
+    assert ownership.send_command(root, "r", 1, order(records.STOP)) == first + 2, (
         "nobody is there to carry out another one"
     )
 
@@ -198,18 +200,20 @@ def test_a_job_that_was_submitted_twice_is_one_job(tmp_path: Path):
 def test_every_function_that_is_called_on_a_host_is_repeatable_or_is_not():
     assert not REPEATABLE & ONCE
     for name in REPEATABLE | ONCE:
-        module, function = name.split(".")
+        module, _, function = name.rpartition(".")
         assert callable(getattr(importlib.import_module(f"midstream.remote.{module}"), function)), name
     called = set()
     for path in APP.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                called |= set(re.findall(r"^[a-z_]+\.[a-z_]+$", node.value))
-    remote = {path.stem for path in (APP / "remote").glob("*.py")}
-    known = {name for name in called if name.split(".")[0] in remote and _exists(name)}
+                called |= set(re.findall(r"^[a-z_]+\.[a-z_]+\.[a-z_]+$", node.value))
+    modules = {
+        ".".join(path.relative_to(APP / "remote").with_suffix("").parts) for path in (APP / "remote").rglob("*.py")
+    }
+    known = {name for name in called if name.rpartition(".")[0] in modules and _exists(name)}
     assert known - REPEATABLE - ONCE == PROGRAMS
 
 
 def _exists(name: str) -> bool:
-    module, function = name.split(".")
+    module, _, function = name.rpartition(".")
     return hasattr(importlib.import_module(f"midstream.remote.{module}"), function)

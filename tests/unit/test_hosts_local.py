@@ -59,7 +59,7 @@ def test_closing_a_process_ends_it(host: LocalMachine):
 def test_a_function_travels_with_all_that_it_imports(host: LocalMachine):
     assert host.call("runs.run_state.claim_attempt", root=host.root, run_id="run") == 1
     described = host.call("runs.attempts.attempt", root=host.root, run_id="run", number=1)
-    assert {"status": None, "alive": False, "log": []}.items() <= described.items()
+    assert {"status": None, "running": False, "log": []}.items() <= described.items()
 
 
 def test_what_a_function_raises_is_one_line_with_its_kind(host: LocalMachine):
@@ -72,7 +72,7 @@ def test_what_a_function_raises_is_one_line_with_its_kind(host: LocalMachine):
 
 @pytest.mark.parametrize("function", ["runs", "runs.", ".describe", "../runs.describe", "runs.describe.x"])
 def test_only_functions_of_our_own_are_called(host: LocalMachine, function: str):
-    with pytest.raises(ValueError, match=r"not module\.function"):
+    with pytest.raises(ValueError, match=r"not package\.module\.function"):
         host.call(function)
 
 
@@ -104,7 +104,7 @@ def test_a_python_that_is_too_old_or_none_is_named(host: LocalMachine, tmp_path:
     ):
         with pytest.raises(RemoteError, match=r"gave no answer \(exit 1\): SyntaxError") as refused:
             attempt()
-        assert "Python 3.8" in refused.value.fix
+        assert "Python 3.8" in refused.value.hint
 
 
 def test_stray_prints_go_to_stderr_and_programs_own_stdout(host: LocalMachine):

@@ -9,7 +9,7 @@ from pathlib import Path
 from midstream.fleet.fleet import Fleet, LocalHost
 from midstream.hosts.host_pool import Hosts
 from midstream.launch.launch_run import launch_run
-from midstream.launch.start_attempt import wait_gone, wait_state
+from midstream.launch.start_attempt import wait_exited, wait_state
 from midstream.remote.copy.allowlist import DATA
 from midstream.transfer import copy_history, copy_objects, verify_objects
 from midstream_engine import records
@@ -25,9 +25,9 @@ def test_a_config_becomes_a_run_whose_checkpoint_data_and_history_can_be_moved(t
     attempt = launch_run(hosts, hosts.fleet, "small", CONFIG, "tiny", ("--trainer.num_train_steps", "3"))
     try:
         status = wait_state(small, "tiny", attempt.number, {records.FINISHED}, 240)
-        wait_gone(small, "tiny", attempt.number)
+        wait_exited(small, "tiny", attempt.number)
     finally:
-        if records.is_alive(attempt.process):
+        if records.is_running(attempt.process):
             os.kill(attempt.process.pid, signal.SIGKILL)
     assert (status.step, len(status.devices), status.boot_id) == (3, 2, attempt.process.boot_id)
     assert status.pid != attempt.process.pid, "the engine is a child of what supervises it"

@@ -22,8 +22,8 @@ from support.trees import SOURCES
 def far_call(function: str, arguments: dict[str, Any]) -> Any:
     """Call a function of midstream.remote.runs.attempts in an interpreter of its own: it forks."""
     code = (
-        f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote import engine;"
-        f" print(json.dumps(engine.{function}(**json.loads(sys.argv[1]))))"
+        f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote.runs import attempts;"
+        f" print(json.dumps(attempts.{function}(**json.loads(sys.argv[1]))))"
     )
     done = subprocess.run([sys.executable, "-c", code, json.dumps(arguments)], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
@@ -87,10 +87,10 @@ def test_the_identity_is_the_engines_own(run: records.RunPaths, setup: list[str]
 
 def test_a_setup_line_that_fails_is_named_and_starts_nothing(run: records.RunPaths) -> None:
     identity = start(run, "print('engine')", setup=["true", "module load nothing-like-it"])
-    until(lambda: not records.is_alive(identity))
+    until(lambda: not records.is_running(identity))
     assert "module load nothing-like-it failed" in log(run)
     assert "engine" not in log(run).splitlines()
-    assert not far_call("attempt", {"root": run.root, "run_id": "run", "number": 1})["alive"]
+    assert not far_call("attempt", {"root": run.root, "run_id": "run", "number": 1})["running"]
 
 
 def test_an_interpreter_that_does_not_exist_is_an_error_at_once(run: records.RunPaths) -> None:
@@ -110,11 +110,11 @@ def test_a_run_without_config_is_not_started(run: records.RunPaths) -> None:
 
 
 def test_the_order_is_there_before_the_engine(run: records.RunPaths) -> None:
-    order = records.Order(records.RESTORE, epoch=2, checkpoint="step-7-a001", step=7)
-    code = f"print(open({run.attempt(1).order!r}).read())"
+    order = records.Command(records.RESTORE, epoch=2, checkpoint="step-7-a001", step=7)
+    code = f"print(open({run.attempt(1).command_file!r}).read())"
     start(run, code, order=order.to_json())
     until(lambda: log(run).rstrip().endswith("}"))
-    assert records.Order.from_json(json.loads(log(run))) == order
+    assert records.Command.from_json(json.loads(log(run))) == order
 
 
 def test_an_attempt_is_known_before_it_has_a_status_and_signalled_by_identity(run: records.RunPaths) -> None:
@@ -122,12 +122,12 @@ def test_an_attempt_is_known_before_it_has_a_status_and_signalled_by_identity(ru
     try:
         until(lambda: "up" in log(run))
         seen = attempts.attempt(run.root, "run", 1)
-        assert (seen["status"], seen["alive"], seen["log"]) == (None, True, ["up"])
+        assert (seen["status"], seen["running"], seen["log"]) == (None, True, ["up"])
         assert run_state.signal(run.root, "run", 1, "SIGTERM")
-        until(lambda: not records.is_alive(identity))
+        until(lambda: not records.is_running(identity))
         assert not run_state.signal(run.root, "run", 1, "SIGTERM")
     finally:
-        if records.is_alive(identity):
+        if records.is_running(identity):
             os.kill(identity.pid, signal.SIGKILL)
 
 

@@ -50,7 +50,7 @@ def host(tmp_path: Path) -> Iterator[LocalMachine]:
     yield machine
     for launched in Path(machine.root).glob("runs/*/attempts/*/launch.json"):
         identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
-        if records.is_alive(identity):
+        if records.is_running(identity):
             os.kill(identity.pid, signal.SIGKILL)
 
 
@@ -75,7 +75,7 @@ def test_an_attempt_trains_and_stops_when_asked(host: LocalMachine, start: Calla
     attempt = start(overrides=("--trainer.num_train_steps", "9"))
     assert (attempt.host, attempt.run_id, attempt.number) == ("here", "run", 1)
     wait_state(host, "run", 1, TRAINING, 30)
-    assert records.is_alive(attempt.process)
+    assert records.is_running(attempt.process)
     seen = told(host, attempt)
     assert seen["flags"] == {
         "--config_path": f"{host.root}/runs/run/run.yaml",
@@ -106,10 +106,10 @@ def test_the_hosts_configuration_reaches_the_engine(host: LocalMachine, start: C
 
 
 def test_the_order_is_written_before_the_engine_starts(host: LocalMachine, start: Callable[..., Attempt]) -> None:
-    order = records.Order(records.RESTORE, epoch=3, checkpoint="step-7-a001", migration="m")
+    order = records.Command(records.RESTORE, epoch=3, checkpoint="step-7-a001", migration="m")
     attempt = start(order=order, at_least=5)
     assert attempt.number == 5
-    assert records.Order.read(records.RunPaths(host.root, "run").attempt(5).order) == order
+    assert records.Command.read(records.RunPaths(host.root, "run").attempt(5).command_file) == order
     found = host.call("runs.run_state.attempt_of_migration", root=host.root, run_id="run", migration="m")
     assert found["attempt"] == 5
 
@@ -134,19 +134,19 @@ def test_waiting_ends_in_time_and_can_be_cancelled_and_leaves_the_engine_alone(
     attempt = start()
     wait_state(host, "run", attempt.number, TRAINING, 30)
     with pytest.raises(LaunchError, match="is training after 0 s, not held"):
-        wait_state(host, "run", attempt.number, {records.HELD}, 0.1)
+        wait_state(host, "run", attempt.number, {records.ON_STANDBY}, 0.1)
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(Cancelled):
-        wait_state(host, "run", attempt.number, {records.HELD}, 30, cancel)
-    assert records.is_alive(attempt.process)
+        wait_state(host, "run", attempt.number, {records.ON_STANDBY}, 30, cancel)
+    assert records.is_running(attempt.process)
 
 
 def test_killing_returns_once_the_process_is_gone(host: LocalMachine, start: Callable[..., Attempt]) -> None:
     attempt = start()
     wait_state(host, "run", attempt.number, TRAINING, 30)
     assert kill_attempt(host, "run", attempt.number)
-    assert not records.is_alive(attempt.process)
+    assert not records.is_running(attempt.process)
     assert not kill_attempt(host, "run", attempt.number)
     with pytest.raises(LaunchError, match="ended: killed with SIGKILL: by hand, or by the system"):
         stop_attempt(host, "run", attempt.number, timeout=5)
@@ -222,7 +222,7 @@ def test_launching_is_refused_where_it_would_fork_the_run(host: LocalMachine, fl
 
 
 @pytest.mark.parametrize(
-    ("epoch", "holder", "said"),
+    ("epoch", "owner", "said"),
     [
         (2, "other", "run mine belongs to other since step 100, says far"),
         (1, "other", r"far has a run mine already, of other \(epoch 1\)"),

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from midstream.migrate.model import PROVEN, REFUTED, UNWITNESSED, Certificate, Change, Plan
+from midstream.migrate.model import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Change, Plan
 from midstream.migrate.proof import certificate
 from midstream_engine import records
 from support.hostile_text import ALL, unsafe
@@ -23,7 +23,12 @@ def verdicts(proof: Certificate) -> dict[str, str]:
 
 def test_a_faithful_restore_is_proven_and_a_sealed_source_leaves_no_trajectory():
     proof = certificate.certify(PLAN, SEALED, RESTORE, ROWS, [])
-    assert verdicts(proof) == {"state": PROVEN, "data": PROVEN, "witness": PROVEN, "trajectory": UNWITNESSED}
+    assert verdicts(proof) == {
+        "state": VERIFIED,
+        "data": VERIFIED,
+        "reference losses": VERIFIED,
+        "continuity": NOT_CHECKED,
+    }
     assert proof.valid
 
 
@@ -36,20 +41,20 @@ def test_a_faithful_restore_is_proven_and_a_sealed_source_leaves_no_trajectory()
         ("data", {"recorded_batch_digest": ""}, ROWS),
         ("data", {}, [{**ROWS[0], "batch_digest": "b11"}]),
         ("data", {}, []),
-        ("witness", {"witness_recomputed": [2.0, 3.01]}, ROWS),
-        ("witness", {"witness_recomputed": [2.0, float("nan")]}, ROWS),
+        ("reference losses", {"recomputed_losses": [2.0, 3.01]}, ROWS),
+        ("reference losses", {"recomputed_losses": [2.0, float("nan")]}, ROWS),
     ],
 )
 def test_each_kind_of_difference_refutes_its_claim(claim: str, restore: dict, rows: list):
     proof = certificate.certify(PLAN, SEALED, dataclasses.replace(RESTORE, **restore), rows, [])
-    assert verdicts(proof)[claim] == REFUTED
+    assert verdicts(proof)[claim] == CLAIM_FAILED
     assert not proof.valid
 
 
 @pytest.mark.parametrize("recomputed", [[], [2.0]])
 def test_a_missing_witness_is_not_a_proof(recomputed: list):
-    proof = certificate.certify(PLAN, SEALED, dataclasses.replace(RESTORE, witness_recomputed=recomputed), ROWS, [])
-    assert verdicts(proof)["witness"] == UNWITNESSED
+    proof = certificate.certify(PLAN, SEALED, dataclasses.replace(RESTORE, recomputed_losses=recomputed), ROWS, [])
+    assert verdicts(proof)["reference losses"] == NOT_CHECKED
     assert not proof.valid
 
 
@@ -64,13 +69,13 @@ def test_a_run_that_was_at_its_end_has_no_batch_left_to_consume():
 def test_losses_past_the_seal_are_compared_where_the_source_has_them():
     close = [{"global_step": 9, "train/loss": 9.9}, {"global_step": 10, "train/loss": 2.5 * (1 + 5e-5)}]
     far = [{"global_step": 10, "train/loss": 2.6}]
-    assert verdicts(certificate.certify(PLAN, SEALED, RESTORE, ROWS, close))["trajectory"] == PROVEN
+    assert verdicts(certificate.certify(PLAN, SEALED, RESTORE, ROWS, close))["continuity"] == VERIFIED
     refuted = certificate.certify(PLAN, SEALED, RESTORE, ROWS, far)
-    assert verdicts(refuted)["trajectory"] == REFUTED
+    assert verdicts(refuted)["continuity"] == CLAIM_FAILED
     assert not refuted.valid
     half = dataclasses.replace(PLAN, changes=(Change("precision", "x", "p=f32,c=bfloat16"),))
     barely = [{"global_step": 10, "train/loss": 2.5 * 1.01}]
-    assert verdicts(certificate.certify(half, SEALED, RESTORE, ROWS, barely))["trajectory"] == PROVEN
+    assert verdicts(certificate.certify(half, SEALED, RESTORE, ROWS, barely))["continuity"] == VERIFIED
 
 
 def test_a_certificate_and_a_plan_survive_their_json():

@@ -10,7 +10,7 @@ import pytest
 
 from midstream.migrate.execution import migration_directory
 from midstream.migrate.execution.journal import Journal
-from midstream.migrate.model import HANDOVER, LEDGER_ENTRIES, STOP
+from midstream.migrate.model import COLD, DOWNTIME_PHASES, WARM
 from midstream.migrate.planning import cost
 from midstream.migrate.planning.measured_rates import Earlier, Rates, look_back, measured
 from midstream.migrate.proof import downtime_report
@@ -52,27 +52,27 @@ def test_what_never_pays_or_was_not_measured_is_said():
 
 BIG = 100_000_000
 EARLIER = [
-    Earlier("r", "a", "b", HANDOVER, BIG, {"copy": 4.0, "quiesce": 0.5}, ((BIG, 10.0), (1000, 9.0)), 0.25),
-    Earlier("r", "a", "b", STOP, BIG, {"compile": 30.0}, (), 0.0),
-    Earlier("x", "a", "b", HANDOVER, BIG, {"copy": 2.0}, ((2 * BIG, 10.0),), 0.1),
-    Earlier("r", "b", "a", HANDOVER, BIG, {"copy": 99.0}, ((BIG, 0.1),), 9.0),
+    Earlier("r", "a", "b", WARM, BIG, {"copy": 4.0, "quiesce": 0.5}, ((BIG, 10.0), (1000, 9.0)), 0.25),
+    Earlier("r", "a", "b", COLD, BIG, {"compile": 30.0}, (), 0.0),
+    Earlier("x", "a", "b", WARM, BIG, {"copy": 2.0}, ((2 * BIG, 10.0),), 0.1),
+    Earlier("r", "b", "a", WARM, BIG, {"copy": 99.0}, ((BIG, 0.1),), 9.0),
 ]
 
 
 def test_earlier_moves_between_the_same_hosts_are_believed():
-    rates = measured(EARLIER, "r", "a", "b", HANDOVER, 2 * BIG)
+    rates = measured(EARLIER, "r", "a", "b", WARM, 2 * BIG)
     assert rates.copy == pytest.approx(15e6), "what is too small to tell of the link is left out"
     assert rates.step == 0.25
     assert rates.entries["copy"] == pytest.approx(6.0), "twice the state takes twice as long"
     assert rates.entries["quiesce"] == 0.25
-    predicted = downtime_report.predict([], 2 * BIG, HANDOVER, rates)
-    assert predicted == {**dict.fromkeys(LEDGER_ENTRIES, 0.0), **rates.entries}
-    assert downtime_report.predict([], 2 * BIG, STOP, measured(EARLIER, "r", "a", "b", STOP, BIG))["compile"] == 30.0
+    predicted = downtime_report.predict([], 2 * BIG, WARM, rates)
+    assert predicted == {**dict.fromkeys(DOWNTIME_PHASES, 0.0), **rates.entries}
+    assert downtime_report.predict([], 2 * BIG, COLD, measured(EARLIER, "r", "a", "b", COLD, BIG))["compile"] == 30.0
 
 
 def test_what_a_move_has_measured_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
-    made = migration_directory.create(dataclasses.replace(PLAN, mode=HANDOVER, checkpoint_bytes=BIG), "")
+    made = migration_directory.create(dataclasses.replace(PLAN, mode=WARM, checkpoint_bytes=BIG), "")
     journal = Journal(made.journal_file)
     journal.fact(rehearsal_bytes=BIG, rehearsal_seconds=10.0, rehearsed_seconds=0.25)
     journal.fact(copied_bytes=BIG // 2, copy_seconds=10.0)
@@ -82,12 +82,12 @@ def test_what_a_move_has_measured_is_found_again(tmp_path: Path, monkeypatch: py
     broken.mkdir()
     (broken / "plan.json").write_text("{}")
     (one,) = look_back()
-    assert one == Earlier("r", "a", "b", HANDOVER, BIG, {"copy": 3.0}, ((BIG, 10.0), (BIG // 2, 10.0)), 0.25)
-    assert measured([one], "r", "a", "b", HANDOVER, BIG).copy == pytest.approx(7.5e6)
+    assert one == Earlier("r", "a", "b", WARM, BIG, {"copy": 3.0}, ((BIG, 10.0), (BIG // 2, 10.0)), 0.25)
+    assert measured([one], "r", "a", "b", WARM, BIG).copy == pytest.approx(7.5e6)
 
 
 def test_where_nobody_has_measured_assumptions_stand():
-    assert measured(EARLIER, "r", "a", "c", HANDOVER, BIG) == Rates()
-    slow = downtime_report.predict([], BIG, STOP, Rates(copy=1e6, step=3.0))
+    assert measured(EARLIER, "r", "a", "c", WARM, BIG) == Rates()
+    slow = downtime_report.predict([], BIG, COLD, Rates(copy=1e6, step=3.0))
     assert slow["copy"] == pytest.approx(101.0)
     assert slow["first_step"] == 3.0

@@ -19,7 +19,7 @@ from midstream.migrate import model
 from midstream.migrate.execution import migration_directory, migration_process
 from midstream.migrate.execution.journal import REESTABLISHED, Journal, read
 from midstream.migrate.execution.journal_recovery import reestablish
-from midstream.migrate.execution.migration import Move, MovedOn
+from midstream.migrate.execution.migration import Migration, MovedOn
 from midstream.migrate.execution.migration_directory import MigrationDirectory
 from midstream.migrate.planning import measured_rates
 from midstream.watch.watcher import Watch
@@ -31,7 +31,7 @@ from unit.sample_plan import PLAN
 MIGRATION = "20261121-101502-r-3fa9"
 SECRET = "only-for-the-operator"
 CERTIFICATE = model.Certificate(MIGRATION, "r", "a", "b", 9, "step-9-a001", "d" * 64, 2, (), 1.0)
-LEDGER = model.Ledger({"copy": 1.0}, {"copy": 2.0}, 1.0, 4.0)
+LEDGER = model.DowntimeReport({"copy": 1.0}, {"copy": 2.0}, 1.0, 4.0)
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "empty": lambda file: file.write_bytes(b""),
@@ -84,14 +84,14 @@ def no_traceback(ended: Ended) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["plan.json", "fleet.yaml", "journal.jsonl", "ledger.json", "certificate.json"])
+@pytest.mark.parametrize("name", ["plan.json", "fleet.yaml", "journal.jsonl", "downtime.json", "certificate.json"])
 def test_a_migration_with_one_damaged_file_is_listed_with_what_is_wrong(
     name: str, damage: str, migration: MigrationDirectory, fleet: Path
 ):
     DAMAGES[damage](migration.path / name)
     [view] = migration_directory.list_migrations(load_fleet(fleet))
     assert (view.plan.run_id, view.plan.source, view.plan.target, view.open) == ("r", "a", "b", True)
-    gone = damage == "deleted" and name in ("ledger.json", "certificate.json")  # as before they were written
+    gone = damage == "deleted" and name in ("downtime.json", "certificate.json")  # as before they were written
     assert [line.split()[0] for line in view.damage] == ([] if gone else [name]), view.damage
     assert migration.fleet().hosts.keys() == {"a", "b"}
     assert migration.plan().epoch == 2
@@ -123,7 +123,7 @@ def test_without_plan_and_journal_it_is_listed_and_refused_in_one_line(
     with pytest.raises(MidstreamError) as raised:
         migration.fleet()
     assert raised.value.code == 3
-    assert f"restore {migration.plan_file} or {migration.journal_file} from a backup" in raised.value.fix
+    assert f"restore {migration.plan_file} or {migration.journal_file} from a backup" in raised.value.hint
     assert "\n" not in str(raised.value)
 
 
@@ -153,15 +153,15 @@ def test_a_plan_of_another_shape_is_damaged_and_names_the_field(field: str, valu
 
 @pytest.mark.parametrize("lock", ["deleted", "directory", "garbage"])
 def test_an_odd_lock_does_not_hide_a_migration(lock: str, migration: MigrationDirectory):
-    with migration.held():
+    with migration.locked():
         pass
     DAMAGES[lock](migration.path / ".lock")
-    assert not migration.is_held()
+    assert not migration.is_locked()
     [view] = migration_directory.list_migrations()
     assert view.state == model.INTERRUPTED
     if lock == "directory":
         with pytest.raises(MidstreamError, match=r"\.lock cannot be opened: Is a directory \(move it away"):
-            migration.held().__enter__()
+            migration.locked().__enter__()
 
 
 # ------------------------------------------------------------------------------------------ what is restored
@@ -201,7 +201,7 @@ def test_nobody_else_reads_what_a_fleet_file_holds(migration: MigrationDirectory
 
 
 def test_no_reader_of_the_journal_prints_the_fleet_file(migration: MigrationDirectory):
-    with migration.held():
+    with migration.locked():
         pass
     assert SECRET not in "".join(
         event.line() for event in [*migration_process.follow(MIGRATION), *migration.view().events]
@@ -256,19 +256,19 @@ def sealed(root: Path) -> RunDirectory:
     """The source's records once the migration has sealed it."""
     run = RunDirectory(root, "r")
     records.Fence(1, "a").sealed(2, "b", 9).write(run.paths.fence)
-    records.Mover(MIGRATION, 2, "b", 1.0).write(run.paths.mover)
+    records.MigrationLock(MIGRATION, 2, "b", 1.0).write(run.paths.migration_lock)
     return run
 
 
 @pytest.fixture
-def move(migration: MigrationDirectory, fleet: Path) -> Iterator[Move]:
+def move(migration: MigrationDirectory, fleet: Path) -> Iterator[Migration]:
     journal, loaded = Journal(migration.journal_file), load_fleet(fleet)
     hosts = Hosts(loaded)
-    yield Move(migration.plan(), migration, journal, loaded, hosts, Watch(loaded, hosts))
+    yield Migration(migration.plan(), migration, journal, loaded, hosts, Watch(loaded, hosts))
     hosts.close()
 
 
-def without_journal(move: Move) -> Move:
+def without_journal(move: Migration) -> Migration:
     """The same migration after its journal was lost."""
     move.journal.close()
     move.journal.path.unlink()
@@ -277,16 +277,18 @@ def without_journal(move: Move) -> Move:
     return replace(move, journal=journal)
 
 
-def test_a_lost_journal_is_established_again_from_the_hosts(move: Move, tmp_path: Path):
+def test_a_lost_journal_is_established_again_from_the_hosts(move: Migration, tmp_path: Path):
     run, there = sealed(tmp_path / "a"), RunDirectory(tmp_path / "b", "r")
     run.status(1, records.STOPPED, 9)
     run.checkpoint(9, 1)
-    records.Order(records.STOP, 2, holder="b", migration=MIGRATION, serial=4).write(run.paths.attempt(1).order)
+    records.Command(records.STOP, 2, owner="b", migration=MIGRATION, sequence=4).write(
+        run.paths.attempt(1).command_file
+    )
     records.Fence(1, "a").sealed(2, "b", 9).write(there.paths.fence)
     records.Status(
         records.TRAINING, 11, 0, heartbeat=1.0, run_id="r", attempt=2, epoch=2, **records.this_process().to_json()
     ).write(there.attempt(2).status())
-    records.Order(records.RESTORE, 2, "step-9-a001", migration=MIGRATION).write(there.paths.attempt(2).order)
+    records.Command(records.RESTORE, 2, "step-9-a001", migration=MIGRATION).write(there.paths.attempt(2).command_file)
     move = without_journal(move)
     reestablish(move, rollback=False)
     known = move.journal.known
@@ -298,7 +300,7 @@ def test_a_lost_journal_is_established_again_from_the_hosts(move: Move, tmp_path
     assert "journal.jsonl" not in str(move.directory.view().damage)
 
 
-def test_before_the_seal_nothing_is_claimed(move: Move, tmp_path: Path):
+def test_before_the_seal_nothing_is_claimed(move: Migration, tmp_path: Path):
     RunDirectory(tmp_path / "a", "r").fence(1, "a")
     move = without_journal(move)
     reestablish(move, rollback=False)
@@ -306,18 +308,18 @@ def test_before_the_seal_nothing_is_claimed(move: Move, tmp_path: Path):
         assert move.journal.known(name) is None, name
 
 
-def test_a_rollback_that_was_under_way_goes_on_as_one(move: Move, tmp_path: Path):
+def test_a_rollback_that_was_under_way_goes_on_as_one(move: Migration, tmp_path: Path):
     run = sealed(tmp_path / "a")
     records.Fence.read(run.paths.fence).rolled_back("a", 9).write(run.paths.fence)
-    records.Mover(MIGRATION, 3, "a", 1.0).write(run.paths.mover)
+    records.MigrationLock(MIGRATION, 3, "a", 1.0).write(run.paths.migration_lock)
     move = without_journal(move)
     reestablish(move, rollback=False)
     assert any(event.phase == model.ROLLBACK for event in move.directory.view().events)
 
 
-def test_a_run_that_another_migration_has_is_left_alone(move: Move, tmp_path: Path):
+def test_a_run_that_another_migration_has_is_left_alone(move: Migration, tmp_path: Path):
     run = sealed(tmp_path / "a")
-    records.Mover("another", 2, "b", 1.0).write(run.paths.mover)
+    records.MigrationLock("another", 2, "b", 1.0).write(run.paths.migration_lock)
     with pytest.raises(MovedOn, match="this migration does not have it"):
         reestablish(without_journal(move), rollback=False)
 

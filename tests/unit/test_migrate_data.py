@@ -13,8 +13,8 @@ import pytest
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet, LocalHost
 from midstream.hosts.host_pool import Hosts
-from midstream.migrate.host_group import Side
-from midstream.migrate.model import FAIL, HANDOVER, PASS, STOP, WARN, Request
+from midstream.migrate.host_group import HostGroup
+from midstream.migrate.model import COLD, FAIL, PASS, WARM, WARN, Request
 from midstream.migrate.phases.data_copy import copy_all
 from midstream.migrate.planning import preflight
 from midstream.migrate.planning.plan import make_plan
@@ -45,7 +45,7 @@ def world(tmp_path: Path):
     hosts.close()
 
 
-def plan_of(world: Any, mode: str = HANDOVER):
+def plan_of(world: Any, mode: str = WARM):
     return make_plan(world.fleet, world.hosts, look_once(world.fleet, world.hosts), Request("r", "b", mode=mode))
 
 
@@ -62,7 +62,7 @@ def test_validation_sets_travel_too_and_what_is_there_already_does_not(world: An
     move: Any = SimpleNamespace(
         source=world.hosts.get("a"), target=world.hosts.get("b"), command=lambda *_: None,
         note=lambda message, **_: notes.append(message), progress=lambda what: None,
-        target_side=Side(world.hosts, world.fleet.target("b"), "r"),
+        target_group=HostGroup(world.hosts, world.fleet.target("b"), "r"),
     )  # fmt: skip
     copy_all(move, plan.data_digests)
     assert files(world.root / "a" / "data") == files(world.root / "b" / "data")
@@ -80,7 +80,7 @@ def test_a_cache_that_is_nowhere_is_refused_before_anything_is_touched(world: An
     assert "on neither host" in detail
 
 
-@pytest.mark.parametrize(("mode", "state"), [(HANDOVER, PASS), (STOP, WARN)])
+@pytest.mark.parametrize(("mode", "state"), [(WARM, PASS), (COLD, WARN)])
 def test_caches_in_a_bucket_are_read_there_and_nobody_refuses_that(world: Any, mode: str, state: str):
     text = Path(world.run.paths.config).read_text()
     Path(world.run.paths.config).write_text(text + "data: {cache_dir: 'gs://bucket/caches'}\n")
@@ -88,5 +88,5 @@ def test_caches_in_a_bucket_are_read_there_and_nobody_refuses_that(world: Any, m
     train["provenance"]["config"]["data"]["cache_dir"] = "gs://bucket/caches"
     world.train.write_text(json.dumps(train))
     plan = plan_of(world, mode)
-    assert (plan.data_digests, plan.data_bytes, plan.data_place) == ((), 0, "gs://bucket/caches")
+    assert (plan.data_digests, plan.data_bytes, plan.data_location) == ((), 0, "gs://bucket/caches")
     assert [found for found, _ in data_checks(world, plan)] == [state]

@@ -71,12 +71,12 @@ def test_a_follower_sees_every_line_once_and_ends_with_the_writer(migration: Mig
 
 
 def test_one_process_at_a_time_holds_a_migration(migration: MigrationDirectory):
-    assert not migration.is_held()
-    with migration.held():
-        assert migration.is_held()
-        with pytest.raises(MidstreamError, match="another process"), migration.held():
+    assert not migration.is_locked()
+    with migration.locked():
+        assert migration.is_locked()
+        with pytest.raises(MidstreamError, match="another process"), migration.locked():
             pass
-    assert not migration.is_held()
+    assert not migration.is_locked()
 
 
 def test_a_migration_whose_process_is_gone_shows_as_interrupted(migration: MigrationDirectory):
@@ -84,7 +84,7 @@ def test_a_migration_whose_process_is_gone_shows_as_interrupted(migration: Migra
     journal.write("phase", phase=model.CUTOVER, state=model.STARTED)
     view = migration.view()
     assert (view.state, view.phase, view.open) == (model.INTERRUPTED, model.CUTOVER, True)
-    with migration.held():
+    with migration.locked():
         assert migration.view().state == model.RUNNING
     journal.write("result", ok=True, exit_code=0, outcome=model.COMPLETED)
     assert migration.view().state == model.COMPLETED
@@ -111,12 +111,12 @@ def test_what_has_not_changed_is_not_read_again(migration: MigrationDirectory):
     after = migration.view()
     assert [event.state for event in after.events] == [model.STARTED, model.DONE]
     assert after.events[0] is before.events[0], "only what is new was read"
-    with migration.held():
+    with migration.locked():
         assert migration.view().state == model.RUNNING
-    records.write_json(str(migration.ledger_file), model.Ledger({}, {}, 1.0, 2.5).to_json())
-    seen = migration.view().ledger
+    records.write_json(str(migration.ledger_file), model.DowntimeReport({}, {}, 1.0, 2.5).to_json())
+    seen = migration.view().downtime
     assert seen is not None
-    assert seen.downtime == 1.5
+    assert seen.total == 1.5
 
 
 def test_looking_whether_a_migration_is_held_never_keeps_it_from_its_process(migration: MigrationDirectory):
@@ -124,14 +124,14 @@ def test_looking_whether_a_migration_is_held_never_keeps_it_from_its_process(mig
 
     def look() -> None:
         while not stop.is_set():
-            migration.is_held()
+            migration.is_locked()
 
     lookers = [threading.Thread(target=look) for _ in range(3)]
     for looker in lookers:
         looker.start()
     try:
         for _ in range(200):
-            with migration.held():
+            with migration.locked():
                 pass
     finally:
         stop.set()

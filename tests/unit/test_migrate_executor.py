@@ -15,7 +15,7 @@ from midstream.hosts.host_pool import Hosts
 from midstream.migrate import model
 from midstream.migrate.execution import executor, migration_directory, migration_process
 from midstream.migrate.execution.journal import Journal, JournalError
-from midstream.migrate.execution.migration import Move
+from midstream.migrate.execution.migration import Migration
 from midstream.migrate.phases.certify import NotCertified
 from midstream.watch.watcher import Watch
 from midstream_engine import records
@@ -30,7 +30,7 @@ class Step:
         self.name, self.act = name, act
         self.runs = 0
 
-    def run(self, move: Move) -> None:
+    def run(self, move: Migration) -> None:
         self.runs += 1
         self.act()
 
@@ -47,14 +47,14 @@ def raising(*errors: Exception) -> Callable[[], None]:
 
 
 @pytest.fixture
-def move(tmp_path: Path) -> Move:
+def move(tmp_path: Path) -> Migration:
     """Sealed at step 7."""
     made = unsealed(tmp_path)
     made.journal.fact(sealed={"step": 7})
     return made
 
 
-def unsealed(tmp_path: Path) -> Move:
+def unsealed(tmp_path: Path) -> Migration:
     file = tmp_path / "fleet.yaml"
     file.write_text("".join(["hosts:\n", *(f'  {n}: {{type: local, root: "{tmp_path}/{n}"}}\n' for n in ("a", "b"))]))
     fleet = load_fleet(file)
@@ -62,22 +62,22 @@ def unsealed(tmp_path: Path) -> Move:
     place = migration_directory.create(replace(PLAN, migration="m"), fleet.text)
     journal = Journal(place.journal_file)
     hosts = Hosts(fleet)
-    return Move(PLAN, place, journal, fleet, hosts, Watch(fleet, hosts))
+    return Migration(PLAN, place, journal, fleet, hosts, Watch(fleet, hosts))
 
 
-def carry_out(move: Move, monkeypatch: pytest.MonkeyPatch, *steps: Step, rollback: bool = False) -> Exit:
+def carry_out(move: Migration, monkeypatch: pytest.MonkeyPatch, *steps: Step, rollback: bool = False) -> Exit:
     monkeypatch.setattr(executor, "phases", lambda: steps)
     return executor.execute(move, rollback=rollback)
 
 
-def test_a_phase_that_fails_before_the_certificate_is_rolled_back(move: Move, monkeypatch: pytest.MonkeyPatch):
+def test_a_phase_that_fails_before_the_certificate_is_rolled_back(move: Migration, monkeypatch: pytest.MonkeyPatch):
     failing = Step(model.CUTOVER, raising(MidstreamError("the disk is full", "make room")))
     assert carry_out(move, monkeypatch, failing) == Exit.FAILED
     view = move.directory.view()
     assert (view.state, view.error) == (model.ROLLED_BACK, "the disk is full (make room)")
 
 
-def test_what_fails_after_the_certificate_gives_up_nothing(move: Move, monkeypatch: pytest.MonkeyPatch):
+def test_what_fails_after_the_certificate_gives_up_nothing(move: Migration, monkeypatch: pytest.MonkeyPatch):
     proof = model.Certificate("m", "r", "a", "b", 7, "step-7-a001", "d", 2, (), 0.0).to_json()
     issue = Step(model.CERTIFY, lambda: records.write_json(str(move.directory.certificate_file), proof))
     steps = (issue, Step(model.FINISH, raising(MidstreamError("no word from the target"))))
@@ -91,27 +91,27 @@ def test_what_fails_after_the_certificate_gives_up_nothing(move: Move, monkeypat
     assert (steps[0].runs, steps[1].runs) == (1, 2)
 
 
-def test_a_refuted_certificate_and_a_surprise_have_their_exit_codes(move: Move, monkeypatch: pytest.MonkeyPatch):
+def test_a_refuted_certificate_and_a_surprise_have_their_exit_codes(move: Migration, monkeypatch: pytest.MonkeyPatch):
     assert carry_out(move, monkeypatch, Step(model.CERTIFY, raising(NotCertified("no")))) == Exit.NOT_CERTIFIED
     assert executor.execute(move) == Exit.NOT_CERTIFIED, "it has ended; who comes later is told how"
     assert executor.execute(move, rollback=True) == Exit.NOT_CERTIFIED
 
 
-def test_an_error_that_nobody_foresaw_is_one_line_and_rolled_back(move: Move, monkeypatch: pytest.MonkeyPatch):
+def test_an_error_that_nobody_foresaw_is_one_line_and_rolled_back(move: Migration, monkeypatch: pytest.MonkeyPatch):
     assert carry_out(move, monkeypatch, Step(model.RELAUNCH, raising(KeyError("surprise")))) == Exit.FAILED
     events = move.directory.view().events
     assert [event.message for event in events if event.state == model.FAILED] == ["KeyError: 'surprise'"]
     assert any(event.event == "trace" and "Traceback" in event.message for event in events)
 
 
-def test_a_cut_link_repeats_the_phase_until_it_is_cut_too_often(move: Move, monkeypatch: pytest.MonkeyPatch):
+def test_a_cut_link_repeats_the_phase_until_it_is_cut_too_often(move: Migration, monkeypatch: pytest.MonkeyPatch):
     cut = [LostContact(f"cut {number}") for number in range(executor.CUTS + 1)]
     step = Step(model.CUTOVER, raising(*cut[:-1]))
     assert carry_out(move, monkeypatch, step) == Exit.DONE
     assert step.runs == executor.CUTS + 1
 
 
-def test_a_link_that_is_cut_again_and_again_is_a_failure(move: Move, monkeypatch: pytest.MonkeyPatch):
+def test_a_link_that_is_cut_again_and_again_is_a_failure(move: Migration, monkeypatch: pytest.MonkeyPatch):
     cut = [LostContact(f"cut {number}") for number in range(executor.CUTS + 1)]
     assert carry_out(move, monkeypatch, Step(model.CUTOVER, raising(*cut))) == Exit.FAILED
 
@@ -175,25 +175,25 @@ def test_a_rollback_that_leaves_nothing_running_says_so(tmp_path: Path, monkeypa
 
 
 def test_a_rollback_that_cannot_be_completed_ends_later_with_its_own_reason(
-    move: Move, monkeypatch: pytest.MonkeyPatch
+    move: Migration, monkeypatch: pytest.MonkeyPatch
 ):
-    fence = Path(move.source_paths.dir, "mover.json")
+    fence = Path(move.source_paths.dir, "migration_lock.json")
     fence.write_text("{torn")
-    assert carry_out(move, monkeypatch, Step(model.CERTIFY, raising(NotCertified("refuted")))) == Exit.INTERRUPTED
+    assert carry_out(move, monkeypatch, Step(model.CERTIFY, raising(NotCertified("failed")))) == Exit.INTERRUPTED
     view = move.directory.view()
     assert view.state == model.ROLLBACK_INCOMPLETE
-    assert "mover.json" in view.error
+    assert "migration_lock.json" in view.error
     assert "midstream --continue m goes on with the rollback" in view.error
     fence.unlink()
     forward = Step(model.CUTOVER)
     assert carry_out(move, monkeypatch, forward) == Exit.NOT_CERTIFIED
-    assert (move.directory.view().error, forward.runs) == ("refuted", 0)
+    assert (move.directory.view().error, forward.runs) == ("failed", 0)
 
 
-def test_a_rollback_ends_where_the_run_was_moved_on_meanwhile(move: Move, monkeypatch: pytest.MonkeyPatch):
+def test_a_rollback_ends_where_the_run_was_moved_on_meanwhile(move: Migration, monkeypatch: pytest.MonkeyPatch):
     paths = move.source_paths
     move.source.call(
-        "runs.ownership.take", root=paths.root, run_id="r", migration="m", epoch=2, holder="b", seconds=60.0
+        "runs.ownership.acquire", root=paths.root, run_id="r", migration="m", epoch=2, holder="b", seconds=60.0
     )
     records.Fence(4, "c", 9, [records.Seal(3, 9).to_json()]).write(paths.fence)
     failing = Step(model.CUTOVER, raising(MidstreamError("cut")))
@@ -208,7 +208,7 @@ def test_a_rollback_ends_where_the_run_was_moved_on_meanwhile(move: Move, monkey
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"")], ids=["deleted", "empty"])
 def test_a_certificate_that_cannot_be_read_any_more_is_made_again(
-    damage: Callable[[Path], None], move: Move, monkeypatch: pytest.MonkeyPatch
+    damage: Callable[[Path], None], move: Migration, monkeypatch: pytest.MonkeyPatch
 ):
     proof = model.Certificate("m", "r", "a", "b", 7, "step-7-a001", "d", 2, (), 0.0).to_json()
     issue = Step(model.CERTIFY, lambda: records.write_json(str(move.directory.certificate_file), proof))
@@ -220,7 +220,7 @@ def test_a_certificate_that_cannot_be_read_any_more_is_made_again(
     assert move.directory.certificate() is not None
 
 
-def test_a_phase_without_room_for_its_journal_is_not_rolled_back(move: Move, monkeypatch: pytest.MonkeyPatch):
+def test_a_phase_without_room_for_its_journal_is_not_rolled_back(move: Migration, monkeypatch: pytest.MonkeyPatch):
     """What cannot be written down is not done, and the migration can be continued."""
     full = JournalError(move.journal.path, OSError(errno.ENOSPC, "No space left on device"))
     cutover = Step(model.CUTOVER, raising(full))
@@ -231,7 +231,7 @@ def test_a_phase_without_room_for_its_journal_is_not_rolled_back(move: Move, mon
     assert not any(event.phase == model.ROLLBACK for event in move.directory.view().events)
 
 
-def test_a_failure_after_a_damaged_journal_gives_up_nothing_by_itself(move: Move, monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_after_a_damaged_journal_gives_up_nothing_by_itself(move: Migration, monkeypatch: pytest.MonkeyPatch):
     """The lost lines may be those of the certificate."""
     move.journal.fact(reestablished=1.0)
     failing = Step(model.RELAUNCH, raising(MidstreamError("the target ended")))
@@ -240,14 +240,16 @@ def test_a_failure_after_a_damaged_journal_gives_up_nothing_by_itself(move: Move
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"roll"], ids=["empty", "list", "garbage", "torn"])
-def test_an_odd_request_is_not_taken_for_a_rollback(content: bytes, move: Move, monkeypatch: pytest.MonkeyPatch):
+def test_an_odd_request_is_not_taken_for_a_rollback(content: bytes, move: Migration, monkeypatch: pytest.MonkeyPatch):
     move.directory.request_file.write_bytes(content)
     forward = Step(model.CUTOVER)
     assert carry_out(move, monkeypatch, forward) == Exit.DONE
     assert (move.directory.view().state, forward.runs) == (model.COMPLETED, 1)
 
 
-def test_a_request_that_nobody_had_heard_is_carried_out_by_who_continues(move: Move, monkeypatch: pytest.MonkeyPatch):
+def test_a_request_that_nobody_had_heard_is_carried_out_by_who_continues(
+    move: Migration, monkeypatch: pytest.MonkeyPatch
+):
     move.directory.request_file.write_text("rollback\n")
     forward = Step(model.CUTOVER)
     assert carry_out(move, monkeypatch, forward) == Exit.DONE

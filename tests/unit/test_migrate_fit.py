@@ -68,8 +68,8 @@ def test_what_does_not_fit_is_refused_with_its_numbers_and_how_many_devices_woul
         memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, 1_500_000)
     assert "does not fit 2 devices of 1.5 MB" in caught.value.message
     assert "state 393.2 kB" in caught.value.message
-    assert caught.value.fix.endswith("a target with more memory a device")
-    count = int(caught.value.fix.split()[0])
+    assert caught.value.hint.endswith("a target with more memory a device")
+    count = int(caught.value.hint.split()[0])
     memory_fit.fitting_shape(ARRAYS, CONFIG, 64, count, 1_500_000)  # as it says
 
 

@@ -81,11 +81,11 @@ def test_an_answer_ends_it_and_brings_how_the_run_lies_there(
     tmp_path: Path, follow: Callable[..., Any], name: str, refused: int
 ):
     paths = run_with(tmp_path, "step-9-a001")
-    state(paths, name, refused=refused)
+    state(paths, name, rejected=refused)
     (found,) = follow(since=10)
-    assert (found["event"], found["alive"]) == ("answered", True)
+    assert (found["event"], found["running"]) == ("answered", True)
     assert found["described"]["fence"]["epoch"] == 1
-    assert found["mover"] is None
+    assert found["migration_lock"] is None
 
 
 def test_the_manifest_decides_what_is_left_and_is_written_last(tmp_path: Path):

@@ -18,7 +18,7 @@ from midstream.remote.runs import attempts, ownership, run_state
 from midstream_engine import records
 from support.run_directory import RunDirectory, dead_process
 
-STOP = {"action": records.STOP, "epoch": 2, "holder": "there"}
+STOP = {"action": records.STOP, "epoch": 2, "owner": "there"}
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def take(root: str, migration: str, epoch: int = 2, seconds: float = 60.0) -> dict[str, Any]:
-    return ownership.take(root, "run", migration, epoch, f"target of {migration}", seconds)
+    return ownership.acquire(root, "run", migration, epoch, f"target of {migration}", seconds)
 
 
 def test_of_many_who_take_a_run_one_has_it(root: str, run: RunDirectory):
@@ -55,12 +55,12 @@ def test_of_many_who_take_a_run_one_has_it(root: str, run: RunDirectory):
 def test_who_has_it_may_take_it_again_and_let_it_go(root: str, run: RunDirectory):
     assert take(root, "a")["epoch"] == 1
     take(root, "a")
-    ownership.let_go(root, "run", "b")
+    ownership.release(root, "run", "b")
     with pytest.raises(run_state.Refused, match="by migration a"):
         take(root, "b")
-    ownership.let_go(root, "run", "a")
+    ownership.release(root, "run", "a")
     take(root, "b")
-    mover = ownership.mover(root, "run")
+    mover = ownership.migration_lock(root, "run")
     assert mover is not None
     assert mover["migration"] == "b"
 
@@ -86,10 +86,10 @@ def test_a_begun_epoch_stays_with_who_began_it_however_late(root: str, run: RunD
 def test_orders_and_fences_of_others_are_refused(root: str, run: RunDirectory):
     run.attempt(1)
     take(root, "a")
-    assert ownership.give_order(root, "run", 1, {**STOP, "migration": "a"}) == 1
+    assert ownership.send_command(root, "run", 1, {**STOP, "migration": "a"}) == 1
     with pytest.raises(run_state.Refused, match="by migration a"):
-        ownership.give_order(root, "run", 1, {**STOP, "migration": "b"})
-    assert records.Order.read(run.attempt(1).order).migration == "a"
+        ownership.send_command(root, "run", 1, {**STOP, "migration": "b"})
+    assert records.Command.read(run.attempt(1).command_file).migration == "a"
     fence = records.Fence.read(run.paths.fence).sealed(2, "elsewhere", 5)
     for change in (
         lambda: ownership.put_fence(root, "run", fence.to_json(), migration="b"),
@@ -106,10 +106,10 @@ def test_who_comes_back_may_give_orders_where_an_earlier_move_began_an_epoch(roo
     run.attempt(1)
     take(root, "there")
     ownership.seal(root, "run", 2, "target of there", 5, migration="there")
-    hold = records.Order(records.HOLD, epoch=3, step=9, migration="back").to_json()
-    assert ownership.give_order(root, "run", 1, hold) == 1
+    hold = records.Command(records.STANDBY, epoch=3, step=9, migration="back").to_json()
+    assert ownership.send_command(root, "run", 1, hold) == 1
     with pytest.raises(run_state.Refused, match="by migration there"):
-        ownership.give_order(root, "run", 1, {**hold, "epoch": 2})
+        ownership.send_command(root, "run", 1, {**hold, "epoch": 2})
 
 
 def test_a_run_that_is_moved_on_is_not_taken_back(root: str, run: RunDirectory):
@@ -120,7 +120,7 @@ def test_a_run_that_is_moved_on_is_not_taken_back(root: str, run: RunDirectory):
     take(root, "second", epoch=3)
     with pytest.raises(run_state.Refused, match="by migration second"):
         ownership.put_fence(root, "run", back.to_json(), migration="first")
-    ownership.let_go(root, "run", "second")
+    ownership.release(root, "run", "second")
     ownership.put_fence(root, "run", back.to_json(), migration="first")
     with pytest.raises(run_state.Refused, match=r"was moved on to here \(epoch 3\)"):
         take(root, "second", epoch=3)
@@ -136,7 +136,7 @@ def test_a_start_that_arrives_late_makes_no_second_engine(root: str, run: RunDir
     try:
         with pytest.raises(run_state.Refused, match="attempt 2 of run runs here already"):
             attempts.start(root, "run", first, SLEEPER, {})
-        assert run_state.living_attempt(root, "run") == second
+        assert run_state.running_attempt(root, "run") == second
         third = run_state.claim_attempt(root, "run")
         assert run_state.describe(root, "run")["attempt"] == second, "a claim says nothing of the run"
         with pytest.raises(run_state.Refused):
@@ -145,7 +145,7 @@ def test_a_start_that_arrives_late_makes_no_second_engine(root: str, run: RunDir
     finally:
         os.kill(started.pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while run_state.living_attempt(root, "run"):
+    while run_state.running_attempt(root, "run"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -159,7 +159,7 @@ def test_a_start_waits_for_the_end_of_an_attempt_that_has_said_its_last_word(roo
         identity = records.identify(ending.pid)
         assert identity is not None
         run.status(1, records.STOPPED, 3, identity)
-        assert run_state.living_attempt(root, "run") == 1
+        assert run_state.running_attempt(root, "run") == 1
         late.start()
         second = run_state.claim_attempt(root, "run")
         started = records.ProcessIdentity.from_json(attempts.start(root, "run", second, SLEEPER, {}))
@@ -172,6 +172,6 @@ def test_a_start_waits_for_the_end_of_an_attempt_that_has_said_its_last_word(roo
 
 def test_a_dead_attempt_is_no_living_one(root: str, run: RunDirectory):
     run.status(1, records.TRAINING, 3, dead_process())
-    assert run_state.living_attempt(root, "run") == 0
+    assert run_state.running_attempt(root, "run") == 0
     run.status(2, records.TRAINING, 3)
-    assert run_state.living_attempt(root, "run") == 2
+    assert run_state.running_attempt(root, "run") == 2

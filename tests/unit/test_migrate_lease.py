@@ -13,8 +13,8 @@ import pytest
 from midstream.fleet.fleet import Fleet, LocalHost
 from midstream.hosts.host_pool import Hosts
 from midstream.migrate.execution.journal import Journal
-from midstream.migrate.execution.lease_renewal import Wanted
-from midstream.migrate.model import HANDOVER, OVERTAKE
+from midstream.migrate.execution.lease_renewal import LeaseRenewal
+from midstream.migrate.model import LIVE, WARM
 from midstream.migrate.planning import estimate
 from midstream_engine import records
 from support.run_directory import RunDirectory
@@ -27,10 +27,10 @@ def test_only_an_attempt_that_stands_by_has_its_lease_renewed(tmp_path: Path, ep
     run.status(2, records.WAITING, 4)
     status = records.Status.read(run.attempt(2).status())
     dataclasses.replace(status, epoch=epoch).write(run.attempt(2).status())
-    records.Order(records.HOLD, epoch=2, migration="m", serial=1).write(run.attempt(2).order)
+    records.Command(records.STANDBY, epoch=2, migration="m", sequence=1).write(run.attempt(2).command_file)
     lease = Path(run.attempt(2).lease)
     hosts = Hosts(Fleet({"b": LocalHost(root=str(tmp_path))}))
-    wanted = Wanted(hosts, dataclasses.replace(PLAN, mode=HANDOVER), every=0.01)
+    wanted = LeaseRenewal(hosts, dataclasses.replace(PLAN, mode=WARM), every=0.01)
     try:
         if not renewed:
             host = hosts.get("b")
@@ -72,7 +72,7 @@ def move_of(tmp_path: Path, mode: str, prices: tuple[float | None, float | None]
 
 
 def test_what_the_rehearsal_measured_is_predicted_with(tmp_path: Path):
-    move = move_of(tmp_path, HANDOVER, (10.0, 10.0))
+    move = move_of(tmp_path, WARM, (10.0, 10.0))
     assert estimate.predicted(move) == {}
     move.journal.fact(rehearsal_bytes=100_000_000, rehearsal_seconds=50.0, rehearsed_seconds=0.5)
     estimate.again(move)
@@ -89,7 +89,7 @@ def test_what_the_rehearsal_measured_is_predicted_with(tmp_path: Path):
 
 
 def test_an_overtake_that_becomes_a_handover_is_predicted_as_one(tmp_path: Path):
-    move = move_of(tmp_path, OVERTAKE, (None, None))
+    move = move_of(tmp_path, LIVE, (None, None))
     estimate.again(move)
     assert sum(estimate.predicted(move).values()) == 0.0
     assert move.notes == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.migrate.model import LEDGER_ENTRIES, Ledger
+from midstream.migrate.model import DOWNTIME_PHASES, DowntimeReport
 from midstream.migrate.proof import downtime_report
 from midstream.migrate.proof.downtime_report import Marks
 
@@ -21,20 +21,20 @@ SPENT = {
 HONEST = Marks(101.0, 103.0, 120.0, sealing=100.0, stop_seen=103.5, relaunched=107.0, training_seen=120.4)
 
 
-def measure(marks: Marks) -> Ledger:
+def measure(marks: Marks) -> DowntimeReport:
     return downtime_report.measure({}, marks, **SPENT)
 
 
 def test_every_second_of_the_downtime_has_a_name():
     found = measure(HONEST)
-    assert found.downtime == pytest.approx(19.0)
+    assert found.total == pytest.approx(19.0)
     assert found.measured == pytest.approx(
         {
             "quiesce": 0.5, "save": 2.0, "copy": 2.0, "verify": 1.0, "provision": 6.0, "install": 0.0,
             "compile": 4.0, "restore": 3.0, "first_step": 0.5,
         }
     )  # fmt: skip
-    assert list(found.measured) == list(LEDGER_ENTRIES)
+    assert list(found.measured) == list(DOWNTIME_PHASES)
 
 
 @pytest.mark.parametrize(("source", "target"), [(-3600.0, 0.0), (3600.0, 0.0), (0.0, 3600.0), (0.0, -3600.0)])
@@ -44,13 +44,13 @@ def test_a_clock_that_is_an_hour_wrong_moves_no_mark_beyond_what_was_seen(source
         sealing=100.0, stop_seen=103.5, relaunched=107.0, training_seen=120.4,
     )  # fmt: skip
     found = measure(marks)
-    assert found.downtime is not None
-    assert 10.5 <= found.downtime <= 20.5
+    assert found.total is not None
+    assert 10.5 <= found.total <= 20.5
 
 
 def test_a_source_that_ended_days_ago_is_no_downtime_of_the_move():
     found = measure(Marks(100.0, 101.0, 250_020.0, sealing=250_000.0, relaunched=250_005.0, training_seen=250_020.1))
-    assert found.downtime == pytest.approx(20.0)
+    assert found.total == pytest.approx(20.0)
     assert found.measured["save"] == found.measured["quiesce"] == 0.0
 
 
@@ -69,6 +69,6 @@ def test_entries_are_never_negative_and_add_up_to_the_downtime(
     end: float | None,
 ):
     found = measure(Marks(last, stopped, first, sealing, stop, start, end))
-    assert found.downtime is not None
+    assert found.total is not None
     assert min(found.measured.values()) >= 0.0
-    assert sum(found.measured.values()) == pytest.approx(found.downtime, abs=1e-6)
+    assert sum(found.measured.values()) == pytest.approx(found.total, abs=1e-6)

@@ -8,12 +8,12 @@ import xml.etree.ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.migrate.model import PROVEN, Certificate, Claim
+from midstream.migrate.model import VERIFIED, Certificate, Claim
 from midstream.migrate.proof import curve_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 PROOF = Certificate(
-    "m", "nano", "gpu<1>", "pod", 50, "step-50-a001", "d", 2, (Claim("trajectory", PROVEN, "", {"steps": []}),), 0.0
+    "m", "nano", "gpu<1>", "pod", 50, "step-50-a001", "d", 2, (Claim("continuity", VERIFIED, "", {"steps": []}),), 0.0
 )
 
 
@@ -33,7 +33,7 @@ def test_each_attempt_has_its_own_line_and_the_seam_a_mark_in_both_panels():
 
 
 def test_the_sources_own_losses_past_the_seal_are_laid_over_the_targets():
-    compared = Claim("trajectory", PROVEN, "", {"steps": [[50, 1.5, 1.5], [51, 1.25, 1.25], [90, 1.0, 1.0]]})
+    compared = Claim("continuity", VERIFIED, "", {"steps": [[50, 1.5, 1.5], [51, 1.25, 1.25], [90, 1.0, 1.0]]})
     proof = dataclasses.replace(PROOF, claims=(compared,))
     drawing = ET.fromstring(curve_picture.seam(proof, rows(100)))
     assert len(list(drawing.iter(f"{SVG}circle"))) == 2 + 1, "two steps near the seam, one sign in the legend"

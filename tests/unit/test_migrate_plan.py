@@ -56,7 +56,7 @@ def plan_for(root: Path, kind: str, count: int, gibibytes: int | None, *override
             machine = dataclasses.replace(host.machine, accelerators=told)
             views.append(dataclasses.replace(host, machine=machine) if host.name == "b" else host)
         seen = dataclasses.replace(seen, hosts=tuple(views))
-        return make_plan(fleet, hosts, seen, Request("r", "b", mode="stop", overrides=overrides))
+        return make_plan(fleet, hosts, seen, Request("r", "b", mode="cold", overrides=overrides))
     finally:
         hosts.close()
 
@@ -74,7 +74,7 @@ def test_the_batch_stays_and_is_cut_to_what_the_devices_hold(tmp_path: Path):
 def test_devices_that_cannot_hold_the_run_are_refused_with_the_numbers(tmp_path: Path):
     with pytest.raises(MidstreamError, match=r"does not fit 2 devices of 8\.6 GB: it needs .* state 7\.1 GB") as caught:
         plan_for(tmp_path, "NVIDIA T4", 2, 8, "--trainer.mp", "f32")
-    assert "of them would hold it" in caught.value.fix
+    assert "of them would hold it" in caught.value.hint
 
 
 def test_a_run_does_not_change_its_bucket(tmp_path: Path):
@@ -85,14 +85,14 @@ def test_a_run_does_not_change_its_bucket(tmp_path: Path):
     words = "r keeps its checkpoints in gs://bucket/prefix, and b would in gs://other/prefix"
     with pytest.raises(MidstreamError, match=words) as caught:
         plan_for(tmp_path, "NVIDIA A100-SXM4-80GB", 8, 80, *other)
-    assert "store: gs://bucket/prefix for b" in caught.value.fix
+    assert "store: gs://bucket/prefix for b" in caught.value.hint
     assert not (tmp_path / "b").exists()
 
 
 def test_a_run_in_bfloat16_is_not_moved_to_devices_without_it_unless_asked(tmp_path: Path):
     with pytest.raises(MidstreamError, match="V100-SXM2-32GB has no bfloat16") as caught:
         plan_for(tmp_path / "1", "Tesla V100-SXM2-32GB", 8, 32)
-    assert "--trainer.mp f32" in caught.value.fix
+    assert "--trainer.mp f32" in caught.value.hint
     plan = plan_for(tmp_path / "2", "Tesla V100-SXM2-32GB", 8, 32, "--trainer.mp=f32")
     change = next(change for change in plan.changes if change.name == "precision")
     assert (change.before, change.after) == ("p=f32,c=bfloat16", "f32")

@@ -16,7 +16,7 @@ import pytest
 from midstream.errors import RemoteError
 from midstream.fleet.fleet import Fleet, LocalHost
 from midstream.hosts.host_pool import Hosts
-from midstream.migrate.checkpoint_store import shelf_of
+from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.model import Request
 from midstream.migrate.planning import preflight
 from midstream.migrate.planning.plan import make_plan
@@ -81,7 +81,7 @@ def test_a_checkpoint_that_retention_removes_meanwhile_refuses_no_move(fleet: tu
     run.fence(1, "a")
     with retention(run):
         for _ in range(3):
-            plan = make_plan(*fleet, look_once(*fleet), Request("r", "b", mode="stop"))
+            plan = make_plan(*fleet, look_once(*fleet), Request("r", "b", mode="cold"))
             assert plan.checkpoint == "now"
             checks = {check.name: check for check in preflight.run_checks(*fleet, plan)}
             assert checks["divisibility"].state == preflight.PASS, checks["divisibility"]
@@ -92,7 +92,7 @@ def test_the_newest_state_is_read_while_checkpoints_come_and_go(fleet: tuple[Fle
     run = RunDirectory(tmp_path / "a", "r")
     run.status(1, records.TRAINING, 30)
     run.fence(1, "a")
-    shelf = shelf_of(fleet[0], fleet[1].get("a"), "r", "")
+    shelf = checkpoint_store_of(fleet[0], fleet[1].get("a"), "r", "")
     with retention(run):
         for _ in range(10):
             found = shelf.newest_state()
@@ -108,4 +108,4 @@ def test_a_checkpoint_without_its_train_json_is_damaged_and_not_looked_for_again
     run.fence(1, "a")
     run.checkpoint(20)
     with pytest.raises(RemoteError, match=r"train\.json is missing"):
-        shelf_of(fleet[0], fleet[1].get("a"), "r", "").newest_state()
+        checkpoint_store_of(fleet[0], fleet[1].get("a"), "r", "").newest_state()

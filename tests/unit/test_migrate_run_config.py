@@ -13,7 +13,7 @@ import yaml
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet, LocalHost
 from midstream.hosts.host_pool import Hosts
-from midstream.migrate.model import STOP, Request
+from midstream.migrate.model import COLD, Request
 from midstream.migrate.planning.plan import make_plan
 from midstream.migrate.planning.source_config import LIMIT, agreed_config, check_config, parse_config
 from midstream.watch.watcher import look_once
@@ -157,7 +157,7 @@ def world(tmp_path: Path):
     hosts = Hosts(fleet)
 
     def plan(*overrides: str):
-        request = dataclasses.replace(Request("r", "b", mode=STOP), overrides=overrides)
+        request = dataclasses.replace(Request("r", "b", mode=COLD), overrides=overrides)
         return make_plan(fleet, hosts, look_once(fleet, hosts), request)
 
     yield config, hosts.get("a"), plan

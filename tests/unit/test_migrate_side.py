@@ -14,7 +14,7 @@ import pytest
 from midstream.errors import MidstreamError, RemoteError, UsageError
 from midstream.fleet.fleet import Fleet, HostsTarget, LocalHost, Target
 from midstream.hosts.host_pool import Hosts
-from midstream.migrate.host_group import Side, hosts_of_run, target_of
+from midstream.migrate.host_group import HostGroup, hosts_of_run, target_of
 from midstream.watch.watcher import look_once
 from midstream_engine import records
 from support.run_directory import RunDirectory
@@ -47,36 +47,36 @@ def runs(fleet: Fleet) -> dict[str, RunDirectory]:
     return made
 
 
-def side(fleet: Fleet, hosts: Hosts, name: str = "pair") -> Side:
-    return Side(hosts, fleet.target(name), "r")
+def side(fleet: Fleet, hosts: Hosts, name: str = "pair") -> HostGroup:
+    return HostGroup(hosts, fleet.target(name), "r")
 
 
 def test_what_a_move_decides_lies_on_every_host(fleet: Fleet, hosts: Hosts, runs: dict[str, RunDirectory]) -> None:
     pair = side(fleet, hosts)
-    pair.take("m", 2, "c", 60.0)
-    assert {records.Mover.read(run.paths.mover).migration for run in runs.values()} == {"m"}
+    pair.acquire("m", 2, "c", 60.0)
+    assert {records.MigrationLock.read(run.paths.migration_lock).migration for run in runs.values()} == {"m"}
     pair.seal("m", 2, "c", 7)
     fences = [records.Fence.read(run.paths.fence) for run in runs.values()]
     assert fences[0] == fences[1]
-    assert (fences[0].epoch, fences[0].holder, fences[0].sealed_step) == (2, "c", 7)
+    assert (fences[0].epoch, fences[0].owner, fences[0].sealed_step) == (2, "c", 7)
     back = fences[0].rolled_back("pair", 7)
     pair.put_fence(back.to_json(), "m")
-    pair.let_go("m")
+    pair.release("m")
     assert [records.Fence.read(run.paths.fence) for run in runs.values()] == [back, back]
-    assert not any(os.path.exists(run.paths.mover) for run in runs.values())
+    assert not any(os.path.exists(run.paths.migration_lock) for run in runs.values())
 
 
 def test_a_run_of_which_another_migration_holds_one_host_is_not_taken(
     fleet: Fleet, hosts: Hosts, runs: dict[str, RunDirectory]
 ) -> None:
-    Side(hosts, Target("b", ("b",)), "r").take("other", 2, "elsewhere", 60.0)
+    HostGroup(hosts, Target("b", ("b",)), "r").acquire("other", 2, "elsewhere", 60.0)
     with pytest.raises(RemoteError, match="moved to elsewhere by migration other"):
-        side(fleet, hosts).take("m", 2, "c", 60.0)
-    assert not os.path.exists(runs["a"].paths.mover), "the first host is the last to be taken"
+        side(fleet, hosts).acquire("m", 2, "c", 60.0)
+    assert not os.path.exists(runs["a"].paths.migration_lock), "the first host is the last to be taken"
 
 
 def test_hosts_that_share_a_root_are_one_home(fleet: Fleet, hosts: Hosts) -> None:
-    assert [host.name for host in side(fleet, hosts, "all").homes] == ["a", "b"]
+    assert [host.name for host in side(fleet, hosts, "all").run_hosts] == ["a", "b"]
     assert not list(Path(fleet.hosts["a"].root).glob(".tokens/*"))
 
 
@@ -84,21 +84,21 @@ def test_a_run_lives_while_a_process_of_it_lives_on_any_host(
     fleet: Fleet, hosts: Hosts, runs: dict[str, RunDirectory]
 ) -> None:
     pair, b = side(fleet, hosts), hosts.get("b")
-    assert not pair.describe()["alive"]
+    assert not pair.describe()["running"]
     Path(runs["b"].paths.config).write_text("a: 1\n")
     words = {"root": b.root, "run_id": "r", "number": 1, "argv": SLEEPER, "env": {}}
-    order = records.Order(records.RESTORE, epoch=1, migration="m").to_json()
+    order = records.Command(records.RESTORE, epoch=1, migration="m").to_json()
     started = b.call("runs.attempts.start", process=1, group=["a", "b"], order=order, **words)
     try:
-        assert pair.describe()["alive"]
-        assert pair.living_attempt() == 1
+        assert pair.describe()["running"]
+        assert pair.running_attempt() == 1
         found = pair.attempt_of_migration("m")
         assert found is not None
-        assert (found["attempt"], found["alive"]) == (1, True)
+        assert (found["attempt"], found["running"]) == (1, True)
     finally:
         os.kill(started["pid"], signal.SIGKILL)
-    pair.wait_gone(1)
-    assert pair.living_attempt() == 0
+    pair.wait_exited(1)
+    assert pair.running_attempt() == 0
 
 
 def test_the_hosts_of_a_run_are_those_it_was_started_on(
@@ -111,7 +111,7 @@ def test_the_hosts_of_a_run_are_those_it_was_started_on(
     (run,) = (each for each in look_once(fleet, hosts, 60, only={"a"}).runs if each.run_id == "r")
     target = Target("c", ("c",))
     with pytest.raises(MidstreamError, match="run r has 2 processes, and a knows of 1: midstream did not start it"):
-        hosts_of_run(fleet, a, dataclasses.replace(run, alive=True), target)
+        hosts_of_run(fleet, a, dataclasses.replace(run, running=True), target)
 
     identity = records.this_process().to_json()
     launched = runs["a"].attempt(1).launched()

@@ -20,7 +20,7 @@ from midstream.hosts.host_pool import Hosts
 from midstream.migrate import model
 from midstream.migrate.execution import migration_directory
 from midstream.migrate.execution.journal import Journal, read_events
-from midstream.migrate.execution.migration import Move
+from midstream.migrate.execution.migration import Migration
 from midstream.migrate.phases import streamed_copy
 from midstream.watch.watcher import Watch
 from midstream_engine import records
@@ -33,19 +33,19 @@ CONTENTS = {A: b"first", B: b"second", LATE: b"third"}
 
 
 @pytest.fixture
-def move(tmp_path: Path) -> Move:
+def move(tmp_path: Path) -> Migration:
     file = tmp_path / "fleet.yaml"
     file.write_text("".join(["hosts:\n", *(f'  {n}: {{type: local, root: "{tmp_path}/{n}"}}\n' for n in ("a", "b"))]))
     fleet = load_fleet(file)
-    plan = replace(PLAN, migration="m", mode=model.HANDOVER)
+    plan = replace(PLAN, migration="m", mode=model.WARM)
     place = migration_directory.create(plan, fleet.text)
     hosts = Hosts(fleet)
-    return Move(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts))
+    return Migration(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts))
 
 
 def tell(paths: records.RunPaths, state: str, order: int = 0) -> None:
     identity = records.this_process().to_json()
-    status = records.Status(state=state, step=9, process=0, heartbeat=0.0, attempt=1, order=order, **identity)
+    status = records.Status(state=state, step=9, process=0, heartbeat=0.0, attempt=1, acknowledged=order, **identity)
     status.write(paths.attempt(1).status())
 
 
@@ -79,7 +79,7 @@ EARLIER = [{"path": path, "size": len(data), "sha256": "0" * 64} for path, data 
     [("calm", 5), ("rewritten", 10), ("killed", 5), ("held", 5)],
 )
 def test_what_is_whole_goes_ahead_and_the_manifest_decides(
-    move: Move, monkeypatch: pytest.MonkeyPatch, case: str, left: int
+    move: Migration, monkeypatch: pytest.MonkeyPatch, case: str, left: int
 ):
     monkeypatch.setattr(streamed_copy, "WORTHWHILE", 0)
     monkeypatch.setattr(streamed_copy, "WORTH_A_LOOK", 0)
@@ -134,7 +134,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_source_whose_follower_ends_is_asked_in_other_ways(move: Move):
+def test_a_source_whose_follower_ends_is_asked_in_other_ways(move: Migration):
     attempt = move.source_paths.attempt(1)
     Path(attempt.dir).mkdir(parents=True)
     Path(attempt.status()).write_text("no status at all")
@@ -156,7 +156,7 @@ def test_a_source_whose_follower_ends_is_asked_in_other_ways(move: Move):
     ],
 )
 def test_a_source_names_only_what_was_asked_for_of_the_checkpoint_that_it_saves(
-    move: Move, monkeypatch: pytest.MonkeyPatch, line: dict[str, Any], said: str
+    move: Migration, monkeypatch: pytest.MonkeyPatch, line: dict[str, Any], said: str
 ):
     """Its own program would not say so: these are the lines of another one."""
     monkeypatch.setattr(

@@ -33,7 +33,7 @@ class Listening:
 
     def knock(self) -> dict:
         """The real peer calls."""
-        return self.host.call("copy.tls_peer.knock", peer=self.ends.dialer(["127.0.0.1"], self.port))
+        return self.host.call("copy.tls_peer.probe", peer=self.ends.dialer(["127.0.0.1"], self.port))
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_flood_of_callers_keeps_nobody_out(listening: Listening):
 def test_who_shows_another_certificate_is_not_let_in(listening: Listening):
     stranger = make_ends(listening.host, listening.host).dialer(["127.0.0.1"], listening.port)
     stranger["trusted"] = listening.ends.dialer([], 0)["trusted"]
-    found = listening.host.call("copy.tls_peer.knock", peer=stranger)
+    found = listening.host.call("copy.tls_peer.probe", peer=stranger)
     assert found["address"] is None
     assert listening.knock()["address"] == "127.0.0.1"
 
@@ -127,7 +127,7 @@ def test_a_listener_that_never_ends_its_handshake_is_given_up(monkeypatch: pytes
         thread = threading.Thread(target=drip)
         thread.start()
         dialer = make_ends(host, host).dialer(["127.0.0.1"], listener.getsockname()[1])
-        found = tls_peer.knock(dialer)
+        found = tls_peer.probe(dialer)
         stopped.set()
         thread.join()
     assert found["address"] is None

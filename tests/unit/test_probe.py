@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import midstream.remote
 from midstream.fleet.fleet import LocalHost
 from midstream.hosts.local_host import LocalMachine
 from midstream.hosts.rpc.remote_call import start_program
@@ -62,7 +60,7 @@ def test_a_run_is_told_whole_and_then_only_its_news(run: RunDirectory, told: Tol
     assert first["run"] == "run"
     assert first["fence"]["epoch"] == 1
     assert first["lineage"]["attempts"][0]["attempt"] == 1
-    assert (first["attempt"], first["attempts"], first["alive"], first["trouble"]) == (1, [1], True, "")
+    assert (first["attempt"], first["attempts"], first["running"], first["trouble"]) == (1, [1], True, "")
     assert first["status"]["state"] == records.TRAINING
     assert first["checkpoints"] == [
         {
@@ -170,10 +168,10 @@ def test_pins_come_and_go(run: RunDirectory, told: Told):
 
 def test_a_process_that_is_gone_is_not_alive(run: RunDirectory, told: Told):
     run.status(1, records.TRAINING, 3, dead_process())
-    assert told.run()["alive"] is False
+    assert told.run()["running"] is False
     run.status(2, records.STARTING, 0)
     news = told.run()
-    assert (news["attempt"], news["alive"]) == (2, True)
+    assert (news["attempt"], news["running"]) == (2, True)
 
 
 def test_runs_that_vanish_are_gone(run: RunDirectory, told: Told):
@@ -231,9 +229,3 @@ def test_as_a_program_it_answers_pings_and_ends_with_its_operator(tmp_path: Path
     process.stdin.close()
     assert process.wait(20) == 0
     process.close()
-
-
-@pytest.mark.parametrize("name", ["probe", "machine", "accelerators", "runs"])
-def test_what_travels_is_python_3_8(name: str):
-    source = Path(midstream.remote.__file__).parent / f"{name}.py"
-    ast.parse(source.read_text(), feature_version=(3, 8))

@@ -37,7 +37,7 @@ def test_a_rollback_gives_the_source_back_what_it_had_saved_past_the_seal():
     moved = records.first_fence("a").sealed(2, "b", 30)  # the source had saved step 45, and 30 was chosen
     assert not moved.accepts(1, 45)
     back = moved.rolled_back("a", 45)
-    assert (back.epoch, back.holder, back.sealed_step) == (3, "a", 45)
+    assert (back.epoch, back.owner, back.sealed_step) == (3, "a", 45)
     assert back.accepts(1, 45)
     assert not back.accepts(1, 46)
     assert not back.accepts(2, 31), "nothing of the target's"
@@ -111,11 +111,11 @@ def test_a_pid_that_was_reused_is_not_taken_for_the_process():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     identity = records.identify(child.pid)
     assert identity is not None
-    assert records.is_alive(identity)
-    assert not records.is_alive(records.ProcessIdentity(identity.boot_id, identity.pid, identity.start_ticks + 1))
-    assert not records.is_alive(records.ProcessIdentity("another-boot", identity.pid, identity.start_ticks))
+    assert records.is_running(identity)
+    assert not records.is_running(records.ProcessIdentity(identity.boot_id, identity.pid, identity.start_ticks + 1))
+    assert not records.is_running(records.ProcessIdentity("another-boot", identity.pid, identity.start_ticks))
     child.communicate(b"\n")
-    assert not records.is_alive(identity)
+    assert not records.is_running(identity)
 
 
 def test_a_zombie_is_not_alive():
@@ -125,13 +125,13 @@ def test_a_zombie_is_not_alive():
     import os
 
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert identity is None or not records.is_alive(identity)
+    assert identity is None or not records.is_running(identity)
     child.wait()
 
 
 def test_records_read_what_a_newer_version_wrote_and_name_what_is_missing():
-    assert records.Fence.from_json({"epoch": 2, "holder": "a", "novelty": 1}).epoch == 2
-    with pytest.raises(records.RecordError, match=r"fence\.json: lacks holder"):
+    assert records.Fence.from_json({"epoch": 2, "owner": "a", "novelty": 1}).epoch == 2
+    with pytest.raises(records.RecordError, match=r"fence\.json: lacks owner"):
         records.Fence.from_json({"epoch": 2}, "fence.json")
 
 

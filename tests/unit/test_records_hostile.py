@@ -14,7 +14,7 @@ import pytest
 
 from midstream_engine import records
 
-FENCE: dict[str, Any] = {"epoch": 2, "holder": "b", "sealed_step": 10, "seals": [{"epoch": 1, "step": 10}]}
+FENCE: dict[str, Any] = {"epoch": 2, "owner": "b", "sealed_step": 10, "seals": [{"epoch": 1, "step": 10}]}
 STATUS: dict[str, Any] = {
     "state": "training", "step": 5, "process": 0, "boot_id": "x", "pid": 7, "start_ticks": 1, "heartbeat": 1.5,
     "checkpoint": "step-4-a001", "devices": [{"kind": "cpu", "platform": "cpu", "memory_bytes": None}],
@@ -41,7 +41,7 @@ MANIFEST: dict[str, Any] = {
         (records.Fence, {**FENCE, "epoch": 2**63}, "epoch: the integer is too large"),
         (records.Fence, {**FENCE, "epoch": -1}, "epoch: expected an integer from 0 on, found a negative one"),
         (records.Fence, {**FENCE, "seals": {"1": 10}}, "seals: expected a list, found an object"),
-        (records.Fence, {"holder": "b"}, "lacks epoch"),
+        (records.Fence, {"owner": "b"}, "lacks epoch"),
         (records.Fence, [], "expected an object, found a list"),
         (records.Status, {**STATUS, "step": "5"}, "step: expected an integer, found a string"),
         (records.Status, {**STATUS, "step": -5}, "step: expected an integer from 0 on"),
@@ -56,7 +56,7 @@ MANIFEST: dict[str, Any] = {
         (records.Lineage, {**LINEAGE, "attempts": [{**ENTRY, "attempt": None}]}, "attempts[0].attempt: expected"),
         (records.Lineage, {**LINEAGE, "run_id": "a\nb"}, "run_id: 'a\\nb' is not a run id"),
         (records.Pin, {"checkpoint": "/etc", "expires": 1}, "checkpoint: '/etc' is not a checkpoint's name"),
-        (records.Order, {"action": "stop", "migration": "../x"}, "migration: '../x' is not a run id"),
+        (records.Command, {"action": "stop", "migration": "../x"}, "migration: '../x' is not a run id"),
         (records.Manifest, {**MANIFEST, "objects": [None]}, "objects[0]: expected an object, found null"),
         (records.Manifest, {**MANIFEST, "arrays": [{"name": "w"}]}, "arrays[0]: lacks axes, shape, dtype"),
         (records.Manifest, {**MANIFEST, "objects": [{"path": "../w", "size": 1, "sha256": ""}]}, "leaves"),

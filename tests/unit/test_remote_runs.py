@@ -64,29 +64,34 @@ def test_runs_are_directories_with_attempts(root: str, tmp_path: Path):
 
 def test_a_run_that_is_not_there_is_described_as_empty(root: str):
     described = run_state.describe(root, "nothing")
-    assert (described["attempt"], described["fence"], described["status"], described["alive"]) == (0, None, None, False)
+    assert (described["attempt"], described["fence"], described["status"], described["running"]) == (
+        0,
+        None,
+        None,
+        False,
+    )
     assert described["checkpoints"] == []
 
 
 def test_orders_have_rising_serials(root: str, run: RunDirectory):
     run.attempt(1)
-    orders = [records.Order(action).to_json() for action in (records.SAVE, records.STOP, records.SAVE)]
-    assert [ownership.give_order(root, "run", 1, order) for order in orders] == [1, 2, 3]
-    assert records.Order.read(run.attempt(1).order).serial == 3
+    orders = [records.Command(action).to_json() for action in (records.SAVE, records.STOP, records.SAVE)]
+    assert [ownership.send_command(root, "run", 1, order) for order in orders] == [1, 2, 3]
+    assert records.Command.read(run.attempt(1).command_file).sequence == 3
 
 
 def test_a_serial_is_past_the_one_that_the_engine_carried_out(root: str, run: RunDirectory):
     run.status(1, records.TRAINING, 3)
     status = json.loads(Path(run.attempt(1).status()).read_text())
-    records.write_json(run.attempt(1).status(), {**status, "order": 5})
-    assert ownership.give_order(root, "run", 1, records.Order(records.STOP).to_json()) == 6
+    records.write_json(run.attempt(1).status(), {**status, "acknowledged": 5})
+    assert ownership.send_command(root, "run", 1, records.Command(records.STOP).to_json()) == 6
 
 
 def test_an_order_without_an_action_is_refused_before_it_is_written(root: str, run: RunDirectory):
     run.attempt(1)
     with pytest.raises(records.RecordError, match="lacks action"):
-        ownership.give_order(root, "run", 1, {"epoch": 2})
-    assert not Path(run.attempt(1).order).exists()
+        ownership.send_command(root, "run", 1, {"epoch": 2})
+    assert not Path(run.attempt(1).command_file).exists()
 
 
 def test_only_the_very_process_is_signalled(root: str, run: RunDirectory):
@@ -118,7 +123,7 @@ def test_a_dead_source_is_sealed_once(root: str, run: RunDirectory):
     run.fence(1)
     run.status(1, records.TRAINING, 9, dead_process())
     sealed = ownership.seal(root, "run", 2, "there", 5)
-    assert (sealed["epoch"], sealed["holder"], sealed["sealed_step"]) == (2, "there", 5)
+    assert (sealed["epoch"], sealed["owner"], sealed["sealed_step"]) == (2, "there", 5)
     assert ownership.seal(root, "run", 2, "there", 5) == sealed, "the same again changes nothing"
     with pytest.raises(records.RecordError, match="already at epoch 2"):
         ownership.seal(root, "run", 2, "elsewhere", 5)
@@ -182,11 +187,11 @@ def test_the_last_words_of_a_process_that_ended_meanwhile_are_heard(
     root: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ):
     run.status(1, records.TRAINING, 3)
-    alive = records.is_alive
+    alive = records.is_running
 
     def ends_now(process: records.ProcessIdentity) -> bool:
         run.status(1, records.STOPPED, 4, dead_process())
         return alive(dead_process())
 
-    monkeypatch.setattr(records, "is_alive", ends_now)
+    monkeypatch.setattr(records, "is_running", ends_now)
     assert run_state.status(root, "run", 1)["status"]["state"] == records.STOPPED

@@ -90,7 +90,7 @@ def test_the_far_side_needs_no_more_than_python_3_8(pair: Pair, tmp_path: Path) 
     ends = make_ends(pair[1], pair[0])
     process = start_program(pair[1], "copy.tls_peer.answer", {"peer": ends.listener(None)})
     dialer = ends.dialer(["127.0.0.1"], next(reports(process))["port"])
-    assert pair[0].call("copy.tls_peer.knock", peer=dialer)["address"] == "127.0.0.1"
+    assert pair[0].call("copy.tls_peer.probe", peer=dialer)["address"] == "127.0.0.1"
     process.close()
 
 
@@ -224,7 +224,7 @@ def write_history(root: str, attempts: dict[int, str]) -> records.RunPaths:
         Path(attempt.dir).mkdir(parents=True, exist_ok=True)
         Path(attempt.metrics).write_text(metrics)
         Path(attempt.status()).write_text(json.dumps({"state": "stopped", "number": number}))
-        Path(attempt.order).write_text("{}")
+        Path(attempt.command_file).write_text("{}")
         Path(attempt.log()).write_text(f"log of {number}\n")
         lineage = lineage.with_entry(records.LineageEntry(number, 1, "one", 2, "cpu", 0))
     Path(paths.config).write_text("a: 1\n")
@@ -244,7 +244,9 @@ def test_history_arrives_without_orders_and_fence(pair: Pair) -> None:
     report = bring(pair)
     theirs = records.RunPaths(pair[1].root, "run")
     expected = {
-        name: content for name, content in files(Path(ours.dir)).items() if "order" not in name and "fence" not in name
+        name: content
+        for name, content in files(Path(ours.dir)).items()
+        if "command" not in name and "fence" not in name
     }
     expected["lineage.json"] = Path(theirs.lineage).read_bytes()
     assert_same_tree(Path(theirs.dir), {**expected, ".lock": b""})

@@ -373,14 +373,12 @@ def test_a_manifest_whose_arrays_were_edited_has_another_root_digest(tmp_path: P
     assert what.startswith("root digest is")
 
 
-STREAMS = ("allowlist", "requested_items", "files", "frames", "sending", "receiving", "peer", "lines")
-TREES = ("objects", "staging", "assembly", "arrivals", "neighbours", "tree")
+REMOTE = Path(midstream.remote.__file__).parent
 
 
-@pytest.mark.parametrize("name", [*STREAMS, *TREES, "history", "engine", "environments"])
-def test_far_modules_are_spelled_in_python_3_8(name: str) -> None:
-    source = Path(midstream.remote.__file__).parent / f"{name}.py"
-    ast.parse(source.read_text(), feature_version=(3, 8))
+@pytest.mark.parametrize("path", sorted(path.relative_to(REMOTE).as_posix() for path in REMOTE.rglob("*.py")))
+def test_remote_modules_are_python_3_8(path: str) -> None:
+    ast.parse((REMOTE / path).read_text(), feature_version=(3, 8))
 
 
 @pytest.mark.parametrize(

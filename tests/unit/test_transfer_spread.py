@@ -10,7 +10,7 @@ import pytest
 
 from midstream.fleet.fleet import LocalHost
 from midstream.hosts.local_host import LocalMachine
-from midstream.transfer import Place, Progress, TransferError, collect_objects, fan_out, verify_objects
+from midstream.transfer import Endpoint, Progress, TransferError, collect_objects, fan_out, verify_objects
 from midstream_engine import records
 from support.trees import assert_same_tree, files, write_checkpoint
 
@@ -27,8 +27,8 @@ def read(directory: Path) -> records.Manifest:
     return records.Manifest.from_json(json.loads((directory / records.MANIFEST).read_text()))
 
 
-def places(hosts: Hosts, tmp_path: Path) -> dict[str, Place]:
-    return {name: Place(host, str(tmp_path / name / "ckpt")) for name, host in hosts.items() if name != "c"}
+def places(hosts: Hosts, tmp_path: Path) -> dict[str, Endpoint]:
+    return {name: Endpoint(host, str(tmp_path / name / "ckpt")) for name, host in hosts.items() if name != "c"}
 
 
 def halves(path: str) -> bool:

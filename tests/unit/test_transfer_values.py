@@ -103,14 +103,16 @@ def test_ports_that_cannot_be_are_refused(text: str) -> None:
 
 
 def test_of_two_hosts_the_lower_rate_counts_and_who_wants_no_direct_way() -> None:
-    one = LocalMachine("one", LocalHost(copy_rate="10MB/s", copy_route="direct", copy_ports="5000-5001"))
-    two = LocalMachine("two", LocalHost(copy_rate="1MB/s", copy_route="relay"))
+    one = LocalMachine("one", LocalHost(bandwidth_limit="10MB/s", copy_route="direct", copy_ports="5000-5001"))
+    two = LocalMachine("two", LocalHost(bandwidth_limit="1MB/s", copy_route="relay"))
     assert of_hosts(one, two) == CopySettings(rate_limit=1e6, route="relay")
     assert ports_of(one, CopySettings()) == (5000, 5001)
     assert ports_of(two, CopySettings(ports=(7, 8))) == (7, 8)
 
 
-@pytest.mark.parametrize(("field", "value"), [("copy_rate", "fast"), ("copy_ports", "x"), ("copy_route", "tunnel")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("bandwidth_limit", "fast"), ("copy_ports", "x"), ("copy_route", "tunnel")]
+)
 def test_the_fleet_file_is_refused_with_the_field_that_is_wrong(field: str, value: str) -> None:
     with pytest.raises(UsageError, match=rf"fleet\.yaml: hosts\.a\.{field}"):
         parse_fleet(f"hosts: {{a: {{type: local, {field}: {value}}}}}", "fleet.yaml")

@@ -132,7 +132,7 @@ def test_a_seal_takes_rows_from_the_curve(tmp_path: Path, watching: Watching):
 def test_a_record_of_another_shape_is_said_and_hides_nothing(tmp_path: Path, watching: Watching):
     run = RunDirectory(tmp_path)
     run.rows(1, 0)
-    Path(run.paths.fence).write_text('{"holder": "here"}')
+    Path(run.paths.fence).write_text('{"owner": "here"}')
     other = RunDirectory(tmp_path, "other")
     other.fence(3)
     watch = watching(here=LocalHost(root=str(tmp_path)))

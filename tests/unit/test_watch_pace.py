@@ -10,7 +10,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from midstream.hosts.backoff import LONGEST, Backoff
-from midstream.hosts.concurrency_limit import Turns
+from midstream.hosts.concurrency_limit import ConcurrencyLimit
 from midstream.watch import poll_interval
 from midstream.watch.poll_interval import Pace
 
@@ -95,14 +95,14 @@ def test_pauses_double_up_to_a_limit_and_are_never_the_same_for_all():
 
 
 def test_a_turn_that_raised_begins_anew():
-    turns = Turns(1)
+    turns = ConcurrencyLimit(1)
     for _ in range(3):
         with pytest.raises(KeyError), turns.take(), turns.take():
             raise KeyError
 
 
 def test_only_so_many_go_at_once_and_who_steps_aside_lets_others_go():
-    turns, lock = Turns(2), threading.Lock()
+    turns, lock = ConcurrencyLimit(2), threading.Lock()
     inside, most = 0, 0
     waiting = threading.Barrier(6)
 

@@ -172,7 +172,7 @@ def test_gpus_are_asked_field_by_field_where_the_driver_is_old(top: Path, tmp_pa
 
 
 def test_the_script_is_posix(tmp_path: Path):
-    script = resources.files("midstream.remote").joinpath("probe.sh").read_text()
+    script = resources.files("midstream.remote.machine").joinpath("probe.sh").read_text()
     for shell in SHELLS:
         words = [shell, "sh", "-n"] if shell == "busybox" else [shell, "-n"]
         done = subprocess.run(words, input=script, text=True, capture_output=True)

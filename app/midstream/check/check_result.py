@@ -14,10 +14,10 @@ class Check:
     name: str
     state: str  # PASS, WARN or FAIL
     detail: str
-    fix: str = ""
+    hint: str = ""
     host: str = ""
 
 
-def judge(name: str, good: bool, detail: str, fix: str = "", host: str = "", otherwise: str = FAIL) -> Check:
+def judge(name: str, good: bool, detail: str, hint: str = "", host: str = "", otherwise: str = FAIL) -> Check:
     """PASS where it is good, else ``otherwise`` with its fix."""
-    return Check(name, PASS, detail, "", host) if good else Check(name, otherwise, detail, fix, host)
+    return Check(name, PASS, detail, "", host) if good else Check(name, otherwise, detail, hint, host)

@@ -72,7 +72,7 @@ def _fleet(path: str | None) -> Check:
         fleet = load_fleet(path)
     except UsageError as error:
         missing = path is None and not default_fleet_path().exists()
-        return Check("fleet file", WARN if missing else FAIL, error.message, error.fix)
+        return Check("fleet file", WARN if missing else FAIL, error.message, error.hint)
     for name, host in fleet.hosts.items():
         for secret, source in host.secrets.items():
             kind, _, place = source.partition(":")

@@ -13,7 +13,7 @@ from midstream.hosts.host import Host
 from midstream.launch.environment import MINIMUM
 from midstream.launch.errors import LaunchError
 from midstream.launch.interpreter import python_build
-from midstream.launch.variant import choose_flavour
+from midstream.launch.variant import choose_variant
 
 DISK = 10e9  # bytes: an environment, an engine, and room for a checkpoint
 GLIBC, GLIBC_TPU = (2, 27), (2, 31)
@@ -84,10 +84,10 @@ def _accelerators(name: str, config: HostConfig, survey: Mapping[str, Any]) -> I
 def check_packages(name: str, config: HostConfig, survey: Mapping[str, Any]) -> Check:
     """Which build of the engine's packages the host gets."""
     try:
-        flavour = choose_flavour(name, config, survey["accelerators"])
+        variant = choose_variant(name, config, survey["accelerators"])
     except LaunchError as error:
-        return Check("packages", FAIL, error.message.removeprefix(f"{name}: "), error.fix, name)
-    return Check("packages", PASS, f"{flavour.name} ({flavour.why})", host=name)
+        return Check("packages", FAIL, error.message.removeprefix(f"{name}: "), error.hint, name)
+    return Check("packages", PASS, f"{variant.name} ({variant.why})", host=name)
 
 
 def check_python(host: Host, config: HostConfig, survey: Mapping[str, Any]) -> Check:
@@ -111,7 +111,7 @@ def check_python(host: Host, config: HostConfig, survey: Mapping[str, Any]) -> C
     try:
         build = python_build(survey["machine"])
     except LaunchError as error:
-        return Check("python", FAIL, f"only {found['newest']}; {error.message}", error.fix, host.name)
+        return Check("python", FAIL, f"only {found['newest']}; {error.message}", error.hint, host.name)
     words = f"only {found['newest']}: {build.version} is brought there at the first launch"
     return Check("python", PASS, words, host=host.name)
 
@@ -189,7 +189,7 @@ def reach(host: Host) -> Check:
     try:
         host.connect()
     except HostError as error:
-        return Check("answers", FAIL, error.message.removeprefix(f"{host.name}: "), error.fix, host.name)
+        return Check("answers", FAIL, error.message.removeprefix(f"{host.name}: "), error.hint, host.name)
     if not host.far_python:
         words = "no Python 3.8 or newer: one is brought there at the first launch; until then the rest is not known"
         return Check(

@@ -10,7 +10,7 @@ from midstream.fleet.fleet import Fleet, HostConfig, Target
 from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
 from midstream.launch.rendezvous import all_links, check_numbers, share_root
-from midstream.launch.variant import choose_flavour
+from midstream.launch.variant import choose_variant
 
 APART = 2.0  # seconds between two clocks of one mesh
 
@@ -40,7 +40,7 @@ def _links(fleet: Fleet, target: Target, hosts: Sequence[Host]) -> Iterator[Chec
     try:
         links = all_links(hosts, internal, target.ports)
     except LaunchError as error:
-        yield Check("ports between hosts", FAIL, error.message, error.fix)
+        yield Check("ports between hosts", FAIL, error.message, error.hint)
         return
     closed = [link for link in links if not link.open]
     for link in closed:
@@ -76,13 +76,13 @@ def _described(config: HostConfig, survey: Mapping[str, Any]) -> dict[str, str]:
     if config.devices is not None:
         kinds = ["virtual CPU device"] * config.devices
     try:
-        flavour = choose_flavour("", config, found).name
+        variant = choose_variant("", config, found).name
     except LaunchError as error:
-        flavour = f"none ({error.message.removeprefix(': ')})"
+        variant = f"none ({error.message.removeprefix(': ')})"
     return {
         "accelerators": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none",
         "driver": found["driver"] or "none",
-        "packages": config.python or flavour,
+        "packages": config.python or variant,
         "machine": f"{survey['machine']}, {survey['libc']}",
     }
 
@@ -91,7 +91,7 @@ def _numbered(hosts: Sequence[Host]) -> Check:
     try:
         check_numbers(hosts)
     except LaunchError as error:
-        return Check("worker numbers", FAIL, error.message, error.fix)
+        return Check("worker numbers", FAIL, error.message, error.hint)
     return Check("worker numbers", PASS, "as the service lists them")
 
 

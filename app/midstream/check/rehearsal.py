@@ -34,7 +34,7 @@ def rehearse(
     try:
         prepared = prepare_target(hosts, fleet, target, say)
     except (MidstreamError, HostError) as error:
-        yield Check("environment", FAIL, error.message, error.fix)
+        yield Check("environment", FAIL, error.message, error.hint)
         return
     for name, ready in prepared.items():
         yield Check("environment", PASS, f"{ready.environment.python} ({ready.environment.how})", host=name)

@@ -40,7 +40,7 @@ def check_target(fleet: Fleet, hosts: Hosts, target: Target) -> Iterator[Check]:
     for host in there:
         survey = surveys[host.name]
         if isinstance(survey, HostError):
-            yield Check("answers", FAIL, survey.message, survey.fix, host.name)
+            yield Check("answers", FAIL, survey.message, survey.hint, host.name)
             continue
         known[host.name], skews[host.name] = survey
         yield from check_host(host, fleet.hosts[host.name], *survey)
@@ -91,12 +91,12 @@ def _store(fleet: Fleet, host: Host) -> Iterator[Check]:
     """Of a host whose runs keep their checkpoints in a bucket: whether its engines ask there as the fleet file says."""
     store = fleet.store_of(host.name)
     if store and access_for(fleet, store).impersonate:
-        why, fix = host_identity.why_not(fleet, host, store)
+        why, hint = host_identity.why_not(fleet, host, store)
         yield Check(
             "store",
             FAIL if why else PASS,
             why or f"asks {store} as {access_for(fleet, store).impersonate}",
-            fix,
+            hint,
             host.name,
         )
 
@@ -105,9 +105,9 @@ def _slurm(host: Host) -> Iterator[Check]:
     for command, said in host.call("runs.slurm.commands").items():
         if said.startswith("!"):
             optional = command == "sacct"
-            fix = (
+            hint = (
                 "accounts tell why a job ended; without them the queue does" if optional else "SLURM's client programs"
             )
-            yield Check(command, "warn" if optional else FAIL, said[1:], fix, host.name)
+            yield Check(command, "warn" if optional else FAIL, said[1:], hint, host.name)
         else:
             yield Check(command, PASS, said, host=host.name)

@@ -168,7 +168,7 @@ def _ensure_running(fleet: Fleet, hosts: Hosts, output: Output) -> None:
             place, epoch = "small", 0
             break
         if fence and fence["epoch"] > epoch:
-            place, epoch = fence["holder"], fence["epoch"]
+            place, epoch = fence["owner"], fence["epoch"]
     output.talk(f"starting a small GPT-2 on {place} ({shipped(CONFIG)})")
     launch_run(hosts, fleet, place, shipped(CONFIG), RUN, (), say=output.talk)
 

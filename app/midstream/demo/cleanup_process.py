@@ -1,6 +1,7 @@
 """Ends what a demo has started, however the demo itself ends: by a key, a signal, or with its terminal.
 
-``python -m midstream.demo.cleanup_process ROOT LOCK`` waits in a session of its own until its stdin closes. Where the demo did
+``python -m midstream.demo.cleanup_process ROOT LOCK`` waits in a session of its own until its stdin closes. Where the
+demo did
 not write `DONE` to it before, the keeper ends migrations' processes and engines. It inherits the demo's lock (``LOCK``
 is the descriptor's number), so that no other demo begins there until it is done.
 """
@@ -74,7 +75,7 @@ def end_everything(fleet: Fleet, hosts: Hosts, root: Path, say: Callable[[str], 
 def _end_migrations(fleet: Fleet, say: Callable[[str], None]) -> None:
     for view in list_migrations(fleet):
         directory, told = MigrationDirectory(view.migration), False
-        while directory.is_held():
+        while directory.is_locked():
             with contextlib.suppress(OSError, ValueError):  # it ends by itself at this moment
                 os.kill(int((directory.path / ".lock").read_bytes()[:LONGEST_PID]), signal.SIGKILL)
             if not told:
@@ -88,7 +89,7 @@ def living(fleet: Fleet, hosts: Hosts) -> Iterator[tuple[str, str, int]]:
     for name in fleet.hosts:
         host = hosts.get(name)
         for run_id in host.call("runs.run_state.list_runs", root=host.root):
-            attempt = host.call("runs.run_state.living_attempt", root=host.root, run_id=run_id)
+            attempt = host.call("runs.run_state.running_attempt", root=host.root, run_id=run_id)
             if attempt:
                 yield name, run_id, attempt
 

@@ -97,6 +97,6 @@ def is_open(root: Path) -> bool:
     try:
         state = records.parse_json(records.read_bytes(str(root / LOCK), LONGEST), str(root / LOCK))
         process = records.ProcessIdentity.from_json(state["process"])
-        return not state["ending"] and records.is_alive(process)
+        return not state["ending"] and records.is_running(process)
     except (OSError, records.RecordError, KeyError, TypeError):  # it is being written: the next look tells
         return False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from midstream.errors import UsageError
 
 DEFAULT, ANONYMOUS = "default", "anonymous"
-BILLED_TO = "MIDSTREAM_BILLED_TO"
+USER_PROJECT = "MIDSTREAM_BILLED_TO"
 _URL = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^?#]*)?")
 _ACCOUNT = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 
@@ -19,20 +19,21 @@ _ACCOUNT = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 class StoreConfig:
     """``url`` is ``gs://BUCKET[/PREFIX]``. ``credentials`` are this machine's for it: ``default`` (application default
     ones), ``anonymous``, or the path of a service account's key file, which stays on this machine. ``impersonate``: the
-    service account in whose name is asked. ``project`` of the client; ``billed_to`` pays where the bucket's owner does
+    service account in whose name is asked. ``project`` of the client; ``user_project`` pays where the bucket's owner
+    does
     not, for engines on hosts too. What runs on hosts uses the identity that they have themselves."""
 
     url: str = ""
     credentials: str = DEFAULT
     impersonate: str = ""
     project: str = ""
-    billed_to: str = ""
+    user_project: str = ""
 
 
 def environment(stores: Mapping[str, StoreConfig]) -> dict[str, str]:
     """What engines have to be told of stores: who pays (`midstream_engine.requester_pays`)."""
-    payers = {store.url.rstrip("/"): store.billed_to for store in stores.values() if store.billed_to}
-    return {BILLED_TO: json.dumps(payers)} if payers else {}
+    payers = {store.url.rstrip("/"): store.user_project for store in stores.values() if store.user_project}
+    return {USER_PROJECT: json.dumps(payers)} if payers else {}
 
 
 def check_store(where: str, store: StoreConfig) -> None:
@@ -45,8 +46,8 @@ def check_store(where: str, store: StoreConfig) -> None:
             f"{where}.credentials is neither {DEFAULT} nor {ANONYMOUS} nor a whole path",
             "name the key file, never its content: ~/keys/midstream.json",
         )
-    if given == ANONYMOUS and (store.impersonate or store.billed_to):
-        other = "impersonate" if store.impersonate else "billed_to"
+    if given == ANONYMOUS and (store.impersonate or store.user_project):
+        other = "impersonate" if store.impersonate else "user_project"
         raise UsageError(f"{where} is {ANONYMOUS} and has {other}", "nobody in particular has neither: one of them")
     if store.impersonate and not _ACCOUNT.fullmatch(store.impersonate):
         raise UsageError(

@@ -15,7 +15,7 @@ from midstream.fleet.bucket_settings import StoreConfig
 DEFAULT_ROOT = "~/.midstream"
 COPY_ROUTES = ("auto", "direct", "relay")  # of bytes between two SSH hosts
 REACHES = ("external", "internal", "iap")  # of the workers of a TPU slice
-FLAVOURS = ("cpu", "cuda12", "cuda13", "tpu", "tpu-v3")  # of the engine's packages: locks/engine-<flavour>.txt
+VARIANTS = ("cpu", "cuda12", "cuda13", "tpu", "tpu-v3")  # of the engine's packages: locks/engine-<variant>.txt
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class HostConfig(draccus.ChoiceRegistry):
     setup: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
-    flavour: str | None = None  # of the engine's packages: cpu, cuda12, cuda13, tpu, tpu-v3; None: by what is there
+    variant: str | None = None  # of the engine's packages: cpu, cuda12, cuda13, tpu, tpu-v3; None: by what is there
     wheelhouse: str | None = None  # on this machine: wheels that are copied to a host that reaches no package index
     internal_address: str | None = None  # how the other hosts of a target reach it; None: found out
-    stuck_after: float | None = None  # seconds without a step after which an engine that lives is ended; None: 900
+    stall_timeout: float | None = None  # seconds without a step after which an engine that lives is ended; None: 900
     devices: int | None = None
     price_per_hour: float | None = None  # in whatever currency all of the file's prices are
     store: str | None = None  # where runs here keep their checkpoints: a name of stores:, or gs://BUCKET/PREFIX
-    copy_rate: str | None = None  # at most, of what is copied to and from it: 100MB/s
+    bandwidth_limit: str | None = None  # at most, of what is copied to and from it: 100MB/s
     copy_route: str | None = None  # to other SSH hosts: one of COPY_ROUTES
     copy_ports: str | None = None  # FIRST-LAST, where other hosts may call it for a direct copy; any where it is open
 

@@ -17,8 +17,8 @@ from midstream.fleet.bucket_settings import StoreConfig, check_host_store, check
 from midstream.fleet.fleet import (
     COPY_ROUTES,
     DEFAULT_ROOT,
-    FLAVOURS,
     REACHES,
+    VARIANTS,
     Fleet,
     GoogleConfig,
     HostConfig,
@@ -97,16 +97,16 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
                     f"{path}: hosts.{name}.secrets.{secret} says neither env: nor file:",
                     "where this machine has it, never the secret itself: env:NAME or file:PATH",
                 )
-        if host.flavour is not None and host.flavour not in FLAVOURS:
-            raise UsageError(f"{path}: hosts.{name}.flavour is {host.flavour!r}", nearest(host.flavour, FLAVOURS))
+        if host.variant is not None and host.variant not in VARIANTS:
+            raise UsageError(f"{path}: hosts.{name}.variant is {host.variant!r}", nearest(host.variant, VARIANTS))
         if host.copy_route not in (None, *COPY_ROUTES):
             raise UsageError(f"{path}: hosts.{name}.copy_route is {host.copy_route!r}", ", ".join(COPY_ROUTES))
-        for field_name, parse in (("copy_rate", parse_rate), ("copy_ports", parse_ports)):
+        for field_name, parse in (("bandwidth_limit", parse_rate), ("copy_ports", parse_ports)):
             given = getattr(host, field_name)
             try:
                 _ = None if given is None else parse(given)
             except UsageError as error:
-                raise UsageError(f"{path}: hosts.{name}.{field_name}: {error.message}", error.fix) from error
+                raise UsageError(f"{path}: hosts.{name}.{field_name}: {error.message}", error.hint) from error
         if host.devices is not None and host.devices < 1:
             raise UsageError(
                 f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null"
@@ -155,19 +155,19 @@ def _check_tpu(path: str, name: str, target: TpuTarget) -> None:
         if not getattr(target, field_name):
             raise UsageError(f"{path}: targets.{name} has no {field_name}", f"{field_name}: where the slice is")
     if target.create and not (target.accelerator_type and target.runtime_version):
-        fix = "accelerator_type: v3-32 and runtime_version: tpu-ubuntu2204-base; docs/gcp.md lists them"
-        raise UsageError(f"{path}: targets.{name} may be created, and does not say as what", fix)
+        hint = "accelerator_type: v3-32 and runtime_version: tpu-ubuntu2204-base; docs/gcp.md lists them"
+        raise UsageError(f"{path}: targets.{name} may be created, and does not say as what", hint)
     if target.spot and (target.reserved or target.reservation):
         raise UsageError(f"{path}: targets.{name} is spot and reserved", "one of them")
     if target.reservation and not target.queued:
-        fix = "queued: true, the only way to name one; or reserved: true alone, for whichever the project has"
-        raise UsageError(f"{path}: targets.{name} names a reservation, and is not queued", fix)
+        hint = "queued: true, the only way to name one; or reserved: true alone, for whichever the project has"
+        raise UsageError(f"{path}: targets.{name} names a reservation, and is not queued", hint)
     if target.reach not in REACHES:
         raise UsageError(f"{path}: targets.{name}.reach is {target.reach!r}", nearest(target.reach, REACHES))
     try:
         parse_duration(target.valid_until)
     except UsageError as error:
-        raise UsageError(f"{path}: targets.{name}.valid_until: {error.message}", error.fix) from error
+        raise UsageError(f"{path}: targets.{name}.valid_until: {error.message}", error.hint) from error
     _known_keys(path, f"targets.{name}.worker.", target.worker, [each.name for each in dataclasses.fields(HostConfig)])
 
 

@@ -88,7 +88,7 @@ def _in_bucket(fleet: Fleet, host: Host, run_id: str, agreed: bool, rows: list[t
 
     there = BucketRun(store, run_id, access_for(fleet, store))
     left = 0
-    for entry in there.leftovers(dict(host.call("runs.leftovers.living", root=host.root, run_id=run_id))):
+    for entry in there.leftovers(dict(host.call("runs.leftovers.running_writer", root=host.root, run_id=run_id))):
         removed = agreed and not entry["kept"]
         if removed:
             there.remove(entry["path"])

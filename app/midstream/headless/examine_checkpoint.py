@@ -94,8 +94,8 @@ def _collect(reports: Any, place: Place) -> Examined:
     contents: dict[str, Contents] = {}
     for report in reports:
         if report["event"] == "problem":
-            fix = "pip install 'midstream[engine]'" if report.get("kind") == "engine" else ""
-            raise MidstreamError(f"{place}: {report['message']}", fix)
+            hint = "pip install 'midstream[engine]'" if report.get("kind") == "engine" else ""
+            raise MidstreamError(f"{place}: {report['message']}", hint)
         if report["event"] == "array" and "norm" in report:
             contents[report["name"]] = Contents(report["norm"], report["not_finite"])
         elif report["event"] == "verified":

@@ -39,14 +39,14 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     watch.start()
     try:
         sentry = Guard(fleet, hosts, watch, options.guard, targets, options.tries, tell, options.yes)
-        seen = watch.wait_for(lambda at: bool(at.copies(options.guard)) and not sentry.holder(at), timeout=FIRST_LOOK)
+        seen = watch.wait_for(lambda at: bool(at.copies(options.guard)) and not sentry.owner(at), timeout=FIRST_LOOK)
         found = seen or watch.snapshot()
         copies = found.copies(options.guard)
         if not copies:
             known = sorted({run.run_id for run in found.runs})
             hint = f"known: {', '.join(known)}" if known else "no host that answers holds a run"
             raise UsageError(f"no run {options.guard!r}", hint)
-        where = sentry.holder(found) or copies[0].host
+        where = sentry.owner(found) or copies[0].host
         if not options.yes:
             sentry.check_consent(copies[0])
         output.talk(f"midstream: guarding {options.guard} on {where}; it may be moved {options.tries} times")

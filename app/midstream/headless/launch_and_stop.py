@@ -44,7 +44,7 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         if not copies:
             raise unknown_run(options.stop, snapshot)
         refuse_damaged(copies)
-        living = [copy for copy in copies if copy.alive]
+        living = [copy for copy in copies if copy.running]
         if not living:
             raise UsageError(
                 f"run {options.stop} does not run ({copies[0].state} on {copies[0].host})",

@@ -21,7 +21,7 @@ def migrate(
     """Plan, preflight, then follow the migration's own process to its end. ``on_interrupt``: see ``follow``."""
     from midstream.hosts.host_pool import Hosts
     from midstream.migrate.execution import migration_process
-    from midstream.migrate.model import FAIL, OVERTAKE
+    from midstream.migrate.model import FAIL, LIVE
     from midstream.migrate.planning import plan as planning
     from midstream.migrate.planning import preflight
 
@@ -45,7 +45,7 @@ def migrate(
             mark = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}[check.state]
             output.value(
                 {"event": "check", **plain(check)},
-                f"{mark} {check.name}: {check.detail}" + (f" ({check.fix})" if check.fix else ""),
+                f"{mark} {check.name}: {check.detail}" + (f" ({check.hint})" if check.hint else ""),
             )
             if check.state == FAIL:
                 failed.append(check)
@@ -57,7 +57,7 @@ def migrate(
     finally:
         hosts.close()
     if failed:
-        raise MidstreamError(f"preflight refused: {failed[0].name}: {failed[0].detail}", failed[0].fix, Exit.REFUSED)
+        raise MidstreamError(f"preflight refused: {failed[0].name}: {failed[0].detail}", failed[0].hint, Exit.REFUSED)
     if options.dry_run:
         output.value({"event": "result", "ok": True, "dry_run": True, "run": plan.run_id, "migration": None})
         return Exit.DONE
@@ -68,20 +68,20 @@ def migrate(
             Exit.REFUSED,
         )
     if plan.consent and not options.yes:
-        other = ", or --mode handover, which copies" if plan.mode == OVERTAKE else ""
+        other = ", or --mode warm, which copies" if plan.mode == LIVE else ""
         raise MidstreamError(plan.consent[0], f"say --yes to agree{other}", Exit.REFUSED)
     return follow(migration_process.start(fleet, plan), output, on_interrupt=on_interrupt)
 
 
 def request_of(options: argparse.Namespace, run_id: str, source: str, engine: tuple[str, ...]) -> Request:
     """What the flags ask for."""
-    from midstream.migrate.model import HANDOVER, Request
+    from midstream.migrate.model import WARM, Request
 
     return Request(
         run_id=run_id,
         source=source,
         target=options.to,
-        mode=options.mode or HANDOVER,
+        mode=options.mode or WARM,
         checkpoint=options.checkpoint,
         source_lost=options.source_lost,
         certify_steps=options.certify_steps,
@@ -93,14 +93,15 @@ def request_of(options: argparse.Namespace, run_id: str, source: str, engine: tu
 def resume(options: argparse.Namespace, output: Output) -> int:
     """`--continue` and `--rollback`."""
     from midstream.migrate.execution import migration_directory, migration_process
-    from midstream.migrate.model import HANDOVER, ROLLED_BACK
+    from midstream.migrate.model import ROLLED_BACK, WARM
 
     if options.continue_:
         found = migration_directory.MigrationDirectory.find(options.continue_)
         seen = found.journal_size()
         if options.mode is not None:
-            if options.mode != HANDOVER:
-                raise UsageError(f"--continue with --mode {options.mode}", "an overtake can become a handover only")
+            if options.mode != WARM:
+                hint = "a live migration can become a warm one only"
+                raise UsageError(f"--continue with --mode {options.mode}", hint)
             migration_process.stop_waiting(found.migration)
         migration_process.continue_(found.migration)
         return follow(found.migration, output, seen)
@@ -202,7 +203,7 @@ def result_lines(event: Event) -> list[str]:
             f"step {certificate['step']}, root digest {certificate['root_digest'][:16]}"
         )
         lines += [f"  {claim['verdict']:<11} {claim['name']}: {claim['statement']}" for claim in certificate["claims"]]
-    ledger = detail.get("ledger")
+    ledger = detail.get("downtime")
     if ledger and ledger.get("downtime") is not None:
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in ledger["measured"].items() if seconds >= 0.05)
         predicted = sum(ledger["predicted"].values())

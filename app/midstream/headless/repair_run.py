@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def repair(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """`--repair RUN [--on HOST] [--yes]`. Without ``--yes`` nothing is written."""
     from midstream.hosts.host_pool import Hosts
-    from midstream.migrate.repair import apply, gather, proposals
+    from midstream.migrate.repair import apply, gather, propose
 
     if options.on and options.on not in fleet.hosts:
         raise UsageError(f"no host {options.on!r} in the fleet file", f"hosts: {', '.join(fleet.hosts)}")
@@ -26,7 +26,7 @@ def repair(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     try:
         seen = gather(fleet, hosts, options.repair)
         _check_known(seen, options)
-        proposals = proposals(seen, options.on or "")
+        proposals = propose(seen, options.on or "")
         written = 0
         for proposal in proposals:
             kept = None

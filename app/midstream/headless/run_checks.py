@@ -51,8 +51,8 @@ def _tell(checks: Iterable[Check], output: Output) -> list[Check]:
         told.append(each)
         where = f"{each.host}: " if each.host else ""
         lines = [f"{SIGNS[each.state]}  {where}{each.name}: {each.detail}"]
-        if each.fix:
-            lines.append(f"      -> {each.fix}")
+        if each.hint:
+            lines.append(f"      -> {each.hint}")
         value = {"event": "check", **{key: item for key, item in vars(each).items() if item}}
         output.value(value, lines)
     return told

@@ -77,7 +77,7 @@ def _created(fleet: Fleet, name: str, target: TpuTarget, options: argparse.Names
         found = fleet_slices.found(fleet, output.talk, only=(name,))
         fleet_slices.wait_for_login(found, name, output.talk)
     except MidstreamError as error:
-        raise MidstreamError(f"{error.message}; {place} costs money: midstream --delete {name}", error.fix) from error
+        raise MidstreamError(f"{error.message}; {place} costs money: midstream --delete {name}", error.hint) from error
     options.made = name
     return found
 
@@ -179,7 +179,7 @@ def leftovers(fleet: Fleet, agreed: bool, output: Output) -> int:
     mine = {fleet_slices.place(name, target) for name, target in fleet_slices.of(fleet).items()}
     left = 0
     for each in found.slices:
-        dead = each.standing in (interface.GONE, interface.FAILED)
+        dead = each.standing in (interface.PREEMPTED, interface.FAILED)
         if not each.ours or (each.place in mine and not dead):
             continue
         removed = False

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 
-class Turns:
+class ConcurrencyLimit:
     """At most so many threads at once. A thread that waits for something else meanwhile steps aside, so that those who
     wait for a person, or for a machine that is not there, hold nobody up."""
 
@@ -45,4 +45,4 @@ class Turns:
 
 
 # Hosts that are being reached: two hundred handshakes at once would cost more than they take.
-REACHING = Turns(12)
+REACHING = ConcurrencyLimit(12)

@@ -88,7 +88,8 @@ class Host(Protocol):
 
     def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
         """Run ``midstream.remote.<module>.<function>`` on the host with the host's own Python (>= 3.8, standard
-        library only) and return its JSON-able result: ``host.call("runs.run_state.claim_attempt", root=..., run_id=...)``.
+        library only) and return its JSON-able result: ``host.call("runs.run_state.claim_attempt", root=...,
+        run_id=...)``.
         RemoteError where the function raised."""
         ...
 

@@ -40,7 +40,7 @@ class Passphrase:
     again: bool = False
 
 
-class Person(Protocol):
+class Prompter(Protocol):
     """Somebody who can be asked. Called on any thread, one question at a time; may block for as long as it takes."""
 
     def accept(self, contact: FirstContact) -> bool | None:
@@ -52,7 +52,7 @@ class Person(Protocol):
         ...
 
 
-class Nobody:
+class NoPrompter:
     """A program without a terminal: it refuses, and says how a person would mend it."""
 
     def accept(self, contact: FirstContact) -> bool | None:
@@ -62,7 +62,7 @@ class Nobody:
         return None
 
 
-class Terminal:
+class TerminalPrompter:
     """The person at the controlling terminal. stdin and stdout stay free for data."""
 
     def accept(self, contact: FirstContact) -> bool | None:
@@ -116,38 +116,38 @@ def _echo(terminal: int, echo: bool) -> Iterator[None]:
         atexit.unregister(restore)
 
 
-class _Desk:
+class _PromptQueue:
     """Where questions are asked."""
 
     def __init__(self) -> None:
         self._turn = threading.RLock()
-        self._person: Person | None = None
+        self._person: Prompter | None = None
         self._waiting = 0
         self.questions = 0  # that a person was asked so far
         self._answers: dict[FirstContact, bool] = {}
         self._locked: set[str] = set()
 
     @contextlib.contextmanager
-    def of(self, person: Person) -> Iterator[None]:
+    def of(self, person: Prompter) -> Iterator[None]:
         before, self._person = self._person, person
         try:
             yield
         finally:
             self._person = before
 
-    def person(self) -> Person:
+    def person(self) -> Prompter:
         if self._person is not None:
             return self._person
-        return Terminal() if sys.stdin.isatty() and sys.stderr.isatty() else Nobody()
+        return TerminalPrompter() if sys.stdin.isatty() and sys.stderr.isatty() else NoPrompter()
 
     @property
     def busy(self) -> bool:
         """Whether a person is being asked: whoever counts the seconds does not count these."""
-        return self._waiting > 0 and not isinstance(self.person(), Nobody)
+        return self._waiting > 0 and not isinstance(self.person(), NoPrompter)
 
-    def _asked(self) -> Person:
+    def _asked(self) -> Prompter:
         person = self.person()
-        if not isinstance(person, Nobody):
+        if not isinstance(person, NoPrompter):
             self.questions += 1
         return person
 
@@ -173,7 +173,7 @@ class _Desk:
         for attempt in range(3):
             answer = self._asked().passphrase(Passphrase(host, file, attempt > 0))
             if answer is None:
-                if not isinstance(self.person(), Nobody):
+                if not isinstance(self.person(), NoPrompter):
                     self._locked.add(file)
                 return None
             if (opened := opens(answer)) is not None:
@@ -195,4 +195,4 @@ class _Desk:
         self._locked.clear()
 
 
-DESK = _Desk()
+PROMPTS = _PromptQueue()

@@ -52,12 +52,12 @@ def open_shell(name: str, config: HostConfig) -> int:
     command = shell_command(name, config)
     if command is not None:
         return subprocess.run(command, check=False, env=_environment(os.environ)).returncode
-    from midstream.hosts.prompter import DESK, Terminal
+    from midstream.hosts.prompter import PROMPTS, TerminalPrompter
     from midstream.hosts.ssh.ssh_host import SshMachine
 
     assert isinstance(config, SshHost)
     machine = SshMachine(name, config)
-    with DESK.of(Terminal()):  # whatever screen there was has stepped aside
+    with PROMPTS.of(TerminalPrompter()):  # whatever screen there was has stepped aside
         machine.connect()
     try:
         return _interact(machine.shell())

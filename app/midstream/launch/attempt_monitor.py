@@ -29,11 +29,11 @@ class RankView:
     process: int
     host: str
     status: records.Status | None = None
-    alive: bool = False  # positive evidence that it runs
+    running: bool = False  # positive evidence that it runs
     supervised: bool = False  # something stands beside it there
     exit: records.ProcessExit | None = None
     log: tuple[str, ...] = ()
-    silent: float = 0.0  # seconds since its last heartbeat, by its own host's clock
+    unreachable: float = 0.0  # seconds since its last heartbeat, by its own host's clock
     ended: float | None = None  # when it ended
     trouble: str = ""  # one line: why nothing is known now
     job: str = ""  # of SLURM, with its state
@@ -45,8 +45,8 @@ class RankView:
     @property
     def state(self) -> str:
         if self.status is None:
-            return "failed" if self.failed else "starting" if self.alive else "unknown" if self.trouble else "empty"
-        if self.status.state not in records.ENDED and not self.alive and not self.trouble:
+            return "failed" if self.failed else "starting" if self.running else "unknown" if self.trouble else "empty"
+        if self.status.state not in records.ENDED and not self.running and not self.trouble:
             return "failed" if self.failed else "lost"
         return self.status.state
 
@@ -57,12 +57,12 @@ class RankView:
             return self.exit.failed
         if self.status is not None and self.status.state in records.ENDED:
             return self.status.state == records.FAILED
-        return not (self.alive or self.supervised or self.trouble)
+        return not (self.running or self.supervised or self.trouble)
 
     @property
     def taken(self) -> bool:
         """Whether it was ended from outside, or went with its machine: not by an error of its own."""
-        return self.failed and (self.exit is None or (bool(self.exit.signal) and not self.exit.stuck))
+        return self.failed and (self.exit is None or (bool(self.exit.signal) and not self.exit.stalled))
 
     @property
     def why(self) -> str:
@@ -126,7 +126,7 @@ def _view(rank: Rank, seen: dict[str, Any], skew: float) -> RankView:
         rank.process,
         rank.host,
         status,
-        seen["alive"],
+        seen["running"],
         seen["supervised"],
         ended,
         tuple(seen["log"]),
@@ -136,7 +136,7 @@ def _view(rank: Rank, seen: dict[str, Any], skew: float) -> RankView:
     )
 
 
-def culprit(ranks: Sequence[RankView]) -> RankView | None:
+def first_failure(ranks: Sequence[RankView]) -> RankView | None:
     """The process that the others failed after; None where none has failed.
 
     The first to end is it: the others lose their peer. Where it was ended because it stood still, the others stood
@@ -145,11 +145,11 @@ def culprit(ranks: Sequence[RankView]) -> RankView | None:
     if not failed:
         return None
     first = min(failed, key=lambda rank: rank.ended or float("inf"))
-    if first.exit is None or not first.exit.stuck:
+    if first.exit is None or not first.exit.stalled:
         return first
-    silent = [rank for rank in ranks if rank.silent > SILENT]
+    silent = [rank for rank in ranks if rank.unreachable > SILENT]
     if silent and len(silent) < len(ranks):
-        return max(silent, key=lambda rank: rank.silent)
+        return max(silent, key=lambda rank: rank.unreachable)
     behind = min(ranks, key=lambda rank: rank.status.step if rank.status else 0)
     return first if behind.status is None or _step(behind) == _step(first) else behind
 
@@ -160,11 +160,11 @@ def _step(rank: RankView) -> int:
 
 def verdict(ranks: Sequence[RankView]) -> str:
     """Which process failed and why, in one line; empty where none has."""
-    guilty = culprit(ranks)
+    guilty = first_failure(ranks)
     if guilty is None:
         return ""
     if not guilty.failed:
-        return f"{guilty.name} stands still at step {_step(guilty)} (no sign of life for {guilty.silent:.0f} s)"
+        return f"{guilty.name} stands still at step {_step(guilty)} (no sign of life for {guilty.unreachable:.0f} s)"
     return f"{guilty.name} failed: {guilty.why}"
 
 
@@ -189,14 +189,14 @@ def wait_ranks(
         said = verdict(seen)
         if said:
             kill_ranks(hosts, ranks, run_id, number)
-            guilty = culprit(seen)
+            guilty = first_failure(seen)
             raise LaunchError(
                 f"{what}: {said}; the others were ended", "its log lies there", guilty.log if guilty else ()
             )
         if all(rank.status is not None and rank.status.state in states for rank in seen):
             return seen
         early = next((rank for rank in seen if rank.status and rank.status.state in records.ENDED), None)
-        if early is not None and not any(rank.alive or rank.trouble for rank in seen):
+        if early is not None and not any(rank.running or rank.trouble for rank in seen):
             raise LaunchError(f"{what} ended: {early.name} is {early.state}", log=early.log)
         silent = next((rank for rank in seen if rank.trouble), None)
         if silent is not None:
@@ -221,24 +221,24 @@ def stop_ranks(hosts: Hosts, ranks: Sequence[Rank], run_id: str, number: int, ti
     LaunchError where one died of it, or still runs after ``timeout`` seconds."""
     _signal(hosts, ranks, run_id, number, "SIGTERM")
     ended = wait_ranks(hosts, ranks, run_id, number, records.ENDED, timeout)
-    wait_ranks_gone(hosts, ranks, run_id, number)
+    wait_ranks_exited(hosts, ranks, run_id, number)
     return ended
 
 
 def kill_ranks(hosts: Hosts, ranks: Sequence[Rank], run_id: str, number: int, timeout: float = GONE_WITHIN) -> None:
     """End all processes that can be reached, at once; nothing is saved. LaunchError where one stays."""
     _signal(hosts, ranks, run_id, number, "SIGKILL")
-    wait_ranks_gone(hosts, ranks, run_id, number, timeout)
+    wait_ranks_exited(hosts, ranks, run_id, number, timeout)
 
 
-def wait_ranks_gone(
+def wait_ranks_exited(
     hosts: Hosts, ranks: Sequence[Rank], run_id: str, number: int, timeout: float = GONE_WITHIN
 ) -> None:
     """Until no process runs any more on a host that answers."""
     deadline = Deadline(timeout, REACHING_STEP)
     while True:
         seen = look_at_ranks(hosts, ranks, run_id, number)
-        there = [rank for rank in seen if rank.alive or rank.supervised]
+        there = [rank for rank in seen if rank.running or rank.supervised]
         if not there:
             return
         if deadline.count():

@@ -17,7 +17,7 @@ from midstream.hosts.host import Host
 from midstream.hosts.rpc.remote_program import run_program
 from midstream.launch.errors import LaunchError
 from midstream.launch.interpreter import bring_python
-from midstream.launch.variant import Flavour, choose_flavour
+from midstream.launch.variant import Variant, choose_variant
 from midstream.launch.wheelhouse import collect_wheels, send_wheels
 from midstream.remote.runs.attempts import with_setup
 
@@ -61,10 +61,10 @@ class Environment:
     how: str
 
 
-def host_flavour(host: Host, config: HostConfig) -> Flavour:
+def host_variant(host: Host, config: HostConfig) -> Variant:
     """Which build of the packages the host needs: asked of it where the fleet file does not say."""
-    asked = config.flavour is None and config.devices is None
-    return choose_flavour(host.name, config, host.call("machine.checks.accelerators", timeout=CALL) if asked else {})
+    asked = config.variant is None and config.devices is None
+    return choose_variant(host.name, config, host.call("machine.checks.accelerators", timeout=CALL) if asked else {})
 
 
 def prepare_environment(
@@ -80,7 +80,7 @@ def prepare_environment(
 
     The configuration's ``python:`` is taken as it is; on this machine midstream's own interpreter, where it has the
     engine's packages for what is built in here; else ``<root>/envs/<hash of lock and interpreter>/`` is built from the
-    lock file of the host's flavour (or the text ``lock``), with uv where the host has it, and with an interpreter that
+    lock file of the host's variant (or the text ``lock``), with uv where the host has it, and with an interpreter that
     is brought there where its own is too old. ``progress`` gets a line at a time. LaunchError with the line that mends
     it."""
     modules = [*modules, BUCKETS] if config.store else modules
@@ -92,13 +92,13 @@ def prepare_environment(
                 "install the engine extra there, or leave python: out to have an environment built",
             )
         return Environment(config.python, "named in the fleet file")
-    flavour = host_flavour(host, config) if lock is None else None
-    plugin = [flavour.plugin] if flavour is not None and flavour.plugin else []
+    variant = host_variant(host, config) if lock is None else None
+    plugin = [variant.plugin] if variant is not None and variant.plugin else []
     if isinstance(config, LocalHost) and not _wrong(host, config, sys.executable, [*modules, *plugin]):
         return Environment(sys.executable, "midstream's own")
-    if flavour is not None and progress is not None:
-        progress(f"{host.name}: packages for {flavour.name} ({flavour.why})")
-    text = lock if flavour is None else flavour.lock
+    if variant is not None and progress is not None:
+        progress(f"{host.name}: packages for {variant.name} ({variant.why})")
+    text = lock if variant is None else variant.lock
     assert text is not None
     return _build(host, config, progress, text, modules, cancel)
 
@@ -124,7 +124,7 @@ def find_python(host: Host, config: HostConfig, progress: Callable[[str], None] 
         try:
             brought = bring_python(host, config.env, progress)
         except LaunchError as error:
-            raise LaunchError(f"{lacks}; {error.message}", error.fix) from error
+            raise LaunchError(f"{lacks}; {error.message}", error.hint) from error
         found = host.call("machine.environments.find", minimum=list(MINIMUM), also=[brought], timeout=CALL)
         if found["python"] is None:
             raise LaunchError(lacks, f"python: for {host.name} in the fleet file names another")

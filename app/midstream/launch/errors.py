@@ -8,6 +8,6 @@ from midstream.errors import MidstreamError
 class LaunchError(MidstreamError):
     """``log`` holds the last lines that the engine wrote, where it came so far."""
 
-    def __init__(self, message: str, fix: str = "", log: tuple[str, ...] = ()):
-        super().__init__(message, fix)
+    def __init__(self, message: str, hint: str = "", log: tuple[str, ...] = ()):
+        super().__init__(message, hint)
         self.log = log

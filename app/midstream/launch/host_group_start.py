@@ -17,7 +17,7 @@ from midstream.launch.bundle import install_engine
 from midstream.launch.environment import prepare_environment
 from midstream.launch.errors import LaunchError
 from midstream.launch.rendezvous import check_numbers, meet, places
-from midstream.launch.start_attempt import Attempt, Launch, Place, Prepared, Rank, start_attempt, start_process
+from midstream.launch.start_attempt import Attempt, Launch, Prepared, ProcessPlace, Rank, start_attempt, start_process
 
 AT_ONCE = 32  # hosts that are worked on at the same time
 CLAIMS = 5  # tries to agree on one attempt number
@@ -60,7 +60,7 @@ def start(
     members = [hosts.get(name) for name in target.hosts]
     if target.tpu is not None:
         check_numbers(members)
-    homes = homes_of(target, members)
+    homes = run_directories_of(target, members)
     number = _claim(homes, launch.run_id, launch.at_least)
     # The workers of a slice know each other: jax asks their metadata server.
     known = target.tpu is not None and config.devices is None
@@ -69,7 +69,7 @@ def start(
     def start_one(process: int) -> Attempt:
         member = members[process]
         quiet = _quiet_proxies(fleet.hosts[member.name], coordinator)
-        place = Place(process, target.hosts, coordinator)
+        place = ProcessPlace(process, target.hosts, coordinator)
         return start_process(member, quiet, launch, number, prepared[member.name], place)
 
     ranks = tuple(Rank(process, name) for process, name in enumerate(target.hosts))
@@ -84,7 +84,7 @@ def start(
     return attempt
 
 
-def homes_of(target: Target, members: Sequence[Host]) -> list[Host]:
+def run_directories_of(target: Target, members: Sequence[Host]) -> list[Host]:
     """Of hosts that share a file system the first: where a run on the target has its directories. LaunchError where a
     root is called shared and is not."""
     homes = [place[0] for place in places(members)]

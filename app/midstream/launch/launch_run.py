@@ -44,9 +44,9 @@ def launch_run(
     else:
         store = fleet.store_of(chosen.hosts[0])
         for host in homes if store else ():
-            why, fix = host_identity.why_not(fleet, host, store)
+            why, hint = host_identity.why_not(fleet, host, store)
             if why:
-                raise UsageError(why, fix)
+                raise UsageError(why, hint)
         overrides = (*store_flags(store, text, overrides), *overrides)
     prepared = prepare_target(hosts, fleet, chosen, say)
     fence = next((found["fence"] for _, found in known if found["fence"] is not None), None)
@@ -103,7 +103,7 @@ def _check_elsewhere(
             say(f"{name} does not answer ({error}): whether it has a run {run_id} is not known")
             continue
         fence = found["fence"]
-        if found["alive"]:
+        if found["running"]:
             raise UsageError(
                 f"run {run_id} is running on {name} (attempt {found['attempt']})",
                 f"midstream --stop {run_id} stops it; --migrate moves it; --run-id starts another one",
@@ -113,7 +113,7 @@ def _check_elsewhere(
                 f"run {run_id} belongs to {fence['holder']} since step {fence['sealed_step']}, says {name}",
                 f"midstream --migrate {run_id} --to {target.name} brings it here",
             )
-        if fence is not None and fence["holder"] != target.name and found["attempts"]:
+        if fence is not None and fence["owner"] != target.name and found["attempts"]:
             raise UsageError(
                 f"{name} has a run {run_id} already, of {fence['holder']} (epoch {fence['epoch']})",
                 f"midstream --migrate {run_id} --to {target.name} moves it; --run-id starts another one",
@@ -132,7 +132,7 @@ def _run_id(run_id: str | None, text: str, config: Path) -> str:
 
 def _check_startable(host: str, target: str, run_id: str, known: dict[str, Any]) -> int:
     """The epoch that the run may be started under. UsageError where it may not."""
-    if known["alive"]:
+    if known["running"]:
         raise UsageError(
             f"run {run_id} is running on {host} (attempt {known['attempt']})",
             f"midstream --stop {run_id} stops it; --run-id starts another one",
@@ -145,9 +145,9 @@ def _check_startable(host: str, target: str, run_id: str, known: dict[str, Any])
             )
         return 1
     fence = records.Fence.from_json(known["fence"], "fence.json")
-    if fence.holder != target:
+    if fence.owner != target:
         raise UsageError(
-            f"run {run_id} belongs to {fence.holder} since step {fence.sealed_step}, not to {target}",
+            f"run {run_id} belongs to {fence.owner} since step {fence.sealed_step}, not to {target}",
             f"midstream --migrate {run_id} --to {target} brings it here",
         )
     return fence.epoch

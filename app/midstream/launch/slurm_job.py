@@ -58,7 +58,7 @@ def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, p
             script=job_script(run_id, attempt, python, env, config.setup, slurm.ports),
             rank=rank_script(attempt, command),
             config=launch.config_text,
-            order=None if launch.order is None else launch.order.to_json(),
+            order=None if launch.command is None else launch.command.to_json(),
             secrets=read_secrets(host.name, config),
         )
     except RemoteError as error:

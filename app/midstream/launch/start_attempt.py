@@ -56,7 +56,7 @@ class Launch:
     run_id: str
     target: str  # its name in the fleet file
     epoch: int = 1
-    order: records.Order | None = None
+    command: records.Command | None = None
     overrides: tuple[str, ...] = ()
     config_text: str | None = None
     at_least: int = 1
@@ -71,7 +71,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """A process's place among those of an attempt; ``coordinator`` is HOST:PORT of process 0, empty where the machines
     know each other without being told."""
 
@@ -102,7 +102,7 @@ def start_attempt(host: Host, config: HostConfig, launch: Launch, prepared: Prep
 
 
 def start_process(
-    host: Host, config: HostConfig, launch: Launch, number: int, prepared: Prepared, place: Place | None = None
+    host: Host, config: HostConfig, launch: Launch, number: int, prepared: Prepared, place: ProcessPlace | None = None
 ) -> Attempt:
     """Start one process of attempt ``number``, which is claimed already: the only one, or the one at ``place``."""
     process, python, run_id = place.process if place else 0, prepared.environment.python, launch.run_id
@@ -124,7 +124,7 @@ def start_process(
         },
         setup=list(config.setup),
         config=launch.config_text,
-        order=None if launch.order is None else launch.order.to_json(),
+        order=None if launch.command is None else launch.command.to_json(),
         process=process,
         group=list(place.hosts) if place else [],
         secrets=read_secrets(host.name, config),
@@ -142,8 +142,8 @@ def supervised(root: str, config: HostConfig, python: str, run_id: str, number: 
             words += ["--secrets", secrets_file(root, run_id, number, process)]
         else:  # a job that is requeued starts again
             words += ["--secrets", secrets_file(root, run_id, number), "--keep-secrets"]
-    if config.stuck_after is not None:
-        words += ["--stuck-after", str(config.stuck_after)]
+    if config.stall_timeout is not None:
+        words += ["--stall-timeout", str(config.stall_timeout)]
     return [*words, "--"]
 
 
@@ -232,13 +232,13 @@ def _check_running(host: Host, what: str, status: records.Status | None, seen: M
     ended = first_exit(seen)
     if status is not None and status.state in records.ENDED:
         raise LaunchError(f"{what} ended ({status.state}): {status.message or said}", log=log)
-    if ended is not None and not seen["alive"]:
+    if ended is not None and not seen["running"]:
         raise LaunchError(f"{what} ended: {ended.message or said}", f"its log lies on {host.name}", log=log)
     job = seen["processes"][0]["job"] if seen["processes"] else None
-    if not seen["alive"] and job is not None:
+    if not seen["running"] and job is not None:
         words = f"{job['state']} {job['reason']}".strip()
         raise LaunchError(f"{what}: its job {job['job']} is gone ({words}): {said}", f"sacct -j {job['job']}", log)
-    if not seen["alive"] and not is_supervised(seen):
+    if not seen["running"] and not is_supervised(seen):
         raise LaunchError(f"{what} is gone without a word: {said}", f"its log lies on {host.name}", log=log)
 
 
@@ -264,15 +264,15 @@ def stop_attempt(host: Host, run_id: str, attempt: int, timeout: float) -> recor
     that has ended already is left alone. LaunchError where it died of it, or still runs after ``timeout`` seconds."""
     host.call("runs.run_state.signal", root=host.root, run_id=run_id, attempt=attempt, name="SIGTERM")
     status = wait_state(host, run_id, attempt, records.ENDED, timeout)
-    wait_gone(host, run_id, attempt)
+    wait_exited(host, run_id, attempt)
     return status
 
 
-def wait_gone(host: Host, run_id: str, attempt: int, timeout: float = GONE_WITHIN) -> None:
+def wait_exited(host: Host, run_id: str, attempt: int, timeout: float = GONE_WITHIN) -> None:
     """Until the attempt's process is gone: one that has said `stopped` still takes a moment to end. LaunchError where
     it stays."""
     deadline = Deadline(timeout, REACHING_STEP)
-    while (seen := look(host, run_id, attempt))["alive"] or is_supervised(seen):
+    while (seen := look(host, run_id, attempt))["running"] or is_supervised(seen):
         if deadline.count():
             raise LaunchError(f"attempt {attempt} of {run_id} on {host.name} does not end", "look at the host")
         time.sleep(POLL)
@@ -283,5 +283,5 @@ def kill_attempt(host: Host, run_id: str, attempt: int, timeout: float = 30.0) -
     gone; False where it was not there. LaunchError where it is not gone after ``timeout`` seconds."""
     if not host.call("runs.run_state.signal", root=host.root, run_id=run_id, attempt=attempt, name="SIGKILL"):
         return False
-    wait_gone(host, run_id, attempt, timeout)
+    wait_exited(host, run_id, attempt, timeout)
     return True

@@ -21,8 +21,8 @@ PLUGINS = {"cuda12": "jax_cuda12_plugin", "cuda13": "jax_cuda13_plugin", "tpu": 
 
 
 @dataclass(frozen=True)
-class Flavour:
-    """One of ``fleet.config.FLAVOURS``, and why."""
+class Variant:
+    """One of ``fleet.config.VARIANTS``, and why."""
 
     name: str
     why: str
@@ -38,12 +38,12 @@ class Flavour:
         return PLUGINS.get(self.name)
 
 
-def choose_flavour(name: str, config: HostConfig, facts: Mapping[str, Any]) -> Flavour:
+def choose_variant(name: str, config: HostConfig, facts: Mapping[str, Any]) -> Variant:
     """For the host ``name`` with the facts of ``remote.checks.accelerators``. LaunchError where no build runs there."""
-    if config.flavour is not None:
-        return Flavour(config.flavour, "named in the fleet file")
+    if config.variant is not None:
+        return Variant(config.variant, "named in the fleet file")
     if config.devices is not None:
-        return Flavour("cpu", f"{config.devices} virtual devices")
+        return Variant("cpu", f"{config.devices} virtual devices")
     gpus, tpus = facts["gpus"], facts["tpus"]
     if gpus:
         return _cuda(name, gpus[0], facts["driver"], facts["compute"])
@@ -51,24 +51,24 @@ def choose_flavour(name: str, config: HostConfig, facts: Mapping[str, Any]) -> F
         if facts["machine"] != "x86_64":
             raise LaunchError(f"{name}: libtpu is built for x86_64 alone, not for {facts['machine']}")
         old = tpus[0] in ("TPU v2", "TPU v3", "TPU v2/v3")
-        return Flavour("tpu-v3" if old else "tpu", f"{len(tpus)} x {tpus[0]}")
-    return Flavour("cpu", "no accelerator was found")
+        return Variant("tpu-v3" if old else "tpu", f"{len(tpus)} x {tpus[0]}")
+    return Variant("cpu", "no accelerator was found")
 
 
-def _cuda(host: str, kind: str, driver: str, compute: list[str]) -> Flavour:
+def _cuda(host: str, kind: str, driver: str, compute: list[str]) -> Variant:
     version = _numbers(driver)
     if not version:
-        return Flavour("cuda12", f"{kind}; its driver does not tell its version")
+        return Variant("cuda12", f"{kind}; its driver does not tell its version")
     if version < CUDA12_DRIVER:
         raise LaunchError(
             f"{host}: the driver {driver} of {kind} is too old: jax needs {CUDA12_DRIVER[0]} or newer",
-            "install a newer NVIDIA driver; `flavour: cpu` in the fleet file does without the GPUs",
+            "install a newer NVIDIA driver; `variant: cpu` in the fleet file does without the GPUs",
         )
     capable = all(_numbers(each) >= CUDA13_COMPUTE for each in compute) and bool(compute)
     if version >= CUDA13_DRIVER and capable:
-        return Flavour("cuda13", f"{kind}, driver {driver}")
+        return Variant("cuda13", f"{kind}, driver {driver}")
     why = f"driver {driver}" if version < CUDA13_DRIVER else f"compute capability {min(compute, default='unknown')}"
-    return Flavour("cuda12", f"{kind}, {why}")
+    return Variant("cuda12", f"{kind}, {why}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -15,18 +15,18 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.migrate import host_files
-from midstream.remote.runs.run_state import TORN
+from midstream.remote.runs.run_state import PARTIAL
 from midstream.stores.bucket import Bucket
 from midstream.stores.bucket_access import Access, access_for
 from midstream.stores.bucket_checkpoints import BucketRun
 from midstream.stores.bucket_host import BucketHost
-from midstream.transfer import Place, VerifyReport, bucket_place, probe, verify_objects
+from midstream.transfer import Endpoint, VerifyReport, bucket_endpoint, probe, verify_objects
 from midstream_engine import records
 
 Point = dict[str, Any]
 
 
-class Shelf(Protocol):
+class CheckpointStore(Protocol):
     """The checkpoints of a run. A *point* has the fields of `runs.run_state.checkpoints`."""
 
     @property
@@ -34,7 +34,7 @@ class Shelf(Protocol):
         """``gs://bucket/prefix``; empty on a disk."""
         ...
 
-    def place(self, name: str, beside: Host | None = None, python: str = "") -> Place:
+    def endpoint(self, name: str, beside: Host | None = None, python: str = "") -> Endpoint:
         """Where a checkpoint lies. The bytes of a bucket pass through ``beside``, the host at the other end of a copy,
         where that has an identity for it and ``python`` a client; else through this machine."""
         ...
@@ -72,13 +72,13 @@ class Shelf(Protocol):
     def unpin(self, migration: str) -> None: ...
 
 
-def shelf_of(fleet: Fleet, host: Host, run_id: str, store: str) -> Shelf:
+def checkpoint_store_of(fleet: Fleet, host: Host, run_id: str, store: str) -> CheckpointStore:
     """The shelf of a side whose first host is ``host``."""
-    return BucketShelf(host, run_id, store, access_for(fleet, store)) if store else DiskShelf(host, run_id)
+    return BucketStore(host, run_id, store, access_for(fleet, store)) if store else DirectoryStore(host, run_id)
 
 
 @dataclass(frozen=True)
-class DiskShelf:
+class DirectoryStore:
     """On ``host``, which has to be connected."""
 
     host: Host
@@ -88,8 +88,8 @@ class DiskShelf:
     def _path(self, name: str) -> str:
         return records.RunPaths(self.host.root, self.run_id).checkpoint(name)
 
-    def place(self, name: str, beside: Host | None = None, python: str = "") -> Place:
-        return Place(self.host, self._path(name))
+    def endpoint(self, name: str, beside: Host | None = None, python: str = "") -> Endpoint:
+        return Endpoint(self.host, self._path(name))
 
     def points(self, described: Mapping[str, Any]) -> list[Point]:
         return list(described["checkpoints"])
@@ -127,7 +127,7 @@ class DiskShelf:
 
 
 @dataclass(frozen=True)
-class BucketShelf:
+class BucketStore:
     """Under ``store``, asked for from this machine with ``access``; the fence is that of ``host``, or a newer one that
     lies in the bucket."""
 
@@ -143,9 +143,9 @@ class BucketShelf:
     def _run(self) -> BucketRun:
         return BucketRun(self.store, self.run_id, self.access)
 
-    def place(self, name: str, beside: Host | None = None, python: str = "") -> Place:
+    def endpoint(self, name: str, beside: Host | None = None, python: str = "") -> Endpoint:
         own = self._own_way(beside, python) if beside is not None and python else None
-        return Place(own, self._url(name)) if own is not None else bucket_place(self._url(name), self.access)
+        return Endpoint(own, self._url(name)) if own is not None else bucket_endpoint(self._url(name), self.access)
 
     def _own_way(self, beside: Host, python: str) -> BucketHost | None:
         """The bucket's client on that host, where it gets in. Credentials of this machine do not travel."""
@@ -161,7 +161,7 @@ class BucketShelf:
         known = described["fence"]
         local = None if known is None else records.Fence.from_json(known, f"{self.host.name}: fence.json")
         fence = max(filter(None, (local, there.fence())), key=lambda fence: fence.epoch, default=None)
-        found = [{**TORN, "pinned": False, **point} for point in there.checkpoints()]
+        found = [{**PARTIAL, "pinned": False, **point} for point in there.checkpoints()]
         for point in found:
             accepted = fence is None or fence.accepts(point["epoch"], point["step"])
             point["accepted"] = bool(point["complete"] and accepted)
@@ -235,20 +235,20 @@ class BucketShelf:
         self._run().unpin(migration)
 
 
-def same_bucket(here: Shelf, there: Shelf) -> bool:
+def same_bucket(here: CheckpointStore, there: CheckpointStore) -> bool:
     """Whether what lies on the one lies on the other."""
     return bool(here.store) and here.store == there.store
 
 
-def way(here: Shelf, there: Shelf, source: Host, target: Host) -> str:
+def way(here: CheckpointStore, there: CheckpointStore, source: Host, target: Host) -> str:
     """The way that a checkpoint's bytes will take, for a plan. HostError where there is none."""
     if same_bucket(here, there):
         return f"none: both sides read {here.store}"
-    ends = here.place("x", target).host, there.place("x", source).host
+    ends = here.endpoint("x", target).host, there.endpoint("x", source).host
     return probe(*ends).text(ends[0].name, ends[1].name)
 
 
-def in_the_way(host: Host, run_id: str, shelf: Shelf, epoch: int) -> tuple[str, str]:
+def in_the_way(host: Host, run_id: str, shelf: CheckpointStore, epoch: int) -> tuple[str, str]:
     """Why a run that is at ``epoch`` cannot keep its checkpoints on a target's shelf, and what mends it; empty where it
     can. What is not there any more is no reason."""
     paths = records.RunPaths(host.root, run_id)
@@ -259,20 +259,20 @@ def in_the_way(host: Host, run_id: str, shelf: Shelf, epoch: int) -> tuple[str, 
             f"{run_id} was on {host.name} before, with its checkpoints in {known}, and would have them on {wanted} now",
             f"store: {known} for {host.name} in the fleet file, or remove {paths.store_file} there",
         )
-    if not isinstance(shelf, BucketShelf):
+    if not isinstance(shelf, BucketStore):
         return "", ""
     if known is None and host.call("runs.run_state.describe", root=host.root, run_id=run_id)["checkpoints"]:
         return (
             f"{run_id} was on {host.name} before, with its checkpoints in {paths.checkpoints}",
             f"take store: out for {host.name}, or remove that directory there, if the source has all that is needed",
         )
-    why, fix = BucketHost(shelf.store, shelf.access).why_not(shelf.store)
+    why, hint = BucketHost(shelf.store, shelf.access).why_not(shelf.store)
     if why:
-        return why, fix
+        return why, hint
     fence = BucketRun(shelf.store, run_id, shelf.access).fence()
     if fence is not None and fence.epoch > epoch:
         return (
-            f"{shelf.store} has a run {run_id} of its own: held by {fence.holder} under epoch {fence.epoch}",
+            f"{shelf.store} has a run {run_id} of its own: held by {fence.owner} under epoch {fence.epoch}",
             "another prefix, or remove that run there",
         )
     return "", ""

@@ -18,11 +18,11 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import Hosts
 from midstream.hosts.rpc.answer_limits import decode_file
 from midstream.launch import attempt_monitor
-from midstream.launch.host_group_start import AT_ONCE, homes_of, prepare_target
-from midstream.launch.start_attempt import Prepared, Rank, wait_gone
-from midstream.migrate.checkpoint_store import Shelf, shelf_of
+from midstream.launch.host_group_start import AT_ONCE, prepare_target, run_directories_of
+from midstream.launch.start_attempt import Prepared, Rank, wait_exited
+from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of
 from midstream.remote.copy.allowlist import CHECKPOINT
-from midstream.transfer import Place, Progress, fan_out
+from midstream.transfer import Endpoint, Progress, fan_out
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
@@ -33,7 +33,7 @@ def target_of(fleet: Fleet, name: str, hosts: Sequence[str]) -> Target:
     return known if known is not None and known.hosts == tuple(hosts) else Target(name, tuple(hosts))
 
 
-class Side:
+class HostGroup:
     """One side of a move of the run ``run_id``."""
 
     def __init__(self, hosts: Hosts, target: Target, run_id: str, store: str = ""):
@@ -57,15 +57,15 @@ class Side:
             host.connect()
 
     @cached_property
-    def homes(self) -> list[Host]:
+    def run_hosts(self) -> list[Host]:
         """One host of each file system, ``first`` before the others: looked at, not assumed."""
-        return homes_of(self.target, self.members)
+        return run_directories_of(self.target, self.members)
 
     @cached_property
-    def shelf(self) -> Shelf:
+    def checkpoint_store(self) -> CheckpointStore:
         """Where the run keeps its checkpoints here. A bucket is there whether or not its hosts answer."""
         first = self._hosts.peek(self.target.hosts[0]) if self.store else self.first
-        return shelf_of(self._hosts.fleet, first, self.run_id, self.store)
+        return checkpoint_store_of(self._hosts.fleet, first, self.run_id, self.store)
 
     @property
     def python(self) -> str:
@@ -91,13 +91,15 @@ class Side:
 
     def _ask(self, function: str, **arguments: Any) -> list[Any]:
         """The answer of each home."""
-        return self._each(lambda host: host.call(function, root=host.root, run_id=self.run_id, **arguments), self.homes)
+        return self._each(
+            lambda host: host.call(function, root=host.root, run_id=self.run_id, **arguments), self.run_hosts
+        )
 
     def _tell(self, function: str, **arguments: Any) -> Any:
         """Each home in turn, the first one last: what it says stands for all. Its answer."""
         answers = [
             host.call(function, root=host.root, run_id=self.run_id, **arguments)
-            for host in (*self.homes[1:], self.homes[0])
+            for host in (*self.run_hosts[1:], self.run_hosts[0])
         ]
         return answers[-1]
 
@@ -110,14 +112,14 @@ class Side:
     def describe(self) -> dict[str, Any]:
         """The run as the first host has it; alive where any of its processes is. See ``remote.runs.describe``."""
         first, *others = self._ask("runs.run_state.describe")
-        first = self.shelved(first)
+        first = self.with_stored_checkpoints(first)
         attempts = {number for found in (first, *others) for number in found["attempts"]}
-        living = any(found["alive"] for found in (first, *others))
-        return {**first, "alive": living, "attempts": sorted(attempts)}
+        living = any(found["running"] for found in (first, *others))
+        return {**first, "running": living, "attempts": sorted(attempts)}
 
-    def shelved(self, described: Mapping[str, Any]) -> dict[str, Any]:
+    def with_stored_checkpoints(self, described: Mapping[str, Any]) -> dict[str, Any]:
         """What ``runs.run_state.describe`` said on the first host, with the checkpoints that lie elsewhere."""
-        return {**described, "checkpoints": self.shelf.points(described)}
+        return {**described, "checkpoints": self.checkpoint_store.points(described)}
 
     def attempt_of_migration(self, migration: str) -> dict[str, Any] | None:
         """The newest attempt that the migration ordered, and whether any of its processes lives; None without one."""
@@ -126,11 +128,11 @@ class Side:
         ]
         newest = max((each["attempt"] for each in found), default=0)
         same = [each for each in found if each["attempt"] == newest]
-        return {**same[0], "alive": any(each["alive"] for each in same)} if same else None
+        return {**same[0], "running": any(each["running"] for each in same)} if same else None
 
-    def living_attempt(self) -> int:
+    def running_attempt(self) -> int:
         """The attempt of which a process runs; 0 without one."""
-        return max(self._ask("runs.run_state.living_attempt"))
+        return max(self._ask("runs.run_state.running_attempt"))
 
     def verdict(self, attempt: int) -> str:
         """Which process of several failed first and why, in one line; empty where none has, or nobody says."""
@@ -158,15 +160,15 @@ class Side:
 
     # ------------------------------------------------------------------------------------------ the fence
 
-    def take(self, migration: str, epoch: int, holder: str, seconds: float) -> records.Fence:
+    def acquire(self, migration: str, epoch: int, holder: str, seconds: float) -> records.Fence:
         """Have the run in hand on every home, or RemoteError, which says who has it. The first host's fence."""
-        fence = self._tell("runs.ownership.take", migration=migration, epoch=epoch, holder=holder, seconds=seconds)
+        fence = self._tell("runs.ownership.acquire", migration=migration, epoch=epoch, holder=holder, seconds=seconds)
         return records.Fence.from_json(fence)
 
-    def let_go(self, migration: str) -> None:
+    def release(self, migration: str) -> None:
         """End what ``take`` began, and the pin."""
-        self.shelf.unpin(migration)
-        self._tell("runs.ownership.let_go", migration=migration)
+        self.checkpoint_store.unpin(migration)
+        self._tell("runs.ownership.release", migration=migration)
 
     def put_fence(self, fence: Mapping[str, Any], migration: str) -> None:
         """On every home."""
@@ -182,21 +184,21 @@ class Side:
         """Ask all processes to save at one step boundary and to exit. LaunchError where one died of it, or takes longer
         than ``timeout`` seconds."""
         attempt_monitor.stop_ranks(self._hosts, self._ranks(attempt), self.run_id, attempt, timeout)
-        self.wait_gone(attempt)
+        self.wait_exited(attempt)
 
     def kill(self, attempt: int) -> None:
         """End all processes at once; nothing is saved. LaunchError where one stays."""
         attempt_monitor.kill_ranks(self._hosts, self._ranks(attempt), self.run_id, attempt)
-        self.wait_gone(attempt)
+        self.wait_exited(attempt)
 
-    def wait_gone(self, attempt: int) -> None:
+    def wait_exited(self, attempt: int) -> None:
         """Positive evidence from every host that none of the attempt's processes runs. LaunchError where one stays,
         HostError where a host does not say."""
 
         def wait(name: str) -> None:
             host = self._hosts.get(name)
             if attempt in host.call("runs.run_state.describe", root=host.root, run_id=self.run_id)["attempts"]:
-                wait_gone(host, self.run_id, attempt)
+                wait_exited(host, self.run_id, attempt)
 
         self._each(wait, self.target.hosts)
 
@@ -212,13 +214,13 @@ class Side:
         self, tree: Callable[[Host], str], progress: Callable[[Progress], None] | None = None, kind: str = CHECKPOINT
     ) -> None:
         """Copy a tree of objects from the first host to every other home. ``tree``: where it lies on a host."""
-        others = {host.name: Place(host, tree(host)) for host in self.homes[1:]}
+        others = {host.name: Endpoint(host, tree(host)) for host in self.run_hosts[1:]}
         if others:
             fan_out(self.first, tree(self.first), others, progress=progress, kind=kind)
 
     def hand_out_checkpoint(self, name: str, progress: Callable[[Progress], None] | None = None) -> None:
         """``hand_out`` of a checkpoint, unless these hosts have saved it: then each has what its processes need."""
-        if len(self.homes) > 1 and not self.store:
+        if len(self.run_hosts) > 1 and not self.store:
             path = f"{self.paths.checkpoint(name)}/{records.MANIFEST}"
             manifest = decode_file(self.first.call("runs.run_state.read_text", path=path), f"{self.first.name}: {path}")
             if not manifest.get("hosts"):
@@ -230,9 +232,9 @@ class Side:
 
     def share_config(self) -> None:
         """Give the first host's config to the other homes."""
-        if len(self.homes) > 1:
+        if len(self.run_hosts) > 1:
             text = self.first.call("runs.run_state.read_text", path=self.paths.config)
-            for host in self.homes[1:]:
+            for host in self.run_hosts[1:]:
                 host.call("runs.standby_state.put_config", root=host.root, run_id=self.run_id, text=text)
 
 
@@ -242,7 +244,7 @@ def hosts_of_run(fleet: Fleet, source: Host, run: RunView, target: Target) -> tu
     seen = source.call("runs.attempts.attempt", root=source.root, run_id=run.run_id, number=run.attempt)
     names = tuple(seen["group"]) or (source.name,)
     processes = run.status.processes if run.status else 1
-    if run.alive and not seen["group"] and processes > len(seen["processes"]):
+    if run.running and not seen["group"] and processes > len(seen["processes"]):
         raise MidstreamError(
             f"run {run.run_id} has {processes} processes, and {source.name} knows of {len(seen['processes'])}: "
             "midstream did not start it",

@@ -12,9 +12,9 @@ from midstream.check.check_result import FAIL, PASS, WARN, Check  # noqa: F401  
 from midstream_engine import json_shapes, records
 
 # How the run crosses over: it stops, is copied and started; the target waits for it, compiled; the target replays it.
-STOP, HANDOVER, OVERTAKE = "stop", "handover", "overtake"
+COLD, WARM, LIVE = "cold", "warm", "live"
 COMPILE_CACHE = "--trainer.jax_compilation_cache_dir"
-MODES = (HANDOVER, STOP, OVERTAKE)
+MODES = (WARM, COLD, LIVE)
 
 # The phases in their order; `rollback` replaces the rest when one of them fails.
 PLAN, PREFLIGHT, PREPARE, CUTOVER, RELAUNCH, CERTIFY, FINISH = (
@@ -66,7 +66,7 @@ class Request:
 
     run_id: str
     target: str
-    mode: str = HANDOVER
+    mode: str = WARM
     checkpoint: str = "now"  # "now", "latest", or a step number
     source: str = ""  # host of the copy to move; empty: the copy with the highest fence epoch
     source_lost: bool = False
@@ -149,12 +149,12 @@ class Plan:
     cost: Cost | None = None  # None where a price is not known
     source_store: str = ""  # gs://bucket/prefix with the run's checkpoints; empty: in its own directory
     target_store: str = ""  # the same, from the move on
-    data_place: str = ""  # the bucket or server with the token caches, where the hosts have none of their own
+    data_location: str = ""  # the bucket or server with the token caches, where the hosts have none of their own
 
     @property
     def stands_by(self) -> bool:
         """Whether an attempt stands by on the target before the source is sealed."""
-        return self.mode != STOP
+        return self.mode != COLD
 
     @property
     def target_flags(self) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ class Plan:
         parts = migration.split("-")
         run_id = "-".join(parts[2:-1]) or UNKNOWN
         return cls(
-            migration=migration, run_id=run_id, mode=STOP, source=UNKNOWN, source_attempt=0, source_state="",
+            migration=migration, run_id=run_id, mode=COLD, source=UNKNOWN, source_attempt=0, source_state="",
             source_step=0, target=UNKNOWN, target_host=UNKNOWN, source_epoch=0, epoch=0, checkpoint="now",
             checkpoint_step=None, source_devices=0, target_devices=0, train_batch_size=0, per_device_parallelism=0,
             accumulation=0, overrides=(), changes=(), route="", checkpoint_bytes=0, data_digests=(), data_bytes=0,
@@ -252,11 +252,11 @@ class Event:
 
 
 # What the downtime is made of, in the order in which it passes.
-LEDGER_ENTRIES = ("quiesce", "save", "copy", "verify", "provision", "install", "compile", "restore", "first_step")
+DOWNTIME_PHASES = ("quiesce", "save", "copy", "verify", "provision", "install", "compile", "restore", "first_step")
 
 
 @dataclass(frozen=True)
-class Ledger:
+class DowntimeReport:
     """Downtime: from the end of the last step on the source to the end of the first on the target, in seconds."""
 
     predicted: Mapping[str, float]
@@ -265,13 +265,13 @@ class Ledger:
     first_step_ended: float | None = None  # UTC seconds, target's clock corrected for skew
 
     @property
-    def downtime(self) -> float | None:
+    def total(self) -> float | None:
         if self.last_step_ended is None or self.first_step_ended is None:
             return None
         return self.first_step_ended - self.last_step_ended
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "downtime": self.downtime}
+        return {**asdict(self), "total": self.total}
 
     @classmethod
     def from_json(cls, value: Any, where: str = "") -> Self:
@@ -279,15 +279,15 @@ class Ledger:
         return cls(**_fields(cls, value, where))
 
 
-PROVEN, REFUTED, UNWITNESSED = "proven", "refuted", "unwitnessed"
+VERIFIED, CLAIM_FAILED, NOT_CHECKED = "verified", "failed", "not checked"
 
 
 @dataclass(frozen=True)
 class Claim:
     """One thing that the certificate says, and the evidence for it."""
 
-    name: str  # "state", "data", "witness", "trajectory"
-    verdict: str  # PROVEN, REFUTED or UNWITNESSED
+    name: str  # "state", "data", "reference losses", "continuity"
+    verdict: str  # VERIFIED, CLAIM_FAILED or NOT_CHECKED
     statement: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
@@ -310,8 +310,8 @@ class Certificate:
     @property
     def valid(self) -> bool:
         """No claim is refuted, and state, data and witness are proven."""
-        return all(claim.verdict == PROVEN for claim in self.claims if claim.name != "trajectory") and all(
-            claim.verdict != REFUTED for claim in self.claims
+        return all(claim.verdict == VERIFIED for claim in self.claims if claim.name != "continuity") and all(
+            claim.verdict != CLAIM_FAILED for claim in self.claims
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -334,7 +334,7 @@ class MigrationView:
     state: str  # RUNNING, INTERRUPTED, COMPLETED, ROLLED_BACK, ROLLBACK_INCOMPLETE, MOVED_ON or DAMAGED
     phase: str  # the newest phase that was begun
     events: tuple[Event, ...]
-    ledger: Ledger | None = None
+    downtime: DowntimeReport | None = None
     certificate: Certificate | None = None
     finished: bool = False  # the source is retired: no rollback any more
     error: str = ""
@@ -354,8 +354,8 @@ class MigrationView:
     @property
     def predicted_seconds(self) -> Mapping[str, float]:
         """Seconds of each ledger entry: the newest prediction that was made before the run stood still."""
-        if self.ledger is not None:
-            return self.ledger.predicted
+        if self.downtime is not None:
+            return self.downtime.predicted
         newest = next(
             (event.detail["predicted"] for event in reversed(self.events) if "predicted" in event.detail), None
         )

@@ -27,7 +27,7 @@ class Bucket:
         self._name, _, self._prefix = self.url.removeprefix(SCHEME).partition("/")
         access = access or Access()
         self._client = _open(access)
-        self._bucket = self._client.bucket(self._name, user_project=access.billed_to or None)
+        self._bucket = self._client.bucket(self._name, user_project=access.user_project or None)
 
     def names(self, below: str = "") -> dict[str, Any]:
         """Objects by path relative to the prefix, with size, crc32c and time."""
@@ -65,7 +65,8 @@ class Bucket:
             raise MidstreamError(f"{self.url}: {error}") from None
 
     def examine(self) -> Iterator[dict[str, Any]]:
-        """Read every object once and check it, as ``midstream.remote.verify.tree.verify`` does on a host. Nothing is kept."""
+        """Read every object once and check it, as ``midstream.remote.verify.tree.verify`` does on a host. Nothing is
+        kept."""
         manifest, there = self.manifest(), self.names()
         with ThreadPoolExecutor(HASHERS) as pool:
             wrong = {
@@ -116,11 +117,11 @@ def _errors(what: str) -> Iterator[None]:
         with client.errors(what):
             yield
     except client.GcsError as error:
-        raise MidstreamError(error.message, error.fix) from None
+        raise MidstreamError(error.message, error.hint) from None
 
 
 def _open(access: Access) -> Any:
     try:
         return client.open_client(access.to_json())
     except client.GcsError as error:
-        raise MidstreamError(error.message, error.fix) from None
+        raise MidstreamError(error.message, error.hint) from None

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 class Access:
     """``credentials``: empty, application default ones; ``anonymous``; or the path of a service account's key file,
     which stays where it is: only the machine that talks to the bucket reads it. ``impersonate``: the service account
-    in whose name is asked. ``project`` of the client; ``billed_to``, the project that pays for a bucket whose owner
+    in whose name is asked. ``project`` of the client; ``user_project``, the project that pays for a bucket whose owner
     does not."""
 
     credentials: str = ""
     impersonate: str = ""
     project: str = ""
-    billed_to: str = ""
+    user_project: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -36,4 +36,4 @@ def access_for(fleet: Fleet | None, url: str) -> Access:
         return Access()
     store = stores[max(inside, key=len)]
     given = "" if store.credentials == DEFAULT else os.path.expanduser(store.credentials)
-    return Access(given, store.impersonate, store.project, store.billed_to)
+    return Access(given, store.impersonate, store.project, store.user_project)

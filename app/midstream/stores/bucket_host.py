@@ -1,4 +1,4 @@
-"""A bucket where a copy expects a host: it answers the same functions and programs (`midstream.remote.gcs_*`).
+"""A bucket where a copy expects a host: it answers the same functions and programs (`midstream.remote.gcs`).
 
 They run on this machine, between the bucket and whatever the other end is; or, where ``via`` has an identity of its own
 (a machine in Google's cloud), on that host, and the bytes do not touch this machine.
@@ -79,11 +79,11 @@ class BucketHost:
 
         from midstream.remote.gcs.client import GcsError
 
-        module, _, name = function.partition(".")
+        module, _, name = function.rpartition(".")
         try:
             return getattr(importlib.import_module(f"midstream.remote.{module}"), name)(**arguments)
         except GcsError as error:
-            raise MidstreamError(error.message, error.fix) from None
+            raise MidstreamError(error.message, error.hint) from None
         except ValueError as error:
             raise RemoteError(str(error), type(error).__name__) from None
 
@@ -94,12 +94,12 @@ class BucketHost:
             try:
                 found = call_function(self.via, self.far_python, "gcs.client.able", arguments, 60.0)
             except RemoteError as error:
-                return error.message, error.fix
+                return error.message, error.hint
         else:
             from midstream.remote.gcs.client import able
 
             found = able(**arguments)
-        return found["why"], found["fix"]
+        return found["why"], found["hint"]
 
     def close(self) -> None:
         """Nothing to drop."""

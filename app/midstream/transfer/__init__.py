@@ -5,7 +5,7 @@ from midstream.stores.bucket_access import Access
 from midstream.transfer.copy_history import copy_history
 from midstream.transfer.copy_settings import CopySettings
 from midstream.transfer.copy_tree import copy_objects, copy_tree
-from midstream.transfer.endpoint import Place, bucket_place
+from midstream.transfer.endpoint import Endpoint, bucket_endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.incremental_copy import Feed
 from midstream.transfer.multi_host import collect_objects, fan_out
@@ -18,14 +18,14 @@ __all__ = [
     "Cancelled",
     "CopyReport",
     "CopySettings",
+    "Endpoint",
     "Feed",
     "HistoryReport",
     "Link",
-    "Place",
     "Progress",
     "TransferError",
     "VerifyReport",
-    "bucket_place",
+    "bucket_endpoint",
     "collect_objects",
     "copy_history",
     "copy_objects",

@@ -21,7 +21,7 @@ from midstream.hosts.host import Host
 from midstream.remote.copy import allowlist
 from midstream.transfer.copy_settings import CopySettings
 from midstream.transfer.copy_tree import send_files
-from midstream.transfer.endpoint import Place
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import HistoryReport
@@ -50,8 +50,8 @@ def copy_history(
     ``config`` is the text of ``run.yaml`` that was checked (`migrate.run_config`); None leaves the file out.
     TransferError, Cancelled, LostContact; the same call goes on."""
     there = records.RunPaths(target_root, run_id)
-    run_source = Place(source, records.RunPaths(source_root, run_id).dir)
-    run_target = Place(target, there.dir)
+    run_source = Endpoint(source, records.RunPaths(source_root, run_id).dir)
+    run_target = Endpoint(target, there.dir)
     try:
         described = source.call("copy.history.describe", root=source_root, run_id=run_id, timeout=CALL)
     except RemoteError as error:
@@ -59,7 +59,7 @@ def copy_history(
             raise
         raise TransferError(error.message) from error
     files = _requested(run_source, described, config)
-    found = _compare(Place(source, source_root), Place(target, target_root), run_id, files)
+    found = _compare(Endpoint(source, source_root), Endpoint(target, target_root), run_id, files)
     wanted, kept, aside = _sort_out(found)
 
     needed = sum(entry["size"] for entry in wanted)
@@ -87,7 +87,7 @@ def copy_history(
     )
 
 
-def _requested(source: Place, described: Any, config: str | None) -> list[dict[str, Any]]:
+def _requested(source: Endpoint, described: Any, config: str | None) -> list[dict[str, Any]]:
     """The files to copy, of those that the source lists. TransferError where it lists one that is no history."""
     try:
         files = allowlist.check_all(allowlist.HISTORY, described["files"])
@@ -163,10 +163,10 @@ def _sort_out(files: list[_Both]) -> tuple[list[dict[str, Any]], list[str], list
     return wanted, kept, aside
 
 
-def _compare(source: Place, target: Place, run_id: str, files: list[dict[str, Any]]) -> list[_Both]:
+def _compare(source: Endpoint, target: Endpoint, run_id: str, files: list[dict[str, Any]]) -> list[_Both]:
     """Look at the target's files of the same names; hash what both have. ``directory`` of the places is the root."""
 
-    def ask(place: Place, function: str, count: int, **arguments: Any) -> list[Any]:
+    def ask(place: Endpoint, function: str, count: int, **arguments: Any) -> list[Any]:
         answer: list[Any] = place.host.call(function, root=place.directory, run_id=run_id, timeout=CALL, **arguments)
         if len(answer) != count:
             raise malformed(place, function)

@@ -7,7 +7,7 @@ from typing import Any
 
 from midstream.hosts.host import Process
 from midstream.hosts.rpc.remote_program import reports
-from midstream.transfer.endpoint import Place
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 
 
@@ -44,15 +44,15 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "part": {"path": _text, "chunks": _rows(_number, _number, _text)},
     "listening": {"port": _number, "addresses": _texts},
     "problem": {
-        "kind": _text, "path": _text, "message": _text, "fix": _text, "free": _number, "needed": _number,
+        "kind": _text, "path": _text, "message": _text, "hint": _text, "free": _number, "needed": _number,
     },
     "waiting": {"message": _text},
     "ready": {}, "committed": {}, "done": {},
 }  # fmt: skip
-_OPTIONAL = frozenset({"addresses", "path", "message", "fix", "free", "needed"})
+_OPTIONAL = frozenset({"addresses", "path", "message", "hint", "free", "needed"})
 
 
-def checked_reports(process: Process, place: Place) -> Iterator[dict[str, Any]]:
+def checked_reports(process: Process, place: Endpoint) -> Iterator[dict[str, Any]]:
     """The lines of a copy's program at ``place``. TransferError at one that is no such line."""
     for report in reports(process):
         event = report.get("event") if isinstance(report, dict) else None

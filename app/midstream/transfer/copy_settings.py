@@ -34,7 +34,7 @@ class CopySettings:
 def of_hosts(source: Host, target: Host) -> CopySettings:
     """What the fleet file says of the two: the lower rate, and no direct way where one of them wants none."""
     configs = [config for host in (source, target) if isinstance(config := _config(host), HostConfig)]
-    rates = [parse_rate(config.copy_rate) for config in configs if config.copy_rate]
+    rates = [parse_rate(config.bandwidth_limit) for config in configs if config.bandwidth_limit]
     routes = [config.copy_route for config in configs if config.copy_route]
     route = next((each for each in (RELAY, DIRECT) if each in routes), AUTO)
     return CopySettings(rate_limit=min(rates, default=0.0), route=route)

@@ -25,7 +25,7 @@ from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.hosts.ssh.ssh_host import SshMachine
 from midstream.remote.copy.allowlist import CHECKPOINT, HISTORY
 from midstream.transfer.copy_settings import AUTO, RELAY, CopySettings, of_hosts
-from midstream.transfer.endpoint import Place
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import CopyReport, Progress
@@ -65,7 +65,8 @@ def copy_objects(
 ) -> CopyReport:
     """Make ``target_dir`` hold what the manifest in ``source_dir`` names. The manifest's file arrives byte for byte,
     last, and only when every object is verified at the target. ``streams`` and ``settings``: see `CopySettings`.
-    ``kind`` is what the tree has to be: a manifest that names anything else is refused (`midstream.remote.copy.allowlist`).
+    ``kind`` is what the tree has to be: a manifest that names anything else is refused
+    (`midstream.remote.copy.allowlist`).
 
     TransferError names the object that is missing or corrupt at the source, or the bytes that do not fit;
     Cancelled; LostContact. After each of them the target is without a new manifest, and the same call
@@ -74,8 +75,8 @@ def copy_objects(
     if streams:
         settings = replace(settings, streams=streams)
     return copy_tree(
-        Place(source, source_dir),
-        Place(target, target_dir),
+        Endpoint(source, source_dir),
+        Endpoint(target, target_dir),
         manifest_name=manifest_name,
         progress=progress,
         cancel=cancel,
@@ -85,8 +86,8 @@ def copy_objects(
 
 
 def copy_tree(
-    source: Place,
-    target: Place,
+    source: Endpoint,
+    target: Endpoint,
     *,
     manifest_name: str = records.MANIFEST,
     progress: Callable[[Progress], None] | None = None,
@@ -101,7 +102,7 @@ def copy_tree(
 
 def copy_contents(
     contents: Contents,
-    target: Place,
+    target: Endpoint,
     *,
     manifest: str = records.MANIFEST,
     progress: Callable[[Progress], None] | None = None,
@@ -119,12 +120,12 @@ def copy_contents(
 @dataclass
 class _Copy:
     contents: Contents
-    target: Place
+    target: Endpoint
     manifest: str
     progress: Callable[[Progress], None] | None
     cancel: Event | None
     settings: CopySettings
-    by_source: list[tuple[Place, list[dict[str, Any]]]]
+    by_source: list[tuple[Endpoint, list[dict[str, Any]]]]
     started: float
     alone: bool = True
 
@@ -174,7 +175,7 @@ class _Copy:
             bytes_sent=sending.bytes_sent,
             seconds=time.monotonic() - self.started,
             skipped=tuple(sorted([*found.present, *found.held])),
-            held=tuple(sorted(found.held)),
+            linked=tuple(sorted(found.held)),
             routes=tuple(routes),
         )
 
@@ -266,7 +267,7 @@ class _Copy:
         if report["kind"] == "full":
             needed = report.get("needed", meter.bytes_total - meter.bytes_present - meter.bytes_sent)
             return disk_full(self.target, needed, report["free"])
-        return TransferError(told(self.target, report), report.get("fix", ""), report.get("path", ""))
+        return TransferError(told(self.target, report), report.get("hint", ""), report.get("path", ""))
 
     # --------------------------------------------------------------------------------------- what has to be sent
 
@@ -296,7 +297,7 @@ class _Copy:
         return routes, loads
 
     def _compared(
-        self, place: Place, parts: list[dict[str, Any]], chunks: Mapping[str, Sequence[Sequence[Any]]]
+        self, place: Endpoint, parts: list[dict[str, Any]], chunks: Mapping[str, Sequence[Sequence[Any]]]
     ) -> Iterator[tuple[dict[str, Any], list[tuple[int, int]]]]:
         """Of each object that was under way the (offset, length) of chunks with the source's hashes."""
         asked = [[entry["path"], offset, length] for entry in parts for offset, length, _ in chunks[entry["path"]]]
@@ -347,7 +348,7 @@ def _gaps(size: int, kept: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int
 
 
 @contextmanager
-def _session(target: Place, objects: list[dict[str, Any]], events: Events, **named: Any) -> Iterator[Session]:
+def _session(target: Endpoint, objects: list[dict[str, Any]], events: Events, **named: Any) -> Iterator[Session]:
     session = Session(target, objects, events, **named)
     try:
         yield session
@@ -357,7 +358,7 @@ def _session(target: Place, objects: list[dict[str, Any]], events: Events, **nam
 
 @contextmanager
 def _links(
-    by_source: Sequence[tuple[Place, list[dict[str, Any]]]], target: Place, settings: CopySettings
+    by_source: Sequence[tuple[Endpoint, list[dict[str, Any]]]], target: Endpoint, settings: CopySettings
 ) -> Iterator[Mapping[str, Future[Link]]]:
     """The ways from the sources, looked for while the target is read."""
     with ThreadPoolExecutor(max(1, len(by_source))) as pool:
@@ -371,8 +372,8 @@ def _links(
 
 
 def send_files(
-    source: Place,
-    target: Place,
+    source: Endpoint,
+    target: Endpoint,
     files: Sequence[dict[str, Any]],
     meter: Meter,
     *,

@@ -10,7 +10,7 @@ from midstream.stores.bucket_host import SCHEME, BucketHost
 
 
 @dataclass(frozen=True)
-class Place:
+class Endpoint:
     """A directory on a host; of a bucket its whole ``gs://`` address."""
 
     host: Host
@@ -26,8 +26,8 @@ class Place:
         return f"{self.host.name}:{self.directory}"
 
 
-def bucket_place(url: str, access: Access | None = None, *, via: Host | None = None, python: str = "") -> Place:
+def bucket_endpoint(url: str, access: Access | None = None, *, via: Host | None = None, python: str = "") -> Endpoint:
     """``gs://bucket/prefix`` as a place; ``via`` and ``python`` as of `BucketHost`. MidstreamError otherwise."""
     bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
     host = BucketHost(url, access, via=via, python=python)
-    return Place(host, f"{SCHEME}{bucket}/{prefix}".rstrip("/"))
+    return Endpoint(host, f"{SCHEME}{bucket}/{prefix}".rstrip("/"))

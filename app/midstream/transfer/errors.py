@@ -8,8 +8,8 @@ from midstream.errors import MidstreamError
 class TransferError(MidstreamError):
     """A copy that cannot be completed. ``path`` names the object, where it is one object's fault."""
 
-    def __init__(self, message: str, fix: str = "", path: str = ""):
-        super().__init__(message, fix)
+    def __init__(self, message: str, hint: str = "", path: str = ""):
+        super().__init__(message, hint)
         self.path = path
 
 

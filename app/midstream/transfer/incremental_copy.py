@@ -13,7 +13,7 @@ from midstream.errors import MidstreamError
 from midstream.remote.copy import allowlist
 from midstream.remote.copy.allowlist import CHECKPOINTS
 from midstream.transfer.copy_settings import of_hosts
-from midstream.transfer.endpoint import Place
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import Progress
@@ -29,7 +29,7 @@ ENDING = 30.0  # seconds that its thread may take to end the streams
 class _Generation:
     """What a copy needs to know of the target's side: whole objects are named by those who receive them."""
 
-    target: Place
+    target: Endpoint
     generation: str
 
     def landed(self, ranges: Sequence[Sequence[Any]]) -> None:
@@ -45,8 +45,8 @@ class Feed:
 
     def __init__(
         self,
-        source: Place,
-        target: Place,
+        source: Endpoint,
+        target: Endpoint,
         bytes_total: int,
         objects_total: int,
         progress: Callable[[Progress], None] | None = None,

@@ -18,7 +18,7 @@ from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.remote.copy.allowlist import CHECKPOINT
 from midstream.transfer.copy_settings import CopySettings
 from midstream.transfer.copy_tree import copy_contents
-from midstream.transfer.endpoint import Place
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.report import CopyReport, Progress
 from midstream.transfer.tree_contents import Contents, read_contents
@@ -27,13 +27,15 @@ from midstream_engine import records
 Wanted = Callable[[str], bool]
 
 
-def holders_of(contents: Contents, hosts: Mapping[str, Host]) -> dict[str, Place]:
+def holders_of(contents: Contents, hosts: Mapping[str, Host]) -> dict[str, Endpoint]:
     """Where the shares of a spread checkpoint lie, by the names in its manifest. ``hosts``: machines by these names.
     TransferError where one that is needed is not among them."""
     manifest = records.Manifest.from_json(decode_file(contents.text, str(contents.first)), str(contents.first))
     needed = set(manifest.elsewhere)
     places = {
-        entry.host: Place(hosts[entry.host], entry.directory) for entry in manifest.spread_hosts if entry.host in hosts
+        entry.host: Endpoint(hosts[entry.host], entry.directory)
+        for entry in manifest.spread_hosts
+        if entry.host in hosts
     }
     lost = sorted(needed - places.keys())
     if lost:
@@ -57,18 +59,18 @@ def collect_objects(
     """Bring a spread checkpoint together: ``source_dir`` has one copy of its manifest, ``hosts`` are all that hold a
     share. All send at once. The target's manifest is that of the same checkpoint in one place, its root digest the
     same. Errors and resuming as of `copy_objects`."""
-    contents = read_contents(Place(source, source_dir), records.MANIFEST)
+    contents = read_contents(Endpoint(source, source_dir), records.MANIFEST)
     contents = contents.held_by(holders_of(contents, hosts))
     where = str(contents.first)
     manifest = records.Manifest.from_json(decode_file(contents.text, where), where).collected()
     contents = dataclasses.replace(contents, text=json.dumps(manifest.to_json(), indent=1))
-    return copy_contents(contents, Place(target, target_dir), progress=progress, cancel=cancel, settings=settings)
+    return copy_contents(contents, Endpoint(target, target_dir), progress=progress, cancel=cancel, settings=settings)
 
 
 def fan_out(
     source: Host,
     source_dir: str,
-    targets: Mapping[str, Place],
+    targets: Mapping[str, Endpoint],
     *,
     needs: Mapping[str, Wanted] | None = None,
     manifest_name: str = records.MANIFEST,
@@ -83,7 +85,7 @@ def fan_out(
 
     The first error ends all of the copies, and is raised; the same call goes on. A rate limit holds for all of them
     together."""
-    contents = read_contents(Place(source, source_dir), manifest_name, kind)
+    contents = read_contents(Endpoint(source, source_dir), manifest_name, kind)
     if settings and settings.rate_limit and targets:
         settings = dataclasses.replace(settings, rate_limit=settings.rate_limit / len(targets))
     shares = dict.fromkeys(targets, contents) if needs is None else _shares(contents, targets, needs)
@@ -113,7 +115,7 @@ def fan_out(
     return {name: each.result() for name, each in running.items()}
 
 
-def _shares(contents: Contents, targets: Mapping[str, Place], needs: Mapping[str, Wanted]) -> dict[str, Contents]:
+def _shares(contents: Contents, targets: Mapping[str, Endpoint], needs: Mapping[str, Wanted]) -> dict[str, Contents]:
     manifest = records.Manifest.from_json(decode_file(contents.text, str(contents.first)), str(contents.first))
     objects = []
     for entry in manifest.objects:

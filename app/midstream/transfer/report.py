@@ -30,7 +30,7 @@ class CopyReport:
     bytes_sent: int
     seconds: float
     skipped: tuple[str, ...] = ()
-    held: tuple[str, ...] = ()
+    linked: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
 
     @property

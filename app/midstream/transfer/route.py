@@ -25,9 +25,9 @@ from midstream.stores.bucket_host import BucketHost
 from midstream.transfer.certificates import Certificate, make_certificate
 from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.copy_settings import DIRECT, RELAY, CopySettings, of_hosts, ports_of
-from midstream.transfer.endpoint import Place
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.stream import Events, Stream
-from midstream.transfer.transport import carrier, start, start_stream
+from midstream.transfer.transport import start, start_stream, transport
 
 KNOCKS = 3
 ENOUGH = 0.050  # seconds that were measured, after which one answer more says nothing new
@@ -93,7 +93,7 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
     if not far:
         return Link("pipe")
     if len(far) == 1:
-        return Link("ssh", seconds, carried_by=carrier(far[0]))
+        return Link("ssh", seconds, carried_by=transport(far[0]))
     assert found is not None
     if found.kind == "direct":
         return found
@@ -102,7 +102,7 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
             f"no direct way between {source.name} and {target.name}: {found.why_not}",
             "open a port between them and name it (copy_ports: FIRST-LAST), or do without copy_route: direct",
         )
-    return Link("relay", seconds, carried_by=carrier(target), why_not=found.why_not)
+    return Link("relay", seconds, carried_by=transport(target), why_not=found.why_not)
 
 
 def _probe_bucket(bucket: BucketHost, other: Host) -> Link:
@@ -110,7 +110,7 @@ def _probe_bucket(bucket: BucketHost, other: Host) -> Link:
     if bucket.via is not None and bucket.via is other:
         return Link("bucket", 0.0, TARGET, "127.0.0.1")
     seconds = _round_trip(other) if isinstance(other, SshMachine) else 0.0
-    return Link("bucket", seconds, carried_by=carrier(other))
+    return Link("bucket", seconds, carried_by=transport(other))
 
 
 def _round_trip(host: SshMachine) -> float:
@@ -159,7 +159,7 @@ def _call(caller: Host, called: Host, settings: CopySettings) -> dict[str, Any]:
     try:
         addresses = [*listening.report.get("addresses", ()), *_known_as(called)]
         dialer = ends.dialer(list(dict.fromkeys(addresses)), listening.report["port"])
-        return caller.call("copy.tls_peer.knock", peer=dialer, timeout=PROBE)
+        return caller.call("copy.tls_peer.probe", peer=dialer, timeout=PROBE)
     finally:
         listening.process.close()
 
@@ -207,7 +207,7 @@ class _Listening:
 
 
 def _listening(process: Process, host: Host) -> _Listening:
-    for report in checked_reports(process, Place(host, "")):
+    for report in checked_reports(process, Endpoint(host, "")):
         if report["event"] == "listening":
             return _Listening(process, report)
         process.close()
@@ -223,7 +223,7 @@ def _listening(process: Process, host: Host) -> _Listening:
 class Route:
     """Opens streams from ``source`` to ``target`` the way of ``link``, for a copy of one ``kind``."""
 
-    def __init__(self, source: Place, target: Place, link: Link, settings: CopySettings, kind: str):
+    def __init__(self, source: Endpoint, target: Endpoint, link: Link, settings: CopySettings, kind: str):
         self.source, self.target, self.link, self._settings, self._kind = source, target, link, settings, kind
         self._ends: Ends | None = None
         if link.kind == "direct" or (link.kind == "bucket" and link.listener):

@@ -16,7 +16,7 @@ from midstream.hosts.host import Process
 from midstream.hosts.rpc.remote_program import last_words
 from midstream.remote.copy.requested_items import RequestedItems
 from midstream.transfer.copy_reports import checked_reports
-from midstream.transfer.endpoint import Place
+from midstream.transfer.endpoint import Endpoint
 
 CHUNK = 1 << 18  # bytes taken from the source at once, where the kernel cannot join the pipes
 PIPE = 1 << 20  # bytes a pipe holds
@@ -35,8 +35,8 @@ class Stream:
 
     def __init__(
         self,
-        source: Place,
-        target: Place,
+        source: Endpoint,
+        target: Endpoint,
         sender: Process,
         receiver: Process,
         events: Events,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from midstream.errors import MidstreamError
 from midstream.hosts.rpc.remote_program import Cancelled
-from midstream.transfer.endpoint import Place
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError, shown
 from midstream.transfer.progress import Meter
 from midstream.transfer.route import Route
@@ -146,7 +146,7 @@ class Staged(Protocol):
     """Where a copy's objects are put together."""
 
     @property
-    def target(self) -> Place: ...
+    def target(self) -> Endpoint: ...
 
     @property
     def generation(self) -> str: ...
@@ -322,10 +322,10 @@ class Sending:
                 f"what {origin.source} sent to {target} is malformed: {message}",
                 f"nothing of it was kept; look at what runs on {origin.source.host.name}",
             )
-        return TransferError(told(target, report), report.get("fix", ""))
+        return TransferError(told(target, report), report.get("hint", ""))
 
 
-def unrequested(source: Place, path: str, message: str) -> TransferError:
+def unrequested(source: Endpoint, path: str, message: str) -> TransferError:
     """A source that sends what nobody has requested."""
     what = f"object {shown(path)}" if path else "an object"
     return TransferError(
@@ -335,13 +335,13 @@ def unrequested(source: Place, path: str, message: str) -> TransferError:
     )
 
 
-def told(target: Place, report: dict[str, Any]) -> str:
+def told(target: Endpoint, report: dict[str, Any]) -> str:
     """A problem in one line; a bucket's words name it themselves."""
     message = report.get("message", "")
     return message if target.in_bucket else f"{target}: {message}"
 
 
-def disk_full(target: Place, needed: int, free: int) -> TransferError:
+def disk_full(target: Endpoint, needed: int, free: int) -> TransferError:
     """``needed`` and ``free`` in bytes."""
     return TransferError(
         f"the disk of {target} is full: {needed:,} bytes needed, {free:,} free",

@@ -13,7 +13,7 @@ from typing import Any
 from midstream.errors import LostContact, MidstreamError
 from midstream.hosts.rpc.remote_program import last_words
 from midstream.transfer.copy_reports import checked_reports
-from midstream.transfer.endpoint import Place
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.transport import start
 
 ALIVE = 5.0  # seconds between two signs of life; the far side waits six times as long
@@ -32,7 +32,7 @@ class Session:
 
     def __init__(
         self,
-        target: Place,
+        target: Endpoint,
         objects: Sequence[Mapping[str, Any]],
         events: Queue[tuple[Any, Report]],
         *,

@@ -72,7 +72,7 @@ def start_stream(host: Host, function: str, arguments: Mapping[str, Any]) -> Pro
     return process
 
 
-def carrier(host: Host) -> str:
+def transport(host: Host) -> str:
     """What `start_stream` uses for the host, in a word: for plans and reports."""
     if not isinstance(host, SshMachine):
         return "pipe"

@@ -12,7 +12,7 @@ from midstream.errors import RemoteError
 from midstream.hosts.rpc.answer_limits import decode_file
 from midstream.remote.copy.allowlist import CHECKPOINT, DATA
 from midstream.remote.verify import objects as far_objects
-from midstream.transfer.endpoint import Place
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError, shown
 from midstream_engine import records
 
@@ -25,11 +25,11 @@ class Contents:
     ``first`` is where the manifest was read; ``problems`` are (path, what is wrong) of the objects there, by their
     sizes. ``kind`` is what the tree has to be (`midstream.remote.copy.allowlist`)."""
 
-    first: Place
+    first: Endpoint
     text: str
     objects: tuple[dict[str, Any], ...]
     problems: tuple[tuple[str, str], ...] = ()
-    holders: Mapping[str, Place] = field(default_factory=dict)  # other hosts, by the names that objects give them
+    holders: Mapping[str, Endpoint] = field(default_factory=dict)  # other hosts, by the names that objects give them
     held: Mapping[str, str] = field(default_factory=dict)  # path -> name of its host, where there are holders
     kind: str = CHECKPOINT
 
@@ -37,12 +37,12 @@ class Contents:
         """Without the objects that are not wanted."""
         return replace(self, objects=tuple(entry for entry in self.objects if wanted(entry["path"])))
 
-    def held_by(self, holders: Mapping[str, Place]) -> Contents:
+    def held_by(self, holders: Mapping[str, Endpoint]) -> Contents:
         """What other hosts hold comes from there: host, as the manifest's objects name it -> its place."""
         held = {entry["path"]: entry.get("host", "") for entry in decode_file(self.text, str(self.first))["objects"]}
         return replace(self, holders=holders, held=held)
 
-    def by_source(self) -> list[tuple[Place, list[dict[str, Any]]]]:
+    def by_source(self) -> list[tuple[Endpoint, list[dict[str, Any]]]]:
         """The objects of each place. TransferError where one is missing there, or of another size."""
         lots: dict[str, list[dict[str, Any]]] = {}
         for entry in self.objects:
@@ -62,7 +62,7 @@ class Contents:
         return [(self.holders[name] if name else self.first, lot) for name, lot in lots.items()]
 
 
-def read_contents(source: Place, manifest: str, kind: str = CHECKPOINT) -> Contents:
+def read_contents(source: Endpoint, manifest: str, kind: str = CHECKPOINT) -> Contents:
     """What the tree's manifest names. The manifest's text is parsed here: what the source says beside it counts for
     nothing. TransferError where it is no tree, or names what a tree of this ``kind`` does not contain."""
     try:
@@ -75,7 +75,7 @@ def read_contents(source: Place, manifest: str, kind: str = CHECKPOINT) -> Conte
     return replace(contents, problems=tuple((path, what) for path, what in found["problems"]))
 
 
-def contents_of(source: Place, text: str, manifest: str, kind: str) -> Contents:
+def contents_of(source: Endpoint, text: str, manifest: str, kind: str) -> Contents:
     """What the text of a manifest names, which was read at ``source``. TransferError as of `read_contents`."""
     try:
         value = decode_file(text, posixpath.join(source.directory, manifest))
@@ -89,7 +89,7 @@ def contents_of(source: Place, text: str, manifest: str, kind: str) -> Contents:
     return Contents(source, text, tuple(objects), kind=kind)
 
 
-def _check_digest(source: Place, value: Mapping[str, Any]) -> None:
+def _check_digest(source: Endpoint, value: Mapping[str, Any]) -> None:
     """Data are named by the digest of their manifest, and all runs of a host share them: what lies under a name has to
     be what the name says. TransferError."""
     name = posixpath.basename(source.directory.rstrip("/"))
@@ -105,7 +105,7 @@ def _check_digest(source: Place, value: Mapping[str, Any]) -> None:
         )
 
 
-def malformed(place: Place, what: str) -> TransferError:
+def malformed(place: Endpoint, what: str) -> TransferError:
     """An answer of a host that has another length than what was requested."""
     name = place.host.name
     return TransferError(f"{name}: the answer to {what} is malformed", f"look at what answers on {name}")

@@ -182,7 +182,7 @@ class FleetActions:
         if not mine and not self._fleet.google.projects:
             return Slices(asked=False)
         told = fleet_slices.inventory(self._fleet)
-        there = {each.place for each in told.slices if each.standing not in (interface.GONE, interface.FAILED)}
+        there = {each.place for each in told.slices if each.standing not in (interface.PREEMPTED, interface.FAILED)}
         wanted = tuple(
             Wanted(name, place, target.accelerator_type, target.price_class, fleet_slices.price(target))
             for place, name in mine.items()
@@ -298,10 +298,10 @@ class FleetActions:
         return Path(self._fleet.path).expanduser() if self._fleet.path else default_fleet_path()
 
     def shell(self, host: str) -> int:
-        from midstream.hosts.prompter import DESK
+        from midstream.hosts.prompter import PROMPTS
         from midstream.hosts.shell import open_shell
 
-        DESK.forget()  # who opens a shell may have changed their mind about a key, too
+        PROMPTS.forget()  # who opens a shell may have changed their mind about a key, too
         return open_shell(host, self._fleet.hosts[host])
 
     def migrations(self) -> tuple[model.MigrationView, ...]:

@@ -32,7 +32,7 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet.add_hosts import RELOAD
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.fleet.table_rows import utilisation
-from midstream.tui.series_cache import Book
+from midstream.tui.series_cache import SeriesCache
 from midstream.tui.shutdown import Ending
 from midstream.tui.styled_text import NoControls
 from midstream.tui.widgets.curve import CurveView
@@ -105,7 +105,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
         super().__init__()
         self._no_controls = NoControls()
         self.kept = layout or Layout()
-        self.book = Book(ROWS)
+        self.book = SeriesCache(ROWS)
         self._pauses: Pauses | None = None
         self.history: dict[str, deque[float]] = {}  # host -> what its accelerators were busy, 0..1, over time
         self.source = source
@@ -277,7 +277,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
         try:
             targets = self.actions.targets()
         except MidstreamError as error:
-            self.notify(error.fix, title=error.message, severity="error", markup=False)
+            self.notify(error.hint, title=error.message, severity="error", markup=False)
             return
         self.push_screen(WizardScreen(run_id, targets, begun))
 
@@ -374,9 +374,9 @@ def run_tui(
 ) -> Ended:
     """Watch the fleet on a screen until a person quits. ``start_run`` is opened first. ``record``: a file that the
     session is written to. ``move``: what the wizard goes on with. ``demo``: what runs ends with the screen."""
-    from midstream.hosts.prompter import DESK
+    from midstream.hosts.prompter import PROMPTS
     from midstream.migrate.execution.migration_directory import state_directory
-    from midstream.tui.dialog_prompter import ScreenPerson
+    from midstream.tui.dialog_prompter import DialogPrompter
     from midstream.tui.recording import Recorder
     from midstream.watch.watcher import Watch
 
@@ -393,8 +393,8 @@ def run_tui(
         demo=demo,
         layout=Layout.load(state_directory() / "screen.json"),
     )
-    person = ScreenPerson(app)
-    with DESK.of(person):  # from the first host that is reached to the last: nobody asks beside the screen
+    person = DialogPrompter(app)
+    with PROMPTS.of(person):  # from the first host that is reached to the last: nobody asks beside the screen
         watch.start()
         try:
             app.run_alone()

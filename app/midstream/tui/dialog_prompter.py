@@ -16,7 +16,7 @@ T = TypeVar("T")
 LOOK = 0.2  # seconds between two looks at whether the screen is still there
 
 
-class ScreenPerson:
+class DialogPrompter:
     """Asks on the app's screen. Called on the threads that reach hosts; waits for the app to begin, and gives up once
     it has ended."""
 

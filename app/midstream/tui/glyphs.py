@@ -114,12 +114,12 @@ def migration_state(glyphs: Glyphs, state: str) -> tuple[str, str]:
 
 def check_state(glyphs: Glyphs, state: str) -> tuple[str, str]:
     """(glyph, colour) of a preflight check, of a claim's verdict, or of an event of a phase."""
-    if state in (migrate.PASS, migrate.PROVEN, migrate.DONE):
+    if state in (migrate.PASS, migrate.VERIFIED, migrate.DONE):
         return glyphs.passed, palette.GOOD
     if state == migrate.WARN:
         return glyphs.stale, palette.WAIT
-    if state == migrate.UNWITNESSED:
+    if state == migrate.NOT_CHECKED:
         return glyphs.idle, palette.DIM
-    if state in (migrate.FAIL, migrate.REFUTED, migrate.FAILED):
+    if state in (migrate.FAIL, migrate.CLAIM_FAILED, migrate.FAILED):
         return glyphs.failed, palette.BAD
     return glyphs.now, palette.ACCENT

@@ -55,7 +55,7 @@ class Recorder:
                 "state": view.state,
                 "phase": view.phase,
                 "events": len(view.events),
-                "ledger": view.ledger.to_json() if view.ledger else None,
+                "downtime": view.downtime.to_json() if view.downtime else None,
                 "certificate": view.certificate.to_json() if view.certificate else None,
                 "finished": view.finished,
                 "error": view.error,
@@ -180,14 +180,14 @@ class Replay:
         plan = model.Plan.from_json(view["plan"]) if "plan" in view else known.plan if known else None
         if plan is None:
             return
-        ledger, proof = view["ledger"], view["certificate"]
+        ledger, proof = view["downtime"], view["certificate"]
         self._views[name] = model.MigrationView(
             name,
             plan,
             view["state"],
             view["phase"],
             (known.events if known else ()) + tuple(model.Event.from_json(event) for event in view["events"]),
-            model.Ledger.from_json(ledger) if ledger else None,
+            model.DowntimeReport.from_json(ledger) if ledger else None,
             model.Certificate.from_json(proof) if proof else None,
             view["finished"],
             view["error"],

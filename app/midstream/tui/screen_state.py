@@ -40,13 +40,13 @@ class World:
     def runs_in_order(self) -> list[RunView]:
         """One a run: the copy with the highest fence epoch. Those that run come first."""
         current = self.snapshot.current()  # by their ids
-        return [run for run in current if run.alive] + [run for run in current if not run.alive]
+        return [run for run in current if run.running] + [run for run in current if not run.running]
 
     @cached_property
     def _training(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for run in self.snapshot.runs:
-            if run.alive:
+            if run.running:
                 found.setdefault(run.host, []).append(run.run_id)
         return found
 

@@ -25,7 +25,7 @@ class _Entry:
     series: Series
 
 
-class Book:
+class SeriesCache:
     """Series by what they are of. Millions of rows are taken in by and by: ``rows_at_once`` after each `begin`."""
 
     def __init__(self, rows_at_once: int | None = None) -> None:

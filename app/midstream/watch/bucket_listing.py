@@ -17,7 +17,7 @@ EVERY = 30.0  # seconds after which a run's prefix is listed again without any n
 AGAIN = 10.0  # the same, after it could not be
 
 
-class Shelves:
+class BucketListings:
     """Lists what runs with a ``store.json`` keep elsewhere, and tells the store. Threads start when they are needed."""
 
     def __init__(self, fleet: Fleet, store: Store):

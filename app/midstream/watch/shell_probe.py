@@ -27,7 +27,7 @@ SECTIONS = frozenset(
 
 def command(root: str, interval: float) -> list[str]:
     """The probe as a command of the host."""
-    script = resources.files("midstream.remote").joinpath("probe.sh").read_text()
+    script = resources.files("midstream.remote.machine").joinpath("probe.sh").read_text()
     seconds = str(round(max(SLOWEST_START, interval)))
     return ["sh", "-c", script, "sh", root, seconds, ",".join(nvidia.FIELDS), ""]
 

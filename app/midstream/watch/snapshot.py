@@ -21,7 +21,7 @@ class Accelerator:
     memory_total: int | None = None  # bytes
     memory_used: int | None = None  # bytes
     utilization: float | None = None  # 0..1, busy time
-    holders: tuple[int, ...] = ()  # pids that use it
+    users: tuple[int, ...] = ()  # pids that use it
     temperature: float | None = None  # degrees Celsius
     power: float | None = None  # watts
     power_limit: float | None = None  # watts
@@ -124,7 +124,7 @@ class RunView:
     lineage: records.Lineage | None
     attempt: int  # newest attempt; 0 where there is none
     status: records.Status | None  # its process 0
-    alive: bool  # positive evidence that the process runs
+    running: bool  # positive evidence that the process runs
     checkpoints: tuple[CheckpointView, ...] = ()
     curve: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # spliced rows; see records.splice
     log: Sequence[str] = field(default=(), repr=False)  # the last lines of the newest attempt's process 0
@@ -152,7 +152,7 @@ class RunView:
             return "damaged"
         if self.status is None:
             return "lost" if self.wordless else "empty"
-        if self.status.state not in records.ENDED and not self.alive:
+        if self.status.state not in records.ENDED and not self.running:
             return "lost"
         return self.status.state
 

@@ -267,7 +267,7 @@ class _Run:
         self._dirty = True
 
     def _change(self, line: Mapping[str, Any]) -> None:
-        changes: dict[str, Any] = {key: line[key] for key in ("attempt", "alive", "wordless") if key in line}
+        changes: dict[str, Any] = {key: line[key] for key in ("attempt", "running", "wordless") if key in line}
         if "attempt" in changes:
             self._log.clear()  # it is the newest attempt's; the new one may not have written any yet
         if "store" in line:

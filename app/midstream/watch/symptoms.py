@@ -47,7 +47,7 @@ def symptoms(run: RunView, now: float) -> list[Symptom]:
 
 
 def _stalled(run: RunView, rows: Sequence[Mapping[str, Any]], now: float) -> str:
-    if not run.alive or run.state not in STEPPING or not rows or "time" not in rows[-1]:
+    if not run.running or run.state not in STEPPING or not rows or "time" not in rows[-1]:
         return ""
     durations = [row["throughput/duration"] for row in rows if "throughput/duration" in row]
     patience = max(PATIENCE, STEPS_OF_PATIENCE * statistics.median(durations or [0.0]))

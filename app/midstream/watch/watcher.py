@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import Hosts
-from midstream.hosts.prompter import DESK
-from midstream.watch.bucket_listing import Shelves
+from midstream.hosts.prompter import PROMPTS
+from midstream.watch.bucket_listing import BucketListings
 from midstream.watch.host_feed import ENDING, Feed
 from midstream.watch.poll_interval import Pace
 from midstream.watch.snapshot import CONNECTING, Snapshot
@@ -38,7 +38,7 @@ class Watch:
         names = [name for name in fleet.hosts if only is None or name in only]
         kinds = {name: fleet.hosts[name].get_choice_name(type(fleet.hosts[name])) for name in names}
         self._store = Store(kinds, heard=heard)
-        self._shelves = Shelves(fleet, self._store)
+        self._shelves = BucketListings(fleet, self._store)
         self._pace = Pace(interval, len(names))
         self._feeds = [Feed(name, hosts, self._store, self._pace.seconds) for name in names]
         self._tick = min(interval, 0.5)
@@ -137,8 +137,8 @@ def look_once(fleet: Fleet, hosts: Hosts, timeout: float = 10.0, only: Collectio
     watch.start()
     try:
         decided, asked = None, -1
-        while decided is None and (DESK.busy or asked != DESK.questions):
-            asked = DESK.questions  # a person's time to think is not the host's
+        while decided is None and (PROMPTS.busy or asked != PROMPTS.questions):
+            asked = PROMPTS.questions  # a person's time to think is not the host's
             decided = watch.wait_for(_decided, timeout)
         if decided is None:
             watch.give_up(f"no answer within {timeout:.0f} s")

@@ -11,7 +11,7 @@ import numpy as np
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.boxes import Box, copy_rows, extent, gather, slabs, volume
-from midstream_engine.checkpoint.format.chunk_grid import cells_of
+from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.format.objects import Hasher
 from midstream_engine.checkpoint.saving.host_buffers import pages
@@ -25,7 +25,7 @@ BLOCK = 2 << 20  # bytes hashed and written at a time
 _buffers = threading.local()  # a buffer for each thread, aligned, with room for what the last block left
 
 
-class CellStore(Directory):
+class ChunkStore(Directory):
     """A directory whose objects are written a part at a time."""
 
     def begin(self, path: str) -> int:
@@ -53,10 +53,10 @@ class CellStore(Directory):
                 os.close(oldest)
 
 
-class Cell:
+class Chunk:
     """One object on its way to the disk: an array's elements in ``box``, row-major, then their crc32c."""
 
-    def __init__(self, store: CellStore, array: Incoming, path: str, box: Box):
+    def __init__(self, store: ChunkStore, array: Incoming, path: str, box: Box):
         self._store, self._name, self._path, self._box = store, array.name, path, box
         self._dtype = numpy_dtype(array.dtype)
         self._hasher = Hasher()
@@ -113,10 +113,11 @@ class Cell:
         write_directly(descriptor, memoryview(self._rest + crc), self._done)
 
 
-def cells(store: CellStore, array: Incoming) -> list[Cell]:
+def chunks(store: ChunkStore, array: Incoming) -> list[Chunk]:
     """Every object that the array is cut into."""
     return [
-        Cell(store, array, zarr.cell_path(array.name, index), box) for index, box in cells_of(array.shape, array.grid)
+        Chunk(store, array, zarr.chunk_path(array.name, index), box)
+        for index, box in chunks_of(array.shape, array.grid)
     ]
 
 

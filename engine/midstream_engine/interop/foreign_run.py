@@ -18,7 +18,7 @@ from midstream_engine.interop.imported_array import Incoming, Piece
 
 
 @dataclass(frozen=True)
-class Adopted:
+class ForeignRun:
     """``mapping``: the configuration that continues the run, as it is written. ``state``: train.json's, but for the
     digest of the data. ``notes``: a line for all that is not carried over as it was; ``remarks`` has more once the
     arrays are made. ``stamp``: the source as it is. ``verify`` raises ConversionError where what was read is damaged.

@@ -23,7 +23,7 @@ from midstream_engine.data.imported.imported_data import SCHEME
 from midstream_engine.data.tokenize.tokenizer import IDS
 from midstream_engine.errors import EngineError
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.foreign_run import Adopted
+from midstream_engine.interop.foreign_run import ForeignRun
 from midstream_engine.interop.streamed_import import Progress, write_state
 from midstream_engine.interop.tokenizer_files import carry
 from midstream_engine.records import MANIFEST, Manifest, RunPaths, checkpoint_name, sync_directory, write_bytes
@@ -39,7 +39,7 @@ class Wishes:
 
     data: Sequence[str] = ()
     without_data: bool = False
-    witness: bool = (
+    reference_losses: bool = (
         True  # measure losses of the next batch, by which a restore proves itself; needs the model in memory
     )
 
@@ -64,7 +64,7 @@ class _Folder(RunPaths):
         return self.root
 
 
-def import_run(adopted: Adopted, final: str, wishes: Wishes = Wishes(), progress: Progress | None = None) -> Made:
+def import_run(adopted: ForeignRun, final: str, wishes: Wishes = Wishes(), progress: Progress | None = None) -> Made:
     """Write the directory ``final``: ``checkpoints/step-N-a000``, ``data/<digest>`` and ``train.yaml``. It is built
     beside its place and renamed into it; a killed import is gone on with where it was.
 
@@ -85,7 +85,7 @@ def import_run(adopted: Adopted, final: str, wishes: Wishes = Wishes(), progress
     return made
 
 
-def _import(adopted: Adopted, partial: str, final: str, wishes: Wishes, progress: Progress | None) -> Made:
+def _import(adopted: ForeignRun, partial: str, final: str, wishes: Wishes, progress: Progress | None) -> Made:
     data = os.path.join(partial, "data")
     digest = "" if wishes.without_data or adopted.data is None else _import_data(adopted.data, data, wishes.data)
     mapping = {**adopted.mapping, "data": dict(adopted.mapping["data"])}
@@ -108,10 +108,12 @@ def _import(adopted: Adopted, partial: str, final: str, wishes: Wishes, progress
     os.makedirs(paths.checkpoints, exist_ok=True)
     if os.path.exists(os.path.join(target, MANIFEST)):
         shutil.rmtree(target)
-    witness = measure_witness(measured, adopted, partial, digest) if digest and wishes.witness else None
-    if witness is None:
+    reference_losses = (
+        measure_reference_losses(measured, adopted, partial, digest) if digest and wishes.reference_losses else None
+    )
+    if reference_losses is None:
         notes.append("no witness was measured: a migration of this checkpoint cannot be certified")
-    document = train_document(state, {**provenance, "notes": notes}, witness)
+    document = train_document(state, {**provenance, "notes": notes}, reference_losses)
     written = write_state(target, adopted.arrays, document, [adopted.kind, adopted.stamp], progress)
     adopted.verify()
     notes += adopted.remarks()
@@ -122,21 +124,21 @@ def _import(adopted: Adopted, partial: str, final: str, wishes: Wishes, progress
     return Made(adopted.kind, manifest, os.path.join(final, CONFIG), notes, digest)
 
 
-def measure_witness(config: TrainLmConfig, adopted: Adopted, root: str, digest: str) -> dict[str, Any]:
+def measure_reference_losses(config: TrainLmConfig, adopted: ForeignRun, root: str, digest: str) -> dict[str, Any]:
     """The losses of the next batch's first sequences under the imported model, on this machine's CPU, as a run records
     them with each of its own checkpoints."""
     import jax
 
     from midstream_engine.checkpoint.format.array_names import unflatten
     from midstream_engine.trainer.attempt.setup import prepare
-    from midstream_engine.trainer.runtime.programs import compile_witness
+    from midstream_engine.trainer.runtime.programs import compile_reference_losses
 
     setup = prepare(config, root, digest, jax.devices("cpu")[:1], step=adopted.step)
     model = {array.name.removeprefix(_MODEL): array for array in adopted.arrays if array.name.startswith(_MODEL)}
     arrays = {name: jax.numpy.asarray(array.value()) for name, array in model.items()}
     adopted.verify()
     batch = setup.batches.batch(adopted.step)
-    measured = compile_witness(setup).measure(unflatten(setup.template.model, arrays), batch)
+    measured = compile_reference_losses(setup).measure(unflatten(setup.template.model, arrays), batch)
     return measured.to_json()
 
 

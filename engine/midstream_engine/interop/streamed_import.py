@@ -26,7 +26,7 @@ from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.saving.save import Written, describe_arrays, write_rest, written_of
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.interop import import_record
-from midstream_engine.interop.chunk_writer import Cell, CellStore, cells
+from midstream_engine.interop.chunk_writer import Chunk, ChunkStore, chunks
 from midstream_engine.interop.imported_array import Incoming
 from midstream_engine.records import ObjectEntry
 
@@ -42,7 +42,7 @@ class _Family:
     """Arrays that come from the same bytes, and where they go: to cells, or, where they are small, to memory."""
 
     arrays: list[Incoming]
-    cells: list[list[Cell]]
+    cells: list[list[Chunk]]
     small: list[np.ndarray]
     writing: bool = False
 
@@ -98,7 +98,7 @@ def write_state(
 ) -> Written:
     """Write all but the manifest into ``directory``; what an earlier try finished is kept where it was of the same
     ``source`` (any JSON that names it as it is). Raises CheckpointFull where there is no room."""
-    store = CellStore(directory)
+    store = ChunkStore(directory)
     done = import_record.resume(directory, source)
     missing = [array for array in arrays if array.name not in done]
     needed = sum(array.size for array in missing)
@@ -144,7 +144,7 @@ def write_state(
     return written_of(describe_arrays(described), objects, document)
 
 
-def _families(store: CellStore, arrays: Sequence[Incoming]) -> list[_Family]:
+def _families(store: ChunkStore, arrays: Sequence[Incoming]) -> list[_Family]:
     """The arrays by what they come from, those with the largest planes far from each other: while one is written,
     there is room to read small ones alone."""
     grouped: dict[Any, list[Incoming]] = {}
@@ -152,7 +152,7 @@ def _families(store: CellStore, arrays: Sequence[Incoming]) -> list[_Family]:
         grouped.setdefault(array.name if array.source is None else array.source, []).append(array)
     families = []
     for group in grouped.values():
-        parts = [cells(store, array) if array.grid else [] for array in group]
+        parts = [chunks(store, array) if array.grid else [] for array in group]
         small = [np.empty(() if array.grid else array.shape, numpy_dtype(array.dtype)) for array in group]
         families.append(_Family(group, parts, small))
     most = max((family.plane_size for family in families), default=0)

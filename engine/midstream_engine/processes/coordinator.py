@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 BEATS = 6  # signs of life in the time after which a silent process is given up
 
 
-class Hub:
+class Coordinator:
     """Listens, lets ``count`` processes in, and passes messages on until all have left.
 
     A message goes to the process that its field ``to`` names, or to all, its sender too. Connections are accepted for

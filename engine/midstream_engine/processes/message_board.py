@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream_engine.errors import EngineError
-from midstream_engine.processes.coordinator import BEATS, Hub, split
+from midstream_engine.processes.coordinator import BEATS, Coordinator, split
 from midstream_engine.processes.frames import Channel, Message, NotOurs
 
 log = logging.getLogger(__name__)
@@ -42,10 +42,10 @@ class Peer:
         return f"process {self.process} ({self.host}, pid {self.pid})"
 
 
-class Board:
+class MessageBoard:
     """One process's place at the board. Messages have a key and a sender; each is taken once."""
 
-    def __init__(self, process: int, count: int, channel: Channel, hub: Hub | None, timeout: float):
+    def __init__(self, process: int, count: int, channel: Channel, hub: Coordinator | None, timeout: float):
         self.process, self.count = process, count
         self.peers: list[Peer] = []
         self._channel, self._hub, self._timeout = channel, hub, timeout
@@ -218,7 +218,7 @@ class Board:
                 return
 
 
-def join_board(
+def join_message_board(
     address: str,
     process: int,
     count: int,
@@ -228,17 +228,17 @@ def join_board(
     joining: float,
     timeout: float,
     welcome: Callable[[], dict[str, object]],
-) -> tuple[Board, dict[str, Any]]:
+) -> tuple[MessageBoard, dict[str, Any]]:
     """Meet the other processes at ``address`` (HOST:PORT of process 0); returns the board and what ``welcome`` gave on
     process 0. ``token``: what all of them have in common and others have not.
 
     Raises EngineError, in one line that says what is missing, where not all are there within ``joining`` seconds.
     """
-    hub = Hub(address, count, token, timeout) if process == 0 else None
+    hub = Coordinator(address, count, token, timeout) if process == 0 else None
     if hub is not None:
         threading.Thread(target=hub.gather, name="hub-gather", args=(joining, welcome), daemon=True).start()
     channel = _connect(address, process, count, joining)
-    board = Board(process, count, channel, hub, timeout)
+    board = MessageBoard(process, count, channel, hub, timeout)
     channel.set_timeout(joining + 30)
     try:
         hello = {"count": count, "host": host, "pid": os.getpid(), "token": token}

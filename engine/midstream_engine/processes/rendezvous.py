@@ -15,7 +15,7 @@ from midstream_engine import records
 from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.errors import EngineError
 from midstream_engine.processes.coordinator import split
-from midstream_engine.processes.message_board import Board, Lost, join_board
+from midstream_engine.processes.message_board import Lost, MessageBoard, join_message_board
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -32,7 +32,7 @@ class Processes:
     index: int = 0
     count: int = 1
     host: str = ""
-    board: Board | None = None
+    board: MessageBoard | None = None
     timeout: float = 60.0  # seconds without a sign of life after which a process is given up
 
     @property
@@ -50,7 +50,7 @@ class Processes:
         if self.board is not None:
             self.board.exchange(key, b"")
 
-    def together(self, key: str, program: Callable[P, T]) -> Callable[P, T]:
+    def consensus(self, key: str, program: Callable[P, T]) -> Callable[P, T]:
         """``program``, whose first call begins on all processes at the same time: whoever compiled or restored faster
         waits at the board, as long as the others live. Connections between devices are made at a program's first call,
         and jax gives a process up that comes to that half a minute after another (Gloo's, on CPUs)."""
@@ -113,7 +113,7 @@ def host_name(environment: Mapping[str, str]) -> str:
     return environment.get("MIDSTREAM_HOST") or socket.gethostname()
 
 
-def join(config: DistributedConfig, environment: Mapping[str, str], token: str) -> Processes:
+def rendezvous(config: DistributedConfig, environment: Mapping[str, str], token: str) -> Processes:
     """Meet the other processes and start jax's service with them, before jax is used for anything else.
 
     The first port, the coordinator's, is the board's; jax's service gets a free port of process 0's host, which is told
@@ -132,7 +132,7 @@ def join(config: DistributedConfig, environment: Mapping[str, str], token: str) 
     if count == 1:
         return Processes(host=host)
     log.info("process %d of %d waits for the others at %s", index, count, address)
-    board, welcome = join_board(
+    board, welcome = join_message_board(
         address,
         index,
         count,

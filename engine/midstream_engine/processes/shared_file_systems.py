@@ -8,7 +8,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from midstream_engine.processes.message_board import Board
+from midstream_engine.processes.message_board import MessageBoard
 from midstream_engine.records import write_bytes
 
 LOOKED = 3.0  # seconds within which a file that another host wrote has to be seen: network file systems cache names
@@ -16,7 +16,7 @@ POLL = 0.1
 
 
 @dataclass(frozen=True)
-class Places:
+class SharedFileSystems:
     """The directory of a run as its processes see it. A *place* is a directory that some of them share; its first
     process (the lowest number) leads it."""
 
@@ -48,7 +48,7 @@ class Places:
         return [process for process, first in enumerate(self.first) if first == leader]
 
 
-def find_places(board: Board, directory: str) -> Places:
+def find_shared_file_systems(board: MessageBoard, directory: str) -> SharedFileSystems:
     """Every process puts a file into its ``directory`` and looks for the files of the others there."""
     mine = f".place-{board.process}-{secrets.token_hex(8)}"
     path = os.path.join(directory, mine)
@@ -63,7 +63,7 @@ def find_places(board: Board, directory: str) -> Places:
     names = {leader: board.peers[leader].host for leader in set(firsts)}
     twice = {name for name in names.values() if list(names.values()).count(name) > 1}
     unique = {leader: f"{name}#{leader}" if name in twice else name for leader, name in names.items()}
-    return Places(
+    return SharedFileSystems(
         board.process,
         tuple(firsts),
         tuple(unique[first] for first in firsts),

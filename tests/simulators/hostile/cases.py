@@ -29,10 +29,12 @@ CALLS: dict[str, tuple[str, ...]] = {
     "diff": ("verify.tree.manifest_value",),
     "clean": ("runs.run_state.list_runs", "verify.tree.store_of", "runs.leftovers.leftovers", "runs.leftovers.remove"),
     "check": ("machine.checks.survey", "machine.checks.accelerators"),
-    "dry run": ("runs.run_state.describe", "runs.run_state.read_text", "verify.tree.store_of", "runs.standby_state.newest_state", "runs.ownership.mover",
-                "runs.standby_state.clock", "verify.tree.manifest_value", "copy.tls_peer.knock"),
-    "dry run to": ("machine.checks.facts", "runs.run_state.list_runs", "runs.run_state.living_attempt", "runs.run_state.describe", "verify.tree.store_of",
-                   "copy.tls_peer.knock", "runs.run_state.read_text"),
+    "dry run": ("runs.run_state.describe", "runs.run_state.read_text", "verify.tree.store_of",
+    "runs.standby_state.newest_state", "runs.ownership.migration_lock",
+                "runs.standby_state.clock", "verify.tree.manifest_value", "copy.tls_peer.probe"),
+    "dry run to": ("machine.checks.facts", "runs.run_state.list_runs", "runs.run_state.running_attempt",
+    "runs.run_state.describe", "verify.tree.store_of",
+                   "copy.tls_peer.probe", "runs.run_state.read_text"),
     "history from": ("copy.history.describe", "copy.history.digests"),
     "history to": ("copy.history.sizes", "copy.history.digests", "copy.history.merge_lineage"),
     "checkpoint from": ("verify.objects.describe",),
@@ -234,7 +236,8 @@ def _plant(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
 
 def _begin(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
     kind = _seldom(rng, ("status", "verify", "check", "history from", "checkpoint from", "checkpoint to", "dry run"))
-    function = {"status": "machine.probe.main", "verify": "verify.tree.verify", "check": "machine.checks.clock", "dry run": "machine.probe.main",
+    function = {"status": "machine.probe.main", "verify": "verify.tree.verify", "check": "machine.checks.clock",
+                "dry run": "machine.probe.main",
                 "checkpoint to": "copy.session.serve"}.get(kind, "copy.sender.send")  # fmt: skip
     commands, copies = _commands(fleet, rng, kind)
     action = rng.choice(BEGINS)
@@ -248,9 +251,12 @@ def _stream(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
         ("status", "log", "verify", "check", "history from", "checkpoint from", "checkpoint to", "dry run", "clean"),
     )
     function = {
-        "status": "machine.probe.main", "log": "runs.run_state.read_lines", "verify": "verify.tree.verify", "check": "machine.checks.survey",
-        "history from": "copy.history.describe", "checkpoint from": rng.choice(("verify.objects.describe", "copy.sender.send")),
-        "checkpoint to": "copy.session.serve", "dry run": "runs.run_state.describe", "clean": "runs.leftovers.leftovers",
+        "status": "machine.probe.main", "log": "runs.run_state.read_lines", "verify": "verify.tree.verify", "check":
+        "machine.checks.survey",
+        "history from": "copy.history.describe", "checkpoint from": rng.choice(("verify.objects.describe",
+        "copy.sender.send")),
+        "checkpoint to": "copy.session.serve", "dry run": "runs.run_state.describe", "clean":
+        "runs.leftovers.leftovers",
     }[kind]  # fmt: skip
     commands, copies = _commands(fleet, rng, kind)
     action = rng.choice(STREAMS)

@@ -19,12 +19,17 @@ import traceback
 from typing import Any
 
 PRELOADED = (
-    "midstream.cli", "midstream.headless", "midstream.headless.status", "midstream.headless.migrate_run", "midstream.hosts.host_pool",
-    "midstream.hosts.ssh.ssh_host", "midstream.hosts.local_host", "midstream.fleet.fleet_file", "midstream.watch.watcher",
+    "midstream.cli", "midstream.headless", "midstream.headless.status", "midstream.headless.migrate_run",
+    "midstream.hosts.host_pool",
+    "midstream.hosts.ssh.ssh_host", "midstream.hosts.local_host", "midstream.fleet.fleet_file",
+    "midstream.watch.watcher",
     "midstream.transfer",
-    "midstream.migrate.planning.plan", "midstream.migrate.planning.preflight", "midstream.migrate.execution.migration_process", "midstream.check.target_checks",
-    "midstream.watch.resolved_config", "midstream.headless.examine_checkpoint", "midstream.launch.attempt_monitor", "midstream.launch.launch_run",
-    "midstream.migrate.execution.migration_directory", "yaml", "paramiko", "cryptography.x509", "concurrent.futures.thread",
+    "midstream.migrate.planning.plan", "midstream.migrate.planning.preflight",
+    "midstream.migrate.execution.migration_process", "midstream.check.target_checks",
+    "midstream.watch.resolved_config", "midstream.headless.examine_checkpoint", "midstream.launch.attempt_monitor",
+    "midstream.launch.launch_run",
+    "midstream.migrate.execution.migration_directory", "yaml", "paramiko", "cryptography.x509",
+    "concurrent.futures.thread",
 )  # fmt: skip
 
 

@@ -18,10 +18,10 @@ HUGE = 64 << 20  # bytes
 
 def record_files(run: Path) -> list[Path]:
     """The JSON records of a run that commands read."""
-    found = [run / "fence.json", run / "lineage.json", run / "store.json", run / "mover.json"]
+    found = [run / "fence.json", run / "lineage.json", run / "store.json", run / "migration_lock.json"]
     attempts = sorted((run / "attempts").iterdir())
     found += [
-        attempts[-1] / name for name in ("status-0.json", "launch.json", "exit-0.json", "order.json", "slurm.json")
+        attempts[-1] / name for name in ("status-0.json", "launch.json", "exit-0.json", "command.json", "slurm.json")
     ]
     points = sorted((run / "checkpoints").iterdir())
     found += [points[-1] / name for name in ("manifest.json", "train.json")]
@@ -36,7 +36,7 @@ def damage_record(run: Path, mutator: Mutator) -> tuple[Path, str]:
     file = rng.choice(
         [*files, *files[:2] * 3, *[each for each in files if each.name in ("status-0.json", "manifest.json")] * 3]
     )
-    before = json.loads(file.read_text()) if file.exists() else {"url": "gs://x/y", "epoch": 1, "holder": "x", "job": 3}
+    before = json.loads(file.read_text()) if file.exists() else {"url": "gs://x/y", "epoch": 1, "owner": "x", "job": 3}
     if rng.random() < 0.35:
         action = rng.choice((*RAW[:8], "not UTF-8", "BOM", "large"))
         text = json.dumps(before).encode()

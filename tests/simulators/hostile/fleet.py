@@ -169,7 +169,7 @@ class Fleet:
         """Entries of files that really are there, and of paths that lead elsewhere, as a list of a copy has them."""
         names = [*PLANTED, "run.sh", "attempts/001/yaml.py", "../../escaped.py", "../../../yaml.py", "/tmp/escaped",
                  "a/../yaml.py", ".incoming/yaml.py", "attempts/001/\x1b[2J", "attempts/001/log-0.txt\n",
-                 "status-0.json", "fence.json", "mover.json", "attempts/001/order.json",
+                 "status-0.json", "fence.json", "migration_lock.json", "attempts/001/command.json",
                  "checkpoints/step-9-a001/manifest.json", "fence.json/events.out.tfevents.1.a",
                  "attempts/001/launch.json", ".secrets.json", "x" * 300, "attempts/٣٣٣/metrics.jsonl",
                  "events.out.tfevents./../../../yaml.py", "tb/__pycache__/events.out.tfevents.1.pyc"]  # fmt: skip

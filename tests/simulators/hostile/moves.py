@@ -20,9 +20,13 @@ from simulators.hostile.values import RAW
 MOVE_DEADLINE = 420.0  # seconds
 # What a migration's source is asked while it is moved, in about the order of the phases.
 ASKED = (
-    "copy.history.describe", "copy.history.digests", "verify.objects.describe", "verify.objects.missing", "runs.run_state.describe", "runs.run_state.status",
-    "runs.run_state.read_text", "runs.standby_state.newest_state", "runs.standby_state.pin_newest", "runs.standby_state.rows", "runs.run_state.restore_evidence",
-    "verify.tree.manifest_value", "runs.ownership.mover", "runs.ownership.put_fence", "runs.ownership.give_order", "runs.attempts.attempt", "runs.run_state.pin",
+    "copy.history.describe", "copy.history.digests", "verify.objects.describe", "verify.objects.missing",
+    "runs.run_state.describe", "runs.run_state.status",
+    "runs.run_state.read_text", "runs.standby_state.newest_state", "runs.standby_state.pin_newest",
+    "runs.standby_state.rows", "runs.run_state.restore_evidence",
+    "verify.tree.manifest_value", "runs.ownership.migration_lock", "runs.ownership.put_fence",
+    "runs.ownership.send_command",
+    "runs.attempts.attempt", "runs.run_state.pin",
     "copy.growing_checkpoint.rest", "verify.tree.store_of",
 )  # fmt: skip
 # What the engine and midstream itself write on a target, below its root: an opinion of this test alone.
@@ -50,12 +54,16 @@ def draw(fleet: Fleet, seed: int, number: int) -> dict[str, Any]:
         spec.update(function="copy.sender.send", action=rng.choice(FRAMES))
     elif place == "report":
         spec.update(
-            function="probe.main,growing.follow", event="", action="value", at=rng.choice((3, 5, 8)), keep=["event"]
+            function="machine.probe.main,copy.growing_checkpoint.follow",
+            event="",
+            action="value",
+            at=rng.choice((3, 5, 8)),
+            keep=["event"],
         )
     return {
         "spec": spec if place != "disk" else {},
         "to": rng.choice(("here", "good")),
-        "mode": rng.choice(("stop", "handover")),
+        "mode": rng.choice(("cold", "warm")),
         "what": f"{place}: {spec.get('function', 'odd files')} {spec.get('action', '')}".strip(),
         "place": place,
         "alive": rng.random() < 0.4,
@@ -166,5 +174,5 @@ def _end_engines(fleet: Fleet) -> None:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, records.RecordError):
                 value = json.loads(file.read_text())
                 identity = records.ProcessIdentity(value["boot_id"], value["pid"], value["start_ticks"])
-                if records.is_alive(identity):
+                if records.is_running(identity):
                     os.kill(identity.pid, signal.SIGKILL)

@@ -66,7 +66,7 @@ def found(fleet: Fleet, say: Say, only: Collection[str] | None = None, *, touch:
                 return absent(name, target, there)
             return provider(target).reach(name, target, there, say, touch=touch)
         except MidstreamError as error:
-            return UsageError(error.message, error.fix)
+            return UsageError(error.message, error.hint)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = dict(zip(asked, pool.map(ask, asked), strict=True))
@@ -112,10 +112,10 @@ def absent(name: str, target: TpuTarget, there: Slice | None) -> UsageError:
     """Why a target has no hosts now, and what mends it."""
     where = place(name, target)
     asks = f"--launch and --migrate --to {name} ask for it, with --yes"
-    if there is None or there.standing in (interface.GONE, interface.FAILED):
+    if there is None or there.standing in (interface.PREEMPTED, interface.FAILED):
         what = "is not there" if there is None else f"is {there.state}"
-        fix = asks if target.create else f"create: true for {name} in the fleet file lets midstream ask for it"
-        return Missing(f"{name}: {where} {what}", fix)
+        hint = asks if target.create else f"create: true for {name} in the fleet file lets midstream ask for it"
+        return Missing(f"{name}: {where} {what}", hint)
     return UsageError(f"{name}: {where} is {there.text()}", "midstream --status shows when it is ready")
 
 
@@ -193,7 +193,7 @@ def standing_of_target(fleet: Fleet, name: str) -> tuple[str, str]:
     except MidstreamError as error:
         return interface.UNCLEAR, f"its provider cannot be asked: {error.message}"
     if there is None:
-        return interface.GONE, f"{place(name, target)} is not there any more, says its provider"
+        return interface.PREEMPTED, f"{place(name, target)} is not there any more, says its provider"
     return there.standing, f"{there.place} is {there.text()}, says its provider"
 
 

@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 READY = "ready"  # it runs
 COMING = "coming"  # it is made, or waits to be
 GOING = "going"  # it still runs, and will not for long
-GONE = "gone"  # it does not run, and will not again: the provider says so
+PREEMPTED = "gone"  # it does not run, and will not again: the provider says so
 FAILED = "failed"  # it was asked for and did not come
 UNCLEAR = "unclear"  # the provider says nothing that helps
 
@@ -29,8 +29,8 @@ UNCLEAR = "unclear"  # the provider says nothing that helps
 class ProviderError(HostError):
     """What a provider refused. ``kind`` is one of the words below; ``costs`` names what may be left and costs money."""
 
-    def __init__(self, message: str, fix: str = "", kind: str = "", costs: str = ""):
-        super().__init__(message, fix)
+    def __init__(self, message: str, hint: str = "", kind: str = "", costs: str = ""):
+        super().__init__(message, hint)
         self.kind = kind
         self.costs = costs
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from midstream.errors import HostError, LostContact, RemoteError
@@ -76,9 +77,10 @@ def isolation(function: str) -> list[str]:
 
 
 def _split(function: str) -> tuple[str, str]:
-    module, _, name = function.partition(".")
-    if not module.isidentifier() or not name.isidentifier():
-        raise ValueError(f"{function!r} is not module.function of midstream.remote")
+    module, _, name = function.rpartition(".")
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in (*parts, name)) or not _source(f"midstream.remote.{module}").is_file():
+        raise ValueError(f"{function!r} is not package.module.function of midstream.remote")
     return module, name
 
 
@@ -86,47 +88,49 @@ def _split(function: str) -> tuple[str, str]:
 def _modules(module: str) -> tuple[tuple[str, str | None], ...]:
     """(name, source) of everything that ``midstream.remote.<module>`` needs, in the order of their imports. Packages
     have no source: the far side knows of them only what is sent."""
-    remote = resources.files("midstream.remote")
-    found: dict[str, str | None] = {
-        "midstream_engine": None,
-        "midstream": None,
-        "midstream.remote": None,
-    }
+    found: dict[str, str | None] = {"midstream_engine": None, "midstream": None, "midstream.remote": None}
 
     def add(name: str) -> None:
-        full = f"midstream.remote.{name}"
-        if full in found:
+        if name in found:
             return
-        text = remote.joinpath(f"{name}.py").read_text()
-        for needed in _siblings(text):
+        package = name.rpartition(".")[0]
+        if package.startswith("midstream.remote."):
+            found.setdefault(package, None)
+        text = _source(name).read_text()
+        for needed in _imports(text):
             if needed == RECORDS:  # dear to read: not everything needs it
-                for each in (SHAPES, RECORDS):
-                    file = each.rpartition(".")[2] + ".py"
-                    found[each] = resources.files("midstream_engine").joinpath(file).read_text()
+                found.update({each: _source(each).read_text() for each in (SHAPES, RECORDS)})
             else:
                 add(needed)
-        found[full] = text
+        found[name] = text
 
-    add(module)
+    add(f"midstream.remote.{module}")
     return tuple(found.items())
 
 
 _PARSING = threading.Lock()  # CPython 3.11's parser counts its depth once for all threads, and trips over itself
 
 
-def _siblings(text: str) -> list[str]:
-    """Modules of ``midstream.remote`` that a source imports, and the records."""
+def _imports(text: str) -> list[str]:
+    """Full names of the modules of ``midstream.remote`` that a source imports, and of the records."""
     with _PARSING:
         nodes = list(ast.walk(ast.parse(text)))
     names = []
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module == "midstream.remote":
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("midstream.remote."):
-            names.append((node.module or "").split(".")[2])
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "midstream_engine":
+        module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+        if module.startswith("midstream.remote."):
+            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+                below = f"{module}.{alias.name}"
+                names.append(below if _source(below).is_file() else module)
+        elif module.split(".")[0] == "midstream_engine":
             names.append(RECORDS)
     return names
+
+
+def _source(name: str) -> Traversable:
+    """The file of a module, whether it is there or not."""
+    top, *folders, stem = name.split(".")
+    return resources.files(top).joinpath(*folders, f"{stem}.py")
 
 
 def job_line(function: str, arguments: Mapping[str, Any], *, program: bool) -> bytes:

@@ -8,15 +8,24 @@ called it looks at the host before going on.
 from __future__ import annotations
 
 READS = (
-    "machine.checks.accelerators", "machine.checks.clock", "machine.checks.facts", "machine.checks.survey", "runs.leftovers.leftovers", "runs.leftovers.living",
-    "runs.attempts.attempt", "runs.attempts.installed", "machine.environments.ask", "machine.environments.find", "machine.environments.ready", "gcs.client.able",
-    "gcs.tree.check", "gcs.tree.describe", "gcs.tree.digests", "gcs.tree.missing", "copy.growing_checkpoint.rest", "runs.ownership.mover",
-    "copy.history.describe", "copy.history.digests", "copy.history.sizes", "machine.google_identity.own", "machine.network.reach", "machine.network.see_tokens",
-    "runs.losses.rows", "machine.preemption_notices.read", "machine.preemption_notices.worker", "verify.objects.check", "verify.objects.describe", "verify.objects.digests",
-    "verify.objects.missing", "copy.tls_peer.knock", "runs.run_state.attempt_of_migration", "runs.run_state.describe", "runs.run_state.list_runs",
-    "runs.run_state.living_attempt", "runs.run_state.metrics", "runs.run_state.read_lines", "runs.run_state.read_text", "runs.run_state.restore_evidence",
-    "runs.record_repair.evidence", "runs.run_state.status", "runs.slurm.commands", "runs.standby_state.clock", "runs.standby_state.crossing", "runs.standby_state.heard",
-    "runs.standby_state.newest_state", "runs.standby_state.order", "runs.standby_state.rows", "verify.tree.manifest_value", "verify.tree.store_of",
+    "machine.checks.accelerators", "machine.checks.clock", "machine.checks.facts", "machine.checks.survey",
+    "runs.leftovers.leftovers", "runs.leftovers.running_writer",
+    "runs.attempts.attempt", "runs.attempts.installed", "machine.environments.ask", "machine.environments.find",
+    "machine.environments.ready", "gcs.client.able",
+    "gcs.tree.check", "gcs.tree.describe", "gcs.tree.digests", "gcs.tree.missing", "copy.growing_checkpoint.rest",
+    "runs.ownership.migration_lock",
+    "copy.history.describe", "copy.history.digests", "copy.history.sizes", "machine.google_identity.own",
+    "machine.network.reach", "machine.network.see_tokens",
+    "runs.losses.rows", "machine.preemption_notices.read", "machine.preemption_notices.worker",
+    "verify.objects.check", "verify.objects.describe", "verify.objects.digests",
+    "verify.objects.missing", "copy.tls_peer.probe", "runs.run_state.attempt_of_migration", "runs.run_state.describe",
+    "runs.run_state.list_runs",
+    "runs.run_state.running_attempt", "runs.run_state.metrics", "runs.run_state.read_lines",
+    "runs.run_state.read_text", "runs.run_state.restore_evidence",
+    "runs.record_repair.evidence", "runs.run_state.status", "runs.slurm.commands", "runs.standby_state.clock",
+    "runs.standby_state.parameter_drift", "runs.standby_state.heard",
+    "runs.standby_state.newest_state", "runs.standby_state.command", "runs.standby_state.rows",
+    "verify.tree.manifest_value", "verify.tree.store_of",
 )  # fmt: skip
 
 ACTS = (
@@ -27,11 +36,11 @@ ACTS = (
     "runs.attempts.submit",  # finds the attempt's job
     "copy.growing_checkpoint.commit",  # the same manifest once more
     "copy.growing_checkpoint.tidy",
-    "runs.ownership.give_order",  # an order that is not answered yet keeps its serial
-    "runs.ownership.let_go",
+    "runs.ownership.send_command",  # an order that is not answered yet keeps its serial
+    "runs.ownership.release",
     "runs.ownership.put_fence",  # a fence only rises
     "runs.ownership.seal",
-    "runs.ownership.take",
+    "runs.ownership.acquire",
     "copy.history.merge_lineage",
     "copy.history.set_aside",
     "machine.network.put_token",

@@ -54,7 +54,7 @@ class RunLine(TypedDict):
     status: NotRequired[Any]
     attempts: NotRequired[list[int]]
     attempt: NotRequired[int]
-    alive: NotRequired[bool]
+    running: NotRequired[bool]
     wordless: NotRequired[bool]
     checkpoints: NotRequired[list[Point]]
     damaged: NotRequired[dict[str, Text]]
@@ -122,7 +122,7 @@ class Whole(Named):
 
 class Answered(Seen):
     described: Described
-    mover: records.Mover | None
+    migration_lock: records.MigrationLock | None
 
 
 # --------------------------------------------------------------------------------------- tree.verify, deep.examine

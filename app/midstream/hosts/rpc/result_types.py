@@ -39,7 +39,7 @@ class Seen(TypedDict):
     """What a process of an attempt said last, and whether it runs."""
 
     status: records.Status | None
-    alive: bool
+    running: bool
 
 
 class Described(Seen):
@@ -62,7 +62,7 @@ class Heard(Seen):
 
 class TakenOver(Seen):
     outcome: Literal["gone", "told", "unready", "given"]
-    serial: int
+    sequence: int
     heard: NotRequired[bool]
 
 
@@ -125,7 +125,7 @@ class ProcessEvidence(TypedDict):
 class AttemptEvidence(TypedDict):
     attempt: int
     processes: list[ProcessEvidence]
-    order: records.Order | None
+    command: records.Command | None
     restore: records.Restore | None
     first_row: int | None
     last_row: int | None
@@ -151,7 +151,7 @@ class Evidence(TypedDict):
     changed: dict[str, float]
     fence: records.Fence | None
     lineage: records.Lineage | None
-    mover: records.Mover | None
+    migration_lock: records.MigrationLock | None
     config: Text
     checkpoints: list[CheckpointEvidence]
     attempts: list[AttemptEvidence]
@@ -331,7 +331,7 @@ class Rest(TypedDict):
 
 class Able(TypedDict):
     why: str
-    fix: str
+    hint: str
 
 
 RESULTS: dict[str, Any] = {
@@ -340,7 +340,7 @@ RESULTS: dict[str, Any] = {
     "machine.checks.rehearse": Command,
     "machine.checks.survey": Survey,
     "runs.leftovers.leftovers": list[Leftover],
-    "runs.leftovers.living": list[tuple[int, str]],
+    "runs.leftovers.running_writer": list[tuple[int, str]],
     "runs.leftovers.remove": list[Name],
     "runs.attempts.attempt": OfAttempt,
     "runs.attempts.give_back": None,
@@ -360,12 +360,12 @@ RESULTS: dict[str, Any] = {
     "copy.growing_checkpoint.commit": None,
     "copy.growing_checkpoint.rest": Rest,
     "copy.growing_checkpoint.tidy": None,
-    "runs.ownership.give_order": int,
-    "runs.ownership.let_go": None,
-    "runs.ownership.mover": records.Mover | None,
+    "runs.ownership.send_command": int,
+    "runs.ownership.release": None,
+    "runs.ownership.migration_lock": records.MigrationLock | None,
     "runs.ownership.put_fence": records.Fence,
     "runs.ownership.seal": records.Fence,
-    "runs.ownership.take": records.Fence,
+    "runs.ownership.acquire": records.Fence,
     "copy.history.describe": History,
     "copy.history.digests": list[str],
     "copy.history.merge_lineage": int,
@@ -383,14 +383,14 @@ RESULTS: dict[str, Any] = {
     "verify.objects.describe": Tree,
     "verify.objects.digests": list[str | None],
     "verify.objects.missing": list[tuple[Name, Text]],
-    "copy.tls_peer.knock": Knocked,
+    "copy.tls_peer.probe": Knocked,
     "runs.record_repair.evidence": Evidence,
     "runs.record_repair.put": Name,
     "runs.run_state.attempt_of_migration": OfMigration | None,
     "runs.run_state.claim_attempt": int,
     "runs.run_state.describe": Described,
     "runs.run_state.list_runs": list[RunId],
-    "runs.run_state.living_attempt": int,
+    "runs.run_state.running_attempt": int,
     "runs.run_state.metrics": Lines,
     "runs.run_state.pin": None,
     "runs.run_state.read_lines": Lines,
@@ -401,11 +401,11 @@ RESULTS: dict[str, Any] = {
     "runs.run_state.unpin": None,
     "runs.slurm.commands": dict[str, str],
     "runs.standby_state.clock": float,
-    "runs.standby_state.crossing": records.Crossing | None,
+    "runs.standby_state.parameter_drift": records.ParameterDrift | None,
     "runs.standby_state.heard": Heard,
     "runs.standby_state.keep_config": None,
     "runs.standby_state.newest_state": NewestState | None,
-    "runs.standby_state.order": records.Order | None,
+    "runs.standby_state.command": records.Command | None,
     "runs.standby_state.pin_newest": Point | None,
     "runs.standby_state.put_config": None,
     "runs.standby_state.renew": None,

@@ -14,7 +14,7 @@ import paramiko
 
 from midstream.errors import HostError
 from midstream.hosts.concurrency_limit import REACHING
-from midstream.hosts.prompter import DESK, FirstContact
+from midstream.hosts.prompter import PROMPTS, FirstContact
 from midstream.hosts.ssh import known_hosts
 from midstream.hosts.ssh.host_certificate import certificate_of
 from midstream.hosts.ssh.keys import Tried, offers, open_agent
@@ -225,7 +225,7 @@ def _check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: pa
     refusal = f"{name}: host key of {settings.known_as} is not known ({shown})"
     if not file:
         raise HostError(refusal, "UserKnownHostsFile names no file to keep it in")
-    answer = DESK.accepts(FirstContact(name, settings.known_as, key.get_name(), key.fingerprint, file))
+    answer = PROMPTS.accepts(FirstContact(name, settings.known_as, key.get_name(), key.fingerprint, file))
     if answer:
         if KnownHosts([file]).verdict([settings.known_as], key) != known_hosts.KNOWN:
             known_hosts.remember(file, settings.known_as, key, hashed=settings.hash_known_hosts)

@@ -22,7 +22,7 @@ from paramiko.agent import AgentKey, AgentSSH
 from paramiko.message import Message
 from paramiko.pkey import PublicBlob, UnknownKeyType
 
-from midstream.hosts.prompter import DESK
+from midstream.hosts.prompter import PROMPTS
 from midstream.hosts.ssh.settings import SshSettings
 
 AGENT_TIMEOUT = 60.0  # seconds: an agent may ask its owner before it signs
@@ -134,7 +134,7 @@ def load_key(host: str, file: str, *, ask: bool) -> paramiko.PKey:
     except paramiko.PasswordRequiredException:
         if not ask:
             raise Locked(file) from None
-    key = DESK.unlock(host, file, lambda passphrase: _opened.get(mark) or _unlocked(file, passphrase))
+    key = PROMPTS.unlock(host, file, lambda passphrase: _opened.get(mark) or _unlocked(file, passphrase))
     if key is None:
         raise Locked(file)
     with _opening:

@@ -10,8 +10,8 @@ from midstream.errors import Exit, HostError, LostContact, MidstreamError
 from midstream.hosts.deadline import REACHING_STEP, Deadline
 from midstream.migrate import model
 from midstream.migrate.execution.journal import REESTABLISHED, JournalError, outcome, read_events
-from midstream.migrate.execution.migration import Move, MovedOn, NeedsOperator, Phase, RollbackRequested, ways_on
-from midstream.migrate.host_group import Side
+from midstream.migrate.execution.migration import Migration, MovedOn, NeedsOperator, Phase, RollbackRequested, ways_on
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.phases import phases
 from midstream.migrate.phases.rollback import Rollback
 
@@ -22,7 +22,7 @@ RECONNECT = 600.0  # seconds, of this process' own time, that a lost connection 
 PAUSE = 1.0  # seconds between two tries
 
 
-def execute(move: Move, *, rollback: bool = False) -> Exit:
+def execute(move: Migration, *, rollback: bool = False) -> Exit:
     """From wherever the journal says the migration stands to its end. Returns the exit code of the command line."""
     events = read_events(move.directory.journal_file)
     state = outcome(events)
@@ -35,8 +35,8 @@ def execute(move: Move, *, rollback: bool = False) -> Exit:
     if rollback or move.directory.rollback_requested():
         return _roll_back(move, ASKED, Exit.DONE)
     try:
-        move.source_side.connect()
-        move.target_side.connect()
+        move.source_group.connect()
+        move.target_group.connect()
     except HostError as error:  # nothing was done yet, and nothing has to be undone for that
         line = f"{error}; midstream --continue {move.plan.migration} goes on when it answers"
         return _result(move, Exit.INTERRUPTED, model.INTERRUPTED, line)
@@ -65,14 +65,14 @@ def execute(move: Move, *, rollback: bool = False) -> Exit:
     return _result(move, Exit.DONE, model.COMPLETED, "")
 
 
-def _again(move: Move, phase: Phase) -> bool:
+def _again(move: Migration, phase: Phase) -> bool:
     """Relaunch is looked at again on every continuation: the target may have died since. A certificate that cannot be
     read any more is made again, from the evidence on the hosts."""
     lost = phase.name == model.CERTIFY and move.directory.certificate() is None
     return phase.name == model.RELAUNCH or lost
 
 
-def _run(move: Move, phase: Phase) -> None:
+def _run(move: Migration, phase: Phase) -> None:
     move.phase = phase.name
     move.check_requests()
     move.journal.write("phase", phase=phase.name, state=model.STARTED)
@@ -80,11 +80,11 @@ def _run(move: Move, phase: Phase) -> None:
     move.journal.write("phase", phase=phase.name, state=model.DONE)
 
 
-def _patiently(move: Move, phase: Phase) -> None:
+def _patiently(move: Migration, phase: Phase) -> None:
     """Run the phase; where a connection is cut, connect again and run the phase again, which goes on where it was.
     TakenBack where the provider of a silent host says that it never comes back. Where a host does not come back in
     time, or the link is cut again and again, `_silence` says what that is."""
-    cuts, source, target = 0, move.asked(move.source_side), move.asked(move.target_side)
+    cuts, source, target = 0, move.provider_of(move.source_group), move.provider_of(move.target_group)
     while True:
         began = time.monotonic()
         try:
@@ -108,14 +108,14 @@ def _patiently(move: Move, phase: Phase) -> None:
                 time.sleep(PAUSE)
 
 
-def _silence(move: Move, phase: Phase, error: HostError) -> MidstreamError:
+def _silence(move: Migration, phase: Phase, error: HostError) -> MidstreamError:
     """What a phase ends with, where contact is lost for good. Silence proves nothing, so the move waits for a person,
     with one exception: a run that is sealed, and of which no engine was started on the target, stands still. There the
     journal is the evidence that nothing trains, and the run goes back to its source, if that answers."""
     known = move.journal.known
     if phase.name == model.ROLLBACK:
         return error
-    if known("sealed") is not None and not known("relaunching") and _reachable(move.source_side):
+    if known("sealed") is not None and not known("relaunching") and _reachable(move.source_group):
         return error
     plan = move.plan
     if known("sealed") is not None:
@@ -131,11 +131,11 @@ def _silence(move: Move, phase: Phase, error: HostError) -> MidstreamError:
     return NeedsOperator(f"{error.message}; {state}", ways)
 
 
-def _connected(move: Move) -> bool:
-    return _reachable(move.source_side) and _reachable(move.target_side)
+def _connected(move: Migration) -> bool:
+    return _reachable(move.source_group) and _reachable(move.target_group)
 
 
-def _reachable(side: Side) -> bool:
+def _reachable(side: HostGroup) -> bool:
     try:
         side.connect()
     except HostError:
@@ -143,17 +143,17 @@ def _reachable(side: Side) -> bool:
     return True
 
 
-def _failed(move: Move, phase: str, message: str) -> None:
+def _failed(move: Migration, phase: str, message: str) -> None:
     move.journal.write("phase", phase=phase, state=model.FAILED, message=message)
 
 
-def _trace(move: Move, error: Exception) -> str:
+def _trace(move: Migration, error: Exception) -> str:
     """One line for an error that nobody foresaw; where it came from is in the journal."""
     move.journal.write("trace", phase=move.phase, message=traceback.format_exc())
     return f"{type(error).__name__}: {error}"
 
 
-def _roll_back(move: Move, why: str, code: Exit) -> Exit:
+def _roll_back(move: Migration, why: str, code: Exit) -> Exit:
     """Back to the source. Where that cannot be completed now, the migration stays open and says how it goes on.
     ``code`` is journaled: whoever completes the rollback ends with it."""
     move.phase = model.ROLLBACK
@@ -164,7 +164,7 @@ def _roll_back(move: Move, why: str, code: Exit) -> Exit:
     except MovedOn as error:  # whoever moved it on has the run; what this migration held of it is not its own any more
         _failed(move, model.ROLLBACK, error.message)
         move.directory.withdraw_request()
-        return _result(move, Exit.FAILED, model.MOVED_ON, f"{error.message} ({error.fix})")
+        return _result(move, Exit.FAILED, model.MOVED_ON, f"{error.message} ({error.hint})")
     except JournalError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it was, the rollback is to be completed
@@ -180,7 +180,7 @@ def _roll_back(move: Move, why: str, code: Exit) -> Exit:
     return _result(move, code, model.ROLLED_BACK, message)
 
 
-def _result(move: Move, code: Exit, outcome: str, message: str) -> Exit:
+def _result(move: Migration, code: Exit, outcome: str, message: str) -> Exit:
     """The last line of the journal, and of ``--json``."""
     certificate, ledger = move.directory.certificate(), move.directory.ledger()
     detail: dict[str, Any] = {
@@ -190,7 +190,7 @@ def _result(move: Move, code: Exit, outcome: str, message: str) -> Exit:
         "migration": move.plan.migration,
         "run": move.plan.run_id,
         "certificate": certificate.to_json() if certificate else None,
-        "ledger": ledger.to_json() if ledger else None,
+        "downtime": ledger.to_json() if ledger else None,
     }
     move.journal.write("result", message=message, **detail)
     return code

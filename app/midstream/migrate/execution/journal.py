@@ -2,7 +2,7 @@
 
 `journal.jsonl` is enough to go on with a migration: its first lines hold the plan and the fleet file, the others what
 was done. Lines are appended and fsynced. A line that cannot be read is counted, never guessed at: what it may have said
-is established again from the hosts (``recovery.py``).
+is established again from the hosts (``journal_recovery.py``).
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.hosts.rpc.answer_limits import decode_file
 from midstream.launch.host_group_start import AT_ONCE
 from midstream.migrate.execution.journal import REESTABLISHED, read_events
-from midstream.migrate.execution.migration import Move, MovedOn
-from midstream.migrate.host_group import Side
-from midstream.migrate.model import CUTOVER, DONE, OVERTAKE, PREPARE, ROLLBACK, STARTED, Plan
+from midstream.migrate.execution.migration import Migration, MovedOn
+from midstream.migrate.host_group import HostGroup
+from midstream.migrate.model import CUTOVER, DONE, LIVE, PREPARE, ROLLBACK, STARTED, Plan
 from midstream.migrate.phases.seal import sealed_already
 from midstream_engine import records
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from midstream.migrate.execution.migration_directory import MigrationDirectory
 
 
-def reestablish(move: Move, *, rollback: bool) -> None:
+def reestablish(move: Migration, *, rollback: bool) -> None:
     """Journal what phases have to know and the journal may have lost. ``rollback``: the target need not answer.
 
     HostError where a host that has to does not answer; MovedOn where the run is not this migration's any more."""
@@ -34,7 +34,7 @@ def reestablish(move: Move, *, rollback: bool) -> None:
     fence, ours = _fence(move)
     if not ours and fence.epoch >= plan.epoch:
         raise MovedOn(
-            f"run {plan.run_id} is at epoch {fence.epoch} (holder {fence.holder}), and this migration does not have it",
+            f"run {plan.run_id} is at epoch {fence.epoch} (holder {fence.owner}), and this migration does not have it",
             "midstream --status shows where it is",
         )
     found: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def reestablish(move: Move, *, rollback: bool) -> None:
     found.update(_on_the_target(move, sealed is not None, rollback))
     lost = {name: value for name, value in found.items() if known(name) is None}
     crosses = lost.get("crossing_step") or known("crossing_step") or lost.get("rehearsal") or known("rehearsal")
-    if plan.mode == OVERTAKE and sealed is None and not crosses:
+    if plan.mode == LIVE and sealed is None and not crosses:
         lost["fallen_back"] = "the journal is damaged"
     _phases(move, sealed is not None, "target_attempt" in found or known("target_attempt") is not None)
     if ours and fence.epoch > plan.epoch and not _has(move, ROLLBACK, STARTED):
@@ -58,35 +58,35 @@ def reestablish(move: Move, *, rollback: bool) -> None:
     move.note(f"established again: {', '.join(sorted(lost)) or 'nothing was lost that is needed'}")
 
 
-def _fence(move: Move) -> tuple[records.Fence, bool]:
+def _fence(move: Migration) -> tuple[records.Fence, bool]:
     """The source's fence, and whether the migration has the run in its hands there."""
     plan, source = move.plan, move.source
-    value = move.source_side.describe()["fence"]
+    value = move.source_group.describe()["fence"]
     fence = records.Fence.from_json(value, f"{source.name}: fence.json of {plan.run_id}")
-    mover = source.call("runs.ownership.mover", root=source.root, run_id=plan.run_id)
+    mover = source.call("runs.ownership.migration_lock", root=source.root, run_id=plan.run_id)
     return fence, mover is not None and mover["migration"] == plan.migration
 
 
-def _order_to_stop(move: Move) -> dict[str, Any]:
+def _order_to_stop(move: Migration) -> dict[str, Any]:
     """What the migration ordered the source's running engine to do: only one that ran was given an order."""
-    found = _newest_order(move, move.source_side, (records.STOP, records.SAVE))
+    found = _newest_order(move, move.source_group, (records.STOP, records.SAVE))
     if found is None:
         return {}
     number, order = found
     facts: dict[str, Any] = {"source_was_alive": True, "sealing_attempt": number}
     if order.action == records.STOP:
-        facts["seal_serial"] = order.serial
+        facts["seal_serial"] = order.sequence
         if order.step is not None:
             facts["crossing_step"] = order.step
     return facts
 
 
-def _on_the_target(move: Move, sealed: bool, rollback: bool) -> dict[str, Any]:
+def _on_the_target(move: Migration, sealed: bool, rollback: bool) -> dict[str, Any]:
     """The attempt that the migration started there, and what it rehearsed on."""
     plan, facts = move.plan, dict[str, Any]()
     try:
-        newest = move.target_side.attempt_of_migration(plan.migration)
-        held = _newest_order(move, move.target_side, (records.HOLD, records.REPLAY))
+        newest = move.target_group.attempt_of_migration(plan.migration)
+        held = _newest_order(move, move.target_group, (records.STANDBY, records.REPLAY))
     except HostError:
         if not rollback:
             raise
@@ -101,10 +101,10 @@ def _on_the_target(move: Move, sealed: bool, rollback: bool) -> dict[str, Any]:
     return facts
 
 
-def _newest_order(move: Move, side: Side, actions: tuple[str, ...]) -> tuple[int, records.Order] | None:
+def _newest_order(move: Migration, side: HostGroup, actions: tuple[str, ...]) -> tuple[int, records.Command] | None:
     """The newest attempt on a side that holds an order of this migration's, one of ``actions``, and that order."""
     for number in sorted(side.describe()["attempts"], reverse=True):
-        path = side.paths.attempt(number).order
+        path = side.paths.attempt(number).command_file
         try:
             text = side.first.call("runs.run_state.read_text", path=path)
         except RemoteError as error:
@@ -113,7 +113,7 @@ def _newest_order(move: Move, side: Side, actions: tuple[str, ...]) -> tuple[int
             raise
         try:
             where = f"{side.first.name}: {path}"
-            order = records.Order.from_json(decode_file(text, where), where)
+            order = records.Command.from_json(decode_file(text, where), where)
         except ValueError as error:
             raise MidstreamError(f"{side.first.name}: {path} cannot be read: {error}") from error
         if order.migration == move.plan.migration and order.action in actions:
@@ -121,14 +121,14 @@ def _newest_order(move: Move, side: Side, actions: tuple[str, ...]) -> tuple[int
     return None
 
 
-def _phases(move: Move, sealed: bool, took_over: bool) -> None:
+def _phases(move: Migration, sealed: bool, took_over: bool) -> None:
     """What the hosts show to be done: the seal comes after the preparation, the target's start after the cutover."""
     for phase, evident in ((PREPARE, sealed), (CUTOVER, took_over)):
         if evident and not _has(move, phase, DONE):
             move.journal.write("phase", phase=phase, state=DONE, message="by what the hosts hold")
 
 
-def _has(move: Move, phase: str, state: str) -> bool:
+def _has(move: Migration, phase: str, state: str) -> bool:
     events = read_events(move.directory.journal_file)
     return any((event.event, event.phase, event.state) == ("phase", phase, state) for event in events)
 
@@ -158,7 +158,7 @@ def held_by_hosts(directory: MigrationDirectory) -> str:
     def ask(name: str) -> str:
         try:
             host = hosts.get(name)
-            mover = host.call("runs.ownership.mover", root=host.root, run_id=run_id)
+            mover = host.call("runs.ownership.migration_lock", root=host.root, run_id=run_id)
             if mover is None or mover["migration"] != directory.migration:
                 return ""
             value = host.call("runs.run_state.describe", root=host.root, run_id=run_id)["fence"]
@@ -166,7 +166,7 @@ def held_by_hosts(directory: MigrationDirectory) -> str:
         except (HostError, records.RecordError):
             return ""  # this is said beside an error: what is not known is left out
         sealed = "" if fence.sealed_step is None else f", sealed at step {fence.sealed_step}"
-        return f"{name} holds run {run_id} for it: epoch {fence.epoch}, holder {fence.holder}{sealed}"
+        return f"{name} holds run {run_id} for it: epoch {fence.epoch}, holder {fence.owner}{sealed}"
 
     try:
         with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -16,7 +16,7 @@ ENDING = 5.0  # seconds
 EVERY = 30.0  # seconds; far less than the hour that an attempt waits without a word
 
 
-class Wanted:
+class LeaseRenewal:
     """Renews the lease of what stands by for a migration, in a thread of its own, while the process that carries the
     migration out lives. A target that does not answer is tried again the next time: silence ends nothing at once."""
 

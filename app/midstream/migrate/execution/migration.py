@@ -12,9 +12,9 @@ from midstream.errors import MidstreamError, RemoteError
 from midstream.hosts.deadline import Deadline
 from midstream.launch.host_group_start import start
 from midstream.launch.start_attempt import Launch
-from midstream.migrate.failover.preemption import Asked
-from midstream.migrate.host_group import Side, target_of
-from midstream.migrate.model import OVERTAKE
+from midstream.migrate.failover.preemption import ProviderQuery
+from midstream.migrate.host_group import HostGroup, target_of
+from midstream.migrate.model import LIVE
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ class Phase(Protocol):
 
     name: str
 
-    def run(self, move: Move) -> None: ...
+    def run(self, move: Migration) -> None: ...
 
 
 @dataclass
-class Move:
+class Migration:
     """A migration that is being carried out."""
 
     plan: Plan
@@ -65,51 +65,51 @@ class Move:
     hosts: Hosts
     watch: Watch
     phase: str = ""
-    source_side: Side = field(init=False, repr=False)
-    target_side: Side = field(init=False, repr=False)
+    source_group: HostGroup = field(init=False, repr=False)
+    target_group: HostGroup = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         plan, fleet = self.plan, self.fleet
         source = target_of(fleet, plan.source_target, plan.source_hosts or (plan.source,))
         target = target_of(fleet, plan.target, plan.target_hosts or (plan.target_host,))
-        self.source_side = Side(self.hosts, source, plan.run_id, plan.source_store)
-        self.target_side = Side(self.hosts, target, plan.run_id, plan.target_store)
+        self.source_group = HostGroup(self.hosts, source, plan.run_id, plan.source_store)
+        self.target_group = HostGroup(self.hosts, target, plan.run_id, plan.target_store)
 
     @property
     def source(self) -> Host:
         """That of the source's process 0."""
-        return self.source_side.first
+        return self.source_group.first
 
     @property
     def target(self) -> Host:
         """That of the target's process 0."""
-        return self.target_side.first
+        return self.target_group.first
 
     @property
     def source_paths(self) -> records.RunPaths:
-        return self.source_side.paths
+        return self.source_group.paths
 
     @property
     def target_paths(self) -> records.RunPaths:
-        return self.target_side.paths
+        return self.target_group.paths
 
     # ------------------------------------------------------------------------------------------ starting
 
-    def start(self, side: Side, order: records.Order, *, holder: str, at_least: int) -> int:
+    def start(self, side: HostGroup, order: records.Command, *, holder: str, at_least: int) -> int:
         """Start the run's next attempt on a side, as ``order`` says, under the name of ``holder``: its number, which is
         ``at_least`` that. One that a killed process of this migration had asked for, and that came through meanwhile,
         is taken for it."""
         plan = self.plan
-        overrides = plan.target_flags if side is self.target_side else ()
+        overrides = plan.target_flags if side is self.target_group else ()
         launch = Launch(plan.run_id, holder, order.epoch, order, overrides, at_least=at_least)
         try:
             number = start(self.hosts, self.fleet, side.target, launch, side.prepared(self.fleet)).number
         except RemoteError as error:
             found = side.attempt_of_migration(plan.migration) if error.kind == "Refused" else None
-            if found is None or not (found["alive"] or _finished(found)) or found["epoch"] != order.epoch:
+            if found is None or not (found["running"] or _finished(found)) or found["epoch"] != order.epoch:
                 raise
             return int(found["attempt"])
-        held = order.action in (records.HOLD, records.REPLAY)
+        held = order.action in (records.STANDBY, records.REPLAY)
         what = f": it rehearses on {order.checkpoint} and waits" if held else f" from {order.checkpoint}"
         self.command(side.first, f"start attempt {number} of {plan.run_id}{what}")
         return number
@@ -171,11 +171,13 @@ class Move:
         view = self.watch.snapshot().host(host)
         return view.machine.clock_skew if view and view.machine else 0.0
 
-    def asked(self, side: Side) -> Asked:
+    def provider_of(self, side: HostGroup) -> ProviderQuery:
         """Who asks the provider of a side that does not answer."""
-        if side is not self.source_side:
-            return Asked(self.fleet, side.target)
-        return Asked(self.fleet, side.target, f"midstream --migrate {self.plan.run_id} --to TARGET --source-lost")
+        if side is not self.source_group:
+            return ProviderQuery(self.fleet, side.target)
+        return ProviderQuery(
+            self.fleet, side.target, f"midstream --migrate {self.plan.run_id} --to TARGET --source-lost"
+        )
 
     def wait_for(
         self,
@@ -193,7 +195,7 @@ class Move:
         waited for; NeedsOperator after ten times ``timeout`` without contact; TakenBack where the provider of a silent
         target, or of a source that is not sealed yet, says that it is gone.
         """
-        provider = self.asked(self.source_side if host in self.source_side.target.hosts else self.target_side)
+        provider = self.provider_of(self.source_group if host in self.source_group.target.hosts else self.target_group)
         in_contact, silent = Deadline(timeout), Deadline(10 * timeout)
         told = False
         looked = time.monotonic()
@@ -224,7 +226,7 @@ class Move:
             if not told:
                 self.note(f"{host} does not answer; waiting: losing contact is not losing the run")
                 told = True
-            if host in self.target_side.target.hosts or self.journal.known("sealed") is None:
+            if host in self.target_group.target.hosts or self.journal.known("sealed") is None:
                 provider.check()
         if silent.reached:
             raise NeedsOperator(
@@ -236,7 +238,7 @@ class Move:
         )
 
 
-def ways_on(move: Move) -> str:
+def ways_on(move: Migration) -> str:
     """The lines that a person may choose from once the run is certified on its target."""
     plan, sealed = move.plan, move.journal.known("sealed")
     return (
@@ -249,21 +251,21 @@ def _finished(found: dict[str, Any]) -> bool:
     return (found["status"] or {}).get("state") == records.FINISHED
 
 
-def replayed(move: Move) -> bool:
-    """Whether the target computes the state itself: an overtake that has not become a handover."""
-    return move.plan.mode == OVERTAKE and not move.journal.known("fallen_back")
+def replayed(move: Migration) -> bool:
+    """Whether the target computes the state itself: a live migration that has not become a warm migration."""
+    return move.plan.mode == LIVE and not move.journal.known("fallen_back")
 
 
 PIN_SECONDS = 86400.0
 
 
-def pin(move: Move, checkpoint: str) -> None:
+def pin(move: Migration, checkpoint: str) -> None:
     """Keep the source's retention away from a checkpoint while the migration needs it."""
-    move.source_side.shelf.pin(move.plan.migration, checkpoint, pin_expires(move))
+    move.source_group.checkpoint_store.pin(move.plan.migration, checkpoint, pin_expires(move))
 
 
 @contextmanager
-def pinned_there(move: Move, checkpoint: str) -> Iterator[None]:
+def pinned_there(move: Migration, checkpoint: str) -> Iterator[None]:
     """Meanwhile the retention of the run that trains on the target keeps away from a checkpoint that is brought there
     to be looked at: it is older than those of its own."""
     target = move.target
@@ -272,12 +274,12 @@ def pinned_there(move: Move, checkpoint: str) -> Iterator[None]:
     target.call("runs.run_state.unpin", root=target.root, run_id=move.plan.run_id, migration=move.plan.migration)
 
 
-def _pin(move: Move, host: Host, checkpoint: str, expires: float) -> None:
+def _pin(move: Migration, host: Host, checkpoint: str, expires: float) -> None:
     plan = move.plan
     words = {"migration": plan.migration, "checkpoint": checkpoint, "expires": expires}
     host.call("runs.run_state.pin", root=host.root, run_id=plan.run_id, **words)
 
 
-def pin_expires(move: Move) -> float:
+def pin_expires(move: Migration) -> float:
     """When a pin that is made or renewed now ends: UTC seconds by the source's clock."""
     return time.time() + move.skew(move.plan.source) + PIN_SECONDS

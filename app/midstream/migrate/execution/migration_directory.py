@@ -3,12 +3,12 @@
 journal.jsonl      plan and fleet file once more, then what was done: enough to go on with
 plan.json          what is to be done; written once
 fleet.yaml         the fleet file as it was, so that a continued migration reaches the same machines
-ledger.json        the downtime, predicted against measured
+downtime.json        the downtime, predicted against measured
 run.yaml           the run's config, where a rollback leaves a run that has to be started again
 certificate.json   the proof; certificate.md is the same for people, with the curve in certificate.svg
 .lock              held by the process that carries the migration out
 request            what a person asked of that process: "rollback"
-request-mode       that an overtake is to go on as a handover: "handover"
+request-mode       that a live migration is to go on as a warm migration: "warm"
 
 Each of them may be damaged. What is needed is read from the journal then, and the view names what is wrong.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 0.5  # seconds
 START_TIMEOUT = 30.0  # seconds in which the process of a migration has to begin
-FILES = ("journal.jsonl", "plan.json", "fleet.yaml", "ledger.json", "certificate.json", ".lock", "process.log")
+FILES = ("journal.jsonl", "plan.json", "fleet.yaml", "downtime.json", "certificate.json", ".lock", "process.log")
 
 
 def state_directory() -> Path:
@@ -65,7 +65,7 @@ class MigrationDirectory:
         self.plan_file = self.path / "plan.json"
         self.fleet_file = self.path / "fleet.yaml"
         self.journal_file = self.path / "journal.jsonl"
-        self.ledger_file = self.path / "ledger.json"
+        self.ledger_file = self.path / "downtime.json"
         self.certificate_file = self.path / "certificate.json"
         self.page_file = self.path / "certificate.md"
         self.picture_file = self.path / "certificate.svg"
@@ -142,14 +142,15 @@ class MigrationDirectory:
 
     def _lost(self, file: Path, why: Exception) -> MidstreamError:
         return MidstreamError(
-            f"migration {self.migration}: {damaged_files.what_is_wrong(file, why)}, and the journal does not have its content",
+            f"migration {self.migration}: {damaged_files.what_is_wrong(file, why)}, and the journal does not "
+            "have its content",
             f"restore {file} or {self.journal_file} from a backup; midstream --status shows where the run is",
             Exit.REFUSED,
         )
 
-    def ledger(self) -> model.Ledger | None:
+    def ledger(self) -> model.DowntimeReport | None:
         """None where there is none, or one that is damaged."""
-        return damaged_files.read_or_none(self.ledger_file, model.Ledger.from_json)
+        return damaged_files.read_or_none(self.ledger_file, model.DowntimeReport.from_json)
 
     def certificate(self) -> model.Certificate | None:
         """None where there is none, or one that is damaged."""
@@ -205,7 +206,7 @@ class MigrationDirectory:
 
     def ask_for_handover(self) -> None:
         damaged_files.set_aside(self.mode_file)
-        records.write_bytes(str(self.mode_file), f"{model.HANDOVER}\n".encode())
+        records.write_bytes(str(self.mode_file), f"{model.WARM}\n".encode())
 
     def withdraw_request(self) -> None:
         with suppress(OSError):  # one that is no file was none
@@ -214,7 +215,7 @@ class MigrationDirectory:
     # ------------------------------------------------------------------------------------------ who carries it out
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Hold the migration: one process at a time carries it out. MidstreamError where another one does."""
         try:
             descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -241,7 +242,7 @@ class MigrationDirectory:
         finally:
             os.close(descriptor)
 
-    def is_held(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether some process carries it out right now."""
         try:
             descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CLOEXEC)
@@ -284,7 +285,7 @@ class _Known:
         """The same object until something changes."""
         directory = self._directory
         with self._lock:
-            held = directory.is_held()
+            held = directory.is_locked()
             files = (
                 directory.plan_file, directory.fleet_file, directory.journal_file, directory.ledger_file,
                 directory.certificate_file, directory.request_file,
@@ -320,7 +321,10 @@ class _Known:
         if wrong := damaged_files.problem_of(directory.fleet_file, lambda: directory._check_fleet(plan, content.fleet)):
             found.append(f"{directory.fleet_file.name} {wrong}")
         for file, check in (
-            (directory.ledger_file, lambda: damaged_files.parsed(directory.ledger_file, model.Ledger.from_json)),
+            (
+                directory.ledger_file,
+                lambda: damaged_files.parsed(directory.ledger_file, model.DowntimeReport.from_json),
+            ),
             (
                 directory.certificate_file,
                 lambda: damaged_files.parsed(directory.certificate_file, model.Certificate.from_json),
@@ -339,7 +343,7 @@ class _Known:
             state,
             now.phase,
             events,
-            directory.ledger() or damaged_files.journaled(result.get("ledger"), model.Ledger.from_json),
+            directory.ledger() or damaged_files.journaled(result.get("downtime"), model.DowntimeReport.from_json),
             directory.certificate() or damaged_files.journaled(result.get("certificate"), model.Certificate.from_json),
             now.finished,
             now.error,

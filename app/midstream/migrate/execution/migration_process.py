@@ -41,7 +41,7 @@ def continue_(migration: str) -> None:
     """Go on with a migration that was interrupted. UsageError where it has ended; nothing where it is under way;
     MidstreamError where its files do not say enough for that."""
     directory = MigrationDirectory.find(migration)
-    if directory.is_held():
+    if directory.is_locked():
         return
     view = readable(directory)
     if not view.open:
@@ -50,13 +50,13 @@ def continue_(migration: str) -> None:
 
 
 def stop_waiting(migration: str) -> None:
-    """Have an overtake go on as a handover. UsageError where the migration is none, or has ended."""
+    """Have a live migration go on as a warm migration. UsageError where the migration is none, or has ended."""
     directory = MigrationDirectory.find(migration)
     view = directory.view()
-    if view.plan.mode != model.OVERTAKE or not view.open:
+    if view.plan.mode != model.LIVE or not view.open:
         what = view.state if not view.open else f"a {view.plan.mode}"
         raise UsageError(
-            f"migration {directory.migration} is {what}", "only an overtake that is under way can become a handover"
+            f"migration {directory.migration} is {what}", "only a running live migration can become a warm one"
         )
     directory.ask_for_handover()
 
@@ -92,7 +92,7 @@ def rollback(migration: str) -> None:
             "midstream --status shows where it is",
         )
     directory.ask_for_rollback()
-    if not directory.is_held():
+    if not directory.is_locked():
         _spawn(directory, "--rollback")
 
 
@@ -103,7 +103,7 @@ def follow(migration: str, offset: int = 0) -> Iterator[model.Event]:
     stopped = threading.Event()
 
     def watch() -> None:
-        while directory.is_held() and not stopped.wait(0.1):
+        while directory.is_locked() and not stopped.wait(0.1):
             pass
         ended.set()
 
@@ -132,7 +132,7 @@ def _spawn(directory: MigrationDirectory, *flags: str) -> None:
     deadline = time.monotonic() + START_TIMEOUT
     begun = directory.journal_size()
     while time.monotonic() < deadline:
-        if directory.is_held() or directory.journal_size() > begun:
+        if directory.is_locked() or directory.journal_size() > begun:
             return
         if child.poll() is not None:
             raise MidstreamError(
@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
     migration, rolling_back = words[0], "--rollback" in words[1:]
     directory = MigrationDirectory(migration)
     try:
-        with directory.held():
+        with directory.locked():
             return _carry_out(directory, rolling_back)
     except MidstreamError as error:
         print(f"midstream: {error}", file=sys.stderr)
@@ -178,8 +178,8 @@ def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
     from midstream.hosts.host_pool import Hosts
     from midstream.migrate.execution.executor import execute
     from midstream.migrate.execution.journal_recovery import reestablish
-    from midstream.migrate.execution.lease_renewal import Wanted
-    from midstream.migrate.execution.migration import Move, MovedOn
+    from midstream.migrate.execution.lease_renewal import LeaseRenewal
+    from midstream.migrate.execution.migration import Migration, MovedOn
     from midstream.watch.watcher import Watch
 
     lost = directory.journal_lost()
@@ -196,10 +196,10 @@ def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
         hosts = Hosts(fleet)
         watch = Watch(fleet, hosts, interval=WATCH_INTERVAL, only={plan.source, plan.target_host})
         watch.start()
-        wanted = Wanted(hosts, plan)
+        wanted = LeaseRenewal(hosts, plan)
         wanted.start()
         try:
-            move = Move(plan, directory, journal, fleet, hosts, watch)
+            move = Migration(plan, directory, journal, fleet, hosts, watch)
             if journal.damaged:
                 reestablish(move, rollback=rolling_back or directory.rollback_requested())
             code = execute(move, rollback=rolling_back)

@@ -21,7 +21,7 @@ from midstream.errors import Exit, HostError, MidstreamError
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.providers import fleet_slices, interface
 from midstream.hosts.rpc.result_checks import repair_hint
-from midstream.launch.attempt_monitor import RankView, culprit, look_at_ranks, ranks_of
+from midstream.launch.attempt_monitor import RankView, first_failure, look_at_ranks, ranks_of
 from midstream.migrate import host_files, model
 from midstream.migrate.execution import migration_process
 from midstream.migrate.execution.migration_directory import list_migrations
@@ -75,13 +75,13 @@ def judge(
         return run, Verdict(SILENT, f"{describe(run)} ({repair_hint(run.host, run_id)})")
     if holder:
         what = f"{run_id} was handed to {holder}, of which nothing is seen"
-        gone = provided[0] == interface.GONE
+        gone = provided[0] == interface.PREEMPTED
         more = f"; {provided[1]}" if provided[1] else ""
         return run, Verdict(GONE if gone else SILENT, f"{what}{more}", lost=gone)
     host = snapshot.host(run.host)
     if host is None or host.link != LIVE:
         why = host.error if host is not None and host.error else "no answer"
-        if provided[0] == interface.GONE:
+        if provided[0] == interface.PREEMPTED:
             return run, Verdict(GONE, f"{run.host} does not answer, and {provided[1]}", lost=True)
         more = f"; {provided[1]}" if provided[1] else ""
         return run, Verdict(SILENT, f"{run.host} does not answer ({why}): it may be training{more}")
@@ -94,7 +94,7 @@ def judge(
         return run, Verdict(GONE, f"the engine's process on {run.host} is gone at step {run.step}")
     if notice:
         return run, Verdict(GOING, f"{run.host}: {notice}")
-    if provided[0] in (interface.GOING, interface.GONE) and run.state != records.STOPPED:
+    if provided[0] in (interface.GOING, interface.PREEMPTED) and run.state != records.STOPPED:
         return run, Verdict(GOING, f"{run.host} still answers, and {provided[1]}")
     if run.state == records.STOPPED:
         return run, Verdict(ENDED, f"stopped at step {run.step} on {run.host}")
@@ -108,8 +108,8 @@ def judge_failed(ranks: Sequence[RankView], provided: Callable[[str], tuple[str,
     if silent is not None:
         standing, why = provided(silent.host)
         what = f"{silent.host} does not answer ({silent.trouble}), and the run has ended on the others"
-        return Verdict(GONE, f"{what}; {why}", lost=True) if standing == interface.GONE else Verdict(SILENT, what)
-    guilty = culprit(ranks)
+        return Verdict(GONE, f"{what}; {why}", lost=True) if standing == interface.PREEMPTED else Verdict(SILENT, what)
+    guilty = first_failure(ranks)
     if guilty is None or not guilty.taken:
         return None
     return Verdict(GONE, f"{guilty.name} is gone, and the others ended for it: {guilty.why}")
@@ -138,7 +138,7 @@ class Guard:
             now = time.monotonic()
             if now - asked > NOTICES_EVERY:
                 notice, provided, asked = self._notice(snapshot), self._provided(snapshot), now
-            run, verdict = judge(snapshot, self.run_id, notice, provided, self.holder(snapshot))
+            run, verdict = judge(snapshot, self.run_id, notice, provided, self.owner(snapshot))
             if run is not None and not verdict.lost and (verdict.kind == BROKEN or run.state == "lost"):
                 found = self._failed(run, snapshot)
                 # That process 0 is gone is evidence enough; who went first is the better reason.
@@ -180,20 +180,20 @@ class Guard:
 
     def _provided(self, snapshot: Snapshot) -> tuple[str, str]:
         copies = snapshot.copies(self.run_id)
-        if holder := self.holder(snapshot):
+        if holder := self.owner(snapshot):
             links = {host.name: host.link for host in snapshot.hosts}
             if any(links.get(name) in (LIVE, CONNECTING) for name in self.fleet.hosts_of(holder)):
                 return interface.UNCLEAR, ""  # it may have a copy that was not heard of yet
             return fleet_slices.standing_of_target(self.fleet, holder)
         return fleet_slices.standing(self.fleet, copies[0].host) if copies else (interface.UNCLEAR, "")
 
-    def holder(self, snapshot: Snapshot) -> str:
+    def owner(self, snapshot: Snapshot) -> str:
         """The target that the run was handed to, where the newest copy that is seen is not there: one that was left
         behind. Empty where it is where it belongs."""
         run = next(iter(snapshot.copies(self.run_id)), None)
-        if run is None or run.alive or run.fence is None or run.fence.sealed_step is None:
+        if run is None or run.running or run.fence is None or run.fence.sealed_step is None:
             return ""  # one that never moved belongs where it is, under whatever name
-        holder = run.fence.holder
+        holder = run.fence.owner
         known = self.fleet.hosts_of(holder) if holder in self.fleet.target_names else ()
         return "" if run.host in known else holder
 
@@ -245,7 +245,7 @@ class Guard:
                         self._say(notify.FINISHED, f"moved to {target} (migration {migration})", migration=migration)
                         return
                     refused.append(f"{target}: {event.message}")
-            if verdict.kind == GOING and fleet_slices.standing(self.fleet, run.host)[0] == interface.GONE:
+            if verdict.kind == GOING and fleet_slices.standing(self.fleet, run.host)[0] == interface.PREEMPTED:
                 return  # it went in the middle of that: what it left is looked at anew
         spent = "; the tries are spent" if self.tries < 1 else ""
         message = f"{verdict.reason}, and no target took the run{spent}: {'; '.join(refused) or 'none is left'}"
@@ -255,15 +255,15 @@ class Guard:
     def _request(self, run: RunView, verdict: Verdict, target: str, store: str) -> model.Request:
         """What is asked for; with a ``store``, from what lies there. MidstreamError where nothing can be."""
         if verdict.kind == GOING:
-            return model.Request(self.run_id, target, mode=model.HANDOVER)
-        asked = model.Request(self.run_id, target, mode=model.STOP, checkpoint="latest")
+            return model.Request(self.run_id, target, mode=model.WARM)
+        asked = model.Request(self.run_id, target, mode=model.COLD, checkpoint="latest")
         if not store:
             return asked
         return replace(asked, source=self._left_behind(run, target), source_lost=True)
 
     def _store(self, run: RunView) -> str:
         """The bucket in which a run whose machines are gone kept its checkpoints; empty where it kept them itself."""
-        holder = run.fence.holder if run.fence is not None else ""
+        holder = run.fence.owner if run.fence is not None else ""
         return run.store or self.fleet.store_of_target(holder)
 
     def _left_behind(self, run: RunView, target: str) -> str:
@@ -273,7 +273,7 @@ class Guard:
         mine = fleet_slices.target_of_host(self.fleet, run.host)
         gone = mine[1].hosts if mine is not None else ()
         live = {host.name for host in snapshot.hosts if host.link == LIVE}
-        found = [copy for copy in snapshot.copies(self.run_id) if copy.host in live - {*gone} and not copy.alive]
+        found = [copy for copy in snapshot.copies(self.run_id) if copy.host in live - {*gone} and not copy.running]
         if not found:
             raise MidstreamError(
                 f"no other host that answers has a copy of {self.run_id}, and a bucket holds its checkpoints alone",
@@ -304,7 +304,7 @@ class Guard:
             raise MidstreamError(plan.consent[0], "--guard with --yes agrees to it, and --migrate shows it")
         for check in preflight.run_checks(self.fleet, self.hosts, plan):
             if check.state == model.FAIL:
-                raise MidstreamError(f"{check.name}: {check.detail}", check.fix)
+                raise MidstreamError(f"{check.name}: {check.detail}", check.hint)
         return plan
 
     def _symptoms(self, run: RunView | None) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.errors import Exit, MidstreamError
-from midstream.migrate.execution.migration import Move, pinned_there, replayed
-from midstream.migrate.failover.preemption import unless_taken_back
+from midstream.migrate.execution.migration import Migration, pinned_there, replayed
+from midstream.migrate.failover.preemption import unless_preempted
 from midstream.migrate.model import CERTIFY, Certificate
 from midstream.migrate.phases.cutover import bring_state
 from midstream.migrate.phases.streamed_copy import Streamed
@@ -41,7 +41,7 @@ class Certify:
 
     name = CERTIFY
 
-    def run(self, move: Move) -> None:
+    def run(self, move: Migration) -> None:
         plan, target = move.plan, move.target
         sealed = move.journal.known("sealed")
         if replayed(move):
@@ -62,7 +62,7 @@ class Certify:
         self._ledger(move, rows, source_rows, restore)
         self._issue(move, proof, run)
 
-    def _overtaken(self, move: Move, sealed: Mapping[str, Any]) -> None:
+    def _overtaken(self, move: Migration, sealed: Mapping[str, Any]) -> None:
         """The state was computed twice: bring the source's own along now, and compare."""
         plan, source, target = move.plan, move.source, move.target
         facts = {name: move.journal.known(name) for name in ("rehearsal", "standby_attempt", "crossing_step")}
@@ -78,12 +78,12 @@ class Certify:
         ended, began = [row["time"] for row in theirs], [row["time"] for row in ours]
         if ended and began:
             last, next_one = ended[-1] - move.skew(plan.source), began[0] - move.skew(plan.target_host)
-            entry = downtime_report.overtaken(estimate.predicted(move), last, next_one)
+            entry = downtime_report.live(estimate.predicted(move), last, next_one)
             records.write_json(str(move.directory.ledger_file), entry.to_json())
         self._issue(move, proof, run)
 
     @staticmethod
-    def _issue(move: Move, proof: Certificate, run: RunView) -> None:
+    def _issue(move: Migration, proof: Certificate, run: RunView) -> None:
         """Write it down; NotCertified where it does not hold."""
         records.write_json(str(move.directory.certificate_file), proof.to_json())
         move.directory.picture_file.write_text(curve_picture.seam(proof, run.curve))
@@ -92,10 +92,10 @@ class Certify:
         for claim in proof.claims:
             move.note(f"{claim.name}: {claim.verdict}: {claim.statement}")
         if not proof.valid:
-            refuted = next(claim for claim in proof.claims if claim.verdict != "proven")
+            refuted = next(claim for claim in proof.claims if claim.verdict != "verified")
             raise NotCertified(f"not certified: {refuted.name}: {refuted.statement}", "the run goes back to its source")
 
-    def _evidence(self, move: Move, sealed: Mapping[str, Any]) -> tuple[int, records.Restore]:
+    def _evidence(self, move: Migration, sealed: Mapping[str, Any]) -> tuple[int, records.Restore]:
         """The attempt of this migration that restored the sealed checkpoint, and what it wrote of that."""
         target, newest = move.target, int(move.journal.known("target_attempt"))
         found = restore_evidence.restored(target, move.plan.run_id, sealed, newest)
@@ -103,16 +103,16 @@ class Certify:
             raise NotCertified(f"attempt {newest} on {target.name} left no evidence of what it restored", "see its log")
         return found
 
-    def _source_rows(self, move: Move, sealed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _source_rows(self, move: Migration, sealed: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Rows that the source logged, from its last before the seal on; none where it is gone."""
         rows: list[dict[str, Any]] = []
-        with unless_taken_back(move, move.source_side, "its losses bear no witness"):
+        with unless_preempted(move, move.source_group, "its losses bear no witness"):
             rows = restore_evidence.losses(move.source, move.plan.run_id, sealed["attempt"], sealed["step"] - 1)
         return rows
 
     def _ledger(
         self,
-        move: Move,
+        move: Migration,
         rows: Sequence[Mapping[str, Any]],
         source_rows: Sequence[Mapping[str, Any]],
         restore: records.Restore,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from midstream.errors import MidstreamError
-from midstream.migrate.execution.migration import Move, pin, replayed
+from midstream.migrate.execution.migration import Migration, pin, replayed
 from midstream.migrate.model import CUTOVER
 from midstream.migrate.phases import prepare_standby, replica
 from midstream.migrate.phases.data_copy import copy_all
@@ -21,11 +21,11 @@ class Cutover:
 
     name = CUTOVER
 
-    def run(self, move: Move) -> None:
+    def run(self, move: Migration) -> None:
         with Streamed() as streamed:
             self._run(move, streamed)
 
-    def _run(self, move: Move, streamed: Streamed) -> None:
+    def _run(self, move: Migration, streamed: Streamed) -> None:
         if not move.journal.known("sealed"):
             if move.plan.stands_by and move.journal.known("seal_serial") is None:
                 prepare_standby.ensure(move)  # once the source was told to stop, nothing is waited for any more
@@ -46,15 +46,15 @@ class Cutover:
         bring_history(move)
         bring_state(move, name, streamed)
         self._verify(move, name, sealed["root_digest"])
-        needed = move.target_side.shelf.data_digests(name)
+        needed = move.target_group.checkpoint_store.data_digests(name)
         copy_all(move, [digest for digest in needed if digest not in move.plan.data_digests])
 
-    def _verify(self, move: Move, name: str, expected: str) -> None:
+    def _verify(self, move: Migration, name: str, expected: str) -> None:
         """Read every object back from the target's disk. The root digest is computed there, from those bytes."""
         began = time.monotonic()
-        where = move.target_side.shelf.place(name)
+        where = move.target_group.checkpoint_store.endpoint(name)
         move.command(move.target, f"sha256 of every object in {where.directory}")
-        report = move.target_side.shelf.verify(name)
+        report = move.target_group.checkpoint_store.verify(name)
         if not report.ok:
             path, what = report.problems[0]
             raise MidstreamError(f"{where}/{path}: {what} after the copy", "the copy is not used; try again")
@@ -67,7 +67,7 @@ class Cutover:
         move.note(f"{report.objects} objects verified in {where}, root digest {expected[:12]}")
 
 
-def bring_state(move: Move, name: str, streamed: Streamed) -> None:
+def bring_state(move: Migration, name: str, streamed: Streamed) -> None:
     """What of the checkpoint is not on the target yet."""
     began = time.monotonic()
     ahead = len(streamed.sent) if streamed.name == name else 0
@@ -77,7 +77,7 @@ def bring_state(move: Move, name: str, streamed: Streamed) -> None:
         move.note(f"{ahead} objects went ahead of the seal; {sent / 1e6:.1f} MB were left")
 
 
-def bring_history(move: Move, resolved: bool = False) -> None:
+def bring_history(move: Migration, resolved: bool = False) -> None:
     """Config, lineage, and the metrics of every attempt. ``resolved``: an attempt trains on the target already, and has
     written the config as it is resolved there, which stays."""
     source, target, run_id = move.source, move.target, move.plan.run_id

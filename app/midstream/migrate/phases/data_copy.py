@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 from midstream.errors import MidstreamError
 from midstream.migrate import host_files
-from midstream.migrate.execution.migration import Move
+from midstream.migrate.execution.migration import Migration
 from midstream.remote.copy.allowlist import DATA
 from midstream.transfer import copy_objects
 
 
-def copy_all(move: Move, digests: Iterable[str]) -> None:
+def copy_all(move: Migration, digests: Iterable[str]) -> None:
     """Bring these token caches to the target: those that are not there."""
     for digest in digests:
         copy_data(move, digest)
 
 
-def copy_data(move: Move, digest: str) -> None:
+def copy_data(move: Migration, digest: str) -> None:
     """Bring the token cache ``digest`` to the target, unless it is there."""
     there = host_files.data_directory(move.target, digest)
     here = host_files.data_directory(move.source, digest)
@@ -35,7 +35,7 @@ def copy_data(move: Move, digest: str) -> None:
     _hand_out(move, digest)
 
 
-def _hand_out(move: Move, digest: str) -> None:
+def _hand_out(move: Migration, digest: str) -> None:
     """From the target's first host to its others."""
     progress = move.progress("data, to each host")
-    move.target_side.hand_out(lambda host: host_files.data_directory(host, digest), progress, DATA)
+    move.target_group.hand_out(lambda host: host_files.data_directory(host, digest), progress, DATA)

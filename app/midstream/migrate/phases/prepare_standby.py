@@ -13,7 +13,7 @@ from typing import Any
 from midstream.errors import HostError, LostContact, MidstreamError
 from midstream.hosts.deadline import REACHING_STEP, Deadline
 from midstream.launch.errors import LaunchError
-from midstream.migrate.execution.migration import Move, NeedsOperator, pin, pin_expires, replayed
+from midstream.migrate.execution.migration import Migration, NeedsOperator, pin, pin_expires, replayed
 from midstream.migrate.phases.data_copy import copy_all
 from midstream.migrate.phases.streamed_copy import bring_checkpoint
 from midstream.migrate.planning import estimate
@@ -31,7 +31,7 @@ POLL = 0.02
 UNREACHABLE = 1.0  # seconds between two tries to reach a host
 
 
-def ensure(move: Move) -> int:
+def ensure(move: Migration) -> int:
     """The number of the attempt that stands by on the target, started where there is none. Returns once it is ready.
 
     MidstreamError, with its last words, where it fails: what it rehearsed does not work there."""
@@ -40,21 +40,21 @@ def ensure(move: Move) -> int:
         if move.journal.known("standby_attempt") is not None:
             move.note("the attempt that stood by on the target is gone; starting another one")
         point = bring_rehearsal(move)
-        copy_all(move, move.target_side.shelf.data_digests(point["name"]))
+        copy_all(move, move.target_group.checkpoint_store.data_digests(point["name"]))
         number = _start(move, point)
         move.journal.fact(standby_attempt=number)
     return _wait_ready(move, number)
 
 
-def living(move: Move) -> int | None:
+def living(move: Migration) -> int | None:
     """The attempt of this migration that stands by on the target now."""
     found = newest(move)
-    return found["attempt"] if found and found["alive"] and stands_by(found["status"]) else None
+    return found["attempt"] if found and found["running"] and stands_by(found["status"]) else None
 
 
-def newest(move: Move) -> dict[str, Any] | None:
+def newest(move: Migration) -> dict[str, Any] | None:
     """The newest attempt of this migration on the target: ``{attempt, epoch, status, alive}``."""
-    return move.target_side.attempt_of_migration(move.plan.migration)
+    return move.target_group.attempt_of_migration(move.plan.migration)
 
 
 def stands_by(status: dict[str, Any] | None) -> bool:
@@ -65,7 +65,7 @@ def stands_by(status: dict[str, Any] | None) -> bool:
 # ------------------------------------------------------------------------------------------ before it waits
 
 
-def bring_rehearsal(move: Move) -> dict[str, Any]:
+def bring_rehearsal(move: Migration) -> dict[str, Any]:
     """The checkpoint to rehearse on, on the target: the one that is to be moved where that exists already, else the
     newest one. Where the run has not saved yet, it is asked to."""
     known: dict[str, Any] | None = move.journal.known("rehearsal")
@@ -81,14 +81,14 @@ def bring_rehearsal(move: Move) -> dict[str, Any]:
     return point
 
 
-def _choose(move: Move) -> dict[str, Any]:
+def _choose(move: Migration) -> dict[str, Any]:
     """The checkpoint to rehearse on. Retention keeps away from it from now on: a run that trains on replaces one by the
     next."""
     plan, source = move.plan, move.source
 
     def pinned() -> dict[str, Any] | None:
         name = "" if plan.checkpoint == "now" else plan.checkpoint
-        return move.source_side.shelf.pin_newest(plan.migration, pin_expires(move), name)
+        return move.source_group.checkpoint_store.pin_newest(plan.migration, pin_expires(move), name)
 
     point = pinned()
     if point is None:
@@ -102,15 +102,15 @@ def _choose(move: Move) -> dict[str, Any]:
     return {name: point[name] for name in ("name", "step", "root_digest")}
 
 
-def _ask_to_save(move: Move) -> None:
+def _ask_to_save(move: Migration) -> None:
     """Order the source to save and to train on: the run has no checkpoint yet."""
     plan, source = move.plan, move.source
-    attempt = source.call("runs.run_state.living_attempt", root=source.root, run_id=plan.run_id)
+    attempt = source.call("runs.run_state.running_attempt", root=source.root, run_id=plan.run_id)
     if not attempt:
         return
-    order = records.Order(records.SAVE, epoch=plan.source_epoch, migration=plan.migration)
+    order = records.Command(records.SAVE, epoch=plan.source_epoch, migration=plan.migration)
     serial = source.call(
-        "runs.ownership.give_order", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
+        "runs.ownership.send_command", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
     )
     move.command(source, f"order: save and go on, for the rehearsal (attempt {attempt})")
     before: list[str] = []
@@ -122,22 +122,22 @@ def _ask_to_save(move: Move) -> None:
         if not before:
             before.append(status.message)
         failed = bool(status.message) and status.message != before[0] and status.state == records.TRAINING
-        return status.order >= serial or failed
+        return status.acknowledged >= serial or failed
 
     run = move.wait_for("the source's save", source.name, answered, SAVE_TIMEOUT)
-    if run.status is not None and run.status.order < serial and run.status.message:
+    if run.status is not None and run.status.acknowledged < serial and run.status.message:
         raise MidstreamError(
             f"{source.name} cannot save what is to be moved: {run.status.message}",
             f"mend that on {source.name} and move again; the run trains on",
         )
 
 
-def _start(move: Move, point: dict[str, Any]) -> int:
+def _start(move: Migration, point: dict[str, Any]) -> int:
     plan = move.plan
-    move.target_side.put_config(agreed_config(move.source, plan))
-    described = move.source_side.describe()
-    order = records.Order(
-        records.REPLAY if replayed(move) else records.HOLD,
+    move.target_group.put_config(agreed_config(move.source, plan))
+    described = move.source_group.describe()
+    order = records.Command(
+        records.REPLAY if replayed(move) else records.STANDBY,
         epoch=plan.epoch,
         checkpoint=point["name"],
         root_digest=point["root_digest"],
@@ -146,16 +146,16 @@ def _start(move: Move, point: dict[str, Any]) -> int:
     )
     saved = [point["attempt"] for point in described["checkpoints"]]
     at_least = max([described["attempt"], *described["attempts"], *saved], default=0) + 1
-    return move.start(move.target_side, order, holder=plan.target, at_least=at_least)
+    return move.start(move.target_group, order, holder=plan.target, at_least=at_least)
 
 
-def _wait_ready(move: Move, number: int) -> int:
+def _wait_ready(move: Migration, number: int) -> int:
     ready = (records.WAITING, records.REPLAYING)
 
     def decided(run: RunView) -> bool:
         return run.attempt == number and (run.state in ready or run.state in records.ENDED or run.state == "lost")
 
-    side = move.target_side
+    side = move.target_group
     run = move.wait_for(
         "the target's rehearsal", move.plan.target_host, decided, READY_TIMEOUT, lambda: side.check_group(number)
     )
@@ -177,7 +177,7 @@ def _wait_ready(move: Move, number: int) -> int:
 # ------------------------------------------------------------------------------------------ when its time has come
 
 
-def hand_over(move: Move, order: records.Order, sealed: Mapping[str, Any]) -> int | None:
+def hand_over(move: Migration, order: records.Command, sealed: Mapping[str, Any]) -> int | None:
     """Give the run to the attempt that stands by: the sealed fence, then ``order``, in one call. Its number; None,
     after saying why, where nobody stands by (any more) and the run has to be started in the ordinary way."""
     number = move.journal.known("standby_attempt")
@@ -190,8 +190,8 @@ def hand_over(move: Move, order: records.Order, sealed: Mapping[str, Any]) -> in
     if move.journal.known("relaunched") is None:
         move.journal.fact(relaunched=time.time())
     target = move.target
-    if len(move.target_side.homes) > 1:  # before process 0 is told to go on, the others' fences say that they may
-        move.target_side.put_fence(sealed["fence"], move.plan.migration)
+    if len(move.target_group.run_hosts) > 1:  # before process 0 is told to go on, the others' fences say that they may
+        move.target_group.put_fence(sealed["fence"], move.plan.migration)
     while True:
         told = target.call(
             "runs.standby_state.take_over",
@@ -219,8 +219,8 @@ def hand_over(move: Move, order: records.Order, sealed: Mapping[str, Any]) -> in
         move.note(f"attempt {number} does not stand by any more: the run is started there in the ordinary way")
         return None
     move.command(target, f"order: {order.action} {order.checkpoint} (attempt {number})")
-    status = _answer(move, number, told["serial"], told)
-    taken = status is not None and status.order >= told["serial"]
+    status = _answer(move, number, told["sequence"], told)
+    taken = status is not None and status.acknowledged >= told["sequence"]
     if taken and status is not None and status.state not in (records.STOPPED, records.FAILED):
         return number
     why = status.message if status is not None else "no word of it"
@@ -229,18 +229,18 @@ def hand_over(move: Move, order: records.Order, sealed: Mapping[str, Any]) -> in
     return None
 
 
-def restoring(move: Move, point: Mapping[str, Any]) -> records.Order:
+def restoring(move: Migration, point: Mapping[str, Any]) -> records.Command:
     """The order to go on from ``point`` (checkpoint, root_digest, step)."""
     return _ordered(move, records.RESTORE, point)
 
 
-def promoting(move: Move, point: Mapping[str, Any]) -> records.Order:
+def promoting(move: Migration, point: Mapping[str, Any]) -> records.Command:
     """The order to a shadow to be the run from ``point`` on."""
     return _ordered(move, records.PROMOTE, point)
 
 
-def _ordered(move: Move, action: str, point: Mapping[str, Any]) -> records.Order:
-    return records.Order(
+def _ordered(move: Migration, action: str, point: Mapping[str, Any]) -> records.Command:
+    return records.Command(
         action,
         epoch=move.plan.epoch,
         checkpoint=point["checkpoint"],
@@ -250,12 +250,12 @@ def _ordered(move: Move, action: str, point: Mapping[str, Any]) -> records.Order
     )
 
 
-def give(move: Move, number: int, order: records.Order) -> tuple[int, records.Status | None]:
+def give(move: Migration, number: int, order: records.Command) -> tuple[int, records.Status | None]:
     """Give the standing attempt an order: its serial, and the status once it took or refused it, or ended.
     MidstreamError where it does neither in time."""
     target, run_id = move.target, move.plan.run_id
     serial = target.call(
-        "runs.ownership.give_order", root=target.root, run_id=run_id, attempt=number, order=order.to_json()
+        "runs.ownership.send_command", root=target.root, run_id=run_id, attempt=number, order=order.to_json()
     )
     found = {"heard": False, "status": None}
     status = _answer(move, number, serial, found)
@@ -266,7 +266,7 @@ def give(move: Move, number: int, order: records.Order) -> tuple[int, records.St
     return serial, status
 
 
-def _answer(move: Move, number: int, serial: int, found: dict[str, Any]) -> records.Status | None:
+def _answer(move: Migration, number: int, serial: int, found: dict[str, Any]) -> records.Status | None:
     """The status of the attempt once it has taken or refused order ``serial``, or has ended, or after
     `ANSWER_TIMEOUT`. ``found``: what its host said last (``heard``, ``status``), which is brought up to date."""
     target, deadline = move.target, Deadline(ANSWER_TIMEOUT, REACHING_STEP)
@@ -285,19 +285,19 @@ def _answer(move: Move, number: int, serial: int, found: dict[str, Any]) -> reco
     return None if found["status"] is None else records.Status.from_json(found["status"])
 
 
-def dismiss(move: Move) -> None:
+def dismiss(move: Migration) -> None:
     """End the attempt that stands by, where there is one. It has nothing to save."""
     number = living(move)
     if number is None:
         return
     move.command(move.target, f"end attempt {number} on {move.plan.target}: it only stood by")
     try:
-        move.target_side.stop(number, ENDING)
+        move.target_group.stop(number, ENDING)
     except LaunchError:
-        move.target_side.kill(number)
+        move.target_group.kill(number)
 
 
-def dismiss_if_reachable(move: Move, patience: float = 0.0) -> bool:
+def dismiss_if_reachable(move: Migration, patience: float = 0.0) -> bool:
     """``dismiss``, tried for ``patience`` seconds; False where the host did not answer, which is said with what ends
     the attempt there."""
     if move.journal.known("standby_attempt") is None and not move.plan.stands_by:

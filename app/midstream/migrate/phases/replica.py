@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from midstream.errors import MidstreamError
-from midstream.migrate.execution.migration import Move
+from midstream.migrate.execution.migration import Migration
 from midstream.migrate.phases import prepare_standby
 from midstream.migrate.planning import estimate
-from midstream.migrate.proof.certificate import TRAJECTORY_TOLERANCE, precision
+from midstream.migrate.proof.certificate import CONTINUITY_TOLERANCE, precision
 from midstream_engine import records
 
 LEAD = 2.0  # seconds between naming a step and its coming: orders take a moment to arrive
@@ -32,7 +32,7 @@ TELL = 10.0  # seconds between two lines of how far it is
 
 
 class NotLevel(Exception):
-    """The shadow will not do; the message says why. The move goes on as a handover."""
+    """The shadow will not do; the message says why. The move goes on as a warm migration."""
 
 
 @dataclass
@@ -85,22 +85,22 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class ReplicaProgress:
     """Whether and when the shadow catches up. Steps of the run; seconds a step."""
 
     source_step: int
-    shadow_step: int
+    replica_step: int
     source_pace: float
-    shadow_pace: float
+    replica_pace: float
 
     @property
     def gap(self) -> int:
-        return self.source_step - self.shadow_step
+        return self.source_step - self.replica_step
 
     @property
     def known(self) -> bool:
         """Whether both paces have been measured."""
-        return self.source_pace > 0 and self.shadow_pace > 0
+        return self.source_pace > 0 and self.replica_pace > 0
 
     @property
     def crossing(self) -> int | None:
@@ -108,8 +108,8 @@ class Outlook:
         a pace is not known yet: after a lost contact the newest row of the source may stand alone."""
         if self.gap > 0 or not self.known:
             return None
-        quickest = max(min(self.source_pace, self.shadow_pace), 1e-3)
-        return max(self.source_step, self.shadow_step) + 2 + math.ceil(LEAD / quickest)
+        quickest = max(min(self.source_pace, self.replica_pace), 1e-3)
+        return max(self.source_step, self.replica_step) + 2 + math.ceil(LEAD / quickest)
 
     @property
     def seconds(self) -> float:
@@ -118,7 +118,7 @@ class Outlook:
             return 0.0
         if not self.known:
             return math.inf
-        closing = 1 / self.shadow_pace - 1 / self.source_pace
+        closing = 1 / self.replica_pace - 1 / self.source_pace
         return self.gap / closing if closing > CLOSING / self.source_pace else math.inf
 
 
@@ -129,9 +129,9 @@ def pace(rows: Sequence[Mapping[str, Any]]) -> float:
     return statistics.median(gaps) if len(gaps) >= 2 else 0.0
 
 
-def follow(move: Move) -> int | None:
+def follow(move: Migration) -> int | None:
     """Wait until the shadow is level with the source, and have it keep the parameters of the step at which they cross:
-    that step. None where the move is to go on as a handover; the journal's fact ``fallen_back`` says why.
+    that step. None where the move is to go on as a warm migration; the journal's fact ``fallen_back`` says why.
 
     MidstreamError where source or shadow ends, or where they do not read the same batches."""
     if move.journal.known("fallen_back"):
@@ -146,20 +146,20 @@ def follow(move: Move) -> int | None:
         return None
 
 
-def fall_back(move: Move, why: str) -> None:
-    """From here on the move is a handover."""
+def fall_back(move: Migration, why: str) -> None:
+    """From here on the move is a warm migration."""
     move.journal.fact(fallen_back=why)
-    move.note(f"{why}: the move goes on as a handover")
+    move.note(f"{why}: the move goes on as a warm migration")
     estimate.again(move)
 
 
-def _follow(move: Move) -> int:
+def _follow(move: Migration) -> int:
     plan = move.plan
-    source_attempt = move.source.call("runs.run_state.living_attempt", root=move.source.root, run_id=plan.run_id)
+    source_attempt = move.source.call("runs.run_state.running_attempt", root=move.source.root, run_id=plan.run_id)
     shadow_attempt = prepare_standby.living(move)
     if not source_attempt or shadow_attempt is None:
         raise NotLevel("the source does not run" if not source_attempt else "no shadow runs")
-    agreement = Agreement(TRAJECTORY_TOLERANCE[precision(plan)])
+    agreement = Agreement(CONTINUITY_TOLERANCE[precision(plan)])
     source = _Rows(move, move.source, source_attempt, "metrics.jsonl")
     shadow = _Rows(move, move.target, shadow_attempt, "replay.jsonl")
     rehearsed: float = move.journal.known("rehearsed_seconds", 0.0)
@@ -170,7 +170,7 @@ def _follow(move: Move) -> int:
         if move.directory.mode_file.exists():
             raise NotLevel("a person will not wait")
         agreement.take(source.more(first), shadow.more(first))
-        ahead = Outlook(
+        ahead = ReplicaProgress(
             source.step or first,
             shadow.step or first,
             pace(source.rows),
@@ -179,7 +179,7 @@ def _follow(move: Move) -> int:
         seconds = ahead.seconds
         if len(source.rows) >= ENOUGH and seconds > LONGEST:
             raise NotLevel(
-                f"the shadow takes {ahead.shadow_pace:.3f} s a step and the source {ahead.source_pace:.3f} s: "
+                f"the shadow takes {ahead.replica_pace:.3f} s a step and the source {ahead.source_pace:.3f} s: "
                 f"{ahead.gap} steps are not caught up with in {LONGEST / 3600:.0f} hours"
             )
         if agreement.steps and (at := ahead.crossing) is not None and _cross(move, shadow_attempt, at):
@@ -193,25 +193,25 @@ def _follow(move: Move) -> int:
             told = time.monotonic()
             when = f"about {seconds:.0f} s to go" if math.isfinite(seconds) else "its pace is not known yet"
             move.note(
-                f"the shadow is at step {ahead.shadow_step}, the source at step {ahead.source_step}: {when}; "
-                f"midstream --continue {plan.migration} --mode handover stops waiting"
+                f"the shadow is at step {ahead.replica_step}, the source at step {ahead.source_step}: {when}; "
+                f"midstream --continue {plan.migration} --mode warm stops waiting"
             )
         time.sleep(LOOK)
 
 
-def _cross(move: Move, shadow: int, at: int) -> bool:
+def _cross(move: Migration, shadow: int, at: int) -> bool:
     """Have the shadow keep its parameters at step ``at``. False where it was quicker."""
-    order = records.Order(records.HOLD, epoch=move.plan.epoch, step=at, migration=move.plan.migration)
+    order = records.Command(records.STANDBY, epoch=move.plan.epoch, step=at, migration=move.plan.migration)
     serial, status = prepare_standby.give(move, shadow, order)
     if status is None or status.state in records.ENDED:
         raise NotLevel(f"the shadow ended: {status.message if status else 'no word of it'}")
-    return status.order >= serial
+    return status.acknowledged >= serial
 
 
 class _Rows:
     """The rows of an attempt that is under way, as they come."""
 
-    def __init__(self, move: Move, host: Any, attempt: int, name: str):
+    def __init__(self, move: Migration, host: Any, attempt: int, name: str):
         self._host, self._run, self._attempt, self._name = host, move.plan.run_id, attempt, name
         self._offset = 0
         self.rows: list[Mapping[str, Any]] = []
@@ -235,7 +235,7 @@ class _Rows:
         self._offset = news["offset"]
         self.rows = [*self.rows[-SAMPLE:], *news["rows"]]
         status = news["status"]
-        if not news["alive"] or (status and status["state"] in records.ENDED):
+        if not news["running"] or (status and status["state"] in records.ENDED):
             said = (status or {}).get("message") or (status or {}).get("state", "no word of it")
             raise NotLevel(f"attempt {self._attempt} on {self._host.name} has ended ({said})")
         return news["rows"]

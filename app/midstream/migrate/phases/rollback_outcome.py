@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import shlex
 
-from midstream.migrate.execution.migration import Move
+from midstream.migrate.execution.migration import Migration
 from midstream_engine import records
 
 CONFIG = "run.yaml"  # in the migration's directory: the run's own, for the command that starts it
 
 
-def not_running(move: Move) -> str:
+def not_running(move: Migration) -> str:
     """One line that says why the run does not run on its source, and the command that starts it there. Empty where it
     runs, has finished, or did not run before the migration either. HostError where the source does not answer.
 
     A rollback does not start what it did not stop: an engine that failed by itself, or went with its host, may have
     been stopped for a reason."""
-    plan, side = move.plan, move.source_side
+    plan, side = move.plan, move.source_group
     described = side.describe()
     status = described["status"] or {}
     state = status.get("state", "")
     before = plan.source_state not in (*records.ENDED, "lost")
-    if described["alive"] or not described["attempt"] or state == records.FINISHED or not before:
+    if described["running"] or not described["attempt"] or state == records.FINISHED or not before:
         return ""
     if state in records.ENDED:
         why = f"it {state} at step {status['step']}{': ' + status['message'] if status.get('message') else ''}"
@@ -32,7 +32,7 @@ def not_running(move: Move) -> str:
     return f"{plan.run_id} does not run on {plan.source}: {why}; {_launch_command(move)} starts it there {start}"
 
 
-def _launch_command(move: Move) -> str:
+def _launch_command(move: Migration) -> str:
     """As a person would type it. The config that the command needs is brought here from the source."""
     plan, source = move.plan, move.source
     config = move.directory.path / CONFIG

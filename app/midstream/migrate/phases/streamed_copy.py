@@ -20,9 +20,9 @@ from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import last_words, reports
 from midstream.hosts.rpc.result_checks import report_of
 from midstream.migrate.checkpoint_store import same_bucket
-from midstream.migrate.execution.migration import Move
+from midstream.migrate.execution.migration import Migration
 from midstream.remote.copy.allowlist import CHECKPOINT, shown
-from midstream.transfer import Feed, Place, collect_objects, copy_tree
+from midstream.transfer import Endpoint, Feed, collect_objects, copy_tree
 from midstream.transfer.tree_contents import contents_of
 from midstream_engine import records
 
@@ -55,12 +55,14 @@ class Streamed:
         sent = {} if self.feed is None else self.feed.sent
         return {path[len(self.name) + 1 :]: sha for path, sha in sent.items() if path.startswith(f"{self.name}/")}
 
-    def open(self, move: Move, sizes: dict[str, int]) -> None:
+    def open(self, move: Migration, sizes: dict[str, int]) -> None:
         """Open the streams, between the folders of all checkpoints: the name of this one is not known yet."""
         here, there = move.source_paths.checkpoints, move.target_paths.checkpoints
         progress = move.progress("checkpoint, as it is saved")
         move.journal.fact(sent_ahead=True)
-        self.feed = Feed(Place(move.source, here), Place(move.target, there), sum(sizes.values()), len(sizes), progress)
+        self.feed = Feed(
+            Endpoint(move.source, here), Endpoint(move.target, there), sum(sizes.values()), len(sizes), progress
+        )
 
     def begin(self, name: str, attempt: int, since: int) -> None:
         """It is this one's objects that come: a checkpoint of ``attempt`` from step ``since`` on. MidstreamError where
@@ -101,7 +103,7 @@ class Answer:
 
 
 def stream_until_answered(
-    move: Move, attempt: int, serial: int, since: int, earlier: records.Manifest | None, streamed: Streamed
+    move: Migration, attempt: int, serial: int, since: int, earlier: records.Manifest | None, streamed: Streamed
 ) -> Answer:
     """Wait for the answer of the source's ``attempt`` to order ``serial``, and meanwhile send each object of the
     checkpoint that it writes (from step ``since`` on) as soon as it is whole. ``earlier``: a checkpoint of the run that
@@ -123,7 +125,7 @@ def stream_until_answered(
             if report["event"] == "answered":
                 status = report["status"]
                 found = None if status is None else records.Status.from_json(status)
-                return Answer(found, report["alive"], report["described"], report["mover"])
+                return Answer(found, report["running"], report["described"], report["migration_lock"])
             if report["event"] == "named":
                 streamed.begin(report["name"], attempt, since)
             elif report["event"] == "whole" and report["name"] == streamed.name:
@@ -145,8 +147,9 @@ def _held(earlier: records.Manifest) -> set[str]:
 
 
 @contextlib.contextmanager
-def _following(move: Move, attempt: int, serial: int, since: int, sizes: dict[str, int]) -> Iterator[News]:
-    """``news(seconds)``: the next line of `midstream.remote.copy.growing_checkpoint.follow` on the source, or None. LostContact,
+def _following(move: Migration, attempt: int, serial: int, since: int, sizes: dict[str, int]) -> Iterator[News]:
+    """``news(seconds)``: the next line of `midstream.remote.copy.growing_checkpoint.follow` on the source, or None.
+    LostContact,
     HostError where it ended before its last one."""
     source = move.source
     arguments = {
@@ -183,13 +186,13 @@ def _following(move: Move, attempt: int, serial: int, since: int, sizes: dict[st
         thread.join(ENDING)
 
 
-def _why(move: Move, process: Process) -> HostError:
+def _why(move: Migration, process: Process) -> HostError:
     """What ended the program at the source before its last word."""
     process.wait(ENDING)  # LostContact
     return HostError(f"{move.source.name}: whoever follows the save there has ended: {last_words(process)}")
 
 
-def complete(move: Move, name: str, streamed: Streamed) -> int:
+def complete(move: Migration, name: str, streamed: Streamed) -> int:
     """After the seal: send what of the sealed checkpoint ``name`` was not sent yet, wait for the rest, and write the
     manifest last. Returns the bytes that arrived here. TransferError, LostContact: the same call goes on."""
     feed, sent = streamed.feed, streamed.sent if streamed.name == name else {}
@@ -214,19 +217,19 @@ def complete(move: Move, name: str, streamed: Streamed) -> int:
         move.note(f"{error}; what is not there yet is copied now")
         return _bring_anew(move, name, streamed) + feed.bytes_sent - before
     target.call("copy.growing_checkpoint.commit", directory=there, text=text, timeout=CALL)
-    move.target_side.hand_out_checkpoint(name, move.progress("checkpoint, to each host"))
+    move.target_group.hand_out_checkpoint(name, move.progress("checkpoint, to each host"))
     return feed.bytes_sent - before
 
 
-def _rest(move: Move, directory: str, sent: Mapping[str, str]) -> tuple[str, list[dict[str, Any]]]:
+def _rest(move: Migration, directory: str, sent: Mapping[str, str]) -> tuple[str, list[dict[str, Any]]]:
     """The text of a complete checkpoint's manifest, and the objects in it whose hash is not the one in ``sent``. The
     list is made here: what the source says beside the manifest counts for nothing. TransferError."""
     text = move.source.call("copy.growing_checkpoint.rest", directory=directory, sent=dict(sent), timeout=CALL)["text"]
-    objects = contents_of(Place(move.source, directory), text, records.MANIFEST, CHECKPOINT).objects
+    objects = contents_of(Endpoint(move.source, directory), text, records.MANIFEST, CHECKPOINT).objects
     return text, [entry for entry in objects if sent.get(entry["path"]) != entry["sha256"]]
 
 
-def _bring_anew(move: Move, name: str, streamed: Streamed) -> int:
+def _bring_anew(move: Migration, name: str, streamed: Streamed) -> int:
     """As any other checkpoint; what sending ahead had on its way goes, also where its process was killed."""
     streamed.drop()
     brought = bring_checkpoint(move, name, "checkpoint")
@@ -235,19 +238,19 @@ def _bring_anew(move: Move, name: str, streamed: Streamed) -> int:
     return brought
 
 
-def bring_checkpoint(move: Move, name: str, what: str) -> int:
+def bring_checkpoint(move: Migration, name: str, what: str) -> int:
     """Bring a checkpoint to the target's first host, from all hosts that hold a share of it, and from there to its
     others. The bytes that left the source: what lies there already is not sent again. Errors as of ``complete``."""
-    source, target = move.source_side, move.target_side
-    manifest = source.shelf.manifest(name)
-    if same_bucket(source.shelf, target.shelf):
+    source, target = move.source_group, move.target_group
+    manifest = source.checkpoint_store.manifest(name)
+    if same_bucket(source.checkpoint_store, target.checkpoint_store):
         move.note(f"{name} lies in {source.store}, which {target.target.name} reads itself: nothing is copied")
         return 0
     holders = [entry.host for entry in manifest.spread_hosts]
-    here = source.shelf.place(name, target.first, target.python)
+    here = source.checkpoint_store.endpoint(name, target.first, target.python)
     # What lies in a bucket is brought whether or not its host still answers.
     beside = None if holders or source.store else source.first
-    there = target.shelf.place(name, beside, source.python)
+    there = target.checkpoint_store.endpoint(name, beside, source.python)
     progress = move.progress(what)
     if holders:
         known = {host: move.hosts.get(host) for host in holders if host in move.fleet.hosts}
@@ -261,5 +264,5 @@ def bring_checkpoint(move: Move, name: str, what: str) -> int:
         sent = copied.bytes_sent
         if here.in_bucket or there.in_bucket:
             move.note("; ".join(copied.routes))
-    move.target_side.hand_out_checkpoint(name, move.progress(f"{what}, to each host"))
+    move.target_group.hand_out_checkpoint(name, move.progress(f"{what}, to each host"))
     return sent

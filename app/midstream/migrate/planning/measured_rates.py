@@ -10,7 +10,7 @@ from typing import Any
 from midstream.errors import MidstreamError
 from midstream.migrate.execution import migration_directory
 from midstream.migrate.execution.journal import read_events
-from midstream.migrate.model import LEDGER_ENTRIES
+from midstream.migrate.model import DOWNTIME_PHASES
 from midstream_engine import records
 
 EARLIER = 40  # newest migrations that are looked at
@@ -53,7 +53,7 @@ def measured(earlier: Iterable[Earlier], run_id: str, source: str, target: str, 
     alike = [one for one in between if one.mode == mode and one.measured][:BELIEVED]
     entries = {
         name: statistics.median(one.measured.get(name, 0.0) * _growth(name, one.size, size) for one in alike)
-        for name in (LEDGER_ENTRIES if alike else ())
+        for name in (DOWNTIME_PHASES if alike else ())
     }
     return Rates(statistics.median(copies[:BELIEVED]) if copies else None, steps[0] if steps else None, entries)
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.fleet_file import default_fleet_path
 from midstream.migrate import host_files
-from midstream.migrate.checkpoint_store import Shelf, shelf_of, way
+from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of, way
 from midstream.migrate.execution import migration_directory
 from midstream.migrate.host_group import hosts_of_run
-from midstream.migrate.model import COMPILE_CACHE, MODES, NO_ROUTE, OVERTAKE, STOP, Change, Plan, Request
+from midstream.migrate.model import COLD, COMPILE_CACHE, LIVE, MODES, NO_ROUTE, Change, Plan, Request
 from midstream.migrate.planning import (
     batch_shape,
     cost,
@@ -66,16 +66,16 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {target.name}"
         )
     source_hosts = hosts_of_run(fleet, source, run, replace(target, hosts=()) if returns else target)
-    if request.mode == OVERTAKE and len(source_hosts) + len(target.hosts) > 2:
+    if request.mode == LIVE and len(source_hosts) + len(target.hosts) > 2:
         raise UsageError(
-            "an overtake has one host on either side: what several hosts have computed is not compared step by step",
-            "--mode handover moves groups of hosts",
+            "a live migration has one host on either side: states of several hosts are not compared step by step",
+            "--mode warm moves groups of hosts",
         )
 
     given = engine_flags(request.overrides)
     store = given.get("trainer.checkpointer.base_path", fleet.store_of(target_host)).rstrip("/")
     here = source_run.shelf_of_source(fleet, source, run, request, store)
-    there = shelf_of(fleet, destination, run.run_id, "" if store == "null" else store)
+    there = checkpoint_store_of(fleet, destination, run.run_id, "" if store == "null" else store)
     source_run.check_stores(request, run, here.store, there.store)
     if returns:
         _check_return(request, run, here)
@@ -152,7 +152,7 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         target_store=there.store,
         checkpoint_bytes=size,
         data_digests=data,
-        data_place="" if data else str((config.get("data") or {}).get("cache_dir") or ""),
+        data_location="" if data else str((config.get("data") or {}).get("cache_dir") or ""),
         data_bytes=data_bytes,
         steps_lost=lost,
         predicted_seconds=predicted,
@@ -177,23 +177,23 @@ def make_plan(fleet: Fleet, hosts: Hosts, snapshot: Snapshot, request: Request) 
         healthy_steps=request.healthy_steps,
         fleet_file="" if fleet.path == str(default_fleet_path()) else fleet.path,
         created=time.time(),
-        source_target=run.fence.holder or run.host,
+        source_target=run.fence.owner or run.host,
         source_hosts=source_hosts,
         target_hosts=target.hosts,
     )
 
 
-def _check_return(request: Request, run: RunView, here: Shelf) -> None:
+def _check_return(request: Request, run: RunView, here: CheckpointStore) -> None:
     """What a lost machine left in a bucket may come back to the host that has an older copy; nothing stands by beside
     that copy meanwhile. UsageError for anything else."""
     if not here.store:
         raise UsageError(f"run {run.run_id} is on {run.host} already, and no bucket has more of it", "another target")
-    if request.mode != STOP:
+    if request.mode != COLD:
         what = f"{run.host} has a copy of {run.run_id}, beside which nothing can stand by"
-        raise UsageError(what, f"--mode stop brings what lies in {here.store} there")
+        raise UsageError(what, f"--mode cold brings what lies in {here.store} there")
 
 
-def _route(here: Shelf, there: Shelf, source: Host, target: Host) -> str:
+def _route(here: CheckpointStore, there: CheckpointStore, source: Host, target: Host) -> str:
     """The way that the bytes will take, looked for by a short probe; why there is none, which the preflight refuses."""
     try:
         return way(here, there, source, target)
@@ -237,18 +237,18 @@ LONG_REPLAY = 1000  # steps after which small differences may have grown
 
 
 def _of_the_mode(request: Request, run: RunView, newest: str) -> tuple[str, ...]:
-    """What to expect of an overtake. UsageError where there is nothing to overtake."""
-    if request.mode != OVERTAKE:
+    """What to expect of a live migration. UsageError where there is nothing to overtake."""
+    if request.mode != LIVE:
         return ()
-    if not run.alive or request.checkpoint != "now":
-        why = f"it is {run.state}" if not run.alive else f"--checkpoint {request.checkpoint} is behind it"
-        raise UsageError(f"run {run.run_id} cannot be overtaken: {why}", "--mode handover moves it")
+    if not run.running or request.checkpoint != "now":
+        why = f"it is {run.state}" if not run.running else f"--checkpoint {request.checkpoint} is behind it"
+        raise UsageError(f"run {run.run_id} cannot be overtaken: {why}", "--mode warm moves it")
     gap = _steps_to_replay(run, newest)
     pace, _ = downtime_report.step_seconds(run.curve)
     replay = f"{gap} steps" if newest else "few steps"
     return (
         f"the target replays {replay} and has to be quicker than {pace:.3f} s a step; whether it is shows its "
-        "rehearsal, and where it is not the move goes on as a handover",
+        "rehearsal, and where it is not the move goes on as a warm migration",
     )
 
 
@@ -258,8 +258,8 @@ def _steps_to_replay(run: RunView, newest: str) -> int:
 
 
 def _consent(request: Request, run: RunView, newest: str, trainer: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a person has to agree to: an overtake computes a state anew, which is near the source's and not the same."""
-    if request.mode != OVERTAKE:
+    """What a person has to agree to: a live migration recomputes the state: close to the source's, not equal."""
+    if request.mode != LIVE:
         return ()
     asked = []
     if "16" in str(trainer.get("mp") or "f32") or "half" in str(trainer.get("mp")):
@@ -354,9 +354,9 @@ def _warnings(run: RunView, snapshot: Snapshot, lost: int, unsaved: bool) -> tup
     warnings = []
     if lost:
         warnings.append(f"{lost} steps after the chosen checkpoint are given up")
-    if unsaved and run.alive:
+    if unsaved and run.running:
         warnings.append("the run has not saved yet: bytes and times are unknown until its first checkpoint")
-    if not run.alive:
+    if not run.running:
         warnings.append(f"the source does not run ({run.state}): the move starts from its newest complete checkpoint")
     stale = [host.name for host in snapshot.hosts if host.link != "live"]
     if stale:

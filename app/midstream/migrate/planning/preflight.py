@@ -13,7 +13,7 @@ from midstream.check.target_checks import clock_skew
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.launch.environment import builds_environment
 from midstream.migrate import host_files
-from midstream.migrate.checkpoint_store import Shelf, in_the_way, shelf_of, way
+from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of, in_the_way, way
 from midstream.migrate.model import FAIL, NO_ROUTE, PASS, WARN, Check, Plan
 from midstream.migrate.planning import batch_shape
 from midstream.stores import host_identity
@@ -43,8 +43,8 @@ def run_checks(fleet: Fleet, hosts: Hosts, plan: Plan) -> Iterator[Check]:
     if None in (*sources, *targets):
         return
     source, target = sources[0], targets[0]
-    here = shelf_of(fleet, source, plan.run_id, plan.source_store)
-    there = shelf_of(fleet, target, plan.run_id, plan.target_store)
+    here = checkpoint_store_of(fleet, source, plan.run_id, plan.source_store)
+    there = checkpoint_store_of(fleet, target, plan.run_id, plan.target_store)
     described = source.call("runs.run_state.describe", root=source.root, run_id=plan.run_id)
     described = {**described, "checkpoints": here.points(described)}
     yield from _source(source, described, plan)
@@ -57,11 +57,11 @@ def run_checks(fleet: Fleet, hosts: Hosts, plan: Plan) -> Iterator[Check]:
         skews = {host.name: clock_skew(host) for host in targets}
         yield from check_together(fleet, fleet.target(plan.target), targets, surveys, skews)
     for host in targets:
-        why, fix = in_the_way(host, plan.run_id, there, plan.source_epoch)
+        why, hint = in_the_way(host, plan.run_id, there, plan.source_epoch)
         if plan.target_store and not why:
-            why, fix = host_identity.why_not(fleet, host, plan.target_store)
+            why, hint = host_identity.why_not(fleet, host, plan.target_store)
         if why or plan.target_store:
-            yield Check("store", FAIL if why else PASS, why or f"{host.name}: checkpoints in {there.store}", fix)
+            yield Check("store", FAIL if why else PASS, why or f"{host.name}: checkpoints in {there.store}", hint)
     yield _route(here, there, source, target, plan)
     yield from _fit(source, here, target, plan)
 
@@ -71,13 +71,13 @@ def _reach(hosts: Hosts, name: str, role: str):
         host = hosts.get(name)
         host.connect()
     except HostError as error:
-        yield Check(f"{role} answers", FAIL, error.message, error.fix)
+        yield Check(f"{role} answers", FAIL, error.message, error.hint)
         return None
     yield Check(f"{role} answers", PASS, name)
     return host
 
 
-def _route(here: Shelf, there: Shelf, source: Host, target: Host, plan: Plan) -> Check:
+def _route(here: CheckpointStore, there: CheckpointStore, source: Host, target: Host, plan: Plan) -> Check:
     """The way that the checkpoint's bytes will take. One that the plan has just tried is not tried again: where a
     firewall swallows what comes, that takes its time."""
     if plan.route and not plan.route.startswith(NO_ROUTE) and time.time() - plan.created < FRESH:
@@ -85,12 +85,12 @@ def _route(here: Shelf, there: Shelf, source: Host, target: Host, plan: Plan) ->
     try:
         return Check("route", PASS, way(here, there, source, target))
     except HostError as error:
-        return Check("route", FAIL, error.message, error.fix)
+        return Check("route", FAIL, error.message, error.hint)
 
 
 def _source(source: Host, described: dict[str, Any], plan: Plan) -> Iterator[Check]:
     fence = records.Fence.from_json(described["fence"], f"{source.name}: fence.json of {plan.run_id}")
-    mover = source.call("runs.ownership.mover", root=source.root, run_id=plan.run_id)
+    mover = source.call("runs.ownership.migration_lock", root=source.root, run_id=plan.run_id)
     # By the host's own clock, which wrote it.
     if mover and mover["epoch"] > fence.epoch and mover["expires"] > source.call("runs.standby_state.clock"):
         yield Check(
@@ -103,13 +103,13 @@ def _source(source: Host, described: dict[str, Any], plan: Plan) -> Iterator[Che
         yield Check(
             "fence",
             FAIL,
-            f"the run is at epoch {fence.epoch} (holder {fence.holder}) now, planned was {plan.source_epoch}",
+            f"the run is at epoch {fence.epoch} (holder {fence.owner}) now, planned was {plan.source_epoch}",
             "it was moved meanwhile: plan again",
         )
     else:
-        yield Check("fence", PASS, f"epoch {fence.epoch}, holder {fence.holder}")
+        yield Check("fence", PASS, f"epoch {fence.epoch}, holder {fence.owner}")
     complete = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
-    if described["alive"]:
+    if described["running"]:
         yield Check(
             "source runs",
             PASS,
@@ -172,7 +172,7 @@ def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
     others = []
     for run_id in target.call("runs.run_state.list_runs", root=target.root):
         try:
-            living = target.call("runs.run_state.living_attempt", root=target.root, run_id=run_id)
+            living = target.call("runs.run_state.running_attempt", root=target.root, run_id=run_id)
         except RemoteError as error:
             if run_id == plan.run_id:
                 raise
@@ -195,8 +195,8 @@ def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
 def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
     """What an attempt of the run itself is that lives on the target."""
     found = target.call("runs.run_state.status", root=target.root, run_id=run_id, attempt=attempt)["status"] or {}
-    order = target.call("runs.standby_state.order", root=target.root, run_id=run_id, attempt=attempt) or {}
-    if found.get("epoch", 0) == 0 and order.get("action") in (records.HOLD, records.REPLAY):
+    order = target.call("runs.standby_state.command", root=target.root, run_id=run_id, attempt=attempt) or {}
+    if found.get("epoch", 0) == 0 and order.get("action") in (records.STANDBY, records.REPLAY):
         return Check(
             "run is free",
             FAIL,
@@ -213,16 +213,16 @@ def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
 
 def check_data(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
     """Whether every token cache is on the target, or can be brought there."""
-    if plan.data_place:
+    if plan.data_location:
         waits = plan.stands_by
         yield Check(
             "data",
             PASS if waits else WARN,
-            f"read from {plan.data_place}; "
+            f"read from {plan.data_location}; "
             + (
                 "the rehearsal shows whether the target can" if waits else "whether the target can shows when it starts"
             ),
-            "" if waits else "--mode handover finds out while the source trains on",
+            "" if waits else "--mode warm finds out while the source trains on",
         )
     for digest in plan.data_digests:
         name = f"token cache {digest[:12]}"
@@ -235,14 +235,14 @@ def check_data(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
             yield Check("data", FAIL, f"{name} is on neither host", f"it belongs in {where}: copy or build it there")
 
 
-def _fit(source: Host, here: Shelf, target: Host, plan: Plan) -> Iterator[Check]:
+def _fit(source: Host, here: CheckpointStore, target: Host, plan: Plan) -> Iterator[Check]:
     yield from check_data(source, target, plan)
     try:
         # Listed and read in one go: a run that trains on replaces one checkpoint by the next.
         newest = here.newest_state()
         trainer = host_files.training_config(source, plan.run_id).get("trainer") or {}
     except MidstreamError as error:
-        yield Check("divisibility", FAIL, error.message, error.fix or f"midstream --checkpoints {plan.run_id}")
+        yield Check("divisibility", FAIL, error.message, error.hint or f"midstream --checkpoints {plan.run_id}")
         return
     if newest is None:
         yield Check(

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, HostError, MidstreamError, UsageError
-from midstream.migrate.checkpoint_store import Shelf, shelf_of
-from midstream.migrate.model import OVERTAKE, Request
+from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of
+from midstream.migrate.model import LIVE, Request
 from midstream.watch.damaged_runs import refuse_damaged
 from midstream.watch.snapshot import CheckpointView
 
@@ -46,7 +46,7 @@ def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
 def _held(fleet: Fleet, copies: Sequence[RunView]) -> RunView:
     """Of the copies with the highest epoch the holder's own, also where it has just begun and says little as yet."""
     first = copies[0]
-    holder = first.fence.holder if first.fence is not None else ""
+    holder = first.fence.owner if first.fence is not None else ""
     hosts = fleet.hosts_of(holder) if holder in fleet.target_names else ()
     return next((copy for copy in copies if copy.host in hosts and copy.epoch == first.epoch), first)
 
@@ -55,7 +55,7 @@ def _check_holder(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
     """Refuse to move a copy that the fence says belongs elsewhere: that would make a second lineage."""
     if run.fence is None or run.fence.sealed_step is None:
         return  # it never moved: whoever started it, under whatever name, is its holder
-    holder = run.fence.holder
+    holder = run.fence.owner
     held_by = fleet.hosts_of(holder) if holder in fleet.target_names else ()
     if not holder or run.host in held_by:
         return
@@ -81,28 +81,28 @@ def check_stores(request: Request, run: RunView, here: str, there: str) -> None:
             f"run {run.run_id} keeps its checkpoints in {here}, and {request.target} would in {there}",
             f"store: {here} for {request.target} in the fleet file; nothing is copied then",
         )
-    if request.mode == OVERTAKE and (here or there):
+    if request.mode == LIVE and (here or there):
         raise UsageError(
-            f"an overtake of {run.run_id} would compare states that lie in {here or there}",
-            "--mode handover moves what lies in a bucket",
+            f"a live migration of {run.run_id} would compare states that lie in {here or there}",
+            "--mode warm moves what lies in a bucket",
         )
 
 
-def shelf_of_source(fleet: Fleet, source: Host, run: RunView, request: Request, store: str) -> Shelf:
+def shelf_of_source(fleet: Fleet, source: Host, run: RunView, request: Request, store: str) -> CheckpointStore:
     """Where the run's checkpoints are. A machine that is lost may have kept them in a bucket, which is still there:
     that of the target that held the run, or ``store``, the new target's."""
     own = source.call("verify.tree.store_of", root=source.root, run_id=run.run_id)
     if own or not request.source_lost or run.fence is None:
-        return shelf_of(fleet, source, run.run_id, own or "")
+        return checkpoint_store_of(fleet, source, run.run_id, own or "")
     described = source.call("runs.run_state.describe", root=source.root, run_id=run.run_id)
-    for url in dict.fromkeys((fleet.store_of_target(run.fence.holder), store)):
-        shelf = shelf_of(fleet, source, run.run_id, url if url != "null" else "")
+    for url in dict.fromkeys((fleet.store_of_target(run.fence.owner), store)):
+        shelf = checkpoint_store_of(fleet, source, run.run_id, url if url != "null" else "")
         if shelf.store and any(point["accepted"] for point in shelf.points(described)):
             return shelf
-    return shelf_of(fleet, source, run.run_id, "")
+    return checkpoint_store_of(fleet, source, run.run_id, "")
 
 
-def shelved(run: RunView, source: Host, shelf: Shelf) -> RunView:
+def shelved(run: RunView, source: Host, shelf: CheckpointStore) -> RunView:
     """The run with what lies in its bucket, where it has one."""
     if not shelf.store:
         return run
@@ -114,7 +114,7 @@ def choose_checkpoint(run: RunView, request: Request) -> CheckpointView | None:
     """None for "now" (a final save at the seal), else the complete, accepted checkpoint to go on from."""
     usable = [point for point in run.checkpoints if point.complete and point.accepted]
     if request.checkpoint == "now":
-        if run.alive:
+        if run.running:
             return None
         request_kind = "latest"  # nobody is there to save: the newest complete one is all there is
     else:

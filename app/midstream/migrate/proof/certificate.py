@@ -12,12 +12,21 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from midstream.migrate.model import LEDGER_ENTRIES, PROVEN, REFUTED, UNWITNESSED, Certificate, Claim, Ledger, Plan
+from midstream.migrate.model import (
+    CLAIM_FAILED,
+    DOWNTIME_PHASES,
+    NOT_CHECKED,
+    VERIFIED,
+    Certificate,
+    Claim,
+    DowntimeReport,
+    Plan,
+)
 from midstream.printable import printable
 from midstream_engine import records
 
-WITNESS_TOLERANCE = 1e-4  # relative
-TRAJECTORY_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}  # relative
+REFERENCE_LOSS_TOLERANCE = 1e-4  # relative
+CONTINUITY_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}  # relative
 
 
 def certify(
@@ -35,8 +44,8 @@ def certify(
     claims = (
         _state(sealed, restore),
         _data(step, restore, target_rows, complete),
-        witness(restore),
-        _trajectory(step, target_rows, source_rows, precision(plan)),
+        reference_losses(restore),
+        _continuity(step, target_rows, source_rows, precision(plan)),
     )
     return Certificate(
         migration=plan.migration,
@@ -53,7 +62,7 @@ def certify(
 
 
 def _verdict(holds: bool) -> str:
-    return PROVEN if holds else REFUTED
+    return VERIFIED if holds else CLAIM_FAILED
 
 
 def _state(sealed: Mapping[str, Any], restore: records.Restore) -> Claim:
@@ -96,33 +105,34 @@ def _data(step: int, restore: records.Restore, rows: Sequence[Mapping[str, Any]]
     )
 
 
-def witness(restore: records.Restore) -> Claim:
+def reference_losses(restore: records.Restore) -> Claim:
     """Whether the fixed sequences gave the same losses when the state was restored."""
-    pairs = list(zip(restore.witness_recorded, restore.witness_recomputed, strict=False))
-    whole = bool(pairs) and len(restore.witness_recorded) == len(restore.witness_recomputed)
+    pairs = list(zip(restore.recorded_losses, restore.recomputed_losses, strict=False))
+    whole = bool(pairs) and len(restore.recorded_losses) == len(restore.recomputed_losses)
     worst = max((records.relative_difference(a, b) for a, b in pairs), default=float("inf"))
-    holds = whole and worst <= WITNESS_TOLERANCE
+    holds = whole and worst <= REFERENCE_LOSS_TOLERANCE
     statement = (
         f"{len(pairs)} fixed sequences give the same losses, largest relative difference {worst:.1e}"
         if holds
-        else f"losses of {len(pairs)} fixed sequences differ by up to {worst:.1e} relative ({WITNESS_TOLERANCE:.0e})"
+        else f"losses of {len(pairs)} fixed sequences differ by up to {worst:.1e} relative"
+        f" ({REFERENCE_LOSS_TOLERANCE:.0e})"
         if whole
-        else "the checkpoint carries no complete witness"
+        else "the checkpoint carries no complete reference losses"
     )
     return Claim(
-        "witness",
-        _verdict(holds) if whole else UNWITNESSED,
+        "reference losses",
+        _verdict(holds) if whole else NOT_CHECKED,
         statement,
         {
-            "recorded": list(restore.witness_recorded),
-            "recomputed": list(restore.witness_recomputed),
+            "recorded": list(restore.recorded_losses),
+            "recomputed": list(restore.recomputed_losses),
             "largest_relative_difference": worst if whole else None,
-            "tolerance": WITNESS_TOLERANCE,
+            "tolerance": REFERENCE_LOSS_TOLERANCE,
         },
     )
 
 
-def _trajectory(
+def _continuity(
     step: int, target_rows: Sequence[Mapping[str, Any]], source_rows: Sequence[Mapping[str, Any]], precision: str
 ) -> Claim:
     theirs = {row["global_step"]: row["train/loss"] for row in source_rows if row["global_step"] >= step}
@@ -132,13 +142,13 @@ def _trajectory(
         if row["global_step"] in theirs
     ]
     if not pairs:
-        return Claim("trajectory", UNWITNESSED, "the source has no losses past the seal to compare with")
-    tolerance = TRAJECTORY_TOLERANCE[precision]
+        return Claim("continuity", NOT_CHECKED, "the source has no losses past the seal to compare with")
+    tolerance = CONTINUITY_TOLERANCE[precision]
     differences = [records.relative_difference(a, b) for _, a, b in pairs]
     worst = max(differences)
     allowed = f"{worst:.1e} relative (allowed {tolerance:.0e}, {precision})"
     return Claim(
-        "trajectory",
+        "continuity",
         _verdict(worst <= tolerance),
         f"{len(pairs)} losses past the seal agree with the source's within {allowed}"
         if worst <= tolerance
@@ -155,10 +165,12 @@ def precision(plan: Plan) -> str:
     return "bf16" if any(word in policy.replace("=", ",").split(",") for word in low) else "f32"
 
 
-_MARKS = {PROVEN: "✓", REFUTED: "✗", UNWITNESSED: "–"}
+_MARKS = {VERIFIED: "✓", CLAIM_FAILED: "✗", NOT_CHECKED: "–"}
 
 
-def page(proof: Certificate, curve: Sequence[Mapping[str, Any]], picture: str, ledger: Ledger | None = None) -> str:
+def page(
+    proof: Certificate, curve: Sequence[Mapping[str, Any]], picture: str, ledger: DowntimeReport | None = None
+) -> str:
     """The certificate for people: Markdown, with the downtime and the losses around the seam. ``picture``: the SVG's
     file name."""
     lines = [
@@ -178,18 +190,18 @@ def page(proof: Certificate, curve: Sequence[Mapping[str, Any]], picture: str, l
     theirs = {
         step: loss
         for claim in proof.claims
-        if claim.name == "trajectory"
+        if claim.name == "continuity"
         for step, loss, _ in claim.evidence.get("steps", ())
     }
-    if ledger is not None and ledger.downtime is not None:
-        lines += ["", f"The run stood still for {ledger.downtime:.1f} s.", "", "| seconds | predicted | measured |"]
+    if ledger is not None and ledger.total is not None:
+        lines += ["", f"The run stood still for {ledger.total:.1f} s.", "", "| seconds | predicted | measured |"]
         lines += ["|---|---:|---:|"]
         lines += [
             f"| {name} | {ledger.predicted.get(name, 0.0):.1f} | {ledger.measured.get(name, 0.0):.1f} |"
-            for name in LEDGER_ENTRIES
+            for name in DOWNTIME_PHASES
             if ledger.predicted.get(name, 0.0) >= 0.05 or ledger.measured.get(name, 0.0) >= 0.05
         ]
-        lines += [f"| **all** | {sum(ledger.predicted.values()):.1f} | {ledger.downtime:.1f} |"]
+        lines += [f"| **all** | {sum(ledger.predicted.values()):.1f} | {ledger.total:.1f} |"]
     lines += ["", f"![the loss before and after the move]({picture})", "", "Losses around the seam:", ""]
     lines += [f"| step | train/loss | attempt | the same step on {proof.source} |", "|---:|---:|---:|---:|"]
     seam = [row for row in curve if "train/loss" in row and abs(row["global_step"] - proof.step) <= 8]

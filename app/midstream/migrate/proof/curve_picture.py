@@ -66,7 +66,7 @@ def seam(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
 
 def _compared(proof: Certificate) -> Sequence[Sequence[float]]:
     """[step, the source's loss, the target's] past the seal."""
-    return next((claim.evidence.get("steps", ()) for claim in proof.claims if claim.name == "trajectory"), ())
+    return next((claim.evidence.get("steps", ()) for claim in proof.claims if claim.name == "continuity"), ())
 
 
 def _panel(top: float, lines: Sequence[_Line], step: int, name: str) -> list[str]:

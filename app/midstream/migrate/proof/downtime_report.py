@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.migrate.model import HANDOVER, LEDGER_ENTRIES, OVERTAKE, STOP, Ledger
+from midstream.migrate.model import COLD, DOWNTIME_PHASES, LIVE, WARM, DowntimeReport
 from midstream.migrate.planning.measured_rates import Rates
 
 # Used only until the run or an earlier migration has shown better: bytes a second of a verified copy, of a save with
@@ -19,21 +19,21 @@ HANDSHAKE = 1.0
 
 
 def predict(
-    curve: Sequence[Mapping[str, Any]], checkpoint_bytes: int, mode: str = STOP, rates: Rates | None = None
+    curve: Sequence[Mapping[str, Any]], checkpoint_bytes: int, mode: str = COLD, rates: Rates | None = None
 ) -> dict[str, float]:
     """Seconds for each entry, from the run's own steps, the bytes that have to travel, and ``rates``: what was measured
     between the two hosts, which is believed before anything else.
 
-    In a handover the target has compiled before, and objects travel while others are still being saved: the copy takes
-    what it takes beyond the save, and is verified as it flows and once more by the restore. An overtake stands still
-    for nothing."""
+    In a warm migration the target has compiled before, and objects travel while others are still being saved: the
+    copy takes what it takes beyond the save, and is verified as it flows and once more by the restore. A live
+    migration stands still for nothing."""
     rates = rates or Rates()
     step, first = step_seconds(curve)
     there = step if rates.step is None else rates.step
     saving, copying = checkpoint_bytes / DISK_RATE, checkpoint_bytes / (rates.copy or COPY_RATE)
-    if mode == OVERTAKE:
-        return dict.fromkeys(LEDGER_ENTRIES, 0.0)
-    if mode == HANDOVER:
+    if mode == LIVE:
+        return dict.fromkeys(DOWNTIME_PHASES, 0.0)
+    if mode == WARM:
         assumed = {
             "quiesce": 0.3 + step,
             "save": 0.2 + saving,
@@ -63,17 +63,17 @@ def predict(
 def preparing(data_bytes: int, checkpoint_bytes: int, mode: str, rates: Rates, compile_seconds: float) -> float:
     """Seconds in which the target is made ready while the source trains on: what is copied, and where it stands by, an
     interpreter, a compilation and a restore. An environment that has to be built, and a replay, come on top."""
-    copied = data_bytes + (0 if mode == STOP else checkpoint_bytes)
-    ready = 0.0 if mode == STOP else ENGINE_START + compile_seconds + checkpoint_bytes / DISK_RATE
+    copied = data_bytes + (0 if mode == COLD else checkpoint_bytes)
+    ready = 0.0 if mode == COLD else ENGINE_START + compile_seconds + checkpoint_bytes / DISK_RATE
     return copied / (rates.copy or COPY_RATE) + ready
 
 
-def overtaken(predicted: Mapping[str, float], last_step_ended: float, next_step_ended: float) -> Ledger:
-    """The ledger of an overtake: the target had the next step done before the source had its last, or shortly after.
+def live(predicted: Mapping[str, float], last_step_ended: float, next_step_ended: float) -> DowntimeReport:
+    """Downtime of a live migration: the target had done the next step before the source had its last, or soon after.
     Times as in ``Marks``. What remains is the wait for that step; nothing else stands between the two."""
     gap = max(0.0, next_step_ended - last_step_ended)
-    measured = {name: gap if name == "first_step" else 0.0 for name in LEDGER_ENTRIES}
-    return Ledger(dict(predicted), measured, last_step_ended, last_step_ended + gap)
+    measured = {name: gap if name == "first_step" else 0.0 for name in DOWNTIME_PHASES}
+    return DowntimeReport(dict(predicted), measured, last_step_ended, last_step_ended + gap)
 
 
 def step_seconds(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
@@ -109,7 +109,7 @@ def measure(
     restore_seconds: float,
     compile_seconds: float,
     first_step_seconds: float,
-) -> Ledger:
+) -> DowntimeReport:
     """The ledger of a move. Its entries add up to the downtime, whatever the hosts' clocks say.
 
     The downtime begins with the end of the source's last step; where the source had ended before the move, with the
@@ -138,4 +138,4 @@ def measure(
         ended = min(ended, marks.training_seen)
     ended = max(ended, began + sum(measured.values()))  # each was measured on one clock; two clocks may disagree
     measured["provision"] = max(0.0, ended - began - sum(measured.values()))
-    return Ledger(dict(predicted), {name: measured[name] for name in LEDGER_ENTRIES}, began, ended)
+    return DowntimeReport(dict(predicted), {name: measured[name] for name in DOWNTIME_PHASES}, began, ended)

@@ -1,4 +1,4 @@
-"""The certificate of an overtake: the state was computed twice, not copied, and that is what it says.
+"""The certificate of a live migration: the state was computed twice, not copied, and that is what it says.
 
 The same four claims, from other evidence. *State*: the replay began with the run's own state, by its root digest.
 *Data*: every batch of the replay is the source's. *Witness*: at the beginning, as ever. *Trajectory*: the losses of
@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from midstream.migrate.model import PROVEN, REFUTED, UNWITNESSED, Certificate, Claim, Plan
+from midstream.migrate.model import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim, Plan
 from midstream.migrate.proof import restore_evidence
-from midstream.migrate.proof.certificate import TRAJECTORY_TOLERANCE, precision, witness
+from midstream.migrate.proof.certificate import CONTINUITY_TOLERANCE, precision, reference_losses
 from midstream_engine import records
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def gather(
     rehearsal, attempt = facts["rehearsal"], int(facts["standby_attempt"])
     there = {"root": target.root, "run_id": plan.run_id, "attempt": attempt}
     crossing = target.call(
-        "runs.standby_state.crossing",
+        "runs.standby_state.parameter_drift",
         **there,
         expected=sealed["step"] == facts.get("crossing_step"),
         patience=patience,
@@ -60,7 +60,7 @@ def gather(
         records.Restore.from_json(restore, f"{target.name}: restore.json of attempt {attempt}"),
         theirs,
         ours["rows"],
-        None if crossing is None else records.Crossing.from_json(crossing, "crossing.json"),
+        None if crossing is None else records.ParameterDrift.from_json(crossing, "parameter_drift.json"),
     )
 
 
@@ -71,15 +71,15 @@ def certify(
     restore: records.Restore,
     source_rows: Sequence[Mapping[str, Any]],
     shadow_rows: Sequence[Mapping[str, Any]],
-    crossing: records.Crossing | None,
+    crossing: records.ParameterDrift | None,
 ) -> Certificate:
     """``rehearsal`` is the checkpoint (name, step, root_digest) that the replay began with; the rows are both sides' of
     the steps from there on; ``crossing`` is None where the distance could not be measured."""
     claims = (
         _state(rehearsal, restore, int(sealed["step"])),
         _data(restore, source_rows, shadow_rows),
-        witness(restore),
-        _trajectory(plan, source_rows, shadow_rows, crossing),
+        reference_losses(restore),
+        _continuity(plan, source_rows, shadow_rows, crossing),
     )
     return Certificate(
         migration=plan.migration,
@@ -105,7 +105,7 @@ def _state(rehearsal: Mapping[str, Any], restore: records.Restore, step: int) ->
         f"the run's is {rehearsal['name']}, root digest {str(rehearsal['root_digest'])[:12]}"
     )
     evidence = {"start": rehearsal["root_digest"], "restored": restore.root_digest, "start_step": restore.step}
-    return Claim("state", PROVEN if same else REFUTED, statement, evidence)
+    return Claim("state", VERIFIED if same else CLAIM_FAILED, statement, evidence)
 
 
 def _pairs(
@@ -133,20 +133,20 @@ def _data(
         statement = (
             "no step was done by both" if not pairs else f"batch {restore.step} is not the one that was recorded"
         )
-    return Claim("data", PROVEN if same else REFUTED, statement, evidence)
+    return Claim("data", VERIFIED if same else CLAIM_FAILED, statement, evidence)
 
 
-def _trajectory(
+def _continuity(
     plan: Plan,
     source_rows: Sequence[Mapping[str, Any]],
     shadow_rows: Sequence[Mapping[str, Any]],
-    crossing: records.Crossing | None,
+    crossing: records.ParameterDrift | None,
 ) -> Claim:
     pairs = _pairs(source_rows, shadow_rows)
     if not pairs:
-        return Claim("trajectory", UNWITNESSED, "no step was done by both")
+        return Claim("continuity", NOT_CHECKED, "no step was done by both")
     kind = precision(plan)
-    tolerance = TRAJECTORY_TOLERANCE[kind]
+    tolerance = CONTINUITY_TOLERANCE[kind]
     differences = [records.relative_difference(a["train/loss"], b["train/loss"]) for _, a, b in pairs]
     worst = max(differences)
     far = (
@@ -168,4 +168,4 @@ def _trajectory(
         "tolerance": tolerance,
         "crossing": None if crossing is None else crossing.to_json(),
     }
-    return Claim("trajectory", PROVEN if worst <= tolerance else REFUTED, statement, evidence)
+    return Claim("continuity", VERIFIED if worst <= tolerance else CLAIM_FAILED, statement, evidence)

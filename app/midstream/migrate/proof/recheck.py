@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import HostError, MidstreamError
 from midstream.hosts.rpc.answer_limits import decode_file
-from midstream.migrate.checkpoint_store import shelf_of
-from midstream.migrate.model import FAIL, OVERTAKE, PASS, PROVEN, REFUTED, UNWITNESSED, WARN, Certificate, Check, Plan
+from midstream.migrate.checkpoint_store import checkpoint_store_of
+from midstream.migrate.model import (
+    CLAIM_FAILED,
+    FAIL,
+    LIVE,
+    NOT_CHECKED,
+    PASS,
+    VERIFIED,
+    WARN,
+    Certificate,
+    Check,
+    Plan,
+)
 from midstream.migrate.proof import certificate, live_certificate, restore_evidence
 from midstream.transfer import verify_objects
 from midstream_engine import records
@@ -66,7 +77,7 @@ def _claims(
             yield Check(claim.name, WARN, f"was {claim.verdict}; not checked: {target}")
         return
     found = restore_evidence.restored(target, plan.run_id, sealed, int(_fact(view, "target_attempt")))
-    if plan.mode == OVERTAKE and not any("fallen_back" in event.detail for event in view.events):
+    if plan.mode == LIVE and not any("fallen_back" in event.detail for event in view.events):
         yield from _overtaken(source, target, view, proof, sealed)
         return
     if found is None:
@@ -83,30 +94,30 @@ def _claims(
     again = {claim.name: claim for claim in certificate.certify(plan, sealed, restore, ours, theirs).claims}
     for claim in proof.claims:
         now = again[claim.name]
-        if claim.name == "data" and now.verdict != PROVEN and not ours:
+        if claim.name == "data" and now.verdict != VERIFIED and not ours:
             gone = f"{target.name} no longer has the losses of attempt {attempt}"
             yield Check(claim.name, WARN, f"was {claim.verdict}; {gone}")
         elif now.verdict == claim.verdict:
             yield Check(claim.name, PASS, f"{now.verdict} again: {now.statement}")
-        elif now.verdict == UNWITNESSED:
+        elif now.verdict == NOT_CHECKED:
             why = source if isinstance(source, str) else now.statement
             yield Check(claim.name, WARN, f"was {claim.verdict}; not checked: {why}")
         else:
-            state = FAIL if now.verdict == REFUTED else WARN
+            state = FAIL if now.verdict == CLAIM_FAILED else WARN
             yield Check(claim.name, state, f"was {claim.verdict}, now {now.verdict}: {now.statement}")
 
 
 def _overtaken(
     source: Host | str, target: Host, view: MigrationView, proof: Certificate, sealed: Mapping[str, Any]
 ) -> Iterator[Check]:
-    """The claims of an overtake: its evidence is the replay's."""
+    """The claims of a live migration: its evidence is the replay's."""
     facts = {name: _fact(view, name) for name in ("rehearsal", "standby_attempt", "crossing_step")}
     there = None if isinstance(source, str) else source
     now = live_certificate.gather(there, target, view.plan, sealed, facts, patience=1.0)
     again = {claim.name: claim for claim in now.claims} if now is not None else {}
     for claim in proof.claims:
         found = again.get(claim.name)
-        if found is None or (there is None and claim.name in ("data", "trajectory")):
+        if found is None or (there is None and claim.name in ("data", "continuity")):
             why = source if isinstance(source, str) else f"{target.name} no longer has what it wrote"
             yield Check(claim.name, WARN, f"was {claim.verdict}; not checked: {why}")
         elif found.verdict == claim.verdict:
@@ -120,8 +131,8 @@ def _objects(role: str, host: Host | str, proof: Certificate, hosts: Hosts, stor
     name = f"{role}'s checkpoint"
     if isinstance(host, str):
         return Check(name, WARN, f"not checked: {host}")
-    shelf = shelf_of(hosts.fleet, host, proof.run_id, store)
-    where = shelf.place(proof.checkpoint)
+    shelf = checkpoint_store_of(hosts.fleet, host, proof.run_id, store)
+    where = shelf.endpoint(proof.checkpoint)
     if not shelf.has(proof.checkpoint):
         return Check(name, WARN, f"{where} is no longer there")
     manifest = shelf.manifest(proof.checkpoint)
@@ -175,12 +186,12 @@ def _lineage(target: Host | str, plan: Plan, proof: Certificate) -> Check:
         entry
         for entry in lineage.entries
         if entry.epoch == proof.epoch
-        and (entry.checkpoint == proof.checkpoint or (plan.mode == OVERTAKE and entry.first_step == proof.step))
+        and (entry.checkpoint == proof.checkpoint or (plan.mode == LIVE and entry.first_step == proof.step))
     ]
     if not begun:
         return Check("lineage", FAIL, f"no attempt of epoch {proof.epoch} began with {proof.checkpoint}")
     if not fence.accepts(proof.epoch, proof.step + 1):
         taken = f"nothing of epoch {proof.epoch} past step {proof.step} counts any more"
-        return Check("lineage", WARN, f"{taken}: the run went on with {fence.holder} (epoch {fence.epoch})")
+        return Check("lineage", WARN, f"{taken}: the run went on with {fence.owner} (epoch {fence.epoch})")
     first = begun[0].attempt
     return Check("lineage", PASS, f"attempt {first} went on from {proof.checkpoint} under epoch {proof.epoch}")

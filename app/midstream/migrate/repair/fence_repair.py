@@ -36,7 +36,7 @@ def _check_all_answer(seen: Seen, host: str) -> None:
     if others and not seen.fences:
         raise Undetermined(f"the fence cannot be read on {', '.join(others)} either, and there is no other copy")
     named = {entry.target: place for place, lineage in seen.lineages().items() for entry in lineage.entries}
-    named.update({fence.holder: place for place, fence in seen.fences.items()})
+    named.update({fence.owner: place for place, fence in seen.fences.items()})
     unknown = [f"{name} (named by {place})" for name, place in named.items() if name not in seen.targets]
     # A run that its own machine began, without a launcher, is held by that machine's name.
     if unknown and (len(named) > 1 or len(seen.hosts) > 1):
@@ -49,7 +49,7 @@ def _newest_copy(copies: Mapping[str, records.Fence]) -> Found:
     first = next(iter(newest.values()))
     if any(fence != first for fence in newest.values()):
         raise Undetermined(f"copies of epoch {epoch} differ: {', '.join(newest)}")
-    return first, [f"{place}: epoch {first.epoch}, holder {first.holder}" for place in newest]
+    return first, [f"{place}: epoch {first.epoch}, holder {first.owner}" for place in newest]
 
 
 def _highest_epoch(seen: Seen) -> tuple[int, str]:
@@ -85,7 +85,7 @@ def _from_lineage(seen: Seen) -> Found:
         for epoch, entry in sorted(first.items())
     ]
     held = {entry.target for entry in entries.values() if entry.epoch == newest}
-    if held != {fence.holder}:
+    if held != {fence.owner}:
         raise Undetermined(f"the lineage names several targets under epoch {newest}: {', '.join(sorted(held))}")
     return fence, [*told, "no host of the fleet has another copy of the fence"]
 
@@ -93,9 +93,9 @@ def _from_lineage(seen: Seen) -> Found:
 def _after_the_mover(seen: Seen, host: str, base: records.Fence, evidence: list[str]) -> Found:
     """``base``, unless a migration that had the run on this host may have gone further."""
     found = seen.hosts[host]
-    if "mover.json" in found["damaged"]:
-        raise Undetermined("mover.json cannot be read either: a migration may have sealed the run")
-    mover = None if found["mover"] is None else records.Mover.from_json(found["mover"])
+    if "migration_lock.json" in found["damaged"]:
+        raise Undetermined("migration_lock.json cannot be read either: a migration may have sealed the run")
+    mover = None if found["migration_lock"] is None else records.MigrationLock.from_json(found["migration_lock"])
     if mover is None:
         return base, [*evidence, "no migration has the run on this host"]
     if mover.epoch <= base.epoch:
@@ -103,7 +103,7 @@ def _after_the_mover(seen: Seen, host: str, base: records.Fence, evidence: list[
     for attempt in found["attempts"]:
         sealed = _acknowledged(attempt, mover)
         if sealed is not None and mover.epoch == base.epoch + 1:
-            fence = base.sealed(mover.epoch, mover.holder, sealed)
+            fence = base.sealed(mover.epoch, mover.owner, sealed)
             told = f"attempt {attempt['attempt']} stopped at step {sealed} for migration {mover.migration}, and sealed"
             return fence, [*evidence, told]
     training = next((attempt for attempt in found["attempts"] if _trains(attempt, base.epoch)), None)
@@ -112,17 +112,21 @@ def _after_the_mover(seen: Seen, host: str, base: records.Fence, evidence: list[
         return base, [*evidence, told]
     raise Undetermined(
         f"migration {mover.migration} has the run on {host}, and may have sealed it for epoch {mover.epoch} "
-        f"(holder {mover.holder})"
+        f"(holder {mover.owner})"
     )
 
 
-def _acknowledged(attempt: Mapping[str, Any], mover: records.Mover) -> int | None:
+def _acknowledged(attempt: Mapping[str, Any], mover: records.MigrationLock) -> int | None:
     """The step at which an engine has sealed itself for the migration, by order and status; None where it has not."""
-    order = attempt["order"]
+    order = attempt["command"]
     status = next((each["status"] for each in attempt["processes"] if each["process"] == 0), None)
     if order is None or status is None or order["action"] != records.STOP or order["migration"] != mover.migration:
         return None
-    done = status["state"] == records.STOPPED and status["order"] >= order["serial"] and order["epoch"] == mover.epoch
+    done = (
+        status["state"] == records.STOPPED
+        and status["acknowledged"] >= order["sequence"]
+        and order["epoch"] == mover.epoch
+    )
     return status["step"] if done else None
 
 

@@ -59,12 +59,12 @@ def _entry(attempt: Mapping[str, Any], fence: records.Fence | None) -> records.L
     restore = attempt["restore"]
     if restore is None and attempt["first_row"] not in (0, None):
         raise Undetermined(f"attempt {number} began at step {attempt['first_row']}, and no restore.json says from what")
-    order = attempt["order"] or {}
+    order = attempt["command"] or {}
     devices = found.devices
     return records.LineageEntry(
         attempt=number,
         epoch=found.epoch,
-        target=fence.holder,
+        target=fence.owner,
         devices=len(devices),
         device_kind=devices[0].get("kind", "") if devices else "",
         first_step=restore["step"] if restore else 0,
@@ -137,12 +137,12 @@ def _lineage_entry(seen: Seen, number: int) -> records.LineageEntry | None:
 
 def _epoch(seen: Seen, attempt: Mapping[str, Any], fence: records.Fence | None) -> tuple[int, list[str]]:
     """The epoch that the attempt ran under, 0 where it never had the run."""
-    number, order = attempt["attempt"], attempt["order"]
+    number, order = attempt["attempt"], attempt["command"]
     entry = _lineage_entry(seen, number)
     if entry is not None:
         return entry.epoch, [f"lineage.json: attempt {number} is of epoch {entry.epoch}"]
-    if order is not None and order["action"] in (records.HOLD, records.REPLAY):
-        return 0, [f"order.json: attempt {number} stood by, and the lineage does not have it: it never had the run"]
+    if order is not None and order["action"] in (records.STANDBY, records.REPLAY):
+        return 0, [f"command.json: attempt {number} stood by, and the lineage does not have it: it never had the run"]
     if fence is not None and fence.epoch == 1 and not fence.seals:
         return 1, ["the fence is at epoch 1: the run has never moved"]
     raise Undetermined(f"no lineage says under which epoch attempt {number} ran")

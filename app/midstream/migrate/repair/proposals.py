@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LEASE = 3600.0  # seconds after which no migration has a run that it has not sealed
 # In this order: what comes later is derived from what comes first.
-_ORDER = ("fence.json", "lineage.json", "mover.json", "store.json")
+_ORDER = ("fence.json", "lineage.json", "migration_lock.json", "store.json")
 _STATUS = re.compile(r"attempts/([0-9]+)/status-([0-9]+)\.json")
 _OF_ATTEMPT = re.compile(r"attempts/([0-9]+)/((?:launch|exit|order|restore|crossing)[-0-9]*)\.json")
 _PIN = re.compile(r"pins/(.+)\.json")
@@ -74,7 +74,7 @@ def _repair(seen: Seen, host: str, name: str, fence: records.Fence | None) -> De
     if name == "lineage.json":
         lineage, evidence = lost_lineage(seen, host, fence)
         return lineage.to_json(), evidence
-    if name == "mover.json":
+    if name == "migration_lock.json":
         return _mover(seen, host)
     if name == "store.json":
         return _store(seen, host)
@@ -94,13 +94,13 @@ def _mover(seen: Seen, host: str) -> Determined:
     mine = [view for view in seen.migrations if view.open]
     if len(mine) == 1:
         plan = mine[0].plan
-        mover = records.Mover(plan.migration, plan.epoch, plan.target, left["now"])
+        mover = records.MigrationLock(plan.migration, plan.epoch, plan.target, left["now"])
         return mover.to_json(), [f"migration {plan.migration}, begun from this machine, is {mine[0].state}"]
-    age = left["now"] - left["changed"]["mover.json"]
+    age = left["now"] - left["changed"]["migration_lock.json"]
     if mine or age < LEASE:
         raise Undetermined(
             "a migration that another machine began may have the run: it is over within an hour of the last change "
-            f"of mover.json, {max(0.0, age):.0f} s ago"
+            f"of migration_lock.json, {max(0.0, age):.0f} s ago"
         )
     return None, [f"it was written {age:.0f} s ago: no migration has a run for longer without sealing it"]
 
@@ -120,7 +120,7 @@ def _of_attempt(seen: Seen, host: str, number: int, what: str) -> Determined:
     if attempt["running"]:
         raise Undetermined(f"attempt {number} may still need it: {attempt['running']}")
     still = next((view.migration for view in seen.migrations if view.open), "")
-    if still and what in ("order", "restore", "crossing"):
+    if still and what in ("command", "restore", "parameter_drift"):
         raise Undetermined(f"migration {still} is open, and may need it: finish it or roll it back first")
     if what.startswith("launch") and not any(each["status"] for each in attempt["processes"]):
         raise Undetermined("no status says which process it was")

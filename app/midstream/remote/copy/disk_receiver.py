@@ -1,7 +1,7 @@
 """The target's end of a stream: writes what arrives into the staging directory.
 
 A whole object is hashed while it is written and takes its own name when its SHA-256 is right. Of an object that
-arrives in ranges, over several streams or in several attempts, `assembly.py` hashes the bytes as they join up.
+arrives in ranges, over several streams or in several attempts, `range_assembly.py` hashes the bytes as they join up.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ def follow(root: str, run_id: str, attempt: int, serial: int, since: int, sizes:
                 break
             time.sleep(POLL)
     # Whoever asked wants to know next how the run lies there now.
-    emit("answered", **dict(found, described=run_state.describe(root, run_id), mover=ownership.mover(root, run_id)))
+    lock = ownership.migration_lock(root, run_id)
+    emit("answered", **dict(found, described=run_state.describe(root, run_id), migration_lock=lock))
     return 0
 
 
@@ -98,9 +99,9 @@ def tidy(directory: str) -> None:
 def _answered(found: Mapping[str, Any], serial: int) -> bool:
     """Whether nothing more is to be waited for."""
     status = found["status"]
-    if status is None or not found["alive"]:
-        return not found["alive"]
-    return bool(status["state"] in records.ENDED or status["refused"] >= serial)
+    if status is None or not found["running"]:
+        return not found["running"]
+    return bool(status["state"] in records.ENDED or status["rejected"] >= serial)
 
 
 def _newest(paths: records.RunPaths, attempt: int, since: int) -> Optional[str]:

@@ -76,7 +76,7 @@ def _spelled(path: str) -> bool:
         return False
 
 
-def held(stage: Stage, root: str, absent: Sequence[Dict[str, Any]]) -> Iterator[str]:
+def reuse(stage: Stage, root: str, absent: Sequence[Dict[str, Any]]) -> Iterator[str]:
     """Paths of the objects that another tree of this host holds: each is read, and where its hash is right linked, or
     copied where no link can be made."""
     found = _elsewhere(root, stage.directory, {(entry["sha256"], entry["size"]) for entry in absent})

@@ -149,7 +149,7 @@ class LastFolder:
 def open_object(directory: str, path: str) -> int:
     """A descriptor of the regular file ``path`` below ``directory``, for reading. NotPlain where it is none, or where
     a symbolic link leads there; ValueError where the path leaves the directory. Hard links are as good as files: trees
-    of one host share objects by them (`neighbours.py`)."""
+    of one host share objects by them (`local_reuse.py`)."""
     inside(directory, path)
     parent, name = open_parent(directory, path)
     try:

@@ -13,7 +13,7 @@ from midstream.remote.copy.object_files import emit
 CALM = 0.05  # seconds between two lines
 
 
-class Telling:
+class ProgressReports:
     """Lines ``landed``: bytes that were written, objects that have their names, ranges ``[path, offset, length]``. Any
     thread may add to the next one."""
 

@@ -1,5 +1,5 @@
 """The receiving end of a stream: one loop over its frames. What becomes of the items is said by whoever keeps them: a
-disk (`receiving.py`) or a bucket (`gcs_receiving.py`)."""
+disk (`disk_receiver.py`) or a bucket (`gcs/receiver.py`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from midstream.remote.copy.frames import (
     widen,
 )
 from midstream.remote.copy.object_files import emit
-from midstream.remote.copy.progress_reports import Telling
+from midstream.remote.copy.progress_reports import ProgressReports
 from midstream.remote.copy.requested_items import RequestedItems
 from midstream.remote.copy.stdin_lines import Lines
 
@@ -50,7 +50,7 @@ class Receiver:
     def __init__(self, stream: Bytes, kind: str, key: str):
         self.stream, self.kind = stream, kind
         self.requests = RequestedItems(key)
-        self.telling = Telling()
+        self.telling = ProgressReports()
 
     def begin(self, item: Dict[str, Any]) -> Arriving:
         """Make ready for an item. Problem where its path leads elsewhere."""
@@ -138,7 +138,7 @@ def receive(peer: Optional[Dict[str, Any]], keep: Callable[[Bytes], None]) -> in
     else:
         Lines()  # the operator's end is ours
         try:
-            read_into = tls.reader(tls.meet(peer))
+            read_into = tls.reader(tls.connect(peer))
         except OSError as error:
             emit("problem", kind="truncated", message="no connection: {}".format(error))
             return 1

@@ -174,7 +174,7 @@ def serve(directory: str, peer: Optional[Dict[str, Any]], begin: Callable[[Sende
     be read, which the stream has then been told. Lines: see `send`. The program's exit status."""
     lines = Lines()
     # With TLS the certificate's key is in memory only; the listening side says its port on stdout.
-    sock = tls.meet(peer) if peer is not None else None
+    sock = tls.connect(peer) if peer is not None else None
     sender = Sender(directory, Pipe(sys.stdout.buffer.fileno()) if sock is None else SocketOut(sock))
     try:
         take = begin(sender)

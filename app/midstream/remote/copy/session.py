@@ -98,7 +98,7 @@ def _prepared(
     begun = sum(os.stat(posixpath.join(stage.here, part_name(entry))).st_blocks * 512 for entry in parts)
     needed = sum(entry["size"] for entry in absent)
     if survey and root and absent:
-        held = _reported("held", local_reuse.held(stage, root, absent))
+        held = _reported("held", local_reuse.reuse(stage, root, absent))
         absent = [entry for entry in absent if entry["path"] not in held]
         needed = sum(entry["size"] for entry in absent)
     free = free_bytes(directory)

@@ -244,7 +244,7 @@ def _dial(peer: Dict[str, Any]) -> Tuple[ssl.SSLSocket, str]:
     raise OSError("; ".join(why) or "no address to dial")
 
 
-def meet(peer: Dict[str, Any]) -> ssl.SSLSocket:
+def connect(peer: Dict[str, Any]) -> ssl.SSLSocket:
     """A TLS connection with the other end. The listening one says ``listening`` with its ``port`` on stdout."""
     if peer["role"] == "listen":
         with _listener(peer.get("ports")) as listener:
@@ -315,7 +315,7 @@ def answer(peer: Dict[str, Any]) -> int:
     return 0
 
 
-def knock(peer: Dict[str, Any]) -> Dict[str, Any]:
+def probe(peer: Dict[str, Any]) -> Dict[str, Any]:
     """Call the one who answers. Returns ``address`` and ``seconds`` (the shortest round trip), or ``why`` not."""
     try:
         sock, address = _dial(peer)

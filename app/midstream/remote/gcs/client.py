@@ -1,7 +1,8 @@
 """Objects below a ``gs://`` prefix, for the programs of a copy. Where those run, google-cloud-storage does the talking.
 
 Who asks is said by ``access``: ``credentials`` (empty: application default; ``anonymous``; or a service account's key
-file on the machine where this runs), ``impersonate`` (a service account), ``project``, and ``billed_to``, the project
+file on the machine where this runs), ``impersonate`` (a service account), ``project``, and ``user_project``, the
+project
 that pays where the bucket's owner does not. What an object is, is kept with it: its SHA-256, under ``HASH``.
 """
 
@@ -28,9 +29,9 @@ LOGIN = "gcloud auth application-default login"
 class GcsError(Exception):
     """One line for a person, and what mends it."""
 
-    def __init__(self, message: str, fix: str = ""):
+    def __init__(self, message: str, hint: str = ""):
         super().__init__(message)
-        self.message, self.fix = message, fix
+        self.message, self.hint = message, hint
 
 
 class Taken(GcsError):
@@ -67,7 +68,7 @@ def _client(storage: Any, access: Dict[str, Any]) -> Any:
     import google.auth
     from google.oauth2 import service_account
 
-    project = access.get("project") or access.get("billed_to") or None
+    project = access.get("project") or access.get("user_project") or None
     named = access.get("credentials") or ""
     if named == "anonymous":
         return storage.Client.create_anonymous_client()
@@ -157,7 +158,7 @@ def _refused(what: str, message: str) -> GcsError:
     bucket, line = what[len(SCHEME) :].split("/")[0], " ".join((said[1] if said else message).split())[:300]
     lower = line.lower()
     if "requester pays" in lower:
-        return GcsError("bucket {}: whoever asks it pays, and nobody was named".format(bucket), "name billed_to")
+        return GcsError("bucket {}: whoever asks it pays, and nobody was named".format(bucket), "name user_project")
     if "project" in lower and re.search(r"unknown|invalid|not found|has not been used|disabled|not exist", lower):
         return GcsError("bucket {}: the project is wrong: {}".format(bucket, line), "gcloud projects list shows them")
     if "serviceusage.services.use" in lower or "billing" in lower:
@@ -183,7 +184,7 @@ class Bucket:
         self.url = url.rstrip("/")
         self.name, self.prefix = split(url)
         self.client = open_client(access)
-        self._bucket = self.client.bucket(self.name, user_project=access.get("billed_to") or None)
+        self._bucket = self.client.bucket(self.name, user_project=access.get("user_project") or None)
 
     def __enter__(self) -> Bucket:
         return self
@@ -330,14 +331,14 @@ _ZEROS = bytes(1 << 20)
 
 
 def able(url: str, access: Dict[str, Any]) -> Dict[str, str]:
-    """``{"why", "fix"}``: why objects below ``url`` cannot be listed from here; empty where they can."""
+    """``{"why", "hint"}``: why objects below ``url`` cannot be listed from here; empty where they can."""
     try:
         with Bucket(url, access) as bucket, errors(bucket.url):
             for _ in bucket.client.list_blobs(bucket._bucket, prefix=bucket.prefix, max_results=1, retry=patient()):
                 break
     except GcsError as error:
-        return {"why": error.message, "fix": error.fix}
-    return {"why": "", "fix": ""}
+        return {"why": error.message, "hint": error.hint}
+    return {"why": "", "hint": ""}
 
 
 Emit = Callable[..., None]
@@ -345,5 +346,5 @@ Emit = Callable[..., None]
 
 def tell(error: BaseException, emit: Emit) -> None:
     """A problem, to the operator."""
-    fix = error.fix if isinstance(error, GcsError) else ""
-    emit("problem", kind="system", message=str(error), fix=fix)
+    hint = error.hint if isinstance(error, GcsError) else ""
+    emit("problem", kind="system", message=str(error), hint=hint)

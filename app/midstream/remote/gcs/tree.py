@@ -1,4 +1,4 @@
-"""A tree of objects in a bucket: what `tree.py` tells of one on a disk."""
+"""A tree of objects in a bucket: what `verify/tree.py` tells of one on a disk."""
 
 from __future__ import annotations
 

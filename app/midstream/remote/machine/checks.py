@@ -105,7 +105,7 @@ def _open_in(path: str, proc: str) -> List[int]:
 
 def engines(root: str) -> List[Dict[str, Any]]:
     """Runs of this root that are alive: ``{run, attempt}``."""
-    living = {run_id: run_state.living_attempt(root, run_id) for run_id in run_state.list_runs(root)}
+    living = {run_id: run_state.running_attempt(root, run_id) for run_id in run_state.list_runs(root)}
     return [{"run": run_id, "attempt": attempt} for run_id, attempt in living.items() if attempt]
 
 

@@ -224,7 +224,7 @@ class _Run:
         newest = run_state.newest_started(self._paths, numbers)
         found = {"attempts": numbers, "attempt": newest}
         try:
-            state = run_state.status(self._root, self._id, newest) if newest else {"status": None, "alive": False}
+            state = run_state.status(self._root, self._id, newest) if newest else {"status": None, "running": False}
             return {**found, "wordless": run_state.wordless(self._paths.attempt(newest)), **state}
         except records.Damaged:
             return found

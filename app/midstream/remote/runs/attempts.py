@@ -142,7 +142,7 @@ def start(
         before = records.read_json_or_none(attempt.launched(process))
         if before is not None:
             return dataclasses.asdict(records.ProcessIdentity.from_json(before, attempt.launched(process)))
-        living = run_state.living_attempt(root, run_id)
+        living = run_state.running_attempt(root, run_id)
         if living and not (process and living == number):
             with contextlib.suppress(OSError):  # only an empty claim is nobody's
                 os.rmdir(attempt.dir)
@@ -174,7 +174,7 @@ def submit(
         before = slurm.job_of(attempt)  # submitted already: contact was lost before the first answer arrived
         if before is not None:
             return before
-        living = run_state.living_attempt(root, run_id)
+        living = run_state.running_attempt(root, run_id)
         if living:
             give_back(root, run_id, number)
             raise run_state.Refused("attempt {} of {} runs here already".format(living, run_id))
@@ -193,7 +193,7 @@ def _wait_for_ends(root: str, run_id: str) -> None:
     on this machine, whose statuses came with the run's history."""
     deadline = time.monotonic() + ENDING
     while time.monotonic() < deadline:
-        living = run_state.living_attempt(root, run_id)
+        living = run_state.running_attempt(root, run_id)
         found = run_state.status(root, run_id, living)["status"] if living else None
         if found is None or found["state"] not in records.ENDED:
             return
@@ -211,7 +211,7 @@ def _lay_out(
         if config is None:
             raise FileNotFoundError("run {} has no config: {} is missing".format(paths.run_id, paths.config))
         records.write_bytes(paths.config, config.encode())
-    path = paths.attempt(number).order
+    path = paths.attempt(number).command_file
     if order is not None and not os.path.exists(path):  # another process' start wrote it here; a newer one stays
         records.write_json(path, dict(order))
 
@@ -241,7 +241,7 @@ def remove_secrets(root: str, run_id: str) -> None:
     """Remove what launches of a run have left, unless an attempt of it lives here: a job may be started again."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     with records.locked(paths.lock):
-        if not run_state.living_attempt(root, run_id):
+        if not run_state.running_attempt(root, run_id):
             shutil.rmtree(posixpath.join(paths.dir, SECRETS), ignore_errors=True)
 
 
@@ -360,13 +360,13 @@ def attempt(root: str, run_id: str, number: int, lines: int = 20) -> Dict[str, A
     if not os.path.isdir(paths.dir):
         raise FileNotFoundError("run {} has no attempt {}".format(run_id, number))
     found = [_process(root, run_id, number, process, lines) for process in run_state.processes(paths)]
-    first = found[0] if found else {"status": None, "alive": False, "log": []}
+    first = found[0] if found else {"status": None, "running": False, "log": []}
     return {
         "now": time.time(),
         "group": _group(paths),
         "processes": found,
         "status": first["status"],
-        "alive": first["alive"],
+        "running": first["running"],
         "log": first["log"],
     }
 
@@ -382,7 +382,7 @@ def _group(paths: records.AttemptPaths) -> List[str]:
 def _process(root: str, run_id: str, number: int, process: int, lines: int) -> Dict[str, Any]:
     paths = records.RunPaths(root, run_id).attempt(number)
     found = run_state.status_of(paths, process)
-    supervised = run_state.launched_alive(paths, process)  # before its last word is looked for
+    supervised = run_state.launched_running(paths, process)  # before its last word is looked for
     ended = records.ProcessExit.read_or_none(paths.exit(process))
     return {
         "process": process,

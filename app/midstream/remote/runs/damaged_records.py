@@ -20,16 +20,16 @@ LONGEST = 200  # characters of the reason
 _IN_RUN = {
     "fence.json": records.Fence,
     "lineage.json": records.Lineage,
-    "mover.json": records.Mover,
+    "migration_lock.json": records.MigrationLock,
     "store.json": records.Store,
 }
 _IN_ATTEMPT = (
     (re.compile(r"status-[0-9]{1,6}\.json"), records.Status),
     (re.compile(r"launch(-[0-9]{1,6})?\.json"), records.ProcessIdentity),
     (re.compile(r"exit-[0-9]{1,6}\.json"), records.ProcessExit),
-    (re.compile(r"order\.json"), records.Order),
+    (re.compile(r"command\.json"), records.Command),
     (re.compile(r"restore\.json"), records.Restore),
-    (re.compile(r"crossing\.json"), records.Crossing),
+    (re.compile(r"parameter_drift\.json"), records.ParameterDrift),
     (re.compile(r"slurm\.json"), None),
 )
 _KEPT = ("fence.json", "lineage.json", "store.json")  # which are never absent once they were there

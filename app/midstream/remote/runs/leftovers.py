@@ -117,7 +117,7 @@ def _reason(paths: records.RunPaths, path: str, kind: str, alive: Dict[int, str]
     return ""
 
 
-def living(root: str, run_id: str) -> List[List[Any]]:
+def running_writer(root: str, run_id: str) -> List[List[Any]]:
     """``[attempt, why]`` of those that run or may run."""
     return [[number, why] for number, why in _living(records.RunPaths(root, run_id), QUIET).items()]
 
@@ -142,7 +142,7 @@ def _why_living(attempt: records.AttemptPaths, quiet: float) -> str:
             return "has a status that cannot be read"
         if status is None or status.state in records.ENDED:
             continue
-        if records.is_alive(status.identity):
+        if records.is_running(status.identity):
             return "is running"
         # Another machine's process, or another boot's: its heartbeat is all that can be asked.
         if status.boot_id != records.boot_id() and time.time() - status.heartbeat < quiet:

@@ -8,76 +8,74 @@ import os
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from midstream.remote.runs.run_state import Refused, living_attempt, status
+from midstream.remote.runs.run_state import Refused, running_attempt, status
 from midstream_engine import records
 
 
-def give_order(root: str, run_id: str, attempt: int, order: Mapping[str, Any]) -> int:
+def send_command(root: str, run_id: str, attempt: int, order: Mapping[str, Any]) -> int:
     """Write an attempt's order under the next serial, which is returned: the engine's status names the last that it
     carried out. Refused where the order is a migration's and another one has the run in its hands; one that began an
     earlier epoch than the order's has not: a run comes back to where it was, and an attempt stands by there."""
     paths = records.RunPaths(root, run_id)
     path = paths.attempt(attempt)
     with records.locked(paths.lock):
-        mover = records.Mover.read_or_none(paths.mover)
+        mover = records.MigrationLock.read_or_none(paths.migration_lock)
         migration = order.get("migration")
         if migration and mover and mover.migration != migration and mover.epoch >= order.get("epoch", 1):
             raise Refused(_in_other_hands(run_id, mover))
-        before = records.Order.read_or_none(path.order)
+        before = records.Command.read_or_none(path.command_file)
         found = records.Status.read_or_none(path.status())
-        serial = max(before.serial if before else 0, found.order if found else 0) + 1
-        new = records.Order.from_json({**order, "serial": serial}, "order")
-        if before is not None and new == dataclasses.replace(before, serial=serial):
-            answered = found is not None and max(found.order, found.refused) >= before.serial
-            if not answered or not status(root, run_id, attempt)["alive"]:
-                return before.serial
-        new.write(path.order)
+        serial = max(before.sequence if before else 0, found.acknowledged if found else 0) + 1
+        new = records.Command.from_json({**order, "sequence": serial}, "command")
+        if before is not None and new == dataclasses.replace(before, sequence=serial):
+            answered = found is not None and max(found.acknowledged, found.rejected) >= before.sequence
+            if not answered or not status(root, run_id, attempt)["running"]:
+                return before.sequence
+        new.write(path.command_file)
     return serial
 
 
-def take(root: str, run_id: str, migration: str, epoch: int, holder: str, seconds: float) -> Dict[str, Any]:
+def acquire(root: str, run_id: str, migration: str, epoch: int, holder: str, seconds: float) -> Dict[str, Any]:
     """Take the run in hand for ``seconds``, to move it to ``holder`` under ``epoch``; returns the fence as it is. One
     migration alone can, until it lets go, or its time is over and it has not begun the epoch. Refused to all others."""
     paths = records.RunPaths(root, run_id)
     with records.locked(paths.lock):
         fence = records.Fence.read_or_none(paths.fence) or records.first_fence("")
-        mover = records.Mover.read_or_none(paths.mover)
+        mover = records.MigrationLock.read_or_none(paths.migration_lock)
         mine = mover is not None and mover.migration == migration and mover.epoch == epoch
         if not mine:
             if fence.epoch >= epoch:
-                raise Refused(
-                    "run {} was moved on to {} (epoch {}) meanwhile".format(run_id, fence.holder, fence.epoch)
-                )
+                raise Refused("run {} was moved on to {} (epoch {}) meanwhile".format(run_id, fence.owner, fence.epoch))
             _refuse_others(paths, migration, epoch)
         if not mine or fence.epoch < epoch:
-            records.Mover(migration, epoch, holder, time.time() + seconds).write(paths.mover)
+            records.MigrationLock(migration, epoch, holder, time.time() + seconds).write(paths.migration_lock)
     return fence.to_json()
 
 
-def mover(root: str, run_id: str) -> Optional[Dict[str, Any]]:
+def migration_lock(root: str, run_id: str) -> Optional[Dict[str, Any]]:
     """Who has the run in its hands, or began its present epoch; None where nobody ever had."""
-    found = records.Mover.read_or_none(records.RunPaths(root, run_id).mover)
+    found = records.MigrationLock.read_or_none(records.RunPaths(root, run_id).migration_lock)
     return found.to_json() if found else None
 
 
-def let_go(root: str, run_id: str, migration: str) -> None:
+def release(root: str, run_id: str, migration: str) -> None:
     """End what ``take`` began; nothing where another migration has the run."""
     paths = records.RunPaths(root, run_id)
     if not os.path.isdir(paths.dir):
         return
     with records.locked(paths.lock):
-        found = records.Mover.read_or_none(paths.mover)
+        found = records.MigrationLock.read_or_none(paths.migration_lock)
         if found is not None and found.migration == migration:
-            os.unlink(paths.mover)
+            os.unlink(paths.migration_lock)
 
 
-def _in_other_hands(run_id: str, mover: records.Mover) -> str:
-    return "run {} is being moved to {} by migration {}".format(run_id, mover.holder, mover.migration)
+def _in_other_hands(run_id: str, mover: records.MigrationLock) -> str:
+    return "run {} is being moved to {} by migration {}".format(run_id, mover.owner, mover.migration)
 
 
 def _refuse_others(paths: records.RunPaths, migration: str, epoch: int) -> None:
     """To be called with the run's lock held."""
-    found = records.Mover.read_or_none(paths.mover)
+    found = records.MigrationLock.read_or_none(paths.migration_lock)
     if found is None or found.migration == migration or found.epoch < epoch:
         return
     fence = records.Fence.read_or_none(paths.fence)
@@ -91,12 +89,12 @@ def seal(root: str, run_id: str, epoch: int, holder: str, sealed_step: int, migr
     refused from now on. Refused while an engine runs: it seals itself, when it is ordered to."""
     paths = records.RunPaths(root, run_id)
     with records.locked(paths.lock):
-        living = living_attempt(root, run_id)
+        living = running_attempt(root, run_id)
         if living:
             raise Refused("attempt {} of {} runs; an engine that runs is sealed by an order".format(living, run_id))
         _refuse_others(paths, migration, epoch)
         fence = records.Fence.read_or_none(paths.fence) or records.first_fence("")
-        if fence.epoch == epoch and fence.holder == holder and fence.sealed_step == sealed_step:
+        if fence.epoch == epoch and fence.owner == holder and fence.sealed_step == sealed_step:
             return fence.to_json()
         sealed = fence.sealed(epoch, holder, sealed_step)
         sealed.write(paths.fence)
@@ -117,11 +115,11 @@ def put_fence(root: str, run_id: str, fence: Mapping[str, Any], migration: str =
             if old.epoch >= new.epoch:
                 raise Refused(
                     "the fence of {} is at epoch {} (holder {}) here; epoch {} (holder {}) cannot replace it".format(
-                        run_id, old.epoch, old.holder, new.epoch, new.holder
+                        run_id, old.epoch, old.owner, new.epoch, new.owner
                     )
                 )
         if migration:
             _refuse_others(paths, migration, new.epoch)
-            records.Mover(migration, new.epoch, new.holder, time.time()).write(paths.mover)
+            records.MigrationLock(migration, new.epoch, new.owner, time.time()).write(paths.migration_lock)
         new.write(paths.fence)
     return new.to_json()

@@ -33,7 +33,7 @@ def evidence(root: str, run_id: str) -> Dict[str, Any]:
         "changed": {name: _changed(posixpath.join(paths.dir, name)) for name in damaged},
         "fence": _read(records.Fence, paths.fence),
         "lineage": _read(records.Lineage, paths.lineage),
-        "mover": _read(records.Mover, paths.mover),
+        "migration_lock": _read(records.MigrationLock, paths.migration_lock),
         "config": _text(paths.config),
         "checkpoints": _checkpoints(paths),
         "attempts": [_attempt(paths, number) for number in numbers],
@@ -85,7 +85,7 @@ def _attempt(paths: records.RunPaths, number: int) -> Dict[str, Any]:
     return {
         "attempt": number,
         "processes": [_process(files, process) for process in _numbers(files)],
-        "order": _read(records.Order, files.order),
+        "command": _read(records.Command, files.command_file),
         "restore": _read(records.Restore, files.restore),
         "first_row": first,
         "last_row": last,
@@ -124,7 +124,7 @@ def _running(paths: records.RunPaths, files: records.AttemptPaths, number: int) 
         status = _read(records.Status, files.status(process))
         launched = _read(records.ProcessIdentity, files.launched(process))
         for identity in (status, launched):
-            if identity is not None and records.is_alive(
+            if identity is not None and records.is_running(
                 records.ProcessIdentity(identity["boot_id"], identity["pid"], identity["start_ticks"])
             ):
                 return "process {} runs (pid {})".format(process, identity["pid"])

@@ -52,7 +52,7 @@ def describe(root: str, run_id: str) -> Dict[str, Any]:
     paths = records.RunPaths(root, run_id)
     numbers = attempts(paths)
     newest = newest_started(paths, numbers)
-    found = status(root, run_id, newest) if newest else {"status": None, "alive": False}
+    found = status(root, run_id, newest) if newest else {"status": None, "running": False}
     return {
         "run_id": run_id,
         "fence": _value(records.Fence.read_or_none(paths.fence)),
@@ -60,7 +60,7 @@ def describe(root: str, run_id: str) -> Dict[str, Any]:
         "attempts": numbers,
         "attempt": newest,
         "status": found["status"],
-        "alive": found["alive"],
+        "running": found["running"],
         "checkpoints": checkpoints(paths),
     }
 
@@ -107,28 +107,28 @@ def _names(directory: str) -> List[str]:
 
 
 def status(root: str, run_id: str, attempt: int) -> Dict[str, Any]:
-    """``{"status": ..., "alive": ...}`` of process 0, or where it is another host's, of the first that is ours. Alive
+    """``{"status": ..., "running": ...}`` of process 0, or where it is another host's, of the first that is ours. Alive
     is positive evidence: the very process runs."""
     path = records.RunPaths(root, run_id).attempt(attempt)
     known = processes(path)
     first: Optional[Dict[str, Any]] = None
     for process in known:
         found = status_of(path, process)
-        if found["alive"]:
+        if found["running"]:
             return found
         first = first or found
-    return first or {"status": None, "alive": False}
+    return first or {"status": None, "running": False}
 
 
 def status_of(path: records.AttemptPaths, process: int) -> Dict[str, Any]:
     """The same of one process."""
     found = records.Status.read_or_none(path.status(process))
     identity = found.identity if found else _launched(path, process)
-    alive = (identity is not None and records.is_alive(identity)) or slurm.lives(path, found)
+    alive = (identity is not None and records.is_running(identity)) or slurm.is_running(path, found)
     if not alive:
         # Its last words, where it wrote them between being read and being looked for.
         found = records.Status.read_or_none(path.status(process))
-    return {"status": found.to_json() if found else None, "alive": alive}
+    return {"status": found.to_json() if found else None, "running": alive}
 
 
 def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.ProcessIdentity]:
@@ -141,31 +141,31 @@ def wordless(path: records.AttemptPaths) -> bool:
     a full disk, say). Of a job of a cluster that is not known."""
     for process in processes(path):
         identity = _launched(path, process)
-        if identity is not None and not records.is_alive(identity) and not os.path.exists(path.status(process)):
+        if identity is not None and not records.is_running(identity) and not os.path.exists(path.status(process)):
             return True
     return False
 
 
-def launched_alive(path: records.AttemptPaths, process: int = 0) -> bool:
+def launched_running(path: records.AttemptPaths, process: int = 0) -> bool:
     """Whether what was started for a process still runs: the engine itself, or what stands beside it."""
     identity = _launched(path, process)
-    return identity is not None and records.is_alive(identity)
+    return identity is not None and records.is_running(identity)
 
 
 def attempt_of_migration(root: str, run_id: str, migration: str) -> Optional[Dict[str, Any]]:
     """The newest attempt that this migration ordered, and whether it lives; None where there is none."""
     paths = records.RunPaths(root, run_id)
     for number in reversed(attempts(paths)):
-        order = records.Order.read_or_none(paths.attempt(number).order)
+        order = records.Command.read_or_none(paths.attempt(number).command_file)
         if order is not None and order.migration == migration:
             return {"attempt": number, "epoch": order.epoch, **status(root, run_id, number)}
     return None
 
 
-def living_attempt(root: str, run_id: str) -> int:
+def running_attempt(root: str, run_id: str) -> int:
     """The attempt whose process runs; 0 where none does."""
     numbers = attempts(records.RunPaths(root, run_id))
-    return next((number for number in reversed(numbers) if status(root, run_id, number)["alive"]), 0)
+    return next((number for number in reversed(numbers) if status(root, run_id, number)["running"]), 0)
 
 
 def checkpoints(
@@ -203,7 +203,7 @@ def _listed(
     return sorted(found, key=lambda entry: (entry["step"], entry["attempt"]))
 
 
-TORN = {"complete": False, "epoch": 0, "size": 0, "created": 0.0, "root_digest": "", "damaged": ""}
+PARTIAL = {"complete": False, "epoch": 0, "size": 0, "created": 0.0, "root_digest": "", "damaged": ""}
 
 
 def _manifest(path: str, name: str, known: Dict[str, Tuple[Any, Dict[str, Any]]]) -> Dict[str, Any]:
@@ -215,7 +215,7 @@ def _manifest(path: str, name: str, known: Dict[str, Tuple[Any, Dict[str, Any]]]
             known[name] = (mark, _short(records.Manifest.read(path), name))
         return known[name][1]
     except (FileNotFoundError, NotADirectoryError):
-        return _damaged("a symbolic link to nothing", path) if os.path.islink(path) else TORN
+        return _damaged("a symbolic link to nothing", path) if os.path.islink(path) else PARTIAL
     except records.RecordError as error:
         known[name] = (mark, _damaged(str(error), path))
         return known[name][1]
@@ -239,7 +239,7 @@ def _short(manifest: records.Manifest, name: str) -> Dict[str, Any]:
 def _damaged(why: str, path: str) -> Dict[str, Any]:
     prefix = path + ": "
     why = " ".join(why[len(prefix) :].split() if why.startswith(prefix) else why.split())
-    return {**TORN, "damaged": "{}: {}".format(records.MANIFEST, why[: damaged_records.LONGEST])}
+    return {**PARTIAL, "damaged": "{}: {}".format(records.MANIFEST, why[: damaged_records.LONGEST])}
 
 
 def restore_evidence(root: str, run_id: str, attempt: int) -> Optional[Dict[str, Any]]:
@@ -300,12 +300,12 @@ def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
     path = records.RunPaths(root, run_id).attempt(attempt)
     job = slurm.job_of(path)
     if job is not None:
-        return slurm.tell(job, name)
+        return slurm.signal_job(job, name)
     told = False
     for process in processes(path):
         found = records.Status.read_or_none(path.status(process))
         identity = found.identity if found else _launched(path, process)
-        if identity is None or not records.is_alive(identity):
+        if identity is None or not records.is_running(identity):
             continue
         with contextlib.suppress(ProcessLookupError):
             os.kill(identity.pid, signals.Signals[name].value)

@@ -74,7 +74,7 @@ def _ask(job: str) -> Dict[str, str]:
     return {"state": "UNKNOWN", "reason": ""}
 
 
-def lives(path: records.AttemptPaths, status: Optional[records.Status]) -> bool:
+def is_running(path: records.AttemptPaths, status: Optional[records.Status]) -> bool:
     """Whether a process of the attempt runs on some machine of the cluster, or will: a heartbeat that is fresh, of a
     job that SLURM still has; before the first one that job alone."""
     job = job_of(path)
@@ -86,7 +86,7 @@ def lives(path: records.AttemptPaths, status: Optional[records.Status]) -> bool:
     return said in WAITING + RUNNING or (status is not None and said == "UNKNOWN")
 
 
-def tell(job: str, name: str) -> bool:
+def signal_job(job: str, name: str) -> bool:
     """Signal the job's processes; SIGKILL ends the job. Whether SLURM took it."""
     flags = [] if name == "SIGKILL" else ["--signal", name.replace("SIG", "")]
     try:

@@ -19,7 +19,7 @@ def put_config(root: str, run_id: str, text: str) -> None:
     paths = records.RunPaths(root, records.check_run_id(run_id))
     os.makedirs(paths.attempts, exist_ok=True)
     with records.locked(paths.lock):
-        living = run_state.living_attempt(root, run_id)
+        living = run_state.running_attempt(root, run_id)
         if living:
             raise run_state.Refused("attempt {} of {} runs here already".format(living, run_id))
         records.write_bytes(paths.config, text.encode())
@@ -69,7 +69,7 @@ def renew(root: str, run_id: str, migration: str) -> None:
     """Say to whatever stands by for this migration that it is still wanted."""
     paths = records.RunPaths(root, run_id)
     found = run_state.attempt_of_migration(root, run_id, migration)
-    if found is not None and found["alive"] and (found["status"] is None or found["status"]["epoch"] == 0):
+    if found is not None and found["running"] and (found["status"] is None or found["status"]["epoch"] == 0):
         records.write_bytes(paths.attempt(found["attempt"]).lease, b"")
 
 
@@ -78,9 +78,9 @@ def clock() -> float:
     return time.time()
 
 
-def order(root: str, run_id: str, attempt: int) -> Optional[Dict[str, Any]]:
+def command(root: str, run_id: str, attempt: int) -> Optional[Dict[str, Any]]:
     """The newest order of an attempt; None where it has none."""
-    found = records.Order.read_or_none(records.RunPaths(root, run_id).attempt(attempt).order)
+    found = records.Command.read_or_none(records.RunPaths(root, run_id).attempt(attempt).command_file)
     return None if found is None else found.to_json()
 
 
@@ -94,32 +94,33 @@ def keep_config(root: str, run_id: str, text: str) -> None:
 def take_over(
     root: str, run_id: str, attempt: int, fence: Mapping[str, Any], order: Mapping[str, Any], patience: float
 ) -> Dict[str, Any]:
-    """Hand the run over to the attempt that stands by: the fence, then the order. ``{"outcome", "status", "alive",
-    "serial"}``; outcome ``gone`` (it does not live), ``told`` (it was told before), ``unready`` (it does not wait yet;
+    """Hand the run over to the attempt that stands by: the fence, then the order. ``{"outcome", "status", "running",
+    "sequence"}``; outcome ``gone`` (it does not live), ``told`` (it was told before), ``unready`` (it does not wait
+    yet;
     no order was given), or ``given`` (the status is that after ``patience`` seconds at the latest)."""
     ownership.put_fence(root, run_id, fence, str(order.get("migration", "")))
     found = run_state.status(root, run_id, attempt)
     status = found["status"]
-    if not found["alive"]:
-        return dict(found, outcome="gone", serial=0)
+    if not found["running"]:
+        return dict(found, outcome="gone", sequence=0)
     if status is not None and status["epoch"] > 0:
-        return dict(found, outcome="told", serial=0)
+        return dict(found, outcome="told", sequence=0)
     if status is None or status["state"] not in (records.WAITING, records.REPLAYING):
-        return dict(found, outcome="unready", serial=0)
-    serial = ownership.give_order(root, run_id, attempt, order)
-    return dict(heard(root, run_id, attempt, serial, patience), outcome="given", serial=serial)
+        return dict(found, outcome="unready", sequence=0)
+    serial = ownership.send_command(root, run_id, attempt, order)
+    return dict(heard(root, run_id, attempt, serial, patience), outcome="given", sequence=serial)
 
 
 def heard(root: str, run_id: str, attempt: int, serial: int, patience: float) -> Dict[str, Any]:
-    """``{"heard", "status", "alive"}`` once the attempt has carried out or refused order ``serial`` or has ended, and
+    """``{"heard", "status", "running"}`` once the attempt has carried out or refused order ``serial`` or has ended, and
     after ``patience`` seconds at the latest."""
     deadline = time.monotonic() + patience
     while True:
         found = run_state.status(root, run_id, attempt)
         status = found["status"]
-        done = not found["alive"] or (
+        done = not found["running"] or (
             status is not None
-            and (status["state"] in records.ENDED or max(status["order"], status["refused"]) >= serial)
+            and (status["state"] in records.ENDED or max(status["acknowledged"], status["rejected"]) >= serial)
         )
         if done or time.monotonic() >= deadline:
             return dict(found, heard=done)
@@ -128,7 +129,7 @@ def heard(root: str, run_id: str, attempt: int, serial: int, patience: float) ->
 
 def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: int) -> Dict[str, Any]:
     """Whole rows of an attempt's ``name`` (metrics.jsonl or replay.jsonl) from byte ``offset`` on, of steps from
-    ``first`` on: ``{"rows", "offset", "status", "alive"}``; of a row, what comparing takes."""
+    ``first`` on: ``{"rows", "offset", "status", "running"}``; of a row, what comparing takes."""
     found = run_state.status(root, run_id, attempt)
     path = posixpath.join(records.RunPaths(root, run_id).attempt(attempt).dir, name)
     data = b""
@@ -145,15 +146,16 @@ def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: in
     return dict(found, rows=kept, offset=offset + len(whole))
 
 
-def crossing(root: str, run_id: str, attempt: int, expected: bool, patience: float) -> Optional[Dict[str, Any]]:
-    """``crossing.json`` of an attempt, waited for while the attempt lives and one is ``expected``; None without it."""
-    path = records.RunPaths(root, run_id).attempt(attempt).crossing
+def parameter_drift(root: str, run_id: str, attempt: int, expected: bool, patience: float) -> Optional[Dict[str, Any]]:
+    """``parameter_drift.json`` of an attempt, waited for while the attempt lives and one is ``expected``; None
+    without it."""
+    path = records.RunPaths(root, run_id).attempt(attempt).parameter_drift
     deadline = time.monotonic() + patience
     while True:
-        found = records.Crossing.read_or_none(path)
+        found = records.ParameterDrift.read_or_none(path)
         over = not expected or time.monotonic() >= deadline
-        if found is None and not over and not run_state.status(root, run_id, attempt)["alive"]:
-            found, over = records.Crossing.read_or_none(path), True
+        if found is None and not over and not run_state.status(root, run_id, attempt)["running"]:
+            found, over = records.ParameterDrift.read_or_none(path), True
         if found is not None or over:
             return None if found is None else found.to_json()
         time.sleep(10 * POLL)

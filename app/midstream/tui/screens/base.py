@@ -118,7 +118,7 @@ class MidstreamScreen(Screen[None]):
 
     def say(self, error: MidstreamError) -> None:
         """An error as a toast: what is wrong, and what to do."""
-        self.notify(error.fix or "", title=error.message, severity="error", timeout=12, markup=False)
+        self.notify(error.hint or "", title=error.message, severity="error", timeout=12, markup=False)
 
     def in_background(self, work: Callable[[], object]) -> None:
         """Begin work that blocks. What it raises is said on the screen."""

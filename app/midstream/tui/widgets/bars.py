@@ -43,10 +43,10 @@ def copy_progress(glyphs: Glyphs, detail: dict, width: int) -> Text:
     return line.append(tail, palette.TEXT)
 
 
-def downtime(glyphs: Glyphs, ledger: model.Ledger | None, predicted: Mapping[str, float], width: int) -> Text:
+def downtime(glyphs: Glyphs, ledger: model.DowntimeReport | None, predicted: Mapping[str, float], width: int) -> Text:
     """The parts of the downtime, one a line: predicted and measured, as bars on one scale."""
     measured = dict(ledger.measured) if ledger else {}
-    names = [name for name in model.LEDGER_ENTRIES if predicted.get(name) or measured.get(name)]
+    names = [name for name in model.DOWNTIME_PHASES if predicted.get(name) or measured.get(name)]
     longest = max([*predicted.values(), *measured.values(), 1e-9])
     room = max(6, min(60, (width - 14 - 2 * 9 - 1) // 2))
     text = Text(" " * 14, no_wrap=True)

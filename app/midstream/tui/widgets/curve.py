@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 from midstream.tui import commands
 from midstream.tui.glyphs import UNICODE, Glyphs
-from midstream.tui.series_cache import STEP, Book
+from midstream.tui.series_cache import STEP, SeriesCache
 from midstream.tui.widgets import frame, plot
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.viewport import Viewport
@@ -67,7 +67,7 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
         self.pinned = False  # the crosshair was put there by a key or a click, and stays
         self._drawn: tuple[Drawn, ...] = ()
         self._names: Mapping[int, str] = {}
-        self._book = Book()
+        self._book = SeriesCache()
         self._lines: list[Strip] = []
         self._base = Style()
         self._painted: tuple[Any, ...] = ()

@@ -33,8 +33,8 @@ PACK_BELOW = 1 * MIB
 SMALLEST = 2 * MIB
 COMFORTABLE = 16 * MIB
 LARGEST = 64 * MIB
-PRIMARY_CELLS = 64
-OTHER_CELLS = 8
+PRIMARY_CHUNKS = 64
+OTHER_CHUNKS = 8
 
 PRIMARY = "embed"
 STACKED = frozenset({"layers", "layer", "blocks", "block"})
@@ -58,9 +58,9 @@ def grid_of(axes: Sequence[str], shape: Sequence[int], dtype: str) -> tuple[int,
     sharded = [number for number, axis in enumerate(axes) if may_be_sharded(axis)]
     if sharded:
         primary = axes.index(PRIMARY) if PRIMARY in axes else max(sharded, key=lambda number: shape[number])
-        _halve(cells, [primary], shape, size, most=PRIMARY_CELLS, smallest=SMALLEST)
+        _halve(cells, [primary], shape, size, most=PRIMARY_CHUNKS, smallest=SMALLEST)
         others = [number for number in sharded if number != primary]
-        _halve(cells, others, shape, size, most=OTHER_CELLS, smallest=COMFORTABLE)
+        _halve(cells, others, shape, size, most=OTHER_CHUNKS, smallest=COMFORTABLE)
     for number, axis in enumerate(axes):
         if axis in STACKED:
             cells[number] = _layer_parts(shape[number], size // math.prod(cells))
@@ -86,15 +86,15 @@ def _halve(cells: list[int], axes: Sequence[int], shape: Sequence[int], size: in
                 progress = True
 
 
-def cell_shape(shape: Sequence[int], grid: Sequence[int]) -> tuple[int, ...]:
+def chunk_shape(shape: Sequence[int], grid: Sequence[int]) -> tuple[int, ...]:
     """The shape of every cell (they are all equal). ValueError where the grid does not divide the shape."""
     if len(shape) != len(grid) or any(parts < 1 or length % parts for length, parts in zip(shape, grid, strict=False)):
         raise ValueError(f"a grid of {list(grid)} cells does not divide the shape {list(shape)}")
     return tuple(length // parts for length, parts in zip(shape, grid, strict=True))
 
 
-def cells_of(shape: Sequence[int], grid: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Box]]:
+def chunks_of(shape: Sequence[int], grid: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Box]]:
     """Every cell's index in the grid and the part of the array that it covers, in row-major order."""
-    lengths = cell_shape(shape, grid)
+    lengths = chunk_shape(shape, grid)
     for index in product(*map(range, grid)):
         yield index, tuple((i * length, (i + 1) * length) for i, length in zip(index, lengths, strict=True))

@@ -68,7 +68,7 @@ def write_object(store: _Writes, path: str, data: memoryview) -> ObjectEntry:
     return hasher.entry(path)
 
 
-def write_cell(store: _Writes, path: str, data: Iterable[memoryview]) -> ObjectEntry:
+def write_chunk(store: _Writes, path: str, data: Iterable[memoryview]) -> ObjectEntry:
     """Write ``data`` followed by its little-endian crc32c, as zarr's codec of that name does."""
     hasher = Hasher()
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from midstream_engine.checkpoint.format.chunk_grid import cell_shape, cells_of
+from midstream_engine.checkpoint.format.chunk_grid import chunk_shape, chunks_of
 from midstream_engine.records import ArrayEntry, canonical_json
 
 ARRAYS = "arrays"
@@ -19,13 +19,13 @@ def metadata_path(name: str) -> str:
     return f"{ARRAYS}/{name}/zarr.json"
 
 
-def cell_path(name: str, index: Sequence[int]) -> str:
+def chunk_path(name: str, index: Sequence[int]) -> str:
     return "/".join([ARRAYS, name, "c", *map(str, index)])
 
 
 def object_paths(name: str, shape: Sequence[int], grid: Sequence[int]) -> list[str]:
     """Every object of an array, in path order."""
-    return sorted([metadata_path(name), *(cell_path(name, index) for index, _ in cells_of(shape, grid))])
+    return sorted([metadata_path(name), *(chunk_path(name, index) for index, _ in chunks_of(shape, grid))])
 
 
 def metadata(axes: Sequence[str], shape: Sequence[int], dtype: str, grid: Sequence[int]) -> bytes:
@@ -35,7 +35,7 @@ def metadata(axes: Sequence[str], shape: Sequence[int], dtype: str, grid: Sequen
         "node_type": "array",
         "shape": list(shape),
         "data_type": dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(cell_shape(shape, grid))}},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk_shape(shape, grid))}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
         "fill_value": False if dtype == "bool" else 0,

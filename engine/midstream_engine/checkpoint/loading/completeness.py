@@ -6,7 +6,7 @@ import math
 
 from midstream_engine.checkpoint.errors import CheckpointCorrupt
 from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.chunk_grid import cell_shape
+from midstream_engine.checkpoint.format.chunk_grid import chunk_shape
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest
 
@@ -35,7 +35,7 @@ def check_layout(where: str, manifest: Manifest) -> None:
 def _flaw(entry: ArrayEntry, sizes: dict[str, int]) -> str:
     try:
         itemsize = numpy_dtype(entry.dtype).itemsize
-        cell = math.prod(cell_shape(entry.shape, entry.grid)) * itemsize + 4 if entry.grid else 0
+        cell = math.prod(chunk_shape(entry.shape, entry.grid)) * itemsize + 4 if entry.grid else 0
     except ValueError as error:
         return str(error)
     if len(entry.axes) != len(entry.shape):

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from midstream_engine.checkpoint.errors import CheckpointCorrupt
-from midstream_engine.checkpoint.stores import open_shelf, open_store
+from midstream_engine.checkpoint.stores import open_checkpoints, open_store
 from midstream_engine.records import (
     MANIFEST,
     TRAIN,
@@ -39,7 +39,7 @@ class Found:
 def list_checkpoints(paths: RunPaths) -> list[Found]:
     """Every checkpoint directory of the run, by step, then attempt. Other names are left out."""
     found = []
-    for name in open_shelf(paths.checkpoints).names():
+    for name in open_checkpoints(paths.checkpoints).names():
         key = parse_checkpoint_name(name)
         if key is not None:
             manifest, flaw = _manifest(paths.checkpoint(name), name)

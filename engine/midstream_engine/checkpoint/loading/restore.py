@@ -17,7 +17,7 @@ from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointErro
 from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.array_names import LogicalArray, flatten, flatten_shardings, unflatten
 from midstream_engine.checkpoint.format.boxes import Box
-from midstream_engine.checkpoint.format.chunk_grid import cells_of
+from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.format.objects import read_checked, read_object
 from midstream_engine.checkpoint.format.packed_arrays import unpack
@@ -218,8 +218,8 @@ def _cell_tasks(
     """Cells that no device of this process holds a part of are another's to read and check; their hashes are taken from
     the manifest."""
     tasks: list[Task] = []
-    for index, box in cells_of(entry.shape, entry.grid):
-        path = zarr.cell_path(entry.name, index)
+    for index, box in chunks_of(entry.shape, entry.grid):
+        path = zarr.chunk_path(entry.name, index)
         if not assembly.wants(box):
             hashes[path] = objects[path].sha256
             continue

@@ -16,9 +16,9 @@ import numpy as np
 
 from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
 from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.chunk_grid import cell_shape
+from midstream_engine.checkpoint.format.chunk_grid import chunk_shape
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.objects import Discard, bytes_of, read_object, write_cell, write_object
+from midstream_engine.checkpoint.format.objects import Discard, bytes_of, read_object, write_chunk, write_object
 from midstream_engine.checkpoint.format.packed_arrays import pack, unpack
 from midstream_engine.checkpoint.loading.completeness import check_layout
 from midstream_engine.checkpoint.loading.list_checkpoints import check_train, read_manifest
@@ -90,7 +90,7 @@ def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
         elif owner is not None and is_cell:
             cell = np.frombuffer(data[:-4], numpy_dtype(owner.dtype))
             sums[owner.name].add(cell)
-            anew[path] = write_cell(Discard(), path, [bytes_of(cell)]).sha256
+            anew[path] = write_chunk(Discard(), path, [bytes_of(cell)]).sha256
         elif owner is not None:
             if flaw := zarr.disagreement(bytes(data), owner):
                 raise CheckpointCorrupt(f"object {path}: {flaw}")
@@ -226,7 +226,7 @@ def _columns(entry: ArrayEntry, report: Report) -> list[str]:
     if entry.grid:
         cells = len(entry.objects) - 1
         place = (
-            f"{cells} cells of {math.prod(cell_shape(entry.shape, entry.grid)) * numpy_dtype(entry.dtype).itemsize:,}"
+            f"{cells} cells of {math.prod(chunk_shape(entry.shape, entry.grid)) * numpy_dtype(entry.dtype).itemsize:,}"
         )
     else:
         place = "packed"

@@ -12,7 +12,7 @@ from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointErro
 from midstream_engine.checkpoint.format.boxes import Box
 from midstream_engine.checkpoint.format.objects import write_object
 from midstream_engine.checkpoint.saving import save
-from midstream_engine.checkpoint.saving.group_save import Group, Meeting, lent_pieces, owner
+from midstream_engine.checkpoint.saving.group_save import Group, SaveRendezvous, lent_pieces, owner
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.checkpoint_store import Store
@@ -21,7 +21,7 @@ from midstream_engine.records import MANIFEST, TRAIN, ArrayEntry, Manifest, Obje
 Lent = list[tuple[str, Box, np.ndarray]]
 
 
-def finish_together(
+def finish_with_consensus(
     paths: RunPaths,
     directory: str,
     arrays: list[HostArray],
@@ -34,7 +34,7 @@ def finish_together(
 ) -> Manifest:
     """This process's share of a save, and what became of all of it: the manifest, on every process, when it is on the
     disk. Raises CheckpointError (or Fenced) on all processes where it fails on one."""
-    meeting, needed = Meeting(directory, group), save.stored_bytes(arrays)
+    meeting, needed = SaveRendezvous(directory, group), save.stored_bytes(arrays)
     keep = save.removed_on_failure if group.leads_here else save.reported
     try:
         with keep(directory, needed):
@@ -55,7 +55,7 @@ def _lead(
     arrays: list[HostArray],
     document: dict[str, Any],
     group: Group,
-    meeting: Meeting,
+    meeting: SaveRendezvous,
     *,
     step: int,
     attempt: int,
@@ -70,7 +70,7 @@ def _lead(
         extra.setdefault(name, []).append((box, data))
     whole_ones = [dataclasses.replace(a, pieces=[*a.pieces, *extra.get(a.name, [])]) for a in arrays]
     # What has to be put together from several processes lies with the small objects: at every place.
-    rest = [*save.write_rest(store, whole_ones, document), *save.write_cells(store, whole_ones, _belongs_to_none)]
+    rest = [*save.write_rest(store, whole_ones, document), *save.write_chunks(store, whole_ones, _belongs_to_none)]
     store.sync()
     entries = save.describe_arrays(whole_ones)
     listed = _listed(directory, entries, {0: objects, **theirs}, rest, group)
@@ -84,7 +84,7 @@ def _lead(
     return manifest
 
 
-def _follow(directory: str, arrays: list[HostArray], group: Group, meeting: Meeting) -> Manifest:
+def _follow(directory: str, arrays: list[HostArray], group: Group, meeting: SaveRendezvous) -> Manifest:
     """Another process: write its cells and hand in the list; at another place, keep what belongs to every place."""
     if group.leads_here:
         store = _prepared(directory, arrays, group, meeting)
@@ -109,7 +109,7 @@ def _follow(directory: str, arrays: list[HostArray], group: Group, meeting: Meet
     return manifest
 
 
-def _prepared(directory: str, arrays: list[HostArray], group: Group, meeting: Meeting) -> Store:
+def _prepared(directory: str, arrays: list[HostArray], group: Group, meeting: SaveRendezvous) -> Store:
     """The directory at this place, empty, after telling those who share it."""
     store = open_store(directory)
     if store.exists(MANIFEST):
@@ -128,7 +128,7 @@ def _write_share(store: Store, arrays: list[HostArray], group: Group) -> tuple[l
     def mine(array: HostArray, number: int, box: Box) -> bool:
         return owner(array, number, box, among) == group.process
 
-    objects = save.write_cells(store, arrays, mine)
+    objects = save.write_chunks(store, arrays, mine)
     store.sync()
     return objects, [(a.name, box, data) for a in arrays for box, data in lent_pieces(a, group.process)]
 

@@ -18,13 +18,13 @@ import numpy as np
 
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.format.boxes import Box, overlap, volume, within
-from midstream_engine.checkpoint.format.chunk_grid import cells_of, grid_of
+from midstream_engine.checkpoint.format.chunk_grid import chunks_of, grid_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.format.packed_arrays import pack, unpack
 from midstream_engine.checkpoint.saving.save_fence import Fenced
 from midstream_engine.checkpoint.saving.snapshot import HostArray
-from midstream_engine.processes.message_board import Board, Lost
-from midstream_engine.processes.shared_file_systems import Places
+from midstream_engine.processes.message_board import Lost, MessageBoard
+from midstream_engine.processes.shared_file_systems import SharedFileSystems
 from midstream_engine.records import Manifest, ObjectEntry
 
 GATHERED = 1 << 30  # bytes of cells spread over processes that process 0 puts together, at most
@@ -35,9 +35,9 @@ class Group:
     """The processes that save together, as one of them sees it. ``places``: None where they share a file system (or a
     bucket), which is to be found out, not assumed."""
 
-    board: Board
-    serial: int  # of this save: the same on all processes, another one for every try
-    places: Places | None = None
+    board: MessageBoard
+    sequence: int  # of this save: the same on all processes, another one for every try
+    places: SharedFileSystems | None = None
     patience: float = 1800.0  # seconds that a process which is alive may keep the others waiting
 
     @property
@@ -92,7 +92,7 @@ def straddled(array: HostArray) -> list[Box]:
     grid = grid_of(array.axes, array.shape, array.dtype)
     if not grid or array.holders is None:
         return []
-    cells = enumerate(cells_of(array.shape, grid))
+    cells = enumerate(chunks_of(array.shape, grid))
     return [cell for ordinal, (_, cell) in cells if owner(array, ordinal, cell) is None]
 
 
@@ -132,13 +132,13 @@ def lent_pieces(array: HostArray, process: int) -> list[tuple[Box, np.ndarray]]:
     ]
 
 
-class Meeting:
+class SaveRendezvous:
     """One save of a group, at the board: who is ready, who wrote what, how it ended. What goes wrong with one process
     goes wrong with all of them, and says whose fault it was."""
 
     def __init__(self, directory: str, group: Group):
         self._directory, self._group, self._board = directory, group, group.board
-        self._prefix = f"save-{group.serial}-"
+        self._prefix = f"save-{group.sequence}-"
         self._heard_of_it = False  # from another process: that the save has failed
 
     def ready(self) -> None:
@@ -246,7 +246,7 @@ class Meeting:
 
 def give_up(group: Group, error: BaseException) -> None:
     """A process that cannot even begin its share of a save: the others are told, and ``error`` is raised."""
-    Meeting("", group).gave_up(error)
+    SaveRendezvous("", group).gave_up(error)
     raise error
 
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints
 from midstream_engine.checkpoint.saving.save_fence import read_fence
-from midstream_engine.checkpoint.stores import in_bucket, open_shelf
-from midstream_engine.checkpoint.stores.checkpoint_store import TRASH, Shelf
+from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints
+from midstream_engine.checkpoint.stores.checkpoint_store import TRASH, RunCheckpoints
 from midstream_engine.records import Fence, Pin, RecordError, RunPaths, locked, parse_checkpoint_name
 
 Kind = Literal["permanent", "temporary"]
@@ -125,7 +125,7 @@ class Retention:
         A name is moved away first and the pins are read again, so that a pin set at any moment either finds its
         checkpoint gone or keeps it: who pins looks afterwards whether it is still there.
         """
-        shelf = open_shelf(paths.checkpoints)
+        shelf = open_checkpoints(paths.checkpoints)
         if not shelf.names():
             return []
         when = time.time() if now is None else now
@@ -142,7 +142,7 @@ class Retention:
         return left + self._empty_trash(shelf, paths, when)
 
     @staticmethod
-    def _empty_trash(shelf: Shelf, paths: RunPaths, when: float) -> list[str]:
+    def _empty_trash(shelf: RunCheckpoints, paths: RunPaths, when: float) -> list[str]:
         """Delete what was moved away, or move it back where it is pinned by now."""
         deleted = []
         for entry in shelf.names():

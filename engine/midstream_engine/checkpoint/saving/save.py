@@ -21,9 +21,9 @@ import numpy as np
 from midstream_engine.checkpoint.errors import CheckpointError, CheckpointFull
 from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.boxes import Box, extent, slabs, volume, whole
-from midstream_engine.checkpoint.format.chunk_grid import cell_shape, cells_of, grid_of
+from midstream_engine.checkpoint.format.chunk_grid import chunk_shape, chunks_of, grid_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.objects import Discard, bytes_of, write_cell, write_object
+from midstream_engine.checkpoint.format.objects import Discard, bytes_of, write_chunk, write_object
 from midstream_engine.checkpoint.format.packed_arrays import pack
 from midstream_engine.checkpoint.loading.list_checkpoints import read_manifest
 from midstream_engine.checkpoint.saving import save_fence as fences
@@ -90,9 +90,9 @@ class PendingSave:
         arrays, self._arrays = self._arrays, []
         directory = self._paths.checkpoint(checkpoint_name(self.step, self._attempt))
         if self._group is not None and self._group.count > 1:
-            from midstream_engine.checkpoint.saving.consensus import finish_together
+            from midstream_engine.checkpoint.saving.consensus import finish_with_consensus
 
-            return finish_together(
+            return finish_with_consensus(
                 self._paths, directory, arrays, self._document, self._group,
                 step=self.step, attempt=self._attempt, epoch=self._epoch,
             )  # fmt: skip
@@ -112,7 +112,7 @@ def begin_save(
     epoch: int,
     state: Mapping[str, Any],
     provenance: Mapping[str, Any],
-    witness: Mapping[str, Any] | None,
+    reference_losses: Mapping[str, Any] | None,
     copy: bool = True,
     group: Group | None = None,
 ) -> PendingSave:
@@ -123,7 +123,7 @@ def begin_save(
     CheckpointError and ValueError as :func:`save_checkpoint` does.
     """
     fences.check(paths, epoch, step)
-    document = train_document(state, provenance, witness)
+    document = train_document(state, provenance, reference_losses)
     arrays = snapshot(tree, copy=copy)
     if group is not None and group.count > 1:
         check_owners(arrays)
@@ -143,7 +143,7 @@ def save_checkpoint(
     epoch: int,
     state: Mapping[str, Any],
     provenance: Mapping[str, Any],
-    witness: Mapping[str, Any] | None,
+    reference_losses: Mapping[str, Any] | None,
 ) -> Manifest:
     """Save ``tree`` and ``state`` as ``step-<step>-a<attempt>``; returns the manifest once it is on the disk.
 
@@ -163,21 +163,23 @@ def save_checkpoint(
         epoch=epoch,
         state=state,
         provenance=provenance,
-        witness=witness,
+        reference_losses=reference_losses,
         copy=False,
     )
     return pending.finish()
 
 
 def train_document(
-    state: Mapping[str, Any], provenance: Mapping[str, Any], witness: Mapping[str, Any] | None
+    state: Mapping[str, Any], provenance: Mapping[str, Any], reference_losses: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """``train.json``. Its values are what JSON makes of them, so that what is hashed is what will be read back.
 
     Raises CheckpointError for a value that JSON cannot hold (NaN and infinity included).
     """
     try:
-        return json.loads(canonical_json({"state": state, "provenance": provenance, "witness": witness}))
+        return json.loads(
+            canonical_json({"state": state, "provenance": provenance, "reference_losses": reference_losses})
+        )
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{TRAIN} cannot hold this training state: {error}") from error
 
@@ -201,7 +203,7 @@ def stored_bytes(arrays: list[HostArray]) -> int:
 
 def write_objects(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> Written:
     """Write arrays and ``train.json`` to ``store``, in threads, with bounded bytes in flight."""
-    objects = [*write_cells(store, arrays), *write_rest(store, arrays, document)]
+    objects = [*write_chunks(store, arrays), *write_rest(store, arrays, document)]
     return written_of(describe_arrays(arrays), objects, document)
 
 
@@ -223,7 +225,7 @@ def describe_arrays(arrays: list[HostArray]) -> list[ArrayEntry]:
     return entries
 
 
-def write_cells(
+def write_chunks(
     store: _Target, arrays: list[HostArray], mine: Callable[[HostArray, int, Box], bool] | None = None
 ) -> list[ObjectEntry]:
     """Write the cells of arrays that are cut, those alone that ``mine(array, number of the cell, box)`` picks."""
@@ -233,10 +235,10 @@ def write_cells(
         grid = grid_of(array.axes, array.shape, array.dtype)
         if not grid:
             continue
-        size = math.prod(cell_shape(array.shape, grid)) * numpy_dtype(array.dtype).itemsize
-        for number, (index, box) in enumerate(cells_of(array.shape, grid)):
+        size = math.prod(chunk_shape(array.shape, grid)) * numpy_dtype(array.dtype).itemsize
+        for number, (index, box) in enumerate(chunks_of(array.shape, grid)):
             if mine is None or mine(array, number, box):
-                work.append((size, partial(_write_cell, store, array, zarr.cell_path(array.name, index), box, blocks)))
+                work.append((size, partial(_write_cell, store, array, zarr.chunk_path(array.name, index), box, blocks)))
     return _run(work)
 
 
@@ -268,7 +270,7 @@ def _run(work: list[tuple[int, Callable[[], ObjectEntry]]]) -> list[ObjectEntry]
 
 def _write_cell(store: _Target, array: HostArray, path: str, box: Box, blocks: Blocks) -> ObjectEntry:
     with blocks.lend() as buffer:
-        return write_cell(store, path, _bytes_of_cell(array, box, buffer))
+        return write_chunk(store, path, _bytes_of_cell(array, box, buffer))
 
 
 def _bytes_of_cell(array: HostArray, box: Box, buffer: np.ndarray) -> Iterator[memoryview]:

@@ -31,7 +31,7 @@ def check(paths: RunPaths, epoch: int, step: int) -> Fence | None:
     fence = read_fence(paths)
     if fence is not None and not fence.accepts(epoch, step):
         raise Fenced(
-            f"run {paths.run_id} is held by {fence.holder} under epoch {fence.epoch}, "
+            f"run {paths.run_id} is held by {fence.owner} under epoch {fence.epoch}, "
             f"sealed at step {fence.sealed_step}: step {step} of epoch {epoch} is not accepted; this attempt has to end"
         )
     return fence
@@ -45,7 +45,7 @@ def seal(paths: RunPaths, *, epoch: int, holder: str, step: int) -> Fence:
     """
     with locked(paths.lock):
         old = read_fence(paths) or Fence(epoch - 1, "")
-        if (old.epoch, old.holder, old.sealed_step) == (epoch, holder, step):
+        if (old.epoch, old.owner, old.sealed_step) == (epoch, holder, step):
             return old
         try:
             new = old.sealed(epoch, holder, step)

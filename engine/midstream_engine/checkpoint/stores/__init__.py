@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from midstream_engine.checkpoint.stores.checkpoint_store import Shelf, Store
-from midstream_engine.checkpoint.stores.directory import Directory, DirectoryShelf
+from midstream_engine.checkpoint.stores.checkpoint_store import RunCheckpoints, Store
+from midstream_engine.checkpoint.stores.directory import Directory, DirectoryCheckpoints
 
 SCHEME = "gs://"
 
@@ -22,10 +22,10 @@ def open_store(where: str) -> Store:
     return Bucket(where)
 
 
-def open_shelf(where: str) -> Shelf:
+def open_checkpoints(where: str) -> RunCheckpoints:
     """The folder that holds a run's checkpoints: a path or ``gs://bucket/prefix``. It need not exist."""
     if not in_bucket(where):
-        return DirectoryShelf(where)
-    from midstream_engine.checkpoint.stores.bucket_checkpoints import BucketShelf
+        return DirectoryCheckpoints(where)
+    from midstream_engine.checkpoint.stores.bucket_checkpoints import BucketCheckpoints
 
-    return BucketShelf(where)
+    return BucketCheckpoints(where)

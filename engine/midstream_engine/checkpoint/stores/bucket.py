@@ -24,7 +24,7 @@ from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointErro
 from midstream_engine.checkpoint.saving.host_buffers import BLOCK
 from midstream_engine.checkpoint.stores import gcs_client
 from midstream_engine.records import MANIFEST, crc32c_base64
-from midstream_engine.requester_pays import payer, tensorstore_context
+from midstream_engine.requester_pays import tensorstore_context, user_project
 
 ABSENT = b"\x02"  # TensorStore's generation of what is not there
 DELETERS = 16  # threads
@@ -162,7 +162,7 @@ class Bucket:
 
     @property
     def _kvstore(self) -> Any:
-        return _kvstore(self.where, payer(self.where), os.environ.get("TENSORSTORE_GCS_HTTP_URL", ""))
+        return _kvstore(self.where, user_project(self.where), os.environ.get("TENSORSTORE_GCS_HTTP_URL", ""))
 
     def _failed(self, path: str, what: str, error: Exception) -> CheckpointError:
         line = str(error).partition(" [")[0]  # what follows is the whole HTTP answer
@@ -170,8 +170,9 @@ class Bucket:
 
 
 @functools.lru_cache(64)
-def _kvstore(url: str, billed_to: str | None, endpoint: str) -> Any:
-    """``billed_to`` and ``endpoint`` are read from the environment where they are used; here they tell one store from
+def _kvstore(url: str, user_project: str | None, endpoint: str) -> Any:
+    """``user_project`` and ``endpoint`` are read from the environment where they are used; here they tell one store
+    from
     another."""
     import tensorstore
 

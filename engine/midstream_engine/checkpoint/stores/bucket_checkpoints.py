@@ -8,7 +8,7 @@ from midstream_engine.checkpoint.stores.checkpoint_store import TRASH
 from midstream_engine.records import MANIFEST
 
 
-class BucketShelf:
+class BucketCheckpoints:
     """The checkpoints below a ``gs://`` prefix.
 
     A bucket renames nothing. A checkpoint is set aside by moving its manifest alone, to ``.trash-<name>/``: at once it

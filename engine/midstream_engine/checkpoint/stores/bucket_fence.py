@@ -44,7 +44,7 @@ def check_fence(paths: RunPaths, local: Fence | None, epoch: int, step: int) -> 
         shared, generation = read_fence(paths)
         if shared is not None and not shared.accepts(epoch, step):
             raise Fenced(
-                f"run {paths.run_id} is held by {shared.holder} under epoch {shared.epoch}, sealed at step "
+                f"run {paths.run_id} is held by {shared.owner} under epoch {shared.epoch}, sealed at step "
                 f"{shared.sealed_step} ({run_prefix(paths)}): step {step} of epoch {epoch} is not accepted; "
                 "this attempt has to end"
             )

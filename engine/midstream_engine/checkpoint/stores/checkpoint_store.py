@@ -78,7 +78,7 @@ class Store(Protocol):
         ...
 
 
-class Shelf(Protocol):
+class RunCheckpoints(Protocol):
     """The folder of a run's checkpoints. Names are those of checkpoints, or have ``TRASH`` before them."""
 
     def names(self) -> list[str]: ...

@@ -146,7 +146,7 @@ class Directory:
             shutil.rmtree(self.where)
 
 
-class DirectoryShelf:
+class DirectoryCheckpoints:
     """A folder of checkpoints. The trash is a renamed directory."""
 
     def __init__(self, path: str):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.requester_pays import payer
+from midstream_engine.requester_pays import user_project
 
 SCHEME = "gs://"
 
@@ -66,7 +66,7 @@ def errors(what: str) -> Iterator[None]:
 
 def bucket(url: str) -> Any:
     """The bucket of ``url``, whoever pays for what is asked of it; nothing is asked yet."""
-    return client().bucket(split(url)[0], user_project=payer(url))
+    return client().bucket(split(url)[0], user_project=user_project(url))
 
 
 def blob(url: str, path: str = "") -> Any:

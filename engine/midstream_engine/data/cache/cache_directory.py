@@ -32,7 +32,7 @@ def request_of(what: Sequence[Any], config: DataConfig, tokenizer: Tokenizer) ->
     return hashlib.sha256(records.canonical_json(request)).hexdigest()
 
 
-class Shelf:
+class CacheDirectory:
     """Token caches of this host, and those under ``data.cache_dir``; each with an index of what it was built for."""
 
     def __init__(self, root: str, config: DataConfig):

@@ -261,5 +261,5 @@ def _remove_abandoned(data_root: str) -> None:
             owner = records.ProcessIdentity(boot_id, int(pid), int(ticks))
         except ValueError:
             continue
-        if owner.boot_id == records.boot_id() and not records.is_alive(owner):
+        if owner.boot_id == records.boot_id() and not records.is_running(owner):
             shutil.rmtree(os.path.join(data_root, name), ignore_errors=True)

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from midstream_engine.data.errors import DataError, NotThere
 from midstream_engine.data.sources.source_file import Source
-from midstream_engine.requester_pays import payer
+from midstream_engine.requester_pays import user_project
 
 CHUNK = 8 << 20  # bytes of one request
 _LOGIN = "run: gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
@@ -74,7 +74,7 @@ def _blob(url: str) -> Any:
 
 
 def _bucket(url: str) -> Any:
-    return _client().bucket(_split(url)[0], user_project=payer(url))
+    return _client().bucket(_split(url)[0], user_project=user_project(url))
 
 
 def _split(url: str) -> tuple[str, str]:

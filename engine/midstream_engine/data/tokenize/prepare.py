@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from midstream_engine import records
 from midstream_engine.config.data import DataConfig, SourceConfig
 from midstream_engine.data.cache import token_cache
-from midstream_engine.data.cache.cache_directory import Shelf, data_root, request_of
+from midstream_engine.data.cache.cache_directory import CacheDirectory, data_root, request_of
 from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.imported.imported_data import SCHEME as IMPORTED
@@ -122,7 +122,7 @@ def open_cache(
     today; where there is none, the urls must still give exactly that content, else DataError. ``unit_bytes``: see
     ``units.cut``. Another program that builds the same is waited for.
     """
-    shelf = Shelf(root, config)
+    shelf = CacheDirectory(root, config)
     if wanted is not None and (found := shelf.find(wanted)) is not None:
         _check_tokenizer(found, tokenizer)
         return found

@@ -20,7 +20,7 @@ import yaml
 from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.array_names import LogicalArray, flatten
 from midstream_engine.checkpoint.format.boxes import Box, extent, whole, within
-from midstream_engine.checkpoint.format.chunk_grid import cells_of
+from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.format.packed_arrays import unpack
 from midstream_engine.checkpoint.loading.list_checkpoints import read_train
@@ -35,7 +35,15 @@ from midstream_engine.interop.huggingface.configuration import from_huggingface,
 from midstream_engine.interop.huggingface.names import CONSTANTS, Rule, rules_of, tied_head
 from midstream_engine.interop.safetensors import Outgoing, read_tensors, write_tensors
 from midstream_engine.interop.tokenizer_files import FOLDER, carry, files_at
-from midstream_engine.records import IMPORTED, PACKED, ArrayEntry, Manifest, RunPaths, carried_digests, checkpoint_name
+from midstream_engine.records import (
+    IMPORTED,
+    PACKED,
+    ArrayEntry,
+    Manifest,
+    RunPaths,
+    checkpoint_name,
+    tokenizer_digests,
+)
 
 CONFIG = "train.yaml"
 _MODEL = "model/"
@@ -327,8 +335,8 @@ def _stored(checkpoint: str, entry: ArrayEntry, packed: dict[str, np.ndarray]) -
     if not entry.grid:
         return HostArray(entry.name, axes, shape, entry.dtype, [(whole(shape), packed[entry.name])])
     pieces = []
-    for index, box in cells_of(shape, entry.grid):
-        path = os.path.join(checkpoint, zarr.cell_path(entry.name, index))
+    for index, box in chunks_of(shape, entry.grid):
+        path = os.path.join(checkpoint, zarr.chunk_path(entry.name, index))
         pieces.append((box, np.memmap(path, numpy_dtype(entry.dtype), "r", shape=extent(box))))
     return HostArray(entry.name, axes, shape, entry.dtype, pieces)
 
@@ -344,7 +352,7 @@ def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: dict[str, An
     name = config.data.tokenizer
     places = [name.removeprefix(IMPORTED)] if name != "bytes" else []
     for data in (os.path.join(folder, "data"), os.path.join(os.path.dirname(os.path.dirname(folder)), "data")):
-        places += [os.path.join(data, digest) for digest in carried_digests(name)]
+        places += [os.path.join(data, digest) for digest in tokenizer_digests(name)]
         places.append(os.path.join(data, state.get("data_digest") or "-", FOLDER))
     places.append(os.path.join(folder, FOLDER))
     return next((files for place in places if (files := files_at(place))), {})

@@ -21,14 +21,14 @@ from midstream_engine.config.load import load_config
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.tokenize.tokenizer import Tokenizer, load_tokenizer
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.foreign_run import Adopted
+from midstream_engine.interop.foreign_run import ForeignRun
 from midstream_engine.interop.huggingface.importer import converted, described, started_with
 from midstream_engine.interop.imported_array import Incoming, Piece
 from midstream_engine.interop.safetensors import read_tensors
 from midstream_engine.interop.tokenizer_files import files_at
 
 
-def open_model(source: str, overrides: Sequence[str]) -> Adopted:
+def open_model(source: str, overrides: Sequence[str]) -> ForeignRun:
     """The model directory ``source`` as a run's state before its first update. ``overrides``: the engine's flags, with
     the data at least (``--data.train_urls``). ConversionError where there is none, or the model does not fit."""
     found, model, vocab_size = described(source)
@@ -66,7 +66,7 @@ def open_model(source: str, overrides: Sequence[str]) -> Adopted:
     weights = sorted(name for name in os.listdir(source) if name.endswith((".safetensors", ".json")))
     stamp: list[Any] = [[name, os.stat(os.path.join(source, name)).st_mtime_ns] for name in weights]
     bring = partial(_tokenized, config, tokenizer)
-    return Adopted("huggingface", 0, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring,
+    return ForeignRun("huggingface", 0, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring,
                    {} if config.data.tokenizer == "bytes" else files_at(config.data.tokenizer))  # fmt: skip
 
 

@@ -34,7 +34,8 @@ USED = {
 
 @dataclass(frozen=True)
 class Data:
-    """``order``: as :mod:`midstream_engine.data.imported.levanter_order` reads it. ``eos``: the id that documents end with."""
+    """``order``: as :mod:`midstream_engine.data.imported.levanter_order` reads it. ``eos``: the id that documents end
+    with."""
 
     caches: dict[str, Cache]
     order: dict[str, Any]

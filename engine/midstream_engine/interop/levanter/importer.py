@@ -17,7 +17,7 @@ from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LlamaConfig, LmConfig
 from midstream_engine.data.imported.levanter_cache import import_levanter
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.foreign_run import Adopted, constant, state_arrays
+from midstream_engine.interop.foreign_run import ForeignRun, constant, state_arrays
 from midstream_engine.interop.imported_array import Incoming, Piece
 from midstream_engine.interop.levanter.arrays import Stored, find, open_arrays, read_metadata
 from midstream_engine.interop.levanter.configuration import read_config, translate
@@ -39,7 +39,7 @@ class Rule:
 
 def open_levanter(
     path: str, config_path: str | None = None, caches: Sequence[str] = (), *, without_data: bool = False
-) -> Adopted:
+) -> ForeignRun:
     """The checkpoint at ``path`` (one, or a run's newest) as arrays of ours to be, and the data that it reads, which
     lies in ``caches`` where any are given. ConversionError where anything is left over, missing or misshapen, or the
     configuration or the data is not here."""
@@ -133,7 +133,9 @@ def open_levanter(
     stamp: list[Any] = [[name, list(stored.shape), str(stored.dtype)] for name, stored in found.items()]
     stamp.append(os.stat(os.path.join(directory, "metadata.json")).st_mtime_ns)
     bring = None if data is None else partial(_link_data, data, config.model.seq_len, config.data.tokenizer, tokenizer)
-    return Adopted("levanter", steps, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring, tokenizer)
+    return ForeignRun(
+        "levanter", steps, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring, tokenizer
+    )
 
 
 def _link_data(

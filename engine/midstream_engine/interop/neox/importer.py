@@ -17,7 +17,7 @@ from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LmConfig
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.foreign_run import Adopted, constant, encoded_model, state_arrays
+from midstream_engine.interop.foreign_run import ForeignRun, constant, encoded_model, state_arrays
 from midstream_engine.interop.huggingface.names import Rule as Form
 from midstream_engine.interop.imported_array import Incoming, Piece
 from midstream_engine.interop.neox.architecture import Settings, Shapes, model_of, optimizer_of, precision_of
@@ -44,7 +44,7 @@ _SILENT = {
 }  # fmt: skip
 
 
-def open_neox(path: str) -> Adopted:
+def open_neox(path: str) -> ForeignRun:
     """The checkpoint at ``path`` (one, or a ``load:`` directory) as arrays of ours to be, and the configuration that
     continues it. Raises ConversionError where anything is left over, missing, misshapen, contradictory or not known."""
     files = find(path)
@@ -108,7 +108,7 @@ def open_neox(path: str) -> Adopted:
         "time": time.time(), "converted_from": "neox", "source": files.directory, "written_by": found.writer,
         "vocab_size": shapes.vocab, "neox": {name: str(value) for name, value in settings.unused().items()},
     }  # fmt: skip
-    return Adopted("neox", found.iteration, mapping, arrays, state, provenance, notes, files.stamp(), build.remarks,
+    return ForeignRun("neox", found.iteration, mapping, arrays, state, provenance, notes, files.stamp(), build.remarks,
                    found.verify, partial(_link_data, _data(settings, batch), f"ids:{shapes.vocab}", tokenizer),
                    tokenizer)  # fmt: skip
 

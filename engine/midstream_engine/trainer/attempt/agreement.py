@@ -15,13 +15,13 @@ from midstream_engine.errors import EngineError
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.trainer.attempt.attempt_record import Attempt
 from midstream_engine.trainer.attempt.resume import Origin
-from midstream_engine.trainer.loop.requests import OrderFile
+from midstream_engine.trainer.loop.requests import CommandFile
 
 T = TypeVar("T")
 TURN = 7 * 24 * 3600.0  # seconds: tokenizing takes as long as it takes; a process that dies at it is noticed
 
 
-def agree_on_order(processes: Processes, orders: OrderFile) -> None:
+def agree_on_command(processes: Processes, orders: CommandFile) -> None:
     """Give every process the order that process 0 was started with."""
     if processes.board is None:
         return
@@ -29,7 +29,7 @@ def agree_on_order(processes: Processes, orders: OrderFile) -> None:
     text = json.dumps(order.to_json() if order is not None else None).encode()
     said = json.loads(processes.from_first("first-order", lambda: text))
     if said is not None:
-        orders.take(records.Order.from_json(said, "the order of process 0"))
+        orders.take(records.Command.from_json(said, "the order of process 0"))
 
 
 def agree_on_origin(attempt: Attempt, find: Callable[[], Origin | None]) -> Origin | None:

@@ -18,7 +18,7 @@ from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.stores import bucket_fence
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.processes.rendezvous import ALONE, Processes
-from midstream_engine.processes.shared_file_systems import Places
+from midstream_engine.processes.shared_file_systems import SharedFileSystems
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,9 @@ class Attempt:
     epoch: int
     target: str
     launched: bool  # the launcher claimed the directory and redirected the log
-    held: bool = False  # it waits or replays: the run is not its own until an order says so
+    standby: bool = False  # it waits or replays: the run is not its own until an order says so
     processes: Processes = ALONE  # all of this attempt
-    places: Places | None = None  # which of them share a file system; None where there is one process
+    places: SharedFileSystems | None = None  # which of them share a file system; None where there is one process
 
     @property
     def files(self) -> records.AttemptPaths:
@@ -44,7 +44,7 @@ class Attempt:
     def first_epoch(self) -> int:
         """What its status says from its very first line on: 0 while it waits or replays, even where it is killed as it
         starts. Readers take the copy of a run with the highest one for the run itself."""
-        return 0 if self.held else self.epoch
+        return 0 if self.standby else self.epoch
 
 
 def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: str = "") -> Attempt:
@@ -77,7 +77,7 @@ def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: 
     epoch = fence.epoch if given_epoch is None else given_epoch
     if fence.epoch > epoch:
         raise FencedError(
-            f"run {run_id} was handed to {fence.holder} (epoch {fence.epoch}, sealed at step {fence.sealed_step}); "
+            f"run {run_id} was handed to {fence.owner} (epoch {fence.epoch}, sealed at step {fence.sealed_step}); "
             f"epoch {epoch} may not go on with it"
         )
     if given_attempt is not None:
@@ -108,8 +108,8 @@ def _settle_store(paths: records.RunPaths) -> None:
 
 
 def _is_held(files: records.AttemptPaths) -> bool:
-    order = records.Order.read_or_none(files.order)
-    return order is not None and order.action in (records.HOLD, records.REPLAY)
+    order = records.Command.read_or_none(files.command_file)
+    return order is not None and order.action in (records.STANDBY, records.REPLAY)
 
 
 def claim_attempt(paths: records.RunPaths) -> int:

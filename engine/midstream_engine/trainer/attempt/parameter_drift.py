@@ -13,7 +13,7 @@ import numpy as np
 from midstream_engine import records
 from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.boxes import extent, whole
-from midstream_engine.checkpoint.format.chunk_grid import cells_of
+from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.format.packed_arrays import unpack
 from midstream_engine.checkpoint.loading.list_checkpoints import read_manifest
@@ -32,7 +32,7 @@ def keep(state: TrainState) -> list[HostArray]:
     return snapshot({"model": state.model}, copy=True)
 
 
-def measure(directory: str, kept: list[HostArray]) -> records.Crossing:
+def measure(directory: str, kept: list[HostArray]) -> records.ParameterDrift:
     """The distance between ``kept`` and the checkpoint in ``directory``: Euclidean norms, in float64, relative to the
     checkpoint's. CheckpointError where it is not complete; OSError where it cannot be read."""
     manifest = read_manifest(directory)
@@ -47,8 +47,8 @@ def measure(directory: str, kept: list[HostArray]) -> records.Crossing:
         entry = entries[array.name]
         difference = norm = 0.0
         if entry.grid:
-            for index, box in cells_of(array.shape, tuple(entry.grid)):
-                path = os.path.join(directory, zarr.cell_path(array.name, index))
+            for index, box in chunks_of(array.shape, tuple(entry.grid)):
+                path = os.path.join(directory, zarr.chunk_path(array.name, index))
                 raw = np.fromfile(path, np.uint8)[:-CHECKSUM]
                 theirs = raw.view(numpy_dtype(array.dtype)).reshape(extent(box))
                 one, other = _squares(array.part(box), theirs)
@@ -61,7 +61,9 @@ def measure(directory: str, kept: list[HostArray]) -> records.Crossing:
         total_difference, total = total_difference + difference, total + norm
         numbers += math.prod(array.shape)
     distance = math.sqrt(total_difference / total) if total else math.sqrt(total_difference)
-    return records.Crossing(manifest.step, manifest.name, manifest.root_digest, distance, worst, worst_array, numbers)
+    return records.ParameterDrift(
+        manifest.step, manifest.name, manifest.root_digest, distance, worst, worst_array, numbers
+    )
 
 
 def _squares(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
@@ -71,7 +73,8 @@ def _squares(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
 
 
 def measure_later(attempt: Attempt, checkpoint: str, kept: list[HostArray]) -> threading.Thread:
-    """Write ``crossing.json`` once ``checkpoint`` is complete among the run's own, in a thread that ends with it."""
+    """Write ``parameter_drift.json`` once ``checkpoint`` is complete among the run's own, in a thread that ends with
+    it."""
 
     def wait_and_measure() -> None:
         directory = attempt.paths.checkpoint(checkpoint)
@@ -86,7 +89,7 @@ def measure_later(attempt: Attempt, checkpoint: str, kept: list[HostArray]) -> t
         except Exception as error:  # noqa: BLE001  whatever it is, training goes on, and the certificate says it lacks
             log.error("crossing: %s: %s", type(error).__name__, error)
             return
-        found.write(attempt.files.crossing)
+        found.write(attempt.files.parameter_drift)
         log.info(
             "crossing: parameters are %.2e apart (worst: %s, %.2e)", found.distance, found.worst_array, found.worst
         )

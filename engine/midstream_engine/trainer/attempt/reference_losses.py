@@ -45,7 +45,7 @@ class Measured:
         return {"losses": self.losses, "sequences": self.sequences, "batch_digest": self.batch_digest}
 
 
-class Witness:
+class ReferenceLosses:
     """Measures the witness on a layout; compiled once, apart from the train step."""
 
     def __init__(self, setup: Plan, processes: Processes = ALONE):
@@ -70,7 +70,7 @@ class Witness:
                 return jax.jit(measure, out_shardings=layout.replicated()).lower(*arguments).compile()
 
         self.compiled: Any = stored(setup, f"witness-{self.count}", make, arguments, 0)
-        self._program = processes.together("witness", self.compiled)
+        self._program = processes.consensus("reference_losses", self.compiled)
 
     def measure(self, model: LmModel, batch: Batch) -> Measured:
         """The losses of the first ``count`` sequences of ``batch`` (of all, where it has fewer) under ``model``."""

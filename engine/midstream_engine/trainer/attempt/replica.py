@@ -44,7 +44,7 @@ class _Unsaved:
 class Outcome:
     """How a replay ended: with the order that ended it (None: it is to end), and what it held then."""
 
-    order: records.Order | None
+    order: records.Command | None
     state: TrainState | None = None
     step: int = 0
     rows: tuple[dict[str, Any], ...] = ()  # from the order's step on: they count once it is promoted
@@ -70,7 +70,7 @@ class Replay(Loop):
         self._recorder = metrics
         self._kept: tuple[int, list[HostArray]] | None = None
         self._keep_at: int | None = None
-        self._promotion: records.Order | None = None
+        self._promotion: records.Command | None = None
         self._looked = 0.0
 
     def replay(self) -> Outcome:
@@ -82,7 +82,9 @@ class Replay(Loop):
             while True:
                 wanted = self._requests.look()
                 if wanted.stop:
-                    self._status.update(order=wanted.order.serial if wanted.order else self._status.value.order)
+                    self._status.update(
+                        acknowledged=wanted.order.sequence if wanted.order else self._status.value.acknowledged
+                    )
                     return Outcome(None)
                 told = self._take(wanted)
                 if told is not None:
@@ -113,27 +115,27 @@ class Replay(Loop):
             return None
         refusal = self._unfit(order)
         if refusal:
-            log.error("order %d (%s) refused: %s", order.serial, order.action, refusal)
-            self._status.update(refused=order.serial, message=refusal)
+            log.error("order %d (%s) refused: %s", order.sequence, order.action, refusal)
+            self._status.update(rejected=order.sequence, message=refusal)
             self._status.write()
             return None
-        if order.action == records.HOLD:
+        if order.action == records.STANDBY:
             self._keep_at = order.step
         elif order.action == records.PROMOTE:
             self._promotion = order
-        self._status.update(order=order.serial)
+        self._status.update(acknowledged=order.sequence)
         self._status.write()
         return Outcome(order) if order.action == records.RESTORE else None
 
-    def _unfit(self, order: records.Order) -> str:
+    def _unfit(self, order: records.Command) -> str:
         """Why the order cannot be carried out; empty where it can."""
         if order.action == records.RESTORE:
             return unfit(self._attempt, order)
-        if order.action not in (records.HOLD, records.PROMOTE):
+        if order.action not in (records.STANDBY, records.PROMOTE):
             return f"{order.action}: a shadow can be told to hold, to be the run, to restore or to stop"
         if order.epoch != self._attempt.epoch:
             return f"the order is of epoch {order.epoch}, and this attempt replays for epoch {self._attempt.epoch}"
-        if order.step is None or (order.action == records.HOLD and order.step < self.step):
+        if order.step is None or (order.action == records.STANDBY and order.step < self.step):
             return f"{order.action} at step {order.step}: the shadow is at step {self.step} already"
         return unowned(self._attempt) if order.action == records.PROMOTE else ""
 

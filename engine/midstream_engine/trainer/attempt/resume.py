@@ -24,14 +24,14 @@ from midstream_engine.checkpoint.loading.list_checkpoints import (
 )
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.saving.save_fence import read_fence
-from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_shelf, open_store
+from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_checkpoints, open_store
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.optim.adam import schedule_count
 from midstream_engine.optim.averaging import start_average
 from midstream_engine.trainer.attempt.attempt_record import Attempt
-from midstream_engine.trainer.attempt.reference_losses import TOLERANCE, Witness, worst_error
+from midstream_engine.trainer.attempt.reference_losses import TOLERANCE, ReferenceLosses, worst_error
 from midstream_engine.trainer.attempt.setup import Plan, Setup
 from midstream_engine.trainer.loop.train_state import TrainState
 
@@ -76,7 +76,7 @@ class Resumed:
     root_digest: str
 
 
-def find_origin(attempt: Attempt, config: TrainLmConfig, order: records.Order | None) -> Origin | None:
+def find_origin(attempt: Attempt, config: TrainLmConfig, order: records.Command | None) -> Origin | None:
     """The checkpoint that this attempt starts from; None for a fresh start.
 
     The ``order`` that it was started with may name it. Otherwise it is the run's own newest complete one that the fence
@@ -90,7 +90,7 @@ def find_origin(attempt: Attempt, config: TrainLmConfig, order: records.Order | 
         fence = bucket_fence.newest_fence(attempt.paths, fence)
         if fence is not None and fence.epoch > attempt.epoch:
             raise FencedError(
-                f"run {attempt.paths.run_id} was handed to {fence.holder} (epoch {fence.epoch}, sealed at step "
+                f"run {attempt.paths.run_id} was handed to {fence.owner} (epoch {fence.epoch}, sealed at step "
                 f"{fence.sealed_step}), says {attempt.paths.store}; epoch {attempt.epoch} may not go on with it"
             )
     name = newest_complete(attempt.paths, fence)
@@ -122,11 +122,13 @@ def find_origin(attempt: Attempt, config: TrainLmConfig, order: records.Order | 
     return None
 
 
-def origin_of(attempt: Attempt, order: records.Order) -> Origin:
+def origin_of(attempt: Attempt, order: records.Command) -> Origin:
     """The checkpoint of the run that an order names. EngineError where it names none, CheckpointCorrupt where it is not
     complete."""
     if not order.checkpoint or records.parse_checkpoint_name(order.checkpoint) is None:
-        raise EngineError(f"{attempt.files.order}: {order.action} names no checkpoint (found {order.checkpoint!r})")
+        raise EngineError(
+            f"{attempt.files.command_file}: {order.action} names no checkpoint (found {order.checkpoint!r})"
+        )
     directory = attempt.paths.checkpoint(order.checkpoint)
     return _origin(directory, True, root_digest=order.root_digest, migration=order.migration)
 
@@ -149,7 +151,7 @@ def _resolve(path: str, name: str) -> str:
             return folder
         complete = {
             key: name
-            for name in open_shelf(folder).names()
+            for name in open_checkpoints(folder).names()
             if (key := records.parse_checkpoint_name(name))
             and open_store(os.path.join(folder, name)).exists(records.MANIFEST)
         }
@@ -252,14 +254,19 @@ def _begin_with_model(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, A
 
 
 def prove(
-    origin: Origin, resumed: Resumed, train: dict[str, Any], setup: Setup, witness: Witness, seconds: dict[str, float]
+    origin: Origin,
+    resumed: Resumed,
+    train: dict[str, Any],
+    setup: Setup,
+    reference_losses: ReferenceLosses,
+    seconds: dict[str, float],
 ) -> records.Restore:
     """The evidence that the restored state is the saved one and that the next batch is the next batch."""
     began = time.monotonic()
     # The batch that was to be next when the state was saved, even where the batch size is now another.
     expected = setup.batches.under(origin.batch_schedule).batch(resumed.step)
-    measured = witness.measure(resumed.state.model, expected)
-    recorded = train.get("witness") or {}
+    measured = reference_losses.measure(resumed.state.model, expected)
+    recorded = train.get("reference_losses") or {}
     losses = [float(loss) for loss in recorded.get("losses", [])]
     error = worst_error(losses, measured.losses)
     evidence = records.Restore(
@@ -267,13 +274,13 @@ def prove(
         step=resumed.step,
         root_digest=resumed.root_digest,
         expected_root_digest=read_manifest(origin.directory).root_digest,
-        witness_recorded=losses,
-        witness_recomputed=measured.losses,
-        witness_error=min(error, sys.float_info.max),
+        recorded_losses=losses,
+        recomputed_losses=measured.losses,
+        losses_error=min(error, sys.float_info.max),
         batch_digest=measured.batch_digest,
         recorded_batch_digest=recorded.get("batch_digest", ""),
         devices=setup.layout.mesh.size,
-        seconds={**seconds, "witness": time.monotonic() - began},
+        seconds={**seconds, "reference_losses": time.monotonic() - began},
     )
     if error > TOLERANCE:
         log.error(

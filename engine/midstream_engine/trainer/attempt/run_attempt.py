@@ -18,7 +18,7 @@ from midstream_engine.tracking.metrics_recorder import Recorder
 from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
 from midstream_engine.trainer.attempt import attempt_record as attempts
-from midstream_engine.trainer.attempt.agreement import agree_on_order, agree_on_origin, check_alike, in_turn
+from midstream_engine.trainer.attempt.agreement import agree_on_command, agree_on_origin, check_alike, in_turn
 from midstream_engine.trainer.attempt.attempt_record import Attempt
 from midstream_engine.trainer.attempt.parameter_drift import measure_later
 from midstream_engine.trainer.attempt.replica import Outcome, Replay
@@ -35,7 +35,7 @@ from midstream_engine.trainer.attempt.resume import (
 from midstream_engine.trainer.attempt.setup import Setup, prepare
 from midstream_engine.trainer.attempt.standby import hold, rehearse
 from midstream_engine.trainer.attempt.status_file import StatusFile, describe_devices, versions
-from midstream_engine.trainer.loop.requests import OrderFile, Requests, Signals
+from midstream_engine.trainer.loop.requests import CommandFile, Requests, Signals
 from midstream_engine.trainer.loop.saving import NotSaved, Saver
 from midstream_engine.trainer.loop.train_state import TrainState
 from midstream_engine.trainer.loop.training_loop import Loop
@@ -92,8 +92,8 @@ class Beginning:
 
 def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
     """Train; returns FINISHED or STOPPED. The status is left for the caller to end."""
-    orders = OrderFile(attempt.files.order)
-    agree_on_order(attempt.processes, orders)
+    orders = CommandFile(attempt.files.command_file)
+    agree_on_command(attempt.processes, orders)
     requests = Requests(signals, orders, attempt.processes)
     configure_jax(config, root)
     devices = describe_devices()
@@ -103,7 +103,7 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
 
     origin = agree_on_origin(attempt, lambda: find_origin(attempt, config, orders.order))
     ready = get_ready(config, root, attempt, origin, status)
-    if attempt.held:
+    if attempt.standby:
         assert origin is not None
         shadow = orders.order is not None and orders.order.action == records.REPLAY
         outcome = stand_by(attempt, ready, origin, requests, status, shadow=shadow)
@@ -117,7 +117,7 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
         origin = origin_of(attempt, outcome.order)
         ready = get_ready(config, root, attempt, origin, status, ready)
     elif orders.order is not None and orders.order.action in records.STARTS:
-        status.update(order=orders.order.serial)
+        status.update(acknowledged=orders.order.sequence)
     beginning = begin(attempt, ready, origin, status)
     return train(config, attempt, status, ready, requests, beginning)
 
@@ -172,9 +172,9 @@ def begin(attempt: Attempt, ready: Ready, origin: Origin | None, status: StatusF
     resumed, train = restore(origin, setup)
     seconds = {"restore": time.monotonic() - began}
     # What is compiled while the state is restored, or while the attempt was held, is no part of what it took.
-    seconds["compile"] = 0.0 if attempt.held else programs.wait()
+    seconds["compile"] = 0.0 if attempt.standby else programs.wait()
     if origin.same_run:
-        evidence = prove(origin, resumed, train, setup, programs.witness, seconds)
+        evidence = prove(origin, resumed, train, setup, programs.reference_losses, seconds)
         if attempt.processes.leads:
             evidence.write(attempt.files.restore)
     if origin.own:
@@ -201,7 +201,7 @@ def train(
     origin, step, replayed = beginning.origin, beginning.step, beginning.replayed
     order = replayed.order if replayed is not None else None
     first = order.step if order is not None and order.step is not None else step
-    saver = Saver(ready.setup, attempt, status, ready.programs.witness, time.monotonic())
+    saver = Saver(ready.setup, attempt, status, ready.programs.reference_losses, time.monotonic())
     if origin is not None and origin.own and replayed is None:
         saver.holds(step)
     attempts.record_start(

@@ -118,7 +118,7 @@ class Setup(Plan):
         """Of what is read from this host's data directory: the token caches of training and of evaluation, a tokenizer
         that came along."""
         read = [self.batches.cache, *(self.validation.sets.values() if self.validation else ())]
-        carried = records.carried_digests(self.config.data.tokenizer)
+        carried = records.tokenizer_digests(self.config.data.tokenizer)
         return list(dict.fromkeys([*(cache.digest for cache in read if cache.local), *carried]))
 
 

@@ -41,8 +41,8 @@ def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFil
     status.update(state=records.RESTORING, message=f"rehearses on {origin.name}")
     resumed, train = restore(origin, setup)
     batch = setup.batches.under(origin.batch_schedule).batch(resumed.step)
-    measured = programs.witness.measure(resumed.state.model, batch)
-    recorded = [float(loss) for loss in (train.get("witness") or {}).get("losses", [])]
+    measured = programs.reference_losses.measure(resumed.state.model, batch)
+    recorded = [float(loss) for loss in (train.get("reference_losses") or {}).get("losses", [])]
     error = worst_error(recorded, measured.losses)
     if recorded and error > TOLERANCE:
         raise EngineError(
@@ -67,7 +67,7 @@ def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFil
     return seconds
 
 
-def hold(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Order | None:
+def hold(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Command | None:
     """Wait for an order to restore, and return it; None where the attempt is to end instead: told so, or forgotten.
 
     An order that does not fit (another epoch, a checkpoint that is not here, a fence that does not say so) is refused,
@@ -79,16 +79,16 @@ def hold(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Or
         wanted = requests.look()
         order = wanted.order
         if wanted.stop:
-            status.update(order=status.value.order if order is None else order.serial, message="")
+            status.update(acknowledged=status.value.acknowledged if order is None else order.sequence, message="")
             log.info("told to stop while it waited")
             return None
         if order is not None:
-            refusal = _agreed(attempt, order.serial, unfit(attempt, order))
+            refusal = _agreed(attempt, order.sequence, unfit(attempt, order))
             if not refusal:
-                status.update(order=order.serial, message="")
+                status.update(acknowledged=order.sequence, message="")
                 return order
-            log.error("order %d (%s) refused: %s", order.serial, order.action, refusal)
-            status.update(refused=order.serial, message=refusal)
+            log.error("order %d (%s) refused: %s", order.sequence, order.action, refusal)
+            status.update(rejected=order.sequence, message=refusal)
             status.write()
         check_not_passed(attempt)
         time.sleep(POLL if jax.process_count() == 1 else 10 * POLL)
@@ -105,7 +105,7 @@ def _agreed(attempt: Attempt, serial: int, refusal: str) -> str:
     return next((f"{peer}: {text}" for peer, text in zip(board.peers, said, strict=True) if text), "")
 
 
-def unfit(attempt: Attempt, order: records.Order) -> str:
+def unfit(attempt: Attempt, order: records.Command) -> str:
     """Why an order to restore cannot be carried out; empty where it can."""
     if order.action != records.RESTORE:
         return f"{order.action}: an attempt that waits can be told to restore or to stop"
@@ -128,8 +128,8 @@ def unowned(attempt: Attempt) -> str:
         fence = read_fence(attempt.paths)
     except FenceUnreadable as error:
         return str(error)
-    if fence is None or (fence.epoch, fence.holder) != (attempt.epoch, attempt.target):
-        found = "there is none" if fence is None else f"epoch {fence.epoch}, holder {fence.holder}"
+    if fence is None or (fence.epoch, fence.owner) != (attempt.epoch, attempt.target):
+        found = "there is none" if fence is None else f"epoch {fence.epoch}, holder {fence.owner}"
         return f"the fence does not hand the run to {attempt.target} under epoch {attempt.epoch} ({found})"
     return ""
 
@@ -142,5 +142,5 @@ def check_not_passed(attempt: Attempt) -> None:
         return  # an order finds that out, too
     if fence is not None and fence.epoch > attempt.epoch:
         raise FencedError(
-            f"the run was handed to {fence.holder} (epoch {fence.epoch}): nothing to wait for under {attempt.epoch}"
+            f"the run was handed to {fence.owner} (epoch {fence.epoch}): nothing to wait for under {attempt.epoch}"
         )

@@ -13,7 +13,7 @@ from midstream_engine import records
 log = logging.getLogger(__name__)
 PASSING = frozenset({records.COMPILING, records.RESTORING, records.TRAINING, records.REPLAYING, records.SAVING})
 HEARTBEAT = 1.5  # seconds; readers expect one at least every two
-_PROGRESS = ("state", "step", "checkpoint", "order")
+_PROGRESS = ("state", "step", "checkpoint", "acknowledged")
 
 
 class StatusFile:

@@ -51,16 +51,16 @@ class Signals:
         self.stops += 1
 
 
-class OrderFile:
-    """``order.json``, looked at once a step: a stat, and a read only where it changed."""
+class CommandFile:
+    """``command.json``, looked at once a step: a stat, and a read only where it changed."""
 
     def __init__(self, path: str):
         self._path = path
         self._seen: tuple[int, int] | None = None
-        self.order: records.Order | None = None
+        self.order: records.Command | None = None
         self.poll()
 
-    def poll(self) -> records.Order | None:
+    def poll(self) -> records.Command | None:
         """The newest order that could be read."""
         try:
             status = os.stat(self._path)
@@ -69,16 +69,16 @@ class OrderFile:
         if (status.st_mtime_ns, status.st_ino) != self._seen:
             self._seen = (status.st_mtime_ns, status.st_ino)
             try:
-                order = records.Order.read(self._path)
+                order = records.Command.read(self._path)
             except records.RecordError as error:
                 log.error("order not read: %s", error)
                 return self.order
             self.take(order)
         return self.order
 
-    def take(self, order: records.Order) -> None:
+    def take(self, order: records.Command) -> None:
         """An order that another process has read."""
-        if self.order is None or order.serial > self.order.serial:
+        if self.order is None or order.sequence > self.order.sequence:
             self.order = order
 
 
@@ -99,19 +99,19 @@ class Wanted:
 
     save: bool = False
     stop: bool = False
-    order: records.Order | None = None  # the one to carry out, which no earlier boundary has
+    order: records.Command | None = None  # the one to carry out, which no earlier boundary has
     known: Known = Known()  # what all processes agree on
 
 
 class Requests:
     """Collects requests and says what is to be done; each request is answered once."""
 
-    def __init__(self, signals: Signals, orders: OrderFile, processes: Processes = ALONE):
+    def __init__(self, signals: Signals, orders: CommandFile, processes: Processes = ALONE):
         self._signals, self._orders = signals, orders
         self._processes = processes
         order = orders.order
         # What the attempt was started with (a restore, say) is carried out by starting.
-        started = order.serial if order is not None and order.action in records.STARTS else 0
+        started = order.sequence if order is not None and order.action in records.STARTS else 0
         self._done = np.array([0, 0, started], np.int32)
         self._answered = [0, 0]  # signals of this process that are in ``_done``
         self._told = started  # newest order that this process has told the others
@@ -149,7 +149,7 @@ class Requests:
 
     def _submit(self, known: Known) -> tuple[Any, list[int]]:
         order = self._orders.poll()
-        serial = order.serial if order else 0
+        serial = order.sequence if order else 0
         signals = [self._signals.saves, self._signals.stops]
         # One more than all have agreed on, where this process was asked again: so no signal hides behind another's.
         asked = [done + (now > seen) for done, now, seen in zip(self._done, signals, self._answered, strict=False)]
@@ -163,11 +163,11 @@ class Requests:
             self._agree = Agreement(len(mine), self._processes)
         return self._agree.begin(mine), signals
 
-    def _order(self, serial: int) -> records.Order | None:
+    def _order(self, serial: int) -> records.Command | None:
         """The agreed order, from this host's file or from a process whose host has it."""
         order, board = self._orders.order, self._processes.board
-        if board is not None and (order is None or order.serial != serial):
-            order = records.Order.from_json(json.loads(board.take_any(f"order-{serial}")), f"order {serial}")
+        if board is not None and (order is None or order.sequence != serial):
+            order = records.Command.from_json(json.loads(board.take_any(f"order-{serial}")), f"order {serial}")
             self._orders.take(order)
             self._told = max(self._told, serial)
         return order
@@ -186,7 +186,7 @@ class Agreement:
         everywhere = NamedSharding(mesh, PartitionSpec())
         vectors = jax.ShapeDtypeStruct(self._shape, np.int32, sharding=self._each)
         compiled = jax.jit(lambda rows: rows.max(axis=0), out_shardings=everywhere).lower(vectors).compile()
-        self._program = processes.together("agreement", compiled)
+        self._program = processes.consensus("agreement", compiled)
 
     def begin(self, mine: np.ndarray) -> Any:
         """Hand this process's vector to its devices, and start."""

@@ -18,12 +18,12 @@ from midstream_engine.checkpoint.saving.group_save import Group, give_up
 from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
 from midstream_engine.checkpoint.saving.save_fence import Fenced, FenceUnreadable
-from midstream_engine.checkpoint.stores import in_bucket, open_shelf
+from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints
 from midstream_engine.optim.adam import adam_count, schedule_count
 from midstream_engine.records import RecordError
 from midstream_engine.tracking.metrics_recorder import Recorder
 from midstream_engine.trainer.attempt.attempt_record import Attempt
-from midstream_engine.trainer.attempt.reference_losses import Witness
+from midstream_engine.trainer.attempt.reference_losses import ReferenceLosses
 from midstream_engine.trainer.attempt.setup import Setup
 from midstream_engine.trainer.attempt.status_file import StatusFile
 from midstream_engine.trainer.loop.train_state import TrainState
@@ -69,10 +69,10 @@ class Saver:
         setup: Setup,
         attempt: Attempt,
         status: StatusFile,
-        witness: Witness,
+        reference_losses: ReferenceLosses,
         now: float,
     ):
-        self._setup, self._attempt, self._status, self._witness = setup, attempt, status, witness
+        self._setup, self._attempt, self._status, self._witness = setup, attempt, status, reference_losses
         self._processes, self._places = attempt.processes, attempt.places
         self._serial = 0  # of the newest save of this attempt
         self._retention = Retention(setup.config.trainer.checkpointer.policy(), now)
@@ -182,7 +182,7 @@ class Saver:
                     epoch=self._attempt.epoch,
                     state=train_state(self._setup, step, state.optimizer),
                     provenance=self._provenance(),
-                    witness=measured.to_json(),
+                    reference_losses=measured.to_json(),
                     copy=copy,
                     group=group,
                 )
@@ -239,7 +239,7 @@ class Saver:
         names = json.loads(board.take(f"removed-{self._serial}", 0))
         if places is None or not places.leads:
             return
-        shelf = open_shelf(self._attempt.paths.checkpoints)
+        shelf = open_checkpoints(self._attempt.paths.checkpoints)
         try:
             for name in set(names) & set(shelf.names()):
                 shelf.set_aside(name)

@@ -61,7 +61,7 @@ def fresh_state(
     Bit-identical on any mesh: jax's default generator is partitionable, and see ``models.layers.normal``.
     """
     key = run_key(seed)
-    begin = processes.together("initialisation", compile_fresh_state(init, layout))
+    begin = processes.consensus("initialisation", compile_fresh_state(init, layout))
     return begin(place(key, layout.replicated()))
 
 

@@ -207,7 +207,7 @@ class Loop:
         with contextlib.suppress(FenceUnreadable):
             fence = read_fence(self._attempt.paths)
         if fence is not None and fence.epoch == epoch:  # it may be another host's that says so
-            whom = f"to {fence.holder} (epoch {epoch}, sealed at step {fence.sealed_step})"
+            whom = f"to {fence.owner} (epoch {epoch}, sealed at step {fence.sealed_step})"
         raise FencedError(f"the run was handed {whom}: this attempt ends at step {self.step}")
 
     def _not_yet(self, wanted: Wanted) -> Wanted:
@@ -217,7 +217,7 @@ class Loop:
         if order is not None:
             self._later = None
             if order.action == records.STOP and order.step is not None and order.step > self.step:
-                log.info("order %d: stops at step %d", order.serial, order.step)
+                log.info("order %d: stops at step %d", order.sequence, order.step)
                 self._later = wanted
                 return dataclasses.replace(wanted, stop=False, order=None)
         later = self._later
@@ -233,7 +233,7 @@ class Loop:
             self._try_save("requested", then=None if order is None else lambda: self._acknowledge(order))
         if wanted.order is not None and wanted.order.action not in (records.SAVE, records.STOP):
             log.warning(
-                "order %d (%s) is not understood by a run that trains", wanted.order.serial, wanted.order.action
+                "order %d (%s) is not understood by a run that trains", wanted.order.sequence, wanted.order.action
             )
 
     def _stop(self, wanted: Wanted) -> bool:
@@ -248,25 +248,25 @@ class Loop:
             self._save("stop", last=True)
             return True
         if not self._try_save("stop", last=True):
-            self._status.update(state=records.TRAINING, refused=order.serial)
+            self._status.update(state=records.TRAINING, rejected=order.sequence)
             return False
         if order.epoch > self._attempt.epoch:
             try:
-                fence = seal(self._attempt.paths, epoch=order.epoch, holder=order.holder, step=self.step)
+                fence = seal(self._attempt.paths, epoch=order.epoch, holder=order.owner, step=self.step)
             except Fenced as error:
                 raise FencedError(str(error)) from None
             except FenceUnreadable as error:
-                self._status.update(state=records.TRAINING, refused=order.serial, message=str(error))
+                self._status.update(state=records.TRAINING, rejected=order.sequence, message=str(error))
                 return False
-            log.info("sealed at step %d: epoch %d belongs to %s", self.step, fence.epoch, fence.holder)
+            log.info("sealed at step %d: epoch %d belongs to %s", self.step, fence.epoch, fence.owner)
         self._acknowledge(order, write=False)
         return True
 
-    def _acknowledge(self, order: records.Order, write: bool = True) -> None:
-        self._status.update(order=order.serial, message="")
+    def _acknowledge(self, order: records.Command, write: bool = True) -> None:
+        self._status.update(acknowledged=order.sequence, message="")
         if write:
             self._status.write()
-        log.info("order %d (%s) carried out at step %d", order.serial, order.action, self.step)
+        log.info("order %d (%s) carried out at step %d", order.sequence, order.action, self.step)
 
     def _try_save(self, reason: str, **how: Any) -> bool:
         """Save; where that fails, which the saver reports, training goes on."""

@@ -151,7 +151,7 @@ def _key(setup: Plan, name: str) -> str:
 def engine_digest() -> str:
     """SHA-256 over the engine's own source."""
     total = hashlib.sha256()
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         total.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()

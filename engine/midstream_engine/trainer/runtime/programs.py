@@ -15,7 +15,7 @@ from haliax import NamedArray
 
 from midstream_engine.data.order.batches import evaluation_batches
 from midstream_engine.processes.rendezvous import ALONE, Processes
-from midstream_engine.trainer.attempt.reference_losses import Witness
+from midstream_engine.trainer.attempt.reference_losses import ReferenceLosses
 from midstream_engine.trainer.attempt.setup import Plan, Setup
 from midstream_engine.trainer.loop.batch_division import Cut
 from midstream_engine.trainer.loop.train_state import TrainState
@@ -41,7 +41,7 @@ class Programs:
         engine_digest()  # here it takes milliseconds; beside the threads that restore, twenty times as long
         with _one_thread() as thread:
             self._step: Future[Step] = thread.submit(compile_steps, setup, processes)
-            self._witness: Future[Witness] = thread.submit(compile_witness, setup, processes)
+            self._witness: Future[ReferenceLosses] = thread.submit(compile_reference_losses, setup, processes)
             self._evaluate: Future[Evaluate | None] = thread.submit(compile_evaluation, setup, processes)
             self._logged = thread.submit(self._log)
 
@@ -50,7 +50,7 @@ class Programs:
         return self._step.result()
 
     @property
-    def witness(self) -> Witness:
+    def reference_losses(self) -> ReferenceLosses:
         return self._witness.result()
 
     @property
@@ -82,7 +82,7 @@ def _one_thread() -> Iterator[ThreadPoolExecutor]:
 def compile_steps(setup: Plan, processes: Processes = ALONE) -> Step:
     """The update, whatever the size of its batch: one program for each size that the schedule still has."""
     compiled = {
-        (cut.micro, cut.size): processes.together(f"step-{cut.examples}", compile_step(setup, cut))
+        (cut.micro, cut.size): processes.consensus(f"step-{cut.examples}", compile_step(setup, cut))
         for cut in setup.cuts.values()
     }
 
@@ -121,9 +121,9 @@ def compile_step(setup: Plan, cut: Cut | None = None) -> Any:
     return stored(setup, f"step-{cut.micro}-{cut.size}", make, arguments, result)
 
 
-def compile_witness(setup: Plan, processes: Processes = ALONE) -> Witness:
+def compile_reference_losses(setup: Plan, processes: Processes = ALONE) -> ReferenceLosses:
     """The losses of fixed sequences."""
-    return Witness(setup, processes)
+    return ReferenceLosses(setup, processes)
 
 
 def compile_evaluation(setup: Setup, processes: Processes = ALONE) -> Evaluate | None:
@@ -133,7 +133,7 @@ def compile_evaluation(setup: Setup, processes: Processes = ALONE) -> Evaluate |
     seq_len, limit = setup.config.model.seq_len, setup.config.trainer.max_eval_batches
     if cache is None or limit == 0:
         return None
-    compiled = processes.together("evaluation", compile_evaluation_step(setup))
+    compiled = processes.consensus("evaluation", compile_evaluation_step(setup))
 
     def evaluate(state: TrainState) -> dict[str, float]:
         sums: dict[str, tuple[float, float]] = {}

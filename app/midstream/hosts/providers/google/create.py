@@ -39,8 +39,8 @@ def create(client: TpuClient, name: str, target: TpuTarget, say: Say, cancel: th
     try:
         there = nodes.find(client, target.project, target.zone, node)
     except ProviderError as error:
-        raise ProviderError(f"{what}: {error.message}; {nothing}", error.fix, error.kind) from error
-    if there is not None and there.standing in (interface.GONE, interface.FAILED):
+        raise ProviderError(f"{what}: {error.message}; {nothing}", error.hint, error.kind) from error
+    if there is not None and there.standing in (interface.PREEMPTED, interface.FAILED):
         if not there.ours:
             raise ProviderError(
                 f"{what}: {there.place} is {there.state}, and midstream did not make it; {nothing}",
@@ -52,7 +52,7 @@ def create(client: TpuClient, name: str, target: TpuTarget, say: Say, cancel: th
             delete(client, there, say)
         except ProviderError as error:
             left = f"what is left of {there.place} may cost money: midstream --delete {there.place}"
-            raise ProviderError(f"{what}: {error.message}; {left}", error.fix, error.kind, left) from error
+            raise ProviderError(f"{what}: {error.message}; {left}", error.hint, error.kind, left) from error
         there = None
     if there is not None:
         say(f"{there.place} is there already: {there.text()}")
@@ -76,7 +76,7 @@ def _ended(making: _Making, what: str, error: BaseException) -> BaseException:
     left, words = making.undo()
     if not isinstance(error, ProviderError):
         return error
-    return ProviderError(f"{error.message}; {words}", error.fix, error.kind, left)
+    return ProviderError(f"{error.message}; {words}", error.hint, error.kind, left)
 
 
 # How far a creation has come: refused outright, asked for without an answer, taken on.
@@ -176,7 +176,7 @@ class _Making:
             waited = time.monotonic() - began
             if found is None and self._operation is None and waited > CALL:
                 raise ProviderError(f"{self.name} cannot be created: {self.place} is gone", "", interface.ABSENT)
-            if found is not None and standing in (interface.GONE, interface.FAILED):
+            if found is not None and standing in (interface.PREEMPTED, interface.FAILED):
                 kind = interface.PREEMPTED if found.state in ("PREEMPTED", "SUSPENDED") else interface.STOCKOUT
                 why = f": {found.why}" if found.why else ""
                 raise ProviderError(f"{self.name} was {found.state} before it was ready{why}", "try again later", kind)

@@ -87,8 +87,8 @@ def translate(what: str, error: Any, project: str = "", zone: str = "") -> Provi
         kind = interface.BUSY if isinstance(error, google.Aborted) else interface.EXISTS
         return ProviderError(f"{what}: {said}", "midstream --status shows what is there", kind)
     if isinstance(error, google.BadRequest):  # INVALID_ARGUMENT, FAILED_PRECONDITION, OUT_OF_RANGE
-        fix = "accelerator_type, topology, runtime_version and zone have to go together: docs/gcp.md"
-        return ProviderError(f"{what}: {said}", fix, interface.INVALID)
+        hint = "accelerator_type, topology, runtime_version and zone have to go together: docs/gcp.md"
+        return ProviderError(f"{what}: {said}", hint, interface.INVALID)
     if isinstance(error, google.Cancelled):
         return ProviderError(f"{what}: it was cancelled: {said}", "", interface.CANCELLED)
     return ProviderError(f"{what}: {said}", "the service may be back in a while: try again", interface.UNAVAILABLE)

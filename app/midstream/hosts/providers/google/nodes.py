@@ -21,15 +21,18 @@ if TYPE_CHECKING:
 ALL_ZONES = "-"
 _NODE = {
     "READY": interface.READY,
-    "CREATING": interface.COMING, "STARTING": interface.COMING, "RESTARTING": interface.COMING, "REIMAGING": interface.COMING,
+    "CREATING": interface.COMING, "STARTING": interface.COMING, "RESTARTING": interface.COMING, "REIMAGING":
+    interface.COMING,
     "UNHIDING": interface.COMING,
     "REPAIRING": interface.GOING, "STOPPING": interface.GOING, "DELETING": interface.GOING, "HIDING": interface.GOING,
-    "PREEMPTED": interface.GONE, "TERMINATED": interface.GONE, "STOPPED": interface.GONE, "HIDDEN": interface.GONE,
+    "PREEMPTED": interface.PREEMPTED, "TERMINATED": interface.PREEMPTED,
+    "STOPPED": interface.PREEMPTED, "HIDDEN": interface.PREEMPTED,
 }  # fmt: skip
 _QUEUED = {
     "CREATING": interface.COMING, "ACCEPTED": interface.COMING, "WAITING_FOR_RESOURCES": interface.COMING,
     "PROVISIONING": interface.COMING, "ACTIVE": interface.COMING,  # of a request whose node is not seen yet
-    "FAILED": interface.FAILED, "SUSPENDING": interface.GOING, "SUSPENDED": interface.GONE, "DELETING": interface.GOING,
+    "FAILED": interface.FAILED, "SUSPENDING": interface.GOING, "SUSPENDED": interface.PREEMPTED,
+    "DELETING": interface.GOING,
 }  # fmt: skip
 
 

@@ -154,7 +154,7 @@ class FleetScreen(MidstreamScreen):
             elif view is not None:
                 self.put(
                     "#preview-text",
-                    downtime(self.glyphs, view.ledger, view.predicted_seconds, self.size.width - 2),
+                    downtime(self.glyphs, view.downtime, view.predicted_seconds, self.size.width - 2),
                 )
 
     def _selected_run(self) -> RunView | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.migrate.model import LEDGER_ENTRIES, MigrationView
+from midstream.migrate.model import DOWNTIME_PHASES, MigrationView
 from midstream.tui import glyphs as signs
 from midstream.tui import number_format, palette
 from midstream.tui.filter import parse
@@ -177,7 +177,7 @@ def _run_row(run: RunView, world: World, glyphs: Glyphs) -> Row:
         (f"{glyph} {run.state}", colour),
         step,
         number_format.loss(run.loss),
-        number_format.short(latest(run, "throughput/tokens_per_second") if run.alive else None),
+        number_format.short(latest(run, "throughput/tokens_per_second") if run.running else None),
         (age, palette.WAIT) if stale else age,
         hardware(run, glyphs.times),
     )
@@ -192,7 +192,7 @@ RUNS = Listing(
         "state": lambda run, world: run.state,
         "step": lambda run, world: run.step,
         "loss": lambda run, world: run.loss,
-        "tok/s": lambda run, world: latest(run, "throughput/tokens_per_second") if run.alive else None,
+        "tok/s": lambda run, world: latest(run, "throughput/tokens_per_second") if run.running else None,
         "age": lambda run, world: world.run_age(run),
         "devices": lambda run, world: hardware(run, "x"),
     },
@@ -212,7 +212,7 @@ def _migration_row(view: MigrationView, world: World, glyphs: Glyphs) -> Row:
         view.phase,
         (verdict, {"certified": palette.GOOD, "failed": palette.BAD}.get(verdict, palette.DIM)),
         (_ledger_bar(view, glyphs), palette.ACCENT),
-        number_format.seconds(view.ledger.downtime if view.ledger else None),
+        number_format.seconds(view.downtime.total if view.downtime else None),
         number_format.age(world.now - view.plan.created if view.plan.created else None),
         view.migration,
     )
@@ -226,9 +226,9 @@ def _verdict(view: MigrationView) -> str:
 
 def _ledger_bar(view: MigrationView, glyphs: Glyphs) -> str:
     """What the downtime went to: one column for each part of the ledger, by its share of the longest."""
-    if view.ledger is None:
+    if view.downtime is None:
         return ""
-    parts = [view.ledger.measured.get(name, 0.0) for name in LEDGER_ENTRIES]
+    parts = [view.downtime.measured.get(name, 0.0) for name in DOWNTIME_PHASES]
     longest = max([*parts, 1e-9])
     return spark(glyphs, [part / longest for part in parts], len(parts))
 
@@ -242,8 +242,8 @@ MIGRATIONS = Listing(
         "state": lambda view, world: view.state,
         "phase": lambda view, world: view.phase,
         "certificate": lambda view, world: _verdict(view),
-        "ledger": lambda view, world: view.ledger.downtime if view.ledger else None,
-        "down": lambda view, world: view.ledger.downtime if view.ledger else None,
+        "downtime": lambda view, world: view.downtime.total if view.downtime else None,
+        "down": lambda view, world: view.downtime.total if view.downtime else None,
         "age": lambda view, world: world.now - view.plan.created,
         "id": lambda view, world: view.migration,
     },

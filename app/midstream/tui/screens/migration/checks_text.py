@@ -32,7 +32,7 @@ def describe(checks: Sequence[Check], all_checked: bool, glyphs: Glyphs, width: 
         text.append(f"  {glyph} ", colour).append(f"{check.name:<16} ", palette.TEXT)
         detail = number_format.folded(check.detail, width, 21)
         text.append(f"{detail}\n", palette.DIM if check.state == model.PASS else colour)
-        if check.fix:
-            text.append(f"      mend it: {number_format.folded(check.fix, width, 15)}\n", palette.ACCENT)
+        if check.hint:
+            text.append(f"      mend it: {number_format.folded(check.hint, width, 15)}\n", palette.ACCENT)
     text.rstrip()
     return text

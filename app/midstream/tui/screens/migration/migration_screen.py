@@ -112,14 +112,14 @@ class MigrationScreen(MidstreamScreen):
             text.append(
                 f" by what the move has measured (planned {number_format.seconds(sum(first.values()))})", palette.DIM
             )
-        found = view.ledger.downtime if view.ledger else None
+        found = view.downtime.total if view.downtime else None
         text.append(
             f"   measured {number_format.seconds(found)}\n\n"
             if found is not None
             else "   measured once the target has stepped\n\n",
             palette.TEXT,
         )
-        return text.append_text(downtime(self.glyphs, view.ledger, predicted, width))
+        return text.append_text(downtime(self.glyphs, view.downtime, predicted, width))
 
     def _show_seam(self, view: model.MigrationView, world: World) -> None:
         """The source's losses and the target's, laid over each other around the step where the run crossed over."""

@@ -77,13 +77,13 @@ def headline(view: model.MigrationView, glyphs: Glyphs, now: float, target: RunV
         text.append(f"{glyphs.now} {SAFETY[model.ROLLBACK]}", palette.WAIT)
     elif proof is not None and proof.valid:
         text.append(f"{glyphs.passed} certified", f"bold {palette.GOOD}")
-        down = view.ledger.downtime if view.ledger else None
+        down = view.downtime.total if view.downtime else None
         text.append(f"  down for {number_format.seconds(down)}" if down is not None else "", palette.TEXT)
         healthy = f"{plan.healthy_steps} healthy steps, {view.steps_given_up(target.step if target else None)} so far"
         after = "the source is retired" if view.finished else f"r goes back until {healthy}"
         text.append(f"  {after}", palette.DIM)
     elif proof is not None:
-        refuted = next(claim for claim in proof.claims if claim.verdict != model.PROVEN)
+        refuted = next(claim for claim in proof.claims if claim.verdict != model.VERIFIED)
         text.append(f"{glyphs.failed} not certified: {refuted.name}: {refuted.statement}", palette.BAD)
     else:
         text.append(SAFETY.get(view.phase, ""), palette.DIM)
@@ -194,10 +194,10 @@ def claims(view: model.MigrationView, glyphs: Glyphs, width: int) -> Text:
     text = Text()
     for claim in proof.claims:
         glyph, colour = signs.check_state(glyphs, claim.verdict)
-        text.append(f"  {glyph} {claim.name:<11}", f"bold {colour}")
+        text.append(f"  {glyph} {claim.name:<17}", f"bold {colour}")
         text.append(f"{claim.verdict:<13}", colour)
-        lines = textwrap.wrap(claim.statement, max(20, width - 30)) or [""]
-        text.append(("\n" + " " * 28).join(lines) + "\n", palette.TEXT)
+        lines = textwrap.wrap(claim.statement, max(20, width - 36)) or [""]
+        text.append(("\n" + " " * 34).join(lines) + "\n", palette.TEXT)
     text.append(
         f"    {proof.checkpoint}  digest {number_format.digest(proof.root_digest, 24)}  epoch {proof.epoch}",
         palette.DIM,
@@ -223,6 +223,6 @@ def source_past_the_seal(view: model.MigrationView) -> list[tuple[float, float]]
     """(step, loss) that the source logged past the seal, where the trajectory was compared with them."""
     if view.certificate is None:
         return []
-    trajectory = next((claim for claim in view.certificate.claims if claim.name == "trajectory"), None)
+    trajectory = next((claim for claim in view.certificate.claims if claim.name == "continuity"), None)
     steps = trajectory.evidence.get("steps", ()) if trajectory else ()
     return [(step, loss) for step, loss, *_ in steps]

@@ -30,9 +30,9 @@ from midstream.watch.snapshot import RunView, Snapshot
 PLAN, PREFLIGHT, STARTING = "plan", "preflight", "starting"
 MAKING = "making"  # a plan that waits for its target to be made
 MODE_WORDS = {
-    model.HANDOVER: "the source seals; its state goes to a target that waits",
-    model.STOP: "the source seals and stops; then the target starts",
-    model.OVERTAKE: "the target replays the run beside the source, and takes over",
+    model.WARM: "the source seals; its state goes to a target that waits",
+    model.COLD: "the source seals and stops; then the target starts",
+    model.LIVE: "the target replays the run beside the source, and takes over",
 }
 RISKS = {
     PLAN: ("a prediction is wrong; the preflight looks closer", "everything: nothing is touched, esc leaves"),
@@ -84,7 +84,7 @@ class WizardScreen(MidstreamScreen):
         self._targets = targets
         self._stage = PLAN
         self._checkpoint = begun.checkpoint if begun else "now"
-        self._mode = begun.mode if begun else model.HANDOVER
+        self._mode = begun.mode if begun else model.WARM
         self._first = begun.target if begun else ""  # to be selected
         self._request: model.Request | None = None
         self._plan: model.Plan | None = None
@@ -171,7 +171,7 @@ class WizardScreen(MidstreamScreen):
             return text.append(f"    {number_format.folded(more, width - 1, 4)}", palette.DIM)
         if self._error is not None:
             wrong, mend = (
-                number_format.folded(words, width - 1, 4) for words in (self._error.message, self._error.fix)
+                number_format.folded(words, width - 1, 4) for words in (self._error.message, self._error.hint)
             )
             text = Text(f"  {self.glyphs.failed} {wrong}\n", palette.BAD)
             return text.append(f"    {mend}\n" if mend else "", palette.ACCENT)
@@ -255,7 +255,7 @@ class WizardScreen(MidstreamScreen):
                     return
                 self.post_message(self.Checked(round, check))
         except MidstreamError as error:
-            self.post_message(self.Checked(round, model.Check("preflight", model.FAIL, error.message, error.fix)))
+            self.post_message(self.Checked(round, model.Check("preflight", model.FAIL, error.message, error.hint)))
         self.post_message(self.Checked(round, None))
 
     def on_wizard_screen_checked(self, event: Checked) -> None:
@@ -274,7 +274,7 @@ class WizardScreen(MidstreamScreen):
         assert plan is not None
         after = f"about {number_format.seconds(plan.predicted_downtime)} later it goes on on {plan.target}"
         first = f"{plan.source} saves, is sealed and stops; {after}."
-        if plan.mode == model.OVERTAKE:
+        if plan.mode == model.LIVE:
             first = f"{plan.target} replays the run until it is level with {plan.source}, which trains on until then."
         lines = [
             first,

@@ -64,7 +64,7 @@ def facts(run: RunView, world: World, glyphs: Glyphs, width: int) -> Text:
         text.append(f" {number_format.percent(run.step / total)}", palette.DIM)
         if (left := seconds_left(run)) is not None:
             text.append(f"  {number_format.seconds(left)} left", palette.DIM)
-    if run.alive and not stale and age is not None and age > QUIET:
+    if run.running and not stale and age is not None and age > QUIET:
         text.append(f"  {glyphs.stale} no word for {number_format.age(age)}", palette.WAIT)
     text.append("\n ")
     for name, value in (
@@ -142,7 +142,7 @@ def info(run: RunView, world: World, glyphs: Glyphs, width: int, changes: Iterab
             page.text.append(f"   {line}\n", _change_colour(line))
     page.heading("Fence")
     if run.fence:
-        page.fact("epoch", f"{run.fence.epoch}, held by {run.fence.holder}")
+        page.fact("epoch", f"{run.fence.epoch}, held by {run.fence.owner}")
         if run.fence.sealed_step is not None:
             page.fact("sealed", f"everything before counts up to step {number_format.grouped(run.fence.sealed_step)}")
     else:

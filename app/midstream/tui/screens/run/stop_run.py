@@ -9,7 +9,7 @@ from midstream.watch.snapshot import RunView
 
 def ask(screen: MidstreamScreen, run: RunView) -> None:
     """Ask, and stop the run where the answer is yes."""
-    if not run.alive:
+    if not run.running:
         screen.notify(f"{run.run_id} does not run: it is {run.state}", severity="warning", markup=False)
         return
     app = screen.midstream

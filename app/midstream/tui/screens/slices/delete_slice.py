@@ -49,5 +49,5 @@ def ask(
 def _training(app: MidstreamApp, target: str) -> list[str]:
     """The runs that are alive on a target's hosts, each in a line."""
     hosts = next((known.hosts for known in app.actions.targets() if target and known.name == target), ())
-    runs = [run for run in app.world.snapshot.runs if run.host in hosts and run.alive]
+    runs = [run for run in app.world.snapshot.runs if run.host in hosts and run.running]
     return [f"{run.run_id} (step {number_format.grouped(run.step)})" for run in runs]

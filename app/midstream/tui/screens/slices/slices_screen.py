@@ -117,7 +117,7 @@ class SlicesScreen(ModalScreen[None]):
         lines = [Text(f" {glyphs.busy} {self._said}", palette.ACCENT)] if self._said else []
         if self._error is not None:
             lines.append(Text(f" {glyphs.failed} {self._error.message}", palette.BAD))
-            lines += [Text(f"   {self._error.fix}", palette.ACCENT)] if self._error.fix else []
+            lines += [Text(f"   {self._error.hint}", palette.ACCENT)] if self._error.hint else []
         if found is None:
             self.query_one(Table).show((), empty=("the slices are not known.", "r asks again."))
         else:
@@ -164,7 +164,7 @@ class SlicesScreen(ModalScreen[None]):
         self._said = ""
         if not self.is_attached:
             if error is not None:
-                self.midstream.notify(error.fix, title=error.message, severity="error", markup=False)
+                self.midstream.notify(error.hint, title=error.message, severity="error", markup=False)
         elif error is not None:
             self._error = error
             self._paint()
@@ -195,7 +195,7 @@ def slice_row(each: Slice, target: str, now: float, glyphs: Glyphs) -> Row:
         interface.READY: (glyphs.running, palette.GOOD),
         interface.COMING: (glyphs.busy, palette.WAIT),
         interface.GOING: (glyphs.stale, palette.WAIT),
-        interface.GONE: (glyphs.idle, palette.DIM),
+        interface.PREEMPTED: (glyphs.idle, palette.DIM),
         interface.FAILED: (glyphs.failed, palette.BAD),
     }.get(each.standing, (glyphs.stale, palette.WAIT))
     health = "" if each.health in ("", "HEALTHY") else each.health.lower().replace("_", " ")
@@ -211,4 +211,4 @@ def slice_row(each: Slice, target: str, now: float, glyphs: Glyphs) -> Row:
         number_format.age(now - each.created if each.created else None),
         (", ".join(filter(None, (health, queued, each.why))), palette.WAIT if health or each.why else palette.DIM),
     )
-    return Row(each.place, cells, dim=each.standing == interface.GONE)
+    return Row(each.place, cells, dim=each.standing == interface.PREEMPTED)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import FLAVOURS, LocalHost
+from midstream.fleet.fleet import VARIANTS, LocalHost
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.launch.errors import LaunchError
-from midstream.launch.variant import Flavour, choose_flavour
+from midstream.launch.variant import Variant, choose_variant
 
 
 def facts(**more: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def facts(**more: Any) -> dict[str, Any]:
     ],
 )
 def test_the_build_follows_from_what_the_host_has(found: dict[str, Any], name: str, why: str) -> None:
-    assert choose_flavour("gpu1", LocalHost(), facts(**found)) == Flavour(name, why)
+    assert choose_variant("gpu1", LocalHost(), facts(**found)) == Variant(name, why)
 
 
 @pytest.mark.parametrize(
@@ -49,20 +49,20 @@ def test_the_build_follows_from_what_the_host_has(found: dict[str, Any], name: s
 )
 def test_a_host_that_no_build_runs_on_is_refused(found: dict[str, Any], said: str) -> None:
     with pytest.raises(LaunchError, match=said):
-        choose_flavour("gpu1", LocalHost(), facts(**found))
+        choose_variant("gpu1", LocalHost(), facts(**found))
 
 
 def test_the_fleet_file_has_the_last_word() -> None:
     old = facts(gpus=["K80"], driver="470.82")
-    assert choose_flavour("gpu1", LocalHost(flavour="cpu"), old).name == "cpu"
-    assert choose_flavour("gpu1", LocalHost(devices=4), old).name == "cpu"
-    with pytest.raises(UsageError, match=r"hosts\.a\.flavour is 'cuda11' \(did you mean cuda1"):
-        parse_fleet("hosts: {a: {type: local, flavour: cuda11}}", "f")
+    assert choose_variant("gpu1", LocalHost(variant="cpu"), old).name == "cpu"
+    assert choose_variant("gpu1", LocalHost(devices=4), old).name == "cpu"
+    with pytest.raises(UsageError, match=r"hosts\.a\.variant is 'cuda11' \(did you mean cuda1"):
+        parse_fleet("hosts: {a: {type: local, variant: cuda11}}", "f")
 
 
-@pytest.mark.parametrize("name", FLAVOURS)
-def test_each_flavour_has_a_lock_with_hashes_and_its_own_jax(name: str) -> None:
-    lock = Flavour(name, "").lock
+@pytest.mark.parametrize("name", VARIANTS)
+def test_each_variant_has_a_lock_with_hashes_and_its_own_jax(name: str) -> None:
+    lock = Variant(name, "").lock
     pins = dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", lock, re.MULTILINE))
     assert lock.count("--hash=sha256:") > len(pins)
     assert pins["haliax"] == "1.4.dev453"
