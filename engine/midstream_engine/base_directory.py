@@ -1,8 +1,8 @@
-"""Where relative paths of a configuration begin.
+"""Base directory of the relative paths in a configuration.
 
-A launched engine starts in an empty directory of its own, because other programs' modules and settings are read from
-the directory that a process starts in; its launcher names the run's directory in ``$MIDSTREAM_RUN_DIRECTORY``, and
-relative paths begin there. An engine that a person starts by hand takes them as the shell does.
+A launched engine starts in an empty directory of its own, because Python and other programs read modules and settings
+from the working directory. Its launcher sets ``$MIDSTREAM_RUN_DIRECTORY``, and relative paths are resolved against it.
+Without the variable they are resolved against the working directory.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ VARIABLE = "MIDSTREAM_RUN_DIRECTORY"
 
 
 def resolved_path(path: str) -> str:
-    """``path`` with ``~`` expanded; a relative one begins in the run's directory where a launcher has named that."""
+    """Expand ``~`` and resolve a relative path against the run's directory, if a launcher has set one."""
     return os.path.join(os.environ.get(VARIABLE, ""), os.path.expanduser(path))

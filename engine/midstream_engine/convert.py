@@ -1,7 +1,8 @@
-"""``python -m midstream_engine.convert SRC DST [--from neox|levanter|huggingface|midstream] [--to ...] [-- FLAGS]``.
+"""Convert runs and models from and to other formats, without torch.
 
-Runs and models in and out, without torch. What SRC is, is recognised. Exit codes: 0 done, 1 it cannot be done, 2 wrong
-usage.
+    python -m midstream_engine.convert SRC DST [--from neox|levanter|huggingface|midstream] [--to ...] [-- FLAGS]
+
+The format of SRC is detected. Exit codes: 0 converted, 1 the conversion failed, 2 invalid usage.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from midstream_engine import records
+from midstream_engine.interruption import interruptible
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _RUNS = ("neox", "levanter")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Convert; returns the exit code. stdout: what was written; stderr: how far it is, a line for what is not carried
-    over as it was, and one about what is wrong."""
+    """Convert and return the exit code.
+
+    stdout gets what was written; stderr the progress, a note for each thing that is not converted exactly, and the
+    error.
+    """
     options = _parse(arguments)
-    # No accelerator is needed, and one that trains shall not be touched.
+    # Conversion needs no accelerator, and must not allocate memory on one that a run uses. Set before jax is imported,
+    # which is why the imports are inside functions.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from midstream_engine.checkpoint.errors import CheckpointError
     from midstream_engine.config.errors import ConfigError
@@ -36,10 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not os.path.isdir(source):
             raise EngineError(f"{source}: no such directory")
         if os.path.lexists(final) and (not os.path.isdir(final) or os.listdir(final)):
-            raise EngineError(f"{final} exists already; name another place, or remove it")
+            raise EngineError(f"{final} exists already (hint: name another directory, or remove it)")
         kind = options.source or recognise(source)
         if kind == options.to:
-            raise EngineError(f"{source} is {kind} already: --to names what it shall become")
+            raise EngineError(f"{source} is {kind} already (hint: --to names the format to convert to)")
+        if kind != "neox" and (options.gqa_layout or options.rms_epsilon):
+            raise EngineError(f"{source} is {kind}: --gqa-layout and --rms-epsilon go with checkpoints of neox")
         as_run = kind in _RUNS or (kind == "huggingface" and options.run_id)
         line = _run(kind, source, final, options) if as_run else _model(kind, source, final, options)
     except (EngineError, ConfigError, CheckpointError, records.RecordError, OSError) as error:
@@ -50,7 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def recognise(source: str) -> str:
-    """What kind of checkpoint lies there. Raises ConversionError where it is none that is known."""
+    """Return the format of the checkpoint in ``source``, one of the choices of ``--from``.
+
+    Raises:
+        ConversionError: The format is unknown.
+    """
     from midstream_engine.interop.errors import ConversionError
     from midstream_engine.interop.neox import directory as neox
 
@@ -68,30 +80,37 @@ def recognise(source: str) -> str:
     if "checkpoints" in names or any(records.parse_checkpoint_name(name) for name in names):
         return "midstream"
     raise ConversionError(
-        f"{source}: no checkpoint that is known (GPT-NeoX, Levanter, Hugging Face, midstream); --from says which it is"
+        f"{source}: not a checkpoint of GPT-NeoX, Levanter, Hugging Face or midstream (hint: --from names its format)"
     )
 
 
 def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str:
-    """A training run with its optimizer."""
+    """Convert a training run with its optimizer; return the line for stdout."""
     with _quiet():
         from midstream_engine.interop import import_run
+        from midstream_engine.interop.parameter_cast import with_parameters
 
         if kind == "neox":
+            from midstream_engine.interop.neox.architecture import Choices
             from midstream_engine.interop.neox.importer import open_neox
 
-            adopted = open_neox(source)
+            adopted = open_neox(source, Choices(options.gqa_layout, options.rms_epsilon))
         elif kind == "huggingface":
             from midstream_engine.interop.huggingface.run_import import open_model
 
-            adopted = open_model(source, options.overrides)
+            adopted = open_model(source, options.overrides, options.cast_parameters)
         else:
             from midstream_engine.interop.levanter.importer import open_levanter
 
             adopted = open_levanter(source, options.config, options.data, without_data=options.without_data)
+        if options.cast_parameters:
+            adopted = with_parameters(adopted, options.cast_parameters)
         bar = _Bar()
         made = import_run.import_run(
-            adopted, final, import_run.Wishes(options.data, options.without_data, not options.without_witness), bar.show
+            adopted,
+            final,
+            import_run.ImportOptions(options.data, options.without_data, not options.without_reference_losses),
+            bar.show,
         )
         bar.close()
     for note in made.notes:
@@ -102,19 +121,20 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
         shutil.rmtree(final)
         return f"{paths.dir}: step {made.manifest.step}, root digest {made.manifest.root_digest}"
     return (
-        f"{final}: step {adopted.step}, root digest {made.manifest.root_digest}; go on with --config_path {made.config}"
+        f"{final}: step {adopted.step}, root digest {made.manifest.root_digest}; "
+        f"continue with --config_path {made.config}"
     )
 
 
 def _model(kind: str, source: str, final: str, options: argparse.Namespace) -> str:
-    """A model alone."""
+    """Convert a model without its optimizer; return the line for stdout."""
     partial = f"{final}.partial-{os.getpid()}"
     try:
         os.makedirs(partial)
         with _quiet():
             from midstream_engine.interop.huggingface import importer
         if kind == "huggingface":
-            manifest = importer.import_model(source, partial, final)
+            manifest = importer.import_model(source, partial, final, options.cast_parameters)
             line = f"{final}: root digest {manifest.root_digest}; start with --config_path {final}/{importer.CONFIG}"
         else:
             files = importer.export_model(
@@ -131,7 +151,7 @@ def _model(kind: str, source: str, final: str, options: argparse.Namespace) -> s
 
 
 class _Bar:
-    """How far it is: one line that is written over on a terminal, else a line each tenth."""
+    """Progress bar: one line that is overwritten on a terminal, else a line for each tenth."""
 
     def __init__(self) -> None:
         self._tenth = 0
@@ -154,7 +174,7 @@ class _Bar:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warning that importing haliax gives."""
+    """Suppress the deprecation warning at the import of haliax."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "jax.experimental.shard_map is deprecated", DeprecationWarning)
         yield
@@ -164,23 +184,32 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.convert", description="Convert a run or a model.")
     parser.add_argument("src", metavar="SRC", help="a checkpoint of GPT-NeoX (or its load: directory), Levanter, "
                         "Hugging Face or midstream")  # fmt: skip
-    parser.add_argument("dst", metavar="DST", help="a directory that does not exist yet")
+    parser.add_argument("dst", metavar="DST", help="the directory to create")
     kinds = ("neox", "levanter", "huggingface", "midstream")
-    parser.add_argument("--from", dest="source", choices=kinds, help="what SRC is; default: recognised")
+    parser.add_argument("--from", dest="source", choices=kinds, help="format of SRC; default: detected")
     parser.add_argument("--to", choices=("midstream", "huggingface"), default="midstream")
-    parser.add_argument("--data", action="append", default=[], metavar="PATH", help="from neox, levanter: where a "
-                        "dataset or token cache lies now; once for each, in the run's order")  # fmt: skip
+    parser.add_argument("--data", action="append", default=[], metavar="PATH", help="from neox, levanter: the "
+                        "present path of a dataset or token cache; once for each, in the run's order")  # fmt: skip
     parser.add_argument("--without-data", action="store_true", help="from neox, levanter: leave the data out")
-    parser.add_argument("--without-witness", action="store_true", help="from neox, levanter: do not measure the losses "
-                        "of the next batch (needs the model in memory)")  # fmt: skip
+    parser.add_argument("--without-reference-losses", action="store_true", help="from neox, levanter: do not measure "
+                        "the losses of the next batch (needs the model in memory)")  # fmt: skip
+    parser.add_argument("--gqa-layout", choices=("interleaved", "blocked"), help="from neox: rows of grouped queries, "
+                        "where the checkpoint does not show them; interleaved: NeoX before 2024-11-14")  # fmt: skip
+    parser.add_argument("--rms-epsilon", choices=("outside", "inside"), help="from neox: whether RMSNorm adds its "
+                        "epsilon outside of the root or inside, where the checkpoint does not show it; outside: NeoX "
+                        "before 2025-05-09")  # fmt: skip
+    parser.add_argument("--cast-parameters", choices=("bfloat16", "float16", "float32"), help="to midstream: round "
+                        "parameters to this type; without it, those that would be rounded are refused")  # fmt: skip
     parser.add_argument("--config", metavar="FILE", help="from levanter: the run's YAML file")
-    parser.add_argument("--run-id", metavar="ID", help="make it this run under --root; DST is where it is built. From "
-                        "huggingface: with the engine's flags after --, which name the data at least")  # fmt: skip
+    parser.add_argument("--run-id", metavar="ID", help="install it as this run under --root; it is built in DST. From "
+                        "huggingface: with the engine's flags after --, at least the data")  # fmt: skip
     parser.add_argument("--root", metavar="DIR", help="with --run-id: default $MIDSTREAM_ROOT, then ~/.midstream")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="to huggingface")
     parser.add_argument("--vocab-size", type=int, help="to huggingface: rows to keep; default: the tokenizer's")
-    parser.add_argument("--tokenizer", metavar="DIR", help="to huggingface: where the tokenizer's files are")
-    parser.add_argument("--max-shard-size", type=_size, default=5 * 10**9, help="to huggingface: a file, as 5GB")
+    parser.add_argument("--tokenizer", metavar="DIR", help="to huggingface: directory of the tokenizer's files")
+    parser.add_argument(
+        "--max-shard-size", type=_size, default=5 * 10**9, help="to huggingface: of one file, such as 5GB"
+    )
     words = list(sys.argv[1:] if arguments is None else arguments)
     cut = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:cut])
@@ -188,7 +217,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.source == options.to:
         parser.error(f"--from and --to are both {options.to}: there is nothing to convert")
     if options.source in _RUNS and options.to != "midstream":
-        parser.error(f"--from {options.source} goes --to midstream; convert that again")
+        parser.error(f"--from {options.source} needs --to midstream (hint: convert its result again)")
+    if options.cast_parameters and options.to != "midstream":
+        parser.error("--cast-parameters goes with --to midstream (hint: --dtype is the type of an export)")
     return options
 
 
@@ -196,9 +227,9 @@ def _size(text: str) -> int:
     unit = text[-2:].upper()
     number = text[:-2] if unit in _UNITS else text
     if not number.isdigit() or not int(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 5GB, 500MB or bytes")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size (hint: write 5GB, 500MB or bytes)")
     return int(number) * _UNITS.get(unit, 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interruptible(main))

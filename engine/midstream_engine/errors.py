@@ -1,4 +1,4 @@
-"""The engine's own errors: one line for a person, and the exit code it ends with."""
+"""The engine's own errors: a one-line message and the exit code."""
 
 from __future__ import annotations
 

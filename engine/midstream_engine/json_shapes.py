@@ -1,12 +1,13 @@
 """Check JSON values against annotations: dataclasses, TypedDicts, Optional, List, Dict, Literal and the plain types.
 
-Both programs check with it what they did not write themselves: files of a run directory, answers and lines of a host.
-It is sent to hosts together with the records: standard library alone, Python 3.8.
+Both programs check what they did not write themselves: files of a run directory, answers and lines of a host. The
+source is streamed to hosts together with the records: standard library alone, Python 3.8.
 
-Integers are not booleans, not negative and fit 64 bits; floats are finite; strings are at most ``TEXT`` characters and
-can be written as UTF-8. ``Annotated[int, Between(low, high)]`` and ``Annotated[str, Text(limit)]`` say otherwise,
-``Form`` demands a pattern. A field of a dataclass takes a form as ``metadata={"form": ...}``, and ``{"items": Class}``
-where it holds a list of that class's JSON objects. Unknown keys are accepted: a newer version may have written them.
+Integers are not booleans, not negative and fit 64 bits; floats are finite; strings have at most ``TEXT`` characters
+and can be encoded as UTF-8. ``Annotated[int, Between(low, high)]`` and ``Annotated[str, Text(limit)]`` replace these
+rules, ``Form`` requires a pattern. A field of a dataclass takes a form as ``metadata={"form": ...}``, and
+``{"items": Class}`` where it is a list of that class's JSON objects. Unknown keys are accepted: a newer version may
+have written them.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ import functools
 import re
 import sys
 import typing
-from typing import Any, Callable, Dict, List, Tuple, Type
+from typing import Any, Callable, Dict, List, Tuple, Type, cast
 
 LARGEST = 2**63 - 1
 LARGEST_FLOAT = sys.float_info.max
-TEXT = 1 << 16  # characters of a string that nothing else is said of
+TEXT = 1 << 16  # characters of a string without a limit of its own
 
 Check = Callable[[Any], None]
 
 
 class ShapeError(ValueError):
-    """A value has another shape than its annotation. The message names the place in it and what was found there."""
+    """A value has another shape than its annotation. The message names the path in it and what was found there."""
 
-    def __init__(self, what: str):
+    def __init__(self, what: str) -> None:
         super().__init__(what)
         self.what = what
         self.path = ""  # "seals[1].step"
 
     def inside(self, part: str) -> "ShapeError":
-        """The same error, seen from the value that holds the wrong one under ``part``."""
+        """Prepend ``part`` to the path: the error as the enclosing value reports it."""
         self.path = part + ("." if self.path and not self.path.startswith("[") else "") + self.path
         return self
 
@@ -45,7 +46,7 @@ class ShapeError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """Bounds of an integer, both included."""
+    """Bounds of an integer, both inclusive."""
 
     low: int
     high: int = LARGEST
@@ -58,7 +59,7 @@ class NotFinite:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A string of at most ``limit`` characters, not necessarily of UTF-8: a file's name or its content."""
+    """A string of at most ``limit`` characters, not necessarily UTF-8: a file's name or its content."""
 
     limit: int = LARGEST
 
@@ -71,6 +72,15 @@ class Form:
     pattern: str
 
 
+# Marks by their names, for modules that must not import this one.
+MARKS: Dict[Any, Any] = {
+    "text": Text(),
+    "file name": Text(4096),
+    "signed": Between(-(2**31)),
+    "measured": NotFinite(),
+}
+
+
 def check(annotation: Any, value: Any) -> None:
     """Raise ShapeError unless ``value``, which came from JSON, has the shape of ``annotation``."""
     checker(annotation)(value)
@@ -78,7 +88,10 @@ def check(annotation: Any, value: Any) -> None:
 
 @functools.lru_cache(maxsize=None)
 def checker(annotation: Any) -> Check:
-    """The check of an annotation, built once: manifests have thousands of entries."""
+    """Return the check of an annotation, built once: manifests have thousands of entries.
+
+    Raises TypeError for an annotation that has no check.
+    """
     metadata = getattr(annotation, "__metadata__", ())
     if metadata:
         return _annotated(annotation.__origin__, metadata)
@@ -91,7 +104,7 @@ def checker(annotation: Any) -> Check:
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     if dataclasses.is_dataclass(annotation):
-        return _object(_fields(typing.cast(Any, annotation)))
+        return _object(_fields(cast(Any, annotation)))
     if hasattr(annotation, "__required_keys__"):
         return _object(_keys(annotation))
     if origin is typing.Union or type(annotation).__name__ == "UnionType":
@@ -112,7 +125,7 @@ def checker(annotation: Any) -> Check:
 
 
 def found(value: Any) -> str:
-    """What a value is, for a message: "a string", "null"."""
+    """Describe a value for a message: "a string", "null"."""
     if value is None:
         return "null"
     for kind, name in ((bool, "a boolean"), (int, "an integer"), (float, "a number"), (str, "a string"),
@@ -209,7 +222,8 @@ _PLAIN: Dict[Any, Check] = {bool: _bool, int: _integer, float: _number, str: _st
 
 
 def _annotated(kind: Any, metadata: Tuple[Any, ...]) -> Check:
-    for mark in metadata:
+    for each in metadata:
+        mark = MARKS.get(each, each)
         if isinstance(mark, Between):
             return _between(mark)
         if isinstance(mark, Text):
@@ -245,7 +259,7 @@ def _list(item: Check) -> Check:
             raise _wrong("a list", value)
         index = 0
         try:
-            for index, each in enumerate(value):
+            for index, each in enumerate(cast("List[Any]", value)):
                 item(each)
         except ShapeError as error:
             raise error.inside(f"[{index}]") from None
@@ -257,11 +271,12 @@ def _tuple(items: List[Check]) -> Check:
     def check(value: Any) -> None:
         if not isinstance(value, (list, tuple)):
             raise _wrong("a list", value)
-        if len(value) != len(items):
-            raise ShapeError(f"expected {len(items)} values, found {len(value)}")
+        values = cast("List[Any]", value)
+        if len(values) != len(items):
+            raise ShapeError(f"expected {len(items)} values, found {len(values)}")
         for index, item in enumerate(items):
             try:
-                item(value[index])
+                item(values[index])
             except ShapeError as error:
                 raise error.inside(f"[{index}]") from None
 
@@ -274,7 +289,7 @@ def _dict(item: Check) -> Check:
             raise _wrong("an object", value)
         name = ""
         try:
-            for name, each in value.items():
+            for name, each in cast("Dict[Any, Any]", value).items():
                 item(each)
         except ShapeError as error:
             raise error.inside(str(name)[:60]) from None
@@ -329,7 +344,7 @@ def _fields(kind: Type[Any]) -> Dict[str, Tuple[Check, bool]]:
 
 
 def _formed(one: Check, form: Check) -> Check:
-    """``one``, and ``form`` of each string in it: of the value, or of a list's values."""
+    """Check ``one``, then ``form`` of the string, or of each string of a list."""
 
     def check(value: Any) -> None:
         one(value)

@@ -1,71 +1,49 @@
-"""Google's notice that this machine is about to be taken away, as its metadata server gives it: 30 s before a spot
-machine is stopped, earlier before maintenance that ends it. Asked only on Google's machines, or of the server that
-``GCE_METADATA_HOST`` names. Standard library alone.
+"""Preemption notices from Google's metadata server. Standard library only.
+
+The notice comes 30 s before a spot machine is preempted, and earlier before maintenance that ends a machine.
 
 https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import urllib.request
 
-SERVER = "GCE_METADATA_HOST"
-PRODUCT = "/sys/class/dmi/id/product_name"
-EVERY = 3.0  # seconds between two looks
-PATIENCE = 2.0  # seconds for an answer
-TAKES_AWAY = {"preempted": "TRUE", "maintenance-event": "TERMINATE"}  # what is asked for, and how the answer begins
+from midstream_engine.google_metadata import PRODUCT, metadata_server, read_metadata
+
+POLL_INTERVAL = 3.0  # seconds
+NOTICES = {"preempted": "TRUE", "maintenance-event": "TERMINATE"}  # metadata key -> prefix of a value that is a notice
 
 
-class Notices:
-    """Looks for notices in a thread of its own, from ``start`` on."""
+class PreemptionNotices:
+    """Polls the metadata server on a thread of its own, once started."""
 
-    def __init__(self, every: float = EVERY, product: str = PRODUCT):
-        self._every, self._product = every, product
-        self._told: set[str] = set()
+    def __init__(self, interval: float = POLL_INTERVAL, product: str = PRODUCT) -> None:
+        self._interval, self._product = interval, product
+        self._reported: set[str] = set()
         self._new: list[str] = []
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Nothing on a machine that is not Google's."""
-        server = os.environ.get(SERVER) or ("metadata.google.internal" if self._is_google() else "")
+        """Start to poll. No effect on a machine that is not Google's."""
+        server = metadata_server(self._product)
         if server:
-            threading.Thread(target=self._look, args=(server,), name="notices", daemon=True).start()
+            threading.Thread(target=self._poll, args=(server,), name="notices", daemon=True).start()
 
     def take(self) -> str:
-        """A notice that has come since the last call, in words; empty without one. Each is told once."""
+        """Return the next notice, each one once; empty if there is none."""
         with self._lock:
             return self._new.pop(0) if self._new else ""
 
-    def _look(self, server: str) -> None:
+    def _poll(self, server: str) -> None:
         pause = threading.Event()
         while True:
-            for name, begins in TAKES_AWAY.items():
-                said = ask(server, name)
-                if said.upper().startswith(begins) and name not in self._told:
-                    self._told.add(name)
+            for name, prefix in NOTICES.items():
+                value = read_metadata(server, name)
+                if value.upper().startswith(prefix) and name not in self._reported:
+                    self._reported.add(name)
                     with self._lock:
-                        self._new.append(f"{name}: {said}")
-                elif said and not said.upper().startswith(begins):
-                    self._told.discard(name)  # it was called off: another one is news again
-            pause.wait(self._every)
-
-    def _is_google(self) -> bool:
-        try:
-            with open(self._product, encoding="utf-8") as file:
-                return "Google" in file.read()
-        except OSError:
-            return False
-
-
-def ask(server: str, name: str) -> str:
-    """What the server says; empty where it does not answer, which says nothing."""
-    url = f"http://{server}/computeMetadata/v1/instance/{name}"
-    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=PATIENCE) as answer:
-            return answer.read(1000).decode(errors="replace").strip()
-    except OSError:
-        return ""
+                        self._new.append(f"{name}: {value}")
+                elif value and not value.upper().startswith(prefix):
+                    self._reported.discard(name)  # the event was cancelled: report the next one
+            pause.wait(self._interval)

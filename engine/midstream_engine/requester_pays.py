@@ -1,8 +1,8 @@
-"""Who pays for what is asked of a bucket whose owner does not (requester pays).
+"""The project that pays for requests to a bucket, if its owner does not (requester pays).
 
-``$MIDSTREAM_BILLED_TO`` is JSON: ``{"gs://BUCKET/PREFIX": "PROJECT", ...}``; the longest prefix that a place lies under
-counts. midstream sets it from what the fleet file's ``stores:`` say. The account that asks has to be allowed to use
-that project (``serviceusage.services.use``).
+``$MIDSTREAM_USER_PROJECTS`` is JSON: ``{"gs://BUCKET/PREFIX": "PROJECT", ...}``; the longest prefix of a URL counts.
+The app sets it from ``stores:`` in the fleet file. The account that sends the requests needs the permission
+``serviceusage.services.use`` in that project.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from typing import Any
 
 from midstream_engine.errors import EngineError
 
-VARIABLE = "MIDSTREAM_BILLED_TO"
+VARIABLE = "MIDSTREAM_USER_PROJECTS"
 
 
 def user_project(url: str) -> str | None:
-    """The project that is billed for requests to ``url``; None: the bucket's owner pays. EngineError where the variable
-    cannot be read."""
-    given = os.environ.get(VARIABLE, "")
-    if not given:
+    """Return the project that pays for requests to ``url``; None if the bucket's owner pays.
+
+    Raises:
+        EngineError: The variable cannot be read.
+    """
+    text = os.environ.get(VARIABLE, "")
+    if not text:
         return None
     try:
-        known = {str(prefix).rstrip("/"): str(project) for prefix, project in json.loads(given).items()}
+        projects = {str(prefix).rstrip("/"): str(project) for prefix, project in json.loads(text).items()}
     except (ValueError, AttributeError):
-        raise EngineError(f'{VARIABLE} is {given!r}: write {{"gs://BUCKET/PREFIX": "PROJECT"}}') from None
-    inside = [prefix for prefix in known if f"{url.rstrip('/')}/".startswith(f"{prefix}/")]
-    return known[max(inside, key=len)] if inside else None
+        raise EngineError(f'{VARIABLE} is {text!r} (hint: write {{"gs://BUCKET/PREFIX": "PROJECT"}})') from None
+    prefixes = [prefix for prefix in projects if f"{url.rstrip('/')}/".startswith(f"{prefix}/")]
+    return projects[max(prefixes, key=len)] if prefixes else None
 
 
 def tensorstore_context(url: str) -> dict[str, Any]:
-    """The part of a TensorStore context that says so."""
+    """Return the part of a TensorStore context that names the paying project of ``url``."""
     project = user_project(url)
     return {} if project is None else {"gcs_user_project": {"project_id": project}}

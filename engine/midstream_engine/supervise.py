@@ -1,12 +1,12 @@
-"""``python -m midstream_engine.supervise --attempt DIR --process P [OPTIONS] -- COMMAND...``
+"""Supervise one engine process on its host. Standard library only.
 
-What stays beside an engine on its host, whoever started it and whether or not anybody still looks.
+    python -m midstream_engine.supervise --attempt DIR --process P [OPTIONS] -- COMMAND...
 
-It starts the command, hands signals on to it, and writes ``exit-<p>.json`` when it has ended: how, and with which last
-words, also where a signal ended it. A process that lives and makes no step any more is ended, because no heartbeat
-notices one (it beats on). Where another process of the attempt has failed in the same directory, this one is ended too,
-after some time to end by itself. The engine dies with its supervisor. Once Google's metadata server says that this
-machine will be taken away, an engine that trains is told to save. Standard library alone.
+The supervisor starts the command, forwards signals to it, and writes ``exit-<p>.json`` when it has exited: the exit
+code or signal, and the last line of its log. It ends an engine that makes no progress; the heartbeat cannot show that,
+because it has a thread of its own. If another process of the attempt has failed in the same directory, it ends this one
+too, after `PEER_TIMEOUT`. The engine is killed when its supervisor exits. When Google's metadata server announces that
+this machine will be preempted, the supervisor sends a training engine the signal to save.
 """
 
 from __future__ import annotations
@@ -19,53 +19,54 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from midstream_engine import records
-from midstream_engine.preemption_notices import Notices
+from midstream_engine.memory_kills import MemoryKills
+from midstream_engine.preemption_notices import PreemptionNotices
 
-POLL = 0.5  # seconds between two looks
+POLL_INTERVAL = 0.5  # seconds
 STALL_TIMEOUT = 900.0  # seconds without a step
-SLOWEST = 20.0  # times the longest step so far: a run of slow steps is not stuck
-PATIENCE = 4.0  # times as long for what comes before the first step: compiling, restoring
-FOLLOW = 30.0  # seconds to end by itself once another process has failed
-ABORTING = 5.0  # seconds between SIGABRT, which lets it say where it stands, and SIGKILL
-LOG_BYTES = 8192
+STEP_FACTOR = 20.0  # the stall timeout is at least this multiple of the longest step so far
+START_FACTOR = 4.0  # multiple of the stall timeout before the first step: compiling, restoring
+PEER_TIMEOUT = 30.0  # seconds for the engine to exit by itself after another process has failed
+ABORT_TIMEOUT = 5.0  # seconds between SIGABRT, at which the engine writes its stacks, and SIGKILL
+LOG_BYTES = 8192  # end of the log that is searched for its last line
 PR_SET_PDEATHSIG = 1
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 BEGINNING = frozenset({records.STARTING, records.COMPILING, records.RESTORING})
 STEPPING = frozenset({records.TRAINING, records.REPLAYING, records.SAVING, records.STOPPING})
 
 
 class Progress:
-    """When the engine last got on, by its status. Waiting for an order is no standstill."""
+    """Time since the engine's last progress, by its status. Waiting for a command is not a stall."""
 
-    def __init__(self, stall_timeout: float, now: float):
-        self._limit = stall_timeout
+    def __init__(self, stall_timeout: float, now: float) -> None:
+        self._timeout = stall_timeout
         self._mark: tuple[object, ...] = ()
         self._since = now
         self._longest = 0.0
 
-    def standstill(self, status: records.Status | None, now: float) -> float:
-        """Seconds without a step where they are too many, else 0."""
+    def stalled_seconds(self, status: records.Status | None, now: float) -> float:
+        """Return the seconds without progress if they exceed the timeout, else 0."""
         state = status.state if status else records.STARTING
         mark = (state, status.step, getattr(status, "progress", 0.0)) if status else ()
         if mark != self._mark:
             if self._mark and mark and self._mark[1] != mark[1]:
                 self._longest = max(self._longest, now - self._since)
             self._mark, self._since = mark, now
-        limit = max(self._limit, SLOWEST * self._longest)
+        timeout = max(self._timeout, STEP_FACTOR * self._longest)
         if state in BEGINNING:
-            limit *= PATIENCE
+            timeout *= START_FACTOR
         elif state not in STEPPING:
             return 0.0
         passed = now - self._since
-        return passed if passed > limit else 0.0
+        return passed if passed > timeout else 0.0
 
 
 class Supervisor:
-    """One engine process of one attempt. ``attempt`` is the attempt's directory."""
+    """Supervisor of one engine process of the attempt in the directory ``attempt``."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Supervisor:
         command: Sequence[str],
         stall_timeout: float = STALL_TIMEOUT,
         secrets: Mapping[str, str] | None = None,
-    ):
+    ) -> None:
         self._files = records.AttemptPaths(attempt)
         self._process = process
         self._command = list(command)
@@ -82,12 +83,13 @@ class Supervisor:
         self._progress = Progress(stall_timeout, time.monotonic())
         self._failed_peer = ""
         self._peer_since = 0.0
-        self._why = ""  # what this supervisor ended the engine for
-        self._stuck = False
-        self._notices, self._notice = Notices(), ""
+        self._reason = ""  # why this supervisor ended the engine
+        self._stalled = False
+        self._notices, self._notice = PreemptionNotices(), ""
+        self._memory_kills = MemoryKills()
 
     def run(self) -> int:
-        """The engine's exit code; 128 + the signal's number where one ended it."""
+        """Run the engine and return its exit code; 128 + the signal's number if a signal ended it."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, *FORWARDED])
         try:
             return self._run()
@@ -98,48 +100,49 @@ class Supervisor:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._files.exit(self._process))
         environment = {**os.environ, **self._secrets}
-        engine = subprocess.Popen(self._command, env=environment, preexec_fn=_die_together(os.getpid()))
+        engine = subprocess.Popen(self._command, env=environment, preexec_fn=_child_setup(os.getpid()))
         self._notices.start()
         while (code := engine.poll()) is None:
-            arrived = signal.sigtimedwait([signal.SIGCHLD, *FORWARDED], POLL)
+            arrived = signal.sigtimedwait([signal.SIGCHLD, *FORWARDED], POLL_INTERVAL)
             if arrived is not None and arrived.si_signo in FORWARDED:
                 engine.send_signal(arrived.si_signo)
-            elif arrived is None and (why := self._reason_to_end()):
-                self._why = why
+            elif arrived is None and (reason := self._reason_to_end()):
+                self._reason = reason
                 self._end(engine)
             elif arrived is None:
-                self._save_in_time(engine)
+                self._save_before_preemption(engine)
         self._report(code)
-        if os.path.dirname(os.getcwd()) == os.path.abspath(self._files.dir):  # the directory that it was started in
-            with contextlib.suppress(OSError):  # not empty: what the engine left there, a core dump say, is of use
+        if os.path.dirname(os.getcwd()) == os.path.abspath(self._files.dir):  # the attempt's working directory
+            with contextlib.suppress(OSError):  # not empty: a core dump, for example, is kept for the user
                 os.rmdir(os.getcwd())
         return code if code >= 0 else 128 - code
 
     def _reason_to_end(self) -> str:
         status = self._status()
-        passed = self._progress.standstill(status, time.monotonic())
+        passed = self._progress.stalled_seconds(status, time.monotonic())
         if passed:
-            self._stuck = True
+            self._stalled = True
             where = f"{status.state} at step {status.step}" if status else "before its first status"
             return f"no progress for {passed:.0f} s ({where})"
         if not self._failed_peer:
-            self._failed_peer, self._peer_since = self._look_for_peers(), time.monotonic()
-        if self._failed_peer and time.monotonic() - self._peer_since > FOLLOW:
+            self._failed_peer, self._peer_since = self._find_failed_peer(), time.monotonic()
+        if self._failed_peer and time.monotonic() - self._peer_since > PEER_TIMEOUT:
             return f"{self._failed_peer} failed"
         return ""
 
-    def _save_in_time(self, engine: subprocess.Popen[bytes]) -> None:
-        """Once a notice has come and the engine trains. All processes save at the same step, whichever was told."""
+    def _save_before_preemption(self, engine: subprocess.Popen[bytes]) -> None:
+        """Send the save signal if a notice has come and the engine trains.
+
+        All processes save at the same step, whichever of them gets the signal.
+        """
         self._notice = self._notice or self._notices.take()
         status = self._status() if self._notice else None
         if status is not None and status.state == records.TRAINING:
-            print(
-                f"midstream: this machine is about to be taken away ({self._notice}): a save is asked for", flush=True
-            )
+            print(f"midstream: this machine is about to be preempted ({self._notice}): requesting a save", flush=True)
             self._notice = ""
             engine.send_signal(signal.SIGUSR1)
 
-    def _look_for_peers(self) -> str:
+    def _find_failed_peer(self) -> str:
         for name in os.listdir(self._files.dir):
             if name.startswith("exit-") and name.endswith(".json") and name != f"exit-{self._process}.json":
                 with contextlib.suppress(records.RecordError, FileNotFoundError):
@@ -151,14 +154,14 @@ class Supervisor:
     def _status(self) -> records.Status | None:
         try:
             return records.Status.read_or_none(self._files.status(self._process))
-        except (OSError, records.RecordError):  # a disk that hangs or fills is not the engine's standstill
+        except (OSError, records.RecordError):  # a disk that hangs or is full does not mean that the engine stalled
             return None
 
     @staticmethod
     def _end(engine: subprocess.Popen[bytes]) -> None:
         engine.send_signal(signal.SIGABRT)
         try:
-            engine.wait(ABORTING)
+            engine.wait(ABORT_TIMEOUT)
         except subprocess.TimeoutExpired:
             engine.kill()
             engine.wait()
@@ -172,12 +175,12 @@ class Supervisor:
             process=self._process,
             code=code if code >= 0 else None,
             signal=name,
-            stalled=self._stuck,
+            stalled=self._stalled,
             time=time.time(),
             state=status.state if status else "",
             step=status.step if status else 0,
             heartbeat=status.heartbeat if status else 0.0,
-            message=self._why or self._message(code, name, status),
+            message=self._reason or self._message(code, name, status),
         ).write(self._files.exit(self._process))
 
     def _message(self, code: int, name: str, status: records.Status | None) -> str:
@@ -185,14 +188,16 @@ class Supervisor:
             return ""
         if status is not None and status.state == records.FAILED and status.message:
             return status.message
-        words = last_line(self._files.log(self._process))
+        line = last_line(self._files.log(self._process))
+        if name == "SIGKILL" and (evidence := self._memory_kills.evidence()):
+            return f"killed with SIGKILL: {evidence}"
         if name == "SIGKILL":
-            return "killed with SIGKILL: by hand, or by the system for want of memory"
-        return f"{'ended by ' + name if name else f'exit code {code}'}{': ' + words if words else ''}"
+            return "killed with SIGKILL, by a user or by the system (hint: dmesg shows whether memory was exhausted)"
+        return f"{'ended by ' + name if name else f'exit code {code}'}{': ' + line if line else ''}"
 
 
 def last_line(path: str) -> str:
-    """The last line of a log that says something."""
+    """Return the last line of a log that is not empty, at most 300 characters."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES))
@@ -202,9 +207,9 @@ def last_line(path: str) -> str:
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
 
-def _die_together(parent: int):
-    """For the child, before it becomes the engine: signals as they were, and an end with its supervisor."""
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing is imported between fork and exec
+def _child_setup(parent: int) -> Callable[[], None]:
+    """Return what the child runs before exec: unblock signals, and be killed when its supervisor exits."""
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded here, because nothing may be imported between fork and exec
 
     def prepare() -> None:
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -216,24 +221,24 @@ def _die_together(parent: int):
 
 
 def read_secrets(path: str, *, keep: bool) -> dict[str, str]:
-    """Read the file, and remove it unless it is to stay: from here on the engine's environment has them."""
+    """Read the secrets for the engine's environment, and remove the file unless ``keep``."""
     secrets = records.read_json(path)
     if not keep:
-        with contextlib.suppress(OSError):  # a disk that became read-only: the engine says so better
+        with contextlib.suppress(OSError):  # on a read-only disk the engine fails with a clearer message
             os.unlink(path)
     return secrets
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code of the command line."""
+    """Run the command line and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     cut = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.supervise", allow_abbrev=False)
     parser.add_argument("--attempt", required=True)
     parser.add_argument("--process", type=int, required=True)
     parser.add_argument("--stall-timeout", type=float, default=STALL_TIMEOUT)
-    parser.add_argument("--secrets", help="a JSON file of names and values for the command's environment")
-    parser.add_argument("--keep-secrets", action="store_true", help="leave that file: another start will read it")
+    parser.add_argument("--secrets", help="JSON file with variables for the command's environment")
+    parser.add_argument("--keep-secrets", action="store_true", help="keep that file, which another start reads")
     options = parser.parse_args(words[:cut])
     command = words[cut + 1 :]
     if not command:

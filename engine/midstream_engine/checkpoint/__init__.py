@@ -1,6 +1,6 @@
-"""The checkpoint on disk: content-addressed, written once, readable on any mesh.
+"""Checkpoints: content-addressed, written once, readable on any mesh.
 
-docs/checkpoint-format.md is the contract.
-The modules are imported one by one (``from midstream_engine.checkpoint.saving.save import save_checkpoint``), so that
-listing and verifying checkpoints needs no jax.
+docs/reference/checkpoint-format.md specifies the format. Import modules one by one
+(``from midstream_engine.checkpoint.saving.save import begin_save``): listing and verifying checkpoints need no
+jax.
 """

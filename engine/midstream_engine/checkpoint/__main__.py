@@ -1,6 +1,7 @@
-"""``python -m midstream_engine.checkpoint PLACE [--deep] [--json]``: show a checkpoint's arrays and verify its bytes.
+"""Command line that shows a checkpoint's arrays and verifies its bytes.
 
-``PLACE`` is a directory with a manifest.json, or ``gs://bucket/prefix``.
+``python -m midstream_engine.checkpoint CHECKPOINT [--deep] [--json]``, where ``CHECKPOINT`` is a directory with a
+manifest.json, or ``gs://bucket/prefix``.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from midstream_engine.checkpoint.loading.verify import describe, lines, verify_c
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 where the checkpoint is sound, 1 where it is not. The tree goes to stdout, the verdict to stderr."""
+    """Return exit code 0 for a sound checkpoint, else 1. The arrays go to stdout, the verdict to stderr."""
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.checkpoint", description="Verify a checkpoint.")
-    parser.add_argument("directory", metavar="PLACE", help="a directory with a manifest.json, or gs://bucket/prefix")
+    parser.add_argument(
+        "directory", metavar="CHECKPOINT", help="a directory with a manifest.json, or gs://bucket/prefix"
+    )
     parser.add_argument("--deep", action="store_true", help="also decode every array and measure its norm")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line: arrays, then the verdict")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line: arrays, then the verdict")
     options = parser.parse_args(arguments)
     try:
         report = verify_checkpoint(options.directory, deep=options.deep)
@@ -40,8 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if report.elsewhere:
         hosts = ", ".join(f"{count} on {host}" for host, count in sorted(report.elsewhere.items()))
-        away = f"spread: {sum(report.elsewhere.values())} objects on other hosts ({hosts}), not looked at"
-        print(f"sound as far as it lies here; {away}", file=sys.stderr)
+        remote = f"{sum(report.elsewhere.values())} objects on other hosts ({hosts}) were not checked"
+        print(f"sound on this host; {remote}", file=sys.stderr)
         return 0
     print(f"sound: root digest {report.root_digest}", file=sys.stderr)
     return 0

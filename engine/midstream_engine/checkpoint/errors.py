@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint. Every message is one clear line, or a line and a diff."""
+"""Errors of checkpoints. Every message is one line, or a line and a diff."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ class CheckpointError(Exception):
     """A checkpoint cannot be written or read."""
 
 
-class CheckpointFull(CheckpointError):
+class CheckpointFullError(CheckpointError):
     """The disk (or a quota, or a limit on file sizes) has no room for the checkpoint."""
 
 
-class CheckpointCorrupt(CheckpointError):
-    """What lies on the disk is not what was saved; the message names the object."""
+class CheckpointCorruptError(CheckpointError):
+    """The stored bytes are not those that were saved; the message names the object."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One array that both sides have, but differently; the three fields are (checkpoint, wanted) pairs or None."""
+    """An array that differs from the wanted one; each field is a pair (checkpoint, wanted), or None if equal."""
 
     name: str
     axes: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -38,12 +38,13 @@ def _spell(value: object) -> str:
     return "[" + ", ".join(map(str, value)) + "]" if isinstance(value, tuple) else str(value)
 
 
-class CheckpointMismatch(CheckpointError):
-    """The checkpoint is sound, but holds other arrays than the model and optimizer that are to be restored."""
+class CheckpointMismatchError(CheckpointError):
+    """The checkpoint is sound, but has other arrays than the model and optimizer to restore."""
 
-    SHOWN = 12  # names a list
+    SHOWN = 12  # names per list
 
-    def __init__(self, where: str, missing: list[str], extra: list[str], different: list[Difference]):
+    def __init__(self, where: str, missing: list[str], extra: list[str], different: list[Difference]) -> None:
+        """Build a message with the first ``SHOWN`` names of each list."""
         self.missing = missing
         self.extra = extra
         self.different = different

@@ -1,4 +1,4 @@
-"""Averages of the model over the updates: ``trainer.model_averaging`` of the configuration."""
+"""Averages of the model over updates: ``trainer.model_averaging`` of the configuration."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from midstream_engine.config.errors import ConfigError
 
 @dataclass(frozen=True)
 class ModelAveragingConfig(draccus.ChoiceRegistry):
-    """An average that is kept beside the model, evaluated in its place and saved with it; ``type`` names the kind."""
+    """An average of the model, evaluated instead of it and saved with it; ``type`` names the kind."""
 
-    beta: float = 0.999  # what stays of the average at each update
+    beta: float = 0.999  # weight of the old average at each update
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.beta < 1.0:
@@ -36,7 +36,7 @@ class EmaDecaySqrtConfig(ModelAveragingConfig):
     """A weighted mean: update t weighs 1 - beta before ``switch_step``, then 1 - sqrt of its part of the decay."""
 
     switch_step: int = 100_000  # the update at which the decay of the weights begins
-    decay_steps: int = 100_000  # updates until the weight is 0 and the average stands still
+    decay_steps: int = 100_000  # updates until the weight is 0 and the average is constant
 
     def __post_init__(self) -> None:
         super().__post_init__()

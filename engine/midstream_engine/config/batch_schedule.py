@@ -1,4 +1,4 @@
-"""How many examples each update has, and so which sample of the data each update begins with."""
+"""The batch schedule: number of examples of each update, and the first sample of each."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ from midstream_engine.config.errors import ConfigError
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """``points``: (first step, examples an update from there on), from step 0, strictly increasing, each a change."""
+    """Examples per update.
+
+    ``points``: (first step, examples per update from that step on), from step 0, strictly increasing, each a change.
+    """
 
     points: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, value: Any, where: str = "trainer.train_batch_size") -> BatchSchedule:
-        """A number, or ``[{start: 0, value: 32}, {start: 1000, value: 64}]``. Raises ConfigError for anything else."""
+        """Return the schedule of a number, or of ``[{start: 0, value: 32}, {start: 1000, value: 64}]``.
+
+        Raises:
+            ConfigError: The value is anything else.
+        """
         entries = value if isinstance(value, (list, tuple)) else [{"start": 0, "value": value}]
         points: list[tuple[int, int]] = []
         for entry in entries:
             if not isinstance(entry, Mapping) or set(entry) != {"start", "value"}:
                 raise ConfigError(f"{where}: {entry!r} is neither a number nor {{start: STEP, value: EXAMPLES}}")
-            start, size = _whole(entry["start"]), _whole(entry["value"])
+            start, size = _integer(entry["start"]), _integer(entry["value"])
             if size is None or size < 1:
                 raise ConfigError(f"{where}: {entry['value']!r} is not a positive number of examples")
             if start is None or (start != 0 if not points else start <= points[-1][0]):
-                raise ConfigError(f"{where}: starts have to grow from 0; found {entry['start']!r}")
+                raise ConfigError(f"{where}: starts must increase from 0; found {entry['start']!r}")
             points.append((start, size))
         if not points:
             raise ConfigError(f"{where}: the schedule is empty")
@@ -35,29 +42,29 @@ class BatchSchedule:
 
     @classmethod
     def from_json(cls, value: Sequence[Mapping[str, int]]) -> BatchSchedule:
-        """What ``to_json`` gave."""
+        """Return the schedule of ``to_json``."""
         return cls(tuple((int(point["start"]), int(point["size"])) for point in value))
 
     def to_json(self) -> list[dict[str, int]]:
-        """As ``train.json`` holds it."""
+        """Return the schedule for ``train.json``."""
         return [{"start": start, "size": size} for start, size in self.points]
 
     def size(self, step: int) -> int:
-        """Examples of update ``step``."""
+        """Return the examples of update ``step``."""
         return next(size for start, size in reversed(self.points) if start <= step)
 
     def sizes(self, first: int, end: int) -> list[int]:
-        """The different sizes of the updates from ``first`` up to and without ``end``, in order of use."""
+        """Return the distinct sizes of the updates [first, end), in order of use."""
         later = [size for start, size in self.points if first < start < end]
         return list(dict.fromkeys([self.size(first), *later]))
 
     def first_sample(self, step: int) -> int:
-        """The number (from 0) of the first sample that update ``step`` reads: the sum of all sizes before it."""
+        """Return the number (from 0) of the first sample of update ``step``: the sum of all sizes before it."""
         ends = [start for start, _ in self.points[1:]] + [step]
         return sum(size * max(0, min(end, step) - start) for (start, size), end in zip(self.points, ends, strict=True))
 
     def then(self, step: int, other: BatchSchedule) -> BatchSchedule:
-        """This schedule before ``step``, ``other`` from there on: what is past is never read differently."""
+        """Return this schedule before ``step`` and ``other`` from there on, so that the past never changes."""
         past = [point for point in self.points if point[0] < step]
         return BatchSchedule(_merged([*past, (step, other.size(step)), *(p for p in other.points if p[0] > step)]))
 
@@ -68,7 +75,7 @@ class BatchSchedule:
 
 
 def _merged(points: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Without the points that change nothing."""
+    """Remove the points that change nothing."""
     kept: list[tuple[int, int]] = []
     for point in points:
         if not kept or point[1] != kept[-1][1]:
@@ -76,8 +83,8 @@ def _merged(points: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(kept)
 
 
-def _whole(value: Any) -> int | None:
-    """``value`` where it is a whole number, else None."""
+def _integer(value: Any) -> int | None:
+    """Return ``value`` if it is an integer, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What the run reads: ``data`` of the configuration."""
+"""The data of a run: ``data`` of the configuration."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from midstream_engine.config.errors import ConfigError
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """Where one body of text comes from.
+    """The source of one dataset.
 
-    A url is a local path, ``gs://bucket/name``, ``https://host/name``, or ``stdlib:**/*.py``: the sources of the
-    standard library of the Python that runs. Braces (``part.{1..8}.jsonl``, ``{a,b}.txt``) work in all of them, globs
-    in all but https. ``.jsonl``, ``.ndjson`` and ``.json`` hold one document a line (or one list of documents),
-    ``.parquet`` one a row, any other file is one document; each may end in ``.gz`` or ``.zst``.
+    A URL is a local path, ``gs://bucket/name``, ``https://host/name``, or ``stdlib:**/*.py``: the sources of the
+    running Python's standard library. Braces (``part.{1..8}.jsonl``, ``{a,b}.txt``) work in all of them, globs in all
+    but https. ``.jsonl``, ``.ndjson`` and ``.json`` have one document per line (or one list of documents), ``.parquet``
+    one per row, any other file is one document; each may end in ``.gz`` or ``.zst``.
     """
 
     train_urls: list[str] = field(default_factory=list)
     validation_urls: list[str] = field(default_factory=list)
     id: str | None = None  # a Hugging Face dataset with the splits train and validation; needs the package datasets
-    name: str | None = None  # which configuration of that dataset
-    text_key: str = "text"  # the field or column that holds the text
+    name: str | None = None  # configuration of that dataset
+    text_key: str = "text"  # the field or column of the text
     max_bytes: int | None = None  # of text, for each of the two sets; None: everything
 
     def __post_init__(self) -> None:
@@ -35,29 +35,31 @@ class SourceConfig:
 
     @property
     def given(self) -> bool:
-        """Whether it names any text."""
+        """Whether any text is named."""
         return bool(self.train_urls or self.validation_urls or self.id)
 
 
 @dataclass(frozen=True)
 class DataConfig(SourceConfig):
-    """Text to tokens, and tokens to the order of training. One body of text, or a mixture of those in ``configs``."""
+    """Tokenization and data order of one dataset, or of a mixture of those in ``configs``."""
 
-    tokenizer: str = "bytes"  # "bytes", the path of a Hugging Face tokenizer.json, or ids:SIZE[:EOS] (tokenized)
+    # bytes, the path of a Hugging Face tokenizer.json, or ids:SIZE[:EOS] (text that is tokenized). Required to train.
+    tokenizer: str | None = None
     eos_token: str = "<|endoftext|>"  # of tokenizer.json; the byte tokenizer uses id 256
-    configs: dict[str, SourceConfig] = field(default_factory=dict)  # the bodies of a mixture, by name
+    configs: dict[str, SourceConfig] = field(default_factory=dict)  # the datasets of a mixture, by name
     train_weights: dict[str, float] = field(default_factory=dict)  # share of the sequences; empty: equal shares
-    mixture_block_size: int = 2048  # sequences; every block holds each body's share exactly
+    mixture_block_size: int = 2048  # sequences; every block has each dataset's share exactly
     shuffle: bool = True
-    # An example holds one token more than model.seq_len, so that the last position has a target, too (NeoX, Megatron).
+    # An example has one token more than model.seq_len, so that the last position has a target, too (NeoX, Megatron).
     next_token: bool = False
-    pack: bool = False  # an example holds whole documents, padded, instead of a stretch of the one long row
+    pack: bool = False  # an example has complete documents, padded, instead of a stretch of consecutive tokens
     block_cross_document_attention: bool = True  # no token attends across the end of a document
-    num_tokenize_workers: int = 0  # processes; 0: one for each CPU where there is much to do, else none
+    ignore_token_id: int | None = None  # a token that is no target, in training and evaluation; negative or None: none
+    num_tokenize_workers: int = 0  # processes; 0: one per CPU for much text, else none
     # gs://BUCKET/PREFIX: token caches are read from there and stored there; https://HOST/PATH: read from there. None:
-    # they lie under trainer.root alone.
+    # they are stored under trainer.root alone.
     cache_dir: str | None = None
-    block_cache_bytes: int = 64 << 30  # of what is read from cache_dir, kept under trainer.root
+    block_cache_bytes: int = 64 << 30  # size limit of the local copy of cache_dir, under trainer.root
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,16 +86,32 @@ class DataConfig(SourceConfig):
         if self.configs:
             self.block_counts()
 
-    def block_counts(self) -> dict[str, int]:
-        """How many of each block's ``mixture_block_size`` sequences each trained body gives, sorted by name.
+    @property
+    def given_tokenizer(self) -> str:
+        """The tokenizer.
 
-        Largest remainder (Hamilton's method), ties to the name that sorts first. Bodies without weight are left out.
-        Raises ConfigError where a weight gives no sequence at all.
+        Raises:
+            ConfigError: None is given.
+        """
+        if self.tokenizer is None:
+            raise ConfigError(
+                "data.tokenizer is not given (hint: the path of a Hugging Face tokenizer.json, for Levanter's default "
+                "that of gpt2; or bytes, with one token for each byte)"
+            )
+        return self.tokenizer
+
+    def block_counts(self) -> dict[str, int]:
+        """Return how many of each block's ``mixture_block_size`` sequences each dataset has, sorted by name.
+
+        Largest remainder (Hamilton's method), ties to the name that sorts first. Datasets without weight are skipped.
+
+        Raises:
+            ConfigError: A weight gives no sequence.
         """
         weights = self.train_weights or dict.fromkeys(self.configs, 1.0)
         total = math.fsum(weights.values())
         if not total > 0:
-            raise ConfigError("data.train_weights: no body of text has a weight above 0")
+            raise ConfigError("data.train_weights: no dataset has a weight above 0")
         exact = {name: weights[name] / total * self.mixture_block_size for name in sorted(weights) if weights[name] > 0}
         counts = {name: math.floor(share) for name, share in exact.items()}
         left = self.mixture_block_size - sum(counts.values())

@@ -1,4 +1,4 @@
-"""How several processes find each other: ``trainer.distributed`` of the configuration."""
+"""Rendezvous of several processes: ``trainer.distributed`` of the configuration."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ _VARIABLES = {
 
 @dataclass(frozen=True)
 class DistributedConfig:
-    """The processes of the attempt. Each is told ``--trainer.distributed.coordinator_address H:P
-    --trainer.distributed.num_processes N --trainer.distributed.process_id I``, the first two the same on all;
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say the same. Nothing given: one process."""
+    """The processes of the attempt.
 
-    coordinator_address: str | None = None  # host:port of process 0, where it waits for the others
-    num_processes: int | None = None  # in all
+    Each gets ``--trainer.distributed.coordinator_address H:P --trainer.distributed.num_processes N
+    --trainer.distributed.process_id I``, the first two the same on all; JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID have the same meaning. Without any: one process.
+    """
+
+    coordinator_address: str | None = None  # host:port of process 0, to which the others connect
+    num_processes: int | None = None  # of the attempt
     process_id: int | None = None  # this process's number, from 0
-    local_device_ids: list[int] = field(default_factory=list)  # devices of this process; empty: all that it sees
-    initialize_jax_distributed: bool = False  # true: ask SLURM or the TPU pod for all of the above
-    initialization_timeout: int = 300  # seconds within which all have to be there
-    heartbeat_timeout: int = 60  # seconds without a sign of life after which a process is given up
+    local_device_ids: list[int] = field(default_factory=list)  # devices of this process; empty: all visible ones
+    initialize_jax_distributed: bool = False  # true: SLURM or the TPU pod provides all of the above
+    initialization_timeout: int = 300  # seconds within which all processes must connect
+    heartbeat_timeout: int = 60  # seconds without a heartbeat after which a process counts as failed
 
     def __post_init__(self) -> None:
         given = [name for name in _VARIABLES if getattr(self, name) is not None]
@@ -50,11 +53,11 @@ class DistributedConfig:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anything to start."""
+        """Whether there is more than this process."""
         return self.coordinator_address is not None or self.initialize_jax_distributed
 
     def with_environment(self, environment: Mapping[str, str]) -> DistributedConfig:
-        """With what the environment says, where the configuration says nothing."""
+        """Return the configuration with missing values from the environment."""
         found: dict[str, Any] = {key: environment[name] for key, name in _VARIABLES.items() if environment.get(name)}
         if self.coordinator_address is not None or "coordinator_address" not in found:
             return self
@@ -66,7 +69,7 @@ class DistributedConfig:
         return dataclasses.replace(self, **found)
 
     def at(self, address: str, count: int, index: int, local: list[int]) -> DistributedConfig:
-        """With a place that was found out."""
+        """Return the configuration with a measured address and index."""
         return dataclasses.replace(
             self,
             coordinator_address=address,

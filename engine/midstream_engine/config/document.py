@@ -1,7 +1,6 @@
-"""``python -m midstream_engine.config.document > docs/configuration.md``: every field, its type, default and meaning.
+"""Write the configuration reference: ``python -m midstream_engine.config.document > docs/reference/configuration.md``.
 
-The meaning of a field is the comment beside it, or the comment lines above it; ``MEANINGS`` has those whose names say
-nearly enough.
+The meaning of a field is the comment on its line, or the comment lines above it; ``MEANINGS`` has the others.
 """
 
 from __future__ import annotations
@@ -18,69 +17,97 @@ from typing import Any
 
 import draccus
 
-from midstream_engine.checkpoint.saving.retention import KeepEvery
-from midstream_engine.config import keys
 from midstream_engine.config.averaging import ModelAveragingConfig
 from midstream_engine.config.data import DataConfig, SourceConfig
 from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.config.errors import ConfigError
+from midstream_engine.config.keep_policy import KeepEvery
 from midstream_engine.config.model import LmConfig
-from midstream_engine.config.optimizer import OptimizerConfig, SkipStepConfig
+from midstream_engine.config.optimizer import ClipUpdateNormConfig, OptimizerConfig, SkipStepConfig
+from midstream_engine.config.reading import keys
 from midstream_engine.config.tracker import TrackerConfig
+from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.config.trainer import CheckpointerConfig, TrainerConfig
 
 INTRODUCTION = """\
 # Configuration
 
-<!-- Written by `python -m midstream_engine.config.document > docs/configuration.md`; a test holds it current. -->
+<!-- Written by `python -m midstream_engine.config.document > docs/reference/configuration.md`; a test compares. -->
 
 A run is described by one YAML file with the sections `data`, `model`, `trainer` and `optimizer`; Levanter's names and
 files are understood. Any value can be given on the command line as `--section.key VALUE`, and
 `key: !include other.yaml` takes a value from another file, relative to the one that includes it. An unknown key is
-refused with the nearest known one. The configuration with every default written out is printed and stored as `run.yaml`
-in the run directory.
+rejected with the nearest known one. The configuration with all defaults is printed and stored as `run.yaml` in the run
+directory.
 
-Examples that run as they stand are in `configs/examples/`.
+Complete examples are in `configs/examples/`. [Levanter's fields](levanter.md) lists each field of Levanter's
+configuration, and what it means here.
 
-Where this differs from Levanter: without `trainer.tracker`, metrics go to `metrics.jsonl` alone (which is always
-written); everything of a run lies in its run directory under `trainer.root`; the last entry of `checkpointer.keep` may
-leave out `until`; a changed `train_batch_size` takes effect where the run goes on and neither rewinds nor skips data;
-an update that SkipStep leaves out still counts in the learning-rate schedule.
+Differences from Levanter: without `trainer.tracker`, metrics go to `metrics.jsonl` alone (which is always written); all
+files of a run are in its run directory under `trainer.root`; the last entry of `checkpointer.keep` may omit `until`; a
+changed `train_batch_size` takes effect where the run resumes and neither rewinds nor skips data; SkipStep skips every
+update whose loss or gradient norm is not finite, and keeps these out of its window (Levanter's takes them in and then
+skips all updates until they leave it); `trainer.mp: half` is float16 on every device; parameters stay in the type that
+`trainer.mp` gives them (Levanter's become float32 with the first update).
+
+Precision: with `trainer.mp: bfloat16` or `half`, parameters and activations have 2 bytes a number; the update is
+computed in float32, and Adam's moments and model averages are stored in float32. With `optimizer.mu_dtype` and
+`optimizer.nu_dtype` `bfloat16` the state has 6 bytes a parameter instead of 10. float16 has no loss scale.
+
+Learning rates equal those of marin-levanter 0.2 at every update, or with `optimizer.schedule_rules: levanter-1.2` those
+of Levanter 1.2, which does not limit a warmup and a decay to their cycle. An import takes the rules of the release that
+wrote the checkpoint (1.2 for zarr 2, 0.2 for OCDBT), unless the YAML has `schedule_rules`. What remains different:
+
+- `learning_rate` and `weight_decay` have the defaults of Levanter's guide, 1e-4 and 0; its code has 6e-4 and 0.1,
+  which an import writes.
+- `lr_schedule: {type: power}` is refused.
+- `inv` with `min_lr_ratio: 0` is refused also where nothing decays.
+- `cycles` that decrease, 0 cycles and a fractional number of cycles are refused; so are `haps` and `cycles` together,
+  of which Levanter ignores one.
+- Settings with which Levanter 1.2 raises an error or computes NaN are refused. It has no `polynomial` and no
+  `inv_sqrt_decay`.
+- `warmup: 1` means 100 % in all of them; a warning says so.
+
+Optimizers: `adam`, `lion`, `muon`, `adopt` and `cautious` compute what they compute in marin-levanter 0.2, and SkipStep
+works with each. Muon needs no `use_kimi_scaling` with GPT-2 here. Levanter 1.2 has its coefficients `simple` alone,
+which an import writes. `lr` of Levanter's Muon, which it never reads, is refused; an import leaves it out. Not
+supported are `mini`, `soap`, `kron`, `namo`, `namoD`, `adamH`, `muonH`, `grug_muon` and `sophia`, nor `scion`,
+`rmsprop` and `mars`, which fail in Levanter itself with JAX 0.7.2 and newer (`mars` with clipping).
 """
 
 MEANINGS = {
     "activation_function": "of the MLP",
     "attention_bias": "biases in attention",
     "attn_pdrop": "dropout of attention weights",
-    "configs": "the bodies of text of a mixture, by name",
+    "configs": "the datasets of a mixture, by name",
     "embed_pdrop": "dropout of embeddings",
-    "gradient_checkpointing": "compute activations again in the backward pass instead of keeping them",
+    "gradient_checkpointing": "compute activations again in the backward pass instead of storing them",
     "hidden_dim": "width of the residual stream",
-    "initializer_range": "standard deviation of fresh weights",
+    "initializer_range": "standard deviation of new weights",
     "intermediate_dim": "width of the MLP",
     "layer_norm_epsilon": "added to the variance",
     "mlp_scale": "width of the MLP as a multiple of hidden_dim",
     "num_heads": "heads of attention",
     "num_layers": "blocks",
-    "resid_pdrop": "dropout of what each part adds to the residual stream",
+    "resid_pdrop": "dropout of each part's addition to the residual stream",
     "rope": "rotary positions",
     "seq_len": "tokens in a sequence",
-    "shuffle": "in a new order in every epoch; false: as the text stands",
-    "text_key": "the field of a JSON line that holds the text",
+    "shuffle": "a new order in every epoch; false: stored order",
+    "text_key": "the field of a JSON line with the text",
     "tie_word_embeddings": "the output layer is the embedding",
     "tokenizer": "bytes, or the path of a Hugging Face tokenizer.json",
-    "train_urls": "what is trained on",
+    "train_urls": "training text",
     "use_bias": "biases in linear layers and norms",
     "use_layer_norm_weight": "norms have a weight",
     "use_parallel_residual": "attention and MLP side by side instead of one after the other",
-    "validation_urls": "what is evaluated on",
+    "validation_urls": "evaluation text",
     "theta": "base of the rotary wavelengths",
-    "factor": "by how much positions are stretched",
-    "low_freq_factor": "wavelengths longer than the original context by this part are stretched whole",
+    "factor": "factor by which positions are stretched",
+    "low_freq_factor": "wavelengths longer than the original context by this part are fully stretched",
     "high_freq_factor": "wavelengths shorter than the original context by this part are not stretched",
     "original_max_position_embeddings": "the context that the model was first trained with, in tokens",
     "every": "steps between permanent checkpoints",
-    "until": "the last step of this rule; None: for good",
+    "until": "the last step of this rule; None: without end",
 }
 TYPES = {
     "train_batch_size": "int or list of {start, value}",
@@ -94,7 +121,7 @@ TYPES = {
 
 
 def document() -> str:
-    """The page, Markdown."""
+    """Return the page as Markdown."""
     parts = [INTRODUCTION]
     parts += _section("data", DataConfig)
     parts += _section("data.configs.NAME", SourceConfig)
@@ -109,20 +136,15 @@ def document() -> str:
     parts += _section("trainer.distributed", DistributedConfig)
     parts += _choices("optimizer", OptimizerConfig)
     parts += _section("optimizer.skip_bad_steps", SkipStepConfig)
+    parts += _section("optimizer.clip_update_norm", ClipUpdateNormConfig)
+    parts += _section("z_loss_weight", TrainLmConfig, of_its_own=True)
     parts.append("## Other names\n\n| Also understood | Is |\n| --- | --- |")
     parts.append("\n".join(f"| `{name}` | `{real}` |" for name, real in sorted(keys.ALIASES.items())) + "\n")
-    parts.append("## Accepted without effect\n\n| Levanter's key | Here |\n| --- | --- |")
-    parts.append("\n".join(f"| `{name}` | {why} |" for name, why in sorted(keys.WITHOUT_COUNTERPART.items())))
     return "\n".join(parts) + "\n"
 
 
-def undescribed() -> list[str]:
-    """Fields that nothing says the meaning of."""
-    return [line for line in document().splitlines() if line.endswith("|  |")]
-
-
 def _choices(name: str, cls: type[draccus.ChoiceRegistry]) -> list[str]:
-    """A section for each ``type``."""
+    """Return a section for each ``type``."""
     parts: list[str] = []
     for kind, choice in cls.get_known_choices().items():
         default = " (the default)" if kind == cls.default_choice_name() else ""
@@ -131,7 +153,7 @@ def _choices(name: str, cls: type[draccus.ChoiceRegistry]) -> list[str]:
 
 
 def _nested(cls: type[draccus.ChoiceRegistry]) -> dict[str, type[draccus.ChoiceRegistry]]:
-    """The choices within the choices of ``cls``, by field."""
+    """Return the choices within the choices of ``cls``, by field."""
     found: dict[str, type[draccus.ChoiceRegistry]] = {}
     for choice in cls.get_known_choices().values():
         for name, hint in typing.get_type_hints(choice).items():
@@ -140,12 +162,14 @@ def _nested(cls: type[draccus.ChoiceRegistry]) -> dict[str, type[draccus.ChoiceR
     return found
 
 
-def _section(name: str, cls: type, more: str = "") -> list[str]:
+def _section(name: str, cls: type, more: str = "", *, of_its_own: bool = False) -> list[str]:
+    """Return the section of ``cls``; ``of_its_own``: of those of its fields that are no sections, without its text."""
     lines = [f"## `{name}`{more}\n"]
     text = " ".join((inspect.getdoc(cls) or "").replace("``", "`").split())
-    if text and not text.startswith(f"{cls.__name__}("):
+    if text and not text.startswith(f"{cls.__name__}(") and not of_its_own:
         lines.append(f"{text}\n")
-    rows = [_row(cls, field) for field in dataclasses.fields(cls)]
+    fields = [one for one in dataclasses.fields(cls) if not of_its_own or one.default is not dataclasses.MISSING]
+    rows = [_row(cls, field) for field in fields]
     if rows:
         lines += ["| Parameter | Type | Default | Meaning |", "| --- | --- | --- | --- |", *rows, ""]
     return lines
@@ -181,7 +205,7 @@ def _value(value: Any) -> str:
 
 
 def _comment(cls: type, name: str) -> str:
-    """The comment of a field in the class that defines it."""
+    """Return the comment of a field in the class that defines it."""
     for owner in cls.__mro__:
         if name in inspect.get_annotations(owner):
             return _comments(owner).get(name, "")
@@ -189,9 +213,9 @@ def _comment(cls: type, name: str) -> str:
 
 
 def _comments(cls: type) -> dict[str, str]:
-    """Field -> the comment beside it, else the comment lines right above it."""
+    """Return the comment on each field's line, else the comment lines directly above it, by field."""
     source = textwrap.dedent(inspect.getsource(cls))
-    notes: dict[int, tuple[str, bool]] = {}  # line -> text, whether the line has nothing else
+    notes: dict[int, tuple[str, bool]] = {}  # line -> text, whether the line is only a comment
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             notes[token.start[0]] = token.string.lstrip("# "), not token.line[: token.start[1]].strip()

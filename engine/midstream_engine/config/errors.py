@@ -1,7 +1,12 @@
-"""The one error of this package."""
+"""The error of this package."""
 
 from __future__ import annotations
 
+from midstream_engine.printable import printable
+
 
 class ConfigError(ValueError):
-    """The configuration is wrong. One line that says where and what to do; the program exits 2 with it."""
+    """The configuration is wrong. The message is one line with place and remedy; the program exits with 2."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())

@@ -1,4 +1,4 @@
-"""What is trained: ``model`` of the configuration."""
+"""The model: ``model`` of the configuration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import draccus
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.rope import DefaultRopeConfig, RopeConfig
 
-# ``nvte`` and ``jax_flash`` are Levanter's names for what is ``cudnn`` and ``xla`` here.
-ATTENTION_BACKENDS = ("default", "vanilla", "xla", "cudnn", "splash", "nvte", "jax_flash")
+# ``nvte`` and ``jax_flash`` are Levanter's names of ``cudnn`` and ``xla``.
+ATTENTION_BACKENDS = ("default", "vanilla", "xla", "cudnn", "splash", "triton", "nvte", "jax_flash")
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 REMAT_POLICIES = (
     "full", "recompute", "nested", "offload", "save_all", "dots_saveable", "dots_with_no_batch_dims_saveable",
@@ -19,23 +19,25 @@ REMAT_POLICIES = (
 
 @dataclass(frozen=True)
 class LmConfig(draccus.ChoiceRegistry):
-    """An autoregressive language model; ``type`` names the kind. The fields that every kind has."""
+    """Fields of every autoregressive language model; ``type`` names the kind."""
 
     seq_len: int = 1024
     hidden_dim: int = 768
     num_layers: int = 12
     num_heads: int = 12
-    initializer_range: float = 0.02  # standard deviation of fresh weights
+    initializer_range: float = 0.02  # standard deviation of new weights
     layer_norm_epsilon: float = 1e-5
-    # What the backward pass computes again instead of keeping it. true: all inside of a layer; false: nothing; or full,
+    # What the backward pass computes again instead of storing it. true: all within a layer; false: nothing; or full,
     # recompute, nested, offload, save_all, dots_saveable, dots_with_no_batch_dims_saveable.
     gradient_checkpointing: bool | str = True
-    # vanilla, xla, cudnn or splash. None: cudnn on GPU and splash on TPU where they fit, else xla; on CPU vanilla.
+    # vanilla, xla, cudnn, splash or triton. None: on GPU cudnn, or triton where attention stops at documents' ends; on
+    # TPU splash; xla where these do not fit; on CPU vanilla.
     attn_backend: str | None = None
-    use_flash_attention: bool | None = None  # false: vanilla, where attn_backend does not say otherwise
-    flash_attention_block_size: int | None = None  # of splash, in positions; None: up to 512
+    use_flash_attention: bool | None = None  # false: vanilla, unless attn_backend is given
+    flash_attention_block_size: int | None = None  # of splash, in positions; None: up to 1024
     upcast_attn: bool = False  # scores from float32 queries and keys
-    # Positions whose logits exist at a time. None: as many as need at most 256 MiB on each device.
+    # Positions whose logits exist at a time. None: as many as need at most 256 MiB on each device, on a TPU a
+    # sixteenth of its memory.
     cross_entropy_block_size: int | None = None
     # The rows of the embedding are rounded up to a multiple of this, whatever the mesh; no loss sees the added rows.
     pad_vocab_to_multiple: int = 128
@@ -55,6 +57,8 @@ class LmConfig(draccus.ChoiceRegistry):
             raise ConfigError(
                 f"model.hidden_dim: {self.hidden_dim} is not a multiple of model.num_heads ({self.num_heads})"
             )
+        if self.attn_backend is not None:  # Levanter's dumps have it in capitals
+            object.__setattr__(self, "attn_backend", self.attn_backend.lower())
         self._check_choice("attn_backend", self.attn_backend or "default", ATTENTION_BACKENDS)
         if isinstance(self.gradient_checkpointing, str):
             self._check_choice("gradient_checkpointing", self.gradient_checkpointing, REMAT_POLICIES)
@@ -69,7 +73,7 @@ class LmConfig(draccus.ChoiceRegistry):
 
     @property
     def head_size(self) -> int:
-        """Numbers a head."""
+        """Numbers per head."""
         return getattr(self, "head_dim", None) or self.hidden_dim // self.num_heads
 
     @property
@@ -88,7 +92,7 @@ class LmConfig(draccus.ChoiceRegistry):
         return False
 
     def padded_vocab(self, vocab_size: int) -> int:
-        """``vocab_size`` rounded up to ``pad_vocab_to_multiple``."""
+        """Return ``vocab_size`` rounded up to ``pad_vocab_to_multiple``."""
         return -(-vocab_size // self.pad_vocab_to_multiple) * self.pad_vocab_to_multiple
 
 
@@ -144,6 +148,7 @@ class LlamaConfig(LmConfig):
     attention_bias: bool | None = None  # None: use_bias
     mlp_bias: bool | None = None  # None: use_bias
     use_layer_norm_weight: bool = True
+    epsilon_outside_root: bool = False  # norms divide by rms + epsilon, as GPT-NeoX did until May 2025
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,8 +177,10 @@ class LlamaConfig(LmConfig):
 @LmConfig.register_subclass("neox")
 @dataclass(frozen=True)
 class NeoxConfig(LmConfig):
-    """GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023): LayerNorm, rotary positions on a part of each
-    head, attention and MLP side by side or one after the other."""
+    """GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023).
+
+    LayerNorm, rotary positions on a part of each head, attention and MLP in parallel or one after the other.
+    """
 
     seq_len: int = 2048
     intermediate_dim: int | None = None  # None: 4 * hidden_dim
@@ -193,7 +200,7 @@ class NeoxConfig(LmConfig):
 
     @property
     def rotary_size(self) -> int:
-        """How many of a head's numbers are rotated."""
+        """Rotated numbers per head."""
         return int(self.head_size * self.rotary_pct)
 
     @property
@@ -203,4 +210,4 @@ class NeoxConfig(LmConfig):
 
 def _check_rotary(size: int, name: str) -> None:
     if size < 2 or size % 2:
-        raise ConfigError(f"{name}: {size} rotated numbers a head; rotary positions turn them in pairs")
+        raise ConfigError(f"{name}: {size} rotated numbers per head; rotary positions rotate pairs")

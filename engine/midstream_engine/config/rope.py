@@ -37,14 +37,17 @@ class DefaultRopeConfig(RopeConfig):
 @RopeConfig.register_subclass("linear")
 @dataclass(frozen=True)
 class LinearRopeConfig(DefaultRopeConfig):
-    """The same under the name that Hugging Face gives it."""
+    """The same under Hugging Face's name."""
 
 
 @RopeConfig.register_subclass("llama3")
 @dataclass(frozen=True)
 class Llama3RopeConfig(RopeConfig):
-    """Llama 3.1's: wavelengths above ``original_max_position_embeddings / low_freq_factor`` positions are divided by
-    ``factor``, those below ``original_max_position_embeddings / high_freq_factor`` stay, between them it slides."""
+    """Llama 3.1's scaling.
+
+    Wavelengths above ``original_max_position_embeddings / low_freq_factor`` positions are divided by ``factor``, those
+    below ``original_max_position_embeddings / high_freq_factor`` are unchanged, and those between are interpolated.
+    """
 
     theta: float = 500_000.0
     factor: float = 8.0

@@ -1,1 +1,1 @@
-"""Text to batches: tokenizers, the token cache, the stateless order. Nothing here imports jax."""
+"""From text to batches: tokenizers, token caches, the stateless data order. Nothing here imports jax."""

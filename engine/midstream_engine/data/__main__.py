@@ -1,7 +1,8 @@
-"""``python -m midstream_engine.data --config_path FILE [--SECTION.KEY VALUE ...]``: tokenize what a run will read.
+"""Command line that tokenizes the data of a run.
 
-The same caches that ``midstream_engine.train`` would build, under the same root; needs no accelerator, no jax. Prints
-one JSON object for each. Exit codes: 0 done, 1 failed, 2 the configuration is wrong.
+``python -m midstream_engine.data --config_path FILE [--SECTION.KEY VALUE ...]`` builds the caches that
+``midstream_engine.train`` would build, under the same root, without accelerator or jax. It prints one JSON object per
+cache. Exit codes: 0 done, 1 failed, 2 the configuration is wrong.
 """
 
 from __future__ import annotations
@@ -14,26 +15,28 @@ from typing import Any
 
 from midstream_engine import records
 from midstream_engine.config import ConfigError, load_config
+from midstream_engine.data.batches.batches import TrainingBatches
+from midstream_engine.data.batches.mixture import Mixture
 from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported.imported_data import Imported, tokenizer_path
-from midstream_engine.data.order.batches import TrainingBatches
-from midstream_engine.data.order.mixture import Mixture
-from midstream_engine.data.tokenize.prepare import open_training, open_validation
+from midstream_engine.data.imported.imported_data import Imported
+from midstream_engine.data.imported.imported_files import tokenizer_path
+from midstream_engine.data.prepared_data import open_training, open_validation
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
+from midstream_engine.interruption import interruptible
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the caches; returns the exit code."""
+    """Build the caches; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         config = load_config(arguments).config
         data, root = config.data, config.trainer.resolved_root()
-        tokenizer = load_tokenizer(tokenizer_path(data.tokenizer, root), data.eos_token)
+        tokenizer = load_tokenizer(tokenizer_path(data.given_tokenizer, root), data.eos_token)
         training = open_training(root, data, tokenizer, seq_len=config.model.seq_len)
         batches = TrainingBatches(training, seq_len=config.model.seq_len, batch_size=1, seed=0)
-        _print("train", training, sequences=batches.sequences, bodies=batches.sizes())
+        _print("train", training, sequences=batches.sequences, datasets=batches.sizes())
         validation = open_validation(root, data, tokenizer)
         for name, cache in validation.sets.items() if validation else ():
             _print(f"validation/{name}" if name else "validation", cache)
@@ -55,4 +58,4 @@ def _print(name: str, data: TokenCache | Mixture | Imported, **more: Any) -> Non
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interruptible(main))

@@ -6,8 +6,8 @@ from midstream_engine.errors import EngineError
 
 
 class DataError(EngineError):
-    """The text or its token cache cannot be used. One line with the path."""
+    """The text or its token cache cannot be used. The message is one line with the path."""
 
 
-class NotThere(DataError):
-    """A server or a bucket has nothing under that name."""
+class SourceNotFoundError(DataError):
+    """A server or a bucket has no object of that name."""

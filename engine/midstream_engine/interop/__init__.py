@@ -1,1 +1,1 @@
-"""Other programs' checkpoints. ``python -m midstream_engine.convert`` is the way in."""
+"""Import and export of other programs' checkpoints; the command is ``python -m midstream_engine.convert``."""

@@ -1,4 +1,4 @@
-"""Objects of a checkpoint that are written a part at a time, as the source's layers come in."""
+"""Writing of a checkpoint's chunks in parts, as the source's layers are read."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.boxes import Box, copy_rows, extent, gather, slabs, volume
 from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.objects import Hasher
-from midstream_engine.checkpoint.saving.host_buffers import pages
-from midstream_engine.checkpoint.stores.directory import OPEN, Directory
+from midstream_engine.checkpoint.host_buffers import pages
+from midstream_engine.checkpoint.stores.directory_objects import OPEN, DirectoryObjects
+from midstream_engine.checkpoint.stores.hashed_objects import Hasher
 from midstream_engine.interop.direct_io import ALIGNMENT, open_directly, without_direct, write_directly
-from midstream_engine.interop.imported_array import Incoming, Piece
+from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.records import ObjectEntry
 
 BLOCK = 2 << 20  # bytes hashed and written at a time
 
-_buffers = threading.local()  # a buffer for each thread, aligned, with room for what the last block left
+_buffers = threading.local()  # one aligned buffer per thread, with room for the rest of the last block
 
 
-class ChunkStore(Directory):
+class ChunkStore(DirectoryObjects):
     """A directory whose objects are written a part at a time."""
 
     def begin(self, path: str) -> int:
-        """A descriptor of a new object, to write to directly."""
+        """Create an object; return its descriptor for direct writes."""
         target = self._at(path)
         parent = os.path.dirname(target)
         if parent not in self._made:
@@ -37,12 +37,12 @@ class ChunkStore(Directory):
             self._made.add(parent)
         return open_directly(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
-    def go_on(self, path: str) -> int:
-        """A descriptor of one that was begun."""
+    def resume(self, path: str) -> int:
+        """Return a descriptor of an object that was begun."""
         return open_directly(self._at(path), os.O_WRONLY)
 
     def finish(self, descriptor: int) -> None:
-        """Nothing more is written to it; it is synced with the others, or now where too many wait for that."""
+        """Complete an object; it is synced with the others, or now if too many are open."""
         with self._lock:
             self._unsynced.append(descriptor)
             oldest = self._unsynced.popleft() if len(self._unsynced) > OPEN else None
@@ -53,27 +53,28 @@ class ChunkStore(Directory):
                 os.close(oldest)
 
 
-class Chunk:
-    """One object on its way to the disk: an array's elements in ``box``, row-major, then their crc32c."""
+class ChunkWriter:
+    """Writes one chunk in parts: an array's elements in ``box``, row-major, then their crc32c."""
 
-    def __init__(self, store: ChunkStore, array: Incoming, path: str, box: Box):
+    def __init__(self, store: ChunkStore, array: ImportedArray, path: str, box: Box) -> None:
         self._store, self._name, self._path, self._box = store, array.name, path, box
         self._dtype = numpy_dtype(array.dtype)
         self._hasher = Hasher()
-        self._done = 0  # bytes on the disk; what follows of those that came in is in _rest
+        self._done = 0  # bytes on the disk; _rest has the received bytes after them
         self._rest = b""
 
     @property
     def entry(self) -> ObjectEntry:
+        """Manifest entry of the object."""
         return self._hasher.entry(self._path)
 
     def feed(self, pieces: Sequence[Piece], span: tuple[int, int]) -> None:
-        """Its elements in rows [span) of the array, which ``pieces`` hold. Spans come in order."""
+        """Write its elements in rows [span) of the array, which are in ``pieces``. Spans must be in order."""
         (begin, end), rest = self._box[0], self._box[1:]
         start, stop = max(begin, span[0]), min(end, span[1])
         if start >= stop:
             return
-        descriptor = self._store.begin(self._path) if start == begin else self._store.go_on(self._path)
+        descriptor = self._store.begin(self._path) if start == begin else self._store.resume(self._path)
         try:
             self._write(descriptor, pieces, ((start, stop), *rest))
             if stop == end:
@@ -95,7 +96,7 @@ class Chunk:
             out = buffer[waiting:filled].view(self._dtype).reshape(extent(slab))
             found = gather(slab, pieces, out)
             if found is None:
-                raise CheckpointError(f"{self._name}: the part {list(slab)} of it is in no piece")
+                raise CheckpointError(f"{self._name}: no piece has the part {list(slab)}")
             if not np.may_share_memory(found, out):
                 copy_rows(out, found)
             self._hasher.update(buffer[waiting:filled].data)
@@ -113,10 +114,10 @@ class Chunk:
         write_directly(descriptor, memoryview(self._rest + crc), self._done)
 
 
-def chunks(store: ChunkStore, array: Incoming) -> list[Chunk]:
-    """Every object that the array is cut into."""
+def chunk_writers(store: ChunkStore, array: ImportedArray) -> list[ChunkWriter]:
+    """Return a writer for every chunk of the array."""
     return [
-        Chunk(store, array, zarr.chunk_path(array.name, index), box)
+        ChunkWriter(store, array, zarr.chunk_path(array.name, index), box)
         for index, box in chunks_of(array.shape, array.grid)
     ]
 

@@ -1,7 +1,11 @@
-"""What can go wrong with a conversion."""
+"""Errors of conversions."""
 
 from midstream_engine.errors import EngineError
 
 
 class ConversionError(EngineError):
-    """A model cannot be converted; the message is one line that says why."""
+    """A model or run cannot be converted; the message is one line with the reason."""
+
+
+class PickleRejectedError(ConversionError):
+    """A pickle is damaged, or contains something that is not allowed."""

@@ -1,4 +1,4 @@
-"""Which arrays of an import are whole already, so that one that was killed goes on: ``import.jsonl`` beside them."""
+"""The record of an import's complete arrays, ``import.jsonl``, with which a killed import continues."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ RECORD = "import.jsonl"
 
 
 def resume(directory: str, source: Any) -> dict[str, list[dict[str, Any]]]:
-    """The objects of the arrays that are whole already, by array, where they are of the same ``source`` (any JSON that
-    names it as it is); an empty directory where there are none."""
+    """Return the objects of the complete arrays, if they are of the same ``source``; else empty the directory.
+
+    ``source``: any JSON that identifies the state of the source.
+    """
     first = json.loads(canonical_json({"source": source}))
     path = os.path.join(directory, RECORD)
     done: dict[str, list[dict[str, Any]]] = {}
@@ -37,7 +39,7 @@ def resume(directory: str, source: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def note(directory: str, lines: list[Any]) -> None:
-    """Append to the record, and wait for the disk."""
+    """Append to the record and sync it."""
     with open(os.path.join(directory, RECORD), "ab") as file:
         file.writelines(canonical_json(line) + b"\n" for line in lines)
         file.flush()
@@ -45,12 +47,12 @@ def note(directory: str, lines: list[Any]) -> None:
 
 
 def remove(directory: str) -> None:
-    """All is whole."""
+    """Delete the record: the import is complete."""
     os.unlink(os.path.join(directory, RECORD))
 
 
 def _remove_others(directory: str, kept: set[str]) -> None:
-    """What was begun and not finished."""
+    """Delete incomplete files."""
     for parent, _, files in os.walk(directory):
         for name in files:
             path = os.path.join(parent, name)

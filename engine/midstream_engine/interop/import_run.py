@@ -1,4 +1,4 @@
-"""Make a run of ours of a run from elsewhere: its checkpoint, its data, and the configuration that continues it."""
+"""Import another trainer's run: its checkpoint, its data, and the configuration that continues it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import yaml
 
 from midstream_engine import records
-from midstream_engine.checkpoint.saving.save import commit, manifest_text, train_document
-from midstream_engine.config.load import from_mapping
+from midstream_engine.checkpoint.format.array_names import unflatten
+from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
+from midstream_engine.checkpoint.saving.commit import commit, manifest_text
+from midstream_engine.config.reading.load import from_mapping
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.data.imported.imported_data import SCHEME
+from midstream_engine.data.imported.imported_files import SCHEME
 from midstream_engine.data.tokenize.tokenizer import IDS
 from midstream_engine.errors import EngineError
 from midstream_engine.interop.errors import ConversionError
@@ -27,54 +30,62 @@ from midstream_engine.interop.foreign_run import ForeignRun
 from midstream_engine.interop.streamed_import import Progress, write_state
 from midstream_engine.interop.tokenizer_files import carry
 from midstream_engine.records import MANIFEST, Manifest, RunPaths, checkpoint_name, sync_directory, write_bytes
+from midstream_engine.trainer.computation.programs import compile_reference_losses
+from midstream_engine.trainer.computation.setup import prepare
 
 CONFIG = "train.yaml"
 _MODEL = "model/"
-_ATTEMPT = 1  # what an imported run is as if it had been
+_ATTEMPT = 1  # the attempt that an imported run appears to have had
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """``data``: where the datasets lie now, in place of what the source says; ``without_data``: leave them out."""
+class ImportOptions:
+    """Options of an import. ``data``: present paths of the datasets; ``without_data``: do not import them."""
 
     data: Sequence[str] = ()
     without_data: bool = False
     reference_losses: bool = (
-        True  # measure losses of the next batch, by which a restore proves itself; needs the model in memory
+        True  # measure losses of the next batch, which certify a restore; needs the model in memory
     )
 
 
 @dataclass(frozen=True)
-class Made:
-    """What was written, and a line for all that is not carried over as it was."""
+class ImportedRun:
+    """The result of an import, with a line for each change."""
 
     kind: str
     manifest: Manifest
     config: str
     notes: list[str]
-    data_digest: str  # of what it trains on
+    data_digest: str  # of its training data
 
 
 @dataclass(frozen=True)
 class _Folder(RunPaths):
-    """A run's layout without a root above it."""
+    """A run's layout in a directory without a root."""
 
     @property
     def dir(self) -> str:
         return self.root
 
 
-def import_run(adopted: ForeignRun, final: str, wishes: Wishes = Wishes(), progress: Progress | None = None) -> Made:
-    """Write the directory ``final``: ``checkpoints/step-N-a000``, ``data/<digest>`` and ``train.yaml``. It is built
-    beside its place and renamed into it; a killed import is gone on with where it was.
+def import_run(
+    adopted: ForeignRun, final: str, options: ImportOptions = ImportOptions(), progress: Progress | None = None
+) -> ImportedRun:
+    """Write the directory ``final``: ``checkpoints/step-N-a000``, ``data/<digest>`` and ``train.yaml``.
 
-    Raises ConversionError, CheckpointError and OSError; what was written stays for another try, except where the source
-    is at fault.
+    It is built under another name and renamed; a killed import continues. After CheckpointError or OSError what was
+    written stays, so that the import can be repeated.
+
+    Raises:
+        ConversionError: The source cannot be imported.
+        CheckpointError: The checkpoint cannot be written.
+        OSError: A file cannot be read or written.
     """
     partial = f"{final}.partial"
-    with _alone(partial):
+    with _locked(partial):
         try:
-            made = _import(adopted, partial, final, wishes, progress)
+            made = _import(adopted, partial, final, options, progress)
         except ConversionError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -85,21 +96,23 @@ def import_run(adopted: ForeignRun, final: str, wishes: Wishes = Wishes(), progr
     return made
 
 
-def _import(adopted: ForeignRun, partial: str, final: str, wishes: Wishes, progress: Progress | None) -> Made:
+def _import(
+    adopted: ForeignRun, partial: str, final: str, options: ImportOptions, progress: Progress | None
+) -> ImportedRun:
     data = os.path.join(partial, "data")
-    digest = "" if wishes.without_data or adopted.data is None else _import_data(adopted.data, data, wishes.data)
+    digest = "" if options.without_data or adopted.data is None else _import_data(adopted.data, data, options.data)
     mapping = {**adopted.mapping, "data": dict(adopted.mapping["data"])}
     notes = list(adopted.notes)
     if not digest:
-        notes.append("the data is left out: name it in data.train_urls; its order is ours from here on")
-    elif adopted.kind != "huggingface":  # whose text was tokenized here, and keeps its urls
+        notes.append("the data is not imported: name it in data.train_urls; its order is ours from now on")
+    elif adopted.kind != "huggingface":  # its text was tokenized here and has URLs
         mapping["data"]["train_urls"] = [f"{SCHEME}{final}/data/{digest}"]
     mapping["trainer"] = {**mapping["trainer"], "load_checkpoint_path": final}
     measured = from_mapping(mapping).config
     if adopted.tokenizer and not mapping["data"]["tokenizer"].startswith(IDS):
         mapping["data"]["tokenizer"] = carry(adopted.tokenizer, data, f"{final}/data")
     elif adopted.tokenizer and not digest:
-        notes.append("the tokenizer's files stay where they are: there is no data that they could come along with")
+        notes.append("the tokenizer's files are not imported, because they are imported with the data")
     config = from_mapping(mapping).config
     state = {**adopted.state, "data_digest": digest}
     provenance = {**adopted.provenance, "config": config.resolved()}
@@ -109,30 +122,26 @@ def _import(adopted: ForeignRun, partial: str, final: str, wishes: Wishes, progr
     if os.path.exists(os.path.join(target, MANIFEST)):
         shutil.rmtree(target)
     reference_losses = (
-        measure_reference_losses(measured, adopted, partial, digest) if digest and wishes.reference_losses else None
+        measure_reference_losses(measured, adopted, partial, digest) if digest and options.reference_losses else None
     )
     if reference_losses is None:
-        notes.append("no witness was measured: a migration of this checkpoint cannot be certified")
+        notes.append("no reference losses were measured: a migration of this checkpoint cannot be certified")
     document = train_document(state, {**provenance, "notes": notes}, reference_losses)
     written = write_state(target, adopted.arrays, document, [adopted.kind, adopted.stamp], progress)
     adopted.verify()
     notes += adopted.remarks()
-    text = [f"# Goes on with a run of {adopted.kind}'s at step {adopted.step}.", *(f"# {note}" for note in notes)]
+    text = [f"# Continues a run of {adopted.kind} at step {adopted.step}.", *(f"# {note}" for note in notes)]
     body = yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)
     write_bytes(os.path.join(partial, CONFIG), ("\n".join(text) + "\n" + body).encode())
     manifest = commit(paths, target, written, step=adopted.step, attempt=0, epoch=1)
-    return Made(adopted.kind, manifest, os.path.join(final, CONFIG), notes, digest)
+    return ImportedRun(adopted.kind, manifest, os.path.join(final, CONFIG), notes, digest)
 
 
 def measure_reference_losses(config: TrainLmConfig, adopted: ForeignRun, root: str, digest: str) -> dict[str, Any]:
-    """The losses of the next batch's first sequences under the imported model, on this machine's CPU, as a run records
-    them with each of its own checkpoints."""
-    import jax
+    """Measure the reference losses of the imported model on this machine's CPU.
 
-    from midstream_engine.checkpoint.format.array_names import unflatten
-    from midstream_engine.trainer.attempt.setup import prepare
-    from midstream_engine.trainer.runtime.programs import compile_reference_losses
-
+    They are the losses of the next batch's first sequences, as a run records them with each of its checkpoints.
+    """
     setup = prepare(config, root, digest, jax.devices("cpu")[:1], step=adopted.step)
     model = {array.name.removeprefix(_MODEL): array for array in adopted.arrays if array.name.startswith(_MODEL)}
     arrays = {name: jax.numpy.asarray(array.value()) for name, array in model.items()}
@@ -142,42 +151,47 @@ def measure_reference_losses(config: TrainLmConfig, adopted: ForeignRun, root: s
     return measured.to_json()
 
 
-def _import_data(bring: Callable[[str, Sequence[str]], str], place: str, given: Sequence[str]) -> str:
-    """The digest of the run's data, which is linked under ``place``."""
-    shutil.rmtree(place, ignore_errors=True)
+def _import_data(link: Callable[[str, Sequence[str]], str], directory: str, given: Sequence[str]) -> str:
+    """Link the run's data under ``directory``; return its digest."""
+    shutil.rmtree(directory, ignore_errors=True)
     try:
-        return os.path.basename(bring(place, given))
+        return os.path.basename(link(directory, given))
     except EngineError as error:
         if isinstance(error, ConversionError):
             raise
-        raise ConversionError(f"{error}; --data names another place, --without-data leaves it out") from None
+        raise ConversionError(f"{error} (hint: --data names its path, --without-data skips it)") from None
 
 
 @contextlib.contextmanager
-def _alone(partial: str) -> Iterator[None]:
-    """One import to a place at a time."""
+def _locked(partial: str) -> Iterator[None]:
+    """Context manager: one import to a directory at a time."""
     os.makedirs(partial, exist_ok=True)
     descriptor = os.open(f"{partial}.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise EngineError(f"{partial}: another import is under way there") from None
-        yield
-        os.unlink(f"{partial}.lock")
+            raise EngineError(f"{partial}: another import is running there") from None
+        try:
+            yield
+        finally:
+            if not os.path.isdir(partial):  # complete, or refused: there is nothing to continue
+                os.unlink(f"{partial}.lock")
     finally:
         os.close(descriptor)
 
 
-def place_in_root(made: Made, folder: str, root: str, run_id: str) -> records.RunPaths:
-    """Make the run ``run_id`` under a host's ``root`` of the directory that ``import_run`` wrote on the same file
-    system: it looks like a run whose first attempt was stopped. Its data goes beside that of the other runs.
+def place_in_root(made: ImportedRun, folder: str, root: str, run_id: str) -> records.RunPaths:
+    """Move what ``import_run`` wrote to a host's ``root``, on the same file system, as the run ``run_id``.
 
-    Raises EngineError where there is such a run already.
+    The run appears to have been stopped in its first attempt. Its data is moved to the host's data directory.
+
+    Raises:
+        EngineError: The run exists.
     """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     if os.path.exists(paths.fence):
-        raise EngineError(f"{paths.dir} exists already: choose another --run-id")
+        raise EngineError(f"{paths.dir} exists (hint: choose another --run-id)")
     digests = _move_data(os.path.join(folder, "data"), os.path.join(root, "data"))
     for directory in (paths.checkpoints, paths.pins, paths.attempt(_ATTEMPT).dir):
         os.makedirs(directory, exist_ok=True)

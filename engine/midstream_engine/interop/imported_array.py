@@ -1,4 +1,4 @@
-"""An array to be: what it is called, and how to get its contents a part at a time."""
+"""An array to import: its name, and how to read its contents in parts."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.format.boxes import Box, copy_rows, whole, within
+from midstream_engine.checkpoint.format.boxes import Box, copy_rows, full_box, within
 from midstream_engine.checkpoint.format.chunk_grid import grid_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.saving.snapshot import HostArray
+from midstream_engine.interop.exact_numbers import checked
 
 Piece = tuple[Box, np.ndarray]  # a part of an array, and its contents
 
 
 def nothing(plane: int) -> None:
-    """What is at hand already is not read."""
+    """Read nothing: the contents are in memory."""
     del plane
 
 
 @dataclass(frozen=True)
-class Incoming:
-    """An array to be, in ``planes`` equal parts along its first axis: the layers of a stack, or all of it as one.
+class ImportedArray:
+    """An array to import, in ``planes`` equal parts along its first axis: the layers of a stack, or one part.
 
-    ``read(plane)`` brings what a part is made from into memory, and raises ConversionError where it contradicts
-    itself; ``pieces(plane, what was read)`` gives the part as disjoint pieces, views where they can be. Arrays of one
-    ``source`` (None: of its own) read the same: it is read once for them.
+    ``read(plane)`` reads the source of a part, and raises ConversionError if it is inconsistent; ``pieces(plane,
+    source)`` returns the part as disjoint pieces in the source's dtype, views if possible. Arrays with the same
+    ``source`` (None: its own) have the same source data, which is read once for all. ``rounds``: numbers may be rounded
+    to ``dtype``.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Incoming:
     read: Callable[[int], Any] = nothing
     planes: int = 1
     source: Any = None
+    rounds: bool = False
 
     @property
     def size(self) -> int:
@@ -47,27 +50,36 @@ class Incoming:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """How it is cut into objects of its own; () where it is packed with others."""
+        """Number of chunks along each axis; () for a packed array."""
         return grid_of(self.axes, self.shape, self.dtype)
 
     def span(self, first: int, last: int) -> tuple[int, int]:
-        """Of planes [first, last), the places along the first axis; a scalar has the one plane."""
+        """Return the rows [start, stop) of planes [first, last); a scalar has one plane."""
         rows = self.shape[0] // self.planes if self.shape else 1
         return first * rows, last * rows
 
+    def parts(self, plane: int, source: Any) -> list[Piece]:
+        """Return the ``pieces`` in the array's dtype.
+
+        Raises:
+            ConversionError: A number is not finite, or would be rounded without ``rounds``.
+        """
+        dtype = numpy_dtype(self.dtype)
+        return [(box, checked(self.name, data, dtype, rounds=self.rounds)) for box, data in self.pieces(plane, source)]
+
     def value(self) -> np.ndarray:
-        """All of it, in memory of its own."""
+        """Return the complete array, in memory of its own. Raises ConversionError as ``parts`` does."""
         out = np.empty(self.shape, numpy_dtype(self.dtype))
         for plane in range(self.planes):
-            self.fill(out, self.pieces(plane, self.read(plane)))
+            self.fill(out, self.parts(plane, self.read(plane)))
         return out
 
     def fill(self, out: np.ndarray, pieces: list[Piece]) -> None:
-        """Put pieces where they belong in the whole array ``out``."""
+        """Copy pieces to their positions in the complete array ``out``."""
         for box, data in pieces:
-            copy_rows(out[(*within(box, whole(self.shape)), ...)], data)
+            copy_rows(out[(*within(box, full_box(self.shape)), ...)], data)
 
-    def held(self, value: np.ndarray | None = None) -> HostArray:
-        """As the checkpoint's writer has it; without contents where it needs its description alone."""
-        pieces = [] if value is None else [(whole(self.shape), value)]
+    def host_array(self, value: np.ndarray | None = None) -> HostArray:
+        """Return the array for the checkpoint's writer; without contents if it needs the description alone."""
+        pieces = [] if value is None else [(full_box(self.shape), value)]
         return HostArray(self.name, self.axes, self.shape, self.dtype, pieces)

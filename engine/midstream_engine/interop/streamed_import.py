@@ -1,9 +1,8 @@
-"""Writes an imported state while its source is read, with a record of what is done, so that a killed import goes on.
+"""Write an imported state while its source is read, with a record, so that a killed import continues.
 
-The state is cut into steps: some layers of the arrays that come from the same bytes. Threads read steps ahead (their
-CRCs are computed and their checks done on the way), others cut what was read into objects, hash and write them. What is
-in memory is the steps under way: less than one and a half of the largest array, and of a stack of many layers less than
-two of them.
+The state is divided into steps: some layers of the arrays that are made of the same bytes. Threads read steps ahead,
+with CRCs and checks; others divide what was read into chunks, hash and write them. Memory has the running steps: less
+than one and a half of the largest array, and of a stack of many layers less than two of them.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.errors import CheckpointFull
+from midstream_engine.checkpoint.errors import CheckpointFullError
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.saving.save import Written, describe_arrays, write_rest, written_of
+from midstream_engine.checkpoint.saving.checkpoint_writer import Written, describe_arrays, write_rest, written_of
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.interop import import_record
-from midstream_engine.interop.chunk_writer import Chunk, ChunkStore, chunks
-from midstream_engine.interop.imported_array import Incoming
+from midstream_engine.interop.chunk_writer import ChunkStore, ChunkWriter, chunk_writers
+from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.records import ObjectEntry
 
-SYNC_BYTES = 1 << 30  # written between two waits for the disk: what a killed import does again, at most
-READERS, WRITERS = 2, 4  # threads: reading is a checksum beside the disk's work, writing two
-LEAST = 64 << 20  # bytes that may be in memory, however small the arrays are
-_ROOM = 1.2  # bytes that may be in memory, of the largest step's: the next ones are read while it is written
+SYNC_BYTES = 1 << 30  # written between two syncs: at most this is repeated by a killed import
+READERS, WRITERS = 2, 4  # threads: reading computes one checksum, writing two
+LEAST = 64 << 20  # bytes that may be in memory, even if the arrays are smaller
+_ROOM = 1.2  # bytes in memory, as a multiple of the largest step: the next ones are read while it is written
 Progress = Callable[[str, int, int], None]  # name of the array, bytes done, bytes of all
 
 
 @dataclass
 class _Family:
-    """Arrays that come from the same bytes, and where they go: to cells, or, where they are small, to memory."""
+    """Arrays of the same source bytes, with their chunk writers, or, if they are small, their memory."""
 
-    arrays: list[Incoming]
-    cells: list[list[Chunk]]
+    arrays: list[ImportedArray]
+    chunks: list[list[ChunkWriter]]
     small: list[np.ndarray]
     writing: bool = False
 
@@ -58,12 +57,12 @@ class _Family:
 
 @dataclass
 class _Step:
-    """Planes [first, last) of a family. ``read``: of each plane what its arrays are made from, while it is needed."""
+    """Planes [first, last) of a family. ``read``: pieces of each plane by array, while they are needed."""
 
     family: _Family
     first: int
     last: int
-    read: dict[int, Any] = field(default_factory=dict)
+    read: dict[int, list[list[Piece]]] = field(default_factory=dict)
     ready: bool = False
 
     @property
@@ -75,15 +74,17 @@ class _Step:
         return [partial(self._read, plane) for plane in range(self.first, self.last)]
 
     def _read(self, plane: int) -> None:
-        self.read[plane] = self.family.arrays[0].read(plane)
+        source = self.family.arrays[0].read(plane)
+        self.read[plane] = [array.parts(plane, source) for array in self.family.arrays]
 
     def writers(self) -> list[Callable[[], None]]:
-        """What is to be done with it, in any order."""
+        """Return the tasks that write the step, in any order."""
         work: list[Callable[[], None]] = []
-        for array, parts, out in zip(self.family.arrays, self.family.cells, self.family.small, strict=True):
-            pieces = [piece for plane, read in sorted(self.read.items()) for piece in array.pieces(plane, read)]
+        for number, array in enumerate(self.family.arrays):
+            parts, out = self.family.chunks[number], self.family.small[number]
+            pieces = [piece for _, read in sorted(self.read.items()) for piece in read[number]]
             span = array.span(self.first, self.last)
-            work += [partial(cell.feed, pieces, span) for cell in parts]
+            work += [partial(chunk.feed, pieces, span) for chunk in parts]
             if not parts:
                 work.append(partial(array.fill, out, pieces))
         return work
@@ -91,24 +92,34 @@ class _Step:
 
 def write_state(
     directory: str,
-    arrays: Sequence[Incoming],
+    arrays: Sequence[ImportedArray],
     document: dict[str, Any],
     source: Any,
     progress: Progress | None = None,
 ) -> Written:
-    """Write all but the manifest into ``directory``; what an earlier try finished is kept where it was of the same
-    ``source`` (any JSON that names it as it is). Raises CheckpointFull where there is no room."""
+    """Write everything but the manifest into ``directory``; complete arrays of an earlier call are reused.
+
+    Args:
+        directory: Directory of the checkpoint.
+        arrays: All arrays of the state.
+        document: ``train.json``.
+        source: Any JSON that identifies the state of the source; arrays of another one are written again.
+        progress: Called after each array.
+
+    Raises:
+        CheckpointFullError: There is no room.
+    """
     store = ChunkStore(directory)
     done = import_record.resume(directory, source)
     missing = [array for array in arrays if array.name not in done]
     needed = sum(array.size for array in missing)
     free = shutil.disk_usage(directory).free
     if needed + (1 << 20) > free:
-        raise CheckpointFull(
-            f"{directory}: no room for the import: {needed} bytes needed, {free} free; free some there"
+        raise CheckpointFullError(
+            f"{directory}: no room for the import: {needed} bytes needed, {free} free (hint: free some there)"
         )
     objects = [ObjectEntry(**entry) for name in done for entry in done[name]]
-    held = {array.name: array.held() for array in arrays}
+    held = {array.name: array.host_array() for array in arrays}
     total = sum(array.size for array in arrays)
     ready = total - needed
     unsynced: list[dict[str, Any]] = []
@@ -116,14 +127,14 @@ def write_state(
 
     def finished(family: _Family) -> None:
         nonlocal ready, waiting
-        for array, parts, out in zip(family.arrays, family.cells, family.small, strict=True):
+        for array, parts, out in zip(family.arrays, family.chunks, family.small, strict=True):
             if parts:
-                entries = [cell.entry for cell in parts]
+                entries = [chunk.entry for chunk in parts]
                 unsynced.append({"array": array.name, "objects": [dataclasses.asdict(entry) for entry in entries]})
                 objects.extend(entries)
                 waiting += array.size
             else:
-                held[array.name] = array.held(out)
+                held[array.name] = array.host_array(out)
             ready += array.size
             if progress is not None:
                 progress(array.name, ready, total)
@@ -144,15 +155,17 @@ def write_state(
     return written_of(describe_arrays(described), objects, document)
 
 
-def _families(store: ChunkStore, arrays: Sequence[Incoming]) -> list[_Family]:
-    """The arrays by what they come from, those with the largest planes far from each other: while one is written,
-    there is room to read small ones alone."""
-    grouped: dict[Any, list[Incoming]] = {}
+def _families(store: ChunkStore, arrays: Sequence[ImportedArray]) -> list[_Family]:
+    """Group the arrays by source, those with the largest planes far from each other.
+
+    While a large one is written, there is only room to read small ones.
+    """
+    grouped: dict[Any, list[ImportedArray]] = {}
     for array in sorted(arrays, key=lambda array: array.name):
         grouped.setdefault(array.name if array.source is None else array.source, []).append(array)
     families = []
     for group in grouped.values():
-        parts = [chunks(store, array) if array.grid else [] for array in group]
+        parts = [chunk_writers(store, array) if array.grid else [] for array in group]
         small = [np.empty(() if array.grid else array.shape, numpy_dtype(array.dtype)) for array in group]
         families.append(_Family(group, parts, small))
     most = max((family.plane_size for family in families), default=0)
@@ -164,7 +177,7 @@ def _families(store: ChunkStore, arrays: Sequence[Incoming]) -> list[_Family]:
 
 
 def _steps(families: Sequence[_Family], room: int) -> deque[_Step]:
-    """Of at most a third of ``room``, or of one plane."""
+    """Divide families into steps of at most a third of ``room``, or of one plane."""
     steps = deque[_Step]()
     for family in families:
         count = max(1, room // 3 // max(1, family.plane_size))
@@ -174,7 +187,7 @@ def _steps(families: Sequence[_Family], room: int) -> deque[_Step]:
 
 
 def _run(families: Sequence[_Family], finished: Callable[[_Family], None]) -> None:
-    """Read and write all families; ``finished`` is called for each, in this thread. The first error is raised."""
+    """Read and write all families; call ``finished`` for each, in this thread. Raises the first error."""
     room = max(LEAST, int(_ROOM * max((family.plane_size for family in families), default=0)))
     steps = _steps(families, room)
     reading = deque[_Step]()
@@ -182,7 +195,7 @@ def _run(families: Sequence[_Family], finished: Callable[[_Family], None]) -> No
     held = writing = 0
 
     def start(pool: ThreadPoolExecutor, work: list[Callable[[], None]], then: Callable[[], None]) -> None:
-        left = itertools.count(len(work) - 1, -1)  # a step of it is atomic
+        left = itertools.count(len(work) - 1, -1)  # next() is atomic
 
         def one(task: Callable[[], None]) -> None:
             try:
@@ -217,7 +230,7 @@ def _run(families: Sequence[_Family], finished: Callable[[_Family], None]) -> No
                 held += step.size
                 reading.append(step)
                 start(readers, step.readers(), partial(was_read, step))
-            # A cell takes its parts in order, so the steps of a family are written one after the other.
+            # A chunk needs its parts in order, so the steps of a family are written one after the other.
             while reading and reading[0].ready and not reading[0].family.writing:
                 step = reading.popleft()
                 step.family.writing = True

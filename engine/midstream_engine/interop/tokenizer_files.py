@@ -1,11 +1,11 @@
-"""The files of a tokenizer, which come along with what was made with it: found, and laid where a run finds them."""
+"""The files of a tokenizer, imported with the model or data that was made with it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 
-from midstream_engine.data.imported.imported_data import SCHEME, write_imported
+from midstream_engine.data.imported.imported_files import SCHEME, write_imported
 
 NAMES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
@@ -15,8 +15,10 @@ FOLDER = "tokenizer"  # in data that another trainer prepared
 
 
 def files_at(place: str) -> dict[str, str]:
-    """By name the files of a tokenizer's folder, or of the folder that its ``tokenizer.json`` lies in; none where
-    ``place`` is only a name."""
+    """Return the files of a tokenizer's folder, or of the folder of its ``tokenizer.json``, by name.
+
+    Returns none if ``place`` is only a name.
+    """
     place = os.path.expanduser(place)
     folder = place if os.path.isdir(place) else os.path.dirname(os.path.abspath(place))
     found = {name: os.path.join(folder, name) for name in NAMES if os.path.isfile(os.path.join(folder, name))}
@@ -26,17 +28,16 @@ def files_at(place: str) -> dict[str, str]:
 
 
 def first_at(places: Sequence[str], name: str) -> dict[str, str]:
-    """The files at ``name``, which may be said relative to one of ``places``."""
+    """Return the files at ``name``, which may be relative to one of ``places``."""
     return next((files for place in places if (files := files_at(os.path.join(place, os.path.expanduser(name))))), {})
 
 
 def beside_data(files: Mapping[str, str]) -> dict[str, str]:
-    """Their names in a directory of data that they travel with."""
+    """Return the files by their names in a directory of imported data."""
     return {f"{FOLDER}/{name}": path for name, path in files.items()}
 
 
 def carry(files: Mapping[str, str], data: str, final: str) -> str:
-    """Make data of the files that travels with a run, under ``data``, which will be ``final``; returns what
-    ``data.tokenizer`` calls it."""
+    """Import the files under ``data``, which will be renamed to ``final``; return the value of ``data.tokenizer``."""
     digest = os.path.basename(write_imported(data, files, {"kind": "tokenizer"}))
     return f"{SCHEME}{final}/{digest}"

@@ -1,7 +1,7 @@
-"""Causal attention, on whichever implementation suits the platform.
+"""Causal attention, with an implementation for each platform.
 
-``vanilla`` is written out on named axes and is the one with dropout; ``xla`` and ``cudnn`` are
-``jax.nn.dot_product_attention``; ``splash`` is the flash attention that jax has for TPUs.
+``vanilla`` is implemented on named axes and has dropout; ``xla`` and ``cudnn`` are ``jax.nn.dot_product_attention``;
+``splash`` is jax's flash attention for TPUs; ``triton`` has kernels for GPUs for rows of several documents.
 """
 
 from __future__ import annotations
@@ -18,20 +18,33 @@ from jax.typing import DTypeLike
 
 from midstream_engine.config.model import LmConfig
 from midstream_engine.models.axes import BATCH, HEAD_SIZE, HEADS, KEY_POSITION, KV_HEADS, POSITION
+from midstream_engine.models.kernel_sizes import document_kernels_fit
 from midstream_engine.models.layers import dropout
+from midstream_engine.models.sharding import mesh_platform
+
+# The derivative of softmax from its results alone. Without it the exponentials are stored too: as many as the scores.
+jax.config.update("jax_softmax_custom_jvp", True)
 
 _ALIASES = {"nvte": "cudnn", "jax_flash": "xla"}
-_CUDNN_HEAD = 128  # numbers a head that every cuDNN flash attention takes, in multiples of 8
-_SPLASH_BLOCK = 128  # splash walks the positions in multiples of this
+_CUDNN_HEAD = 128  # largest head size of every cuDNN flash attention, in multiples of 8
+_SPLASH_BLOCK = 128  # splash processes positions in multiples of this
 
 
-def choose_backend(config: LmConfig, dtype: DTypeLike, *, dropout: bool = False, platform: str | None = None) -> str:
-    """Which implementation computes attention in ``dtype`` on ``platform`` (None: the one at hand).
+def choose_backend(
+    config: LmConfig,
+    dtype: DTypeLike,
+    *,
+    dropout: bool = False,
+    documents: bool = False,
+    platform: str | None = None,
+) -> str:
+    """Return the implementation of attention in ``dtype`` on ``platform`` (None: that of the active mesh).
 
-    ``model.attn_backend`` decides, but for what cannot be: dropout needs ``vanilla``, and cuDNN has no float32, in
-    which the witness is measured, so that ``xla`` takes its place there.
+    ``model.attn_backend`` decides, with two exceptions: dropout needs ``vanilla``, and ``xla`` replaces the kernels for
+    GPUs in float32, which cuDNN lacks and in which reference losses are measured. ``documents``: attention stops at
+    their ends.
     """
-    platform = jax.default_backend() if platform is None else platform
+    platform = mesh_platform() if platform is None else platform
     wanted = config.attn_backend or "default"
     wanted = _ALIASES.get(wanted, wanted)
     if dropout or (wanted == "default" and config.use_flash_attention is False):
@@ -40,18 +53,22 @@ def choose_backend(config: LmConfig, dtype: DTypeLike, *, dropout: bool = False,
     if wanted == "default":
         if platform in ("gpu", "cuda", "rocm"):
             fits = platform != "rocm" and config.head_size % 8 == 0 and config.head_size <= _CUDNN_HEAD
-            return "cudnn" if narrow and fits else "xla"
+            if not narrow or not fits:
+                return "xla"
+            return "triton" if documents and document_kernels_fit(config.seq_len, config.head_size) else "cudnn"
         if platform == "tpu":
             return "splash" if config.seq_len % _SPLASH_BLOCK == 0 else "xla"
         return "vanilla"
-    return "xla" if wanted == "cudnn" and not narrow else wanted
+    if wanted == "cudnn" or (wanted == "triton" and platform == "gpu"):  # elsewhere triton is interpreted, for tests
+        return wanted if narrow else "xla"
+    return wanted
 
 
 class View(eqx.Module):
-    """What each position may look at: itself, what is before it, and of that its own segment alone."""
+    """The positions that each position attends to: itself and those before it, in its own segment."""
 
     segments: NamedArray | None  # int32 [batch, position]; None: one segment
-    mask: NamedArray | None  # bool [(batch,) position, key_position], where the backend wants it written out
+    mask: NamedArray | None  # bool [(batch,) position, key_position], if the backend needs it
 
     @classmethod
     def of(cls, Position: Axis, segments: NamedArray | None, backend: str) -> View:
@@ -77,11 +94,18 @@ def attend(
     keys: NamedArray | None = None,
     site: int | jax.Array = 0,
 ) -> NamedArray:
-    """The attended values: batch, position, heads and head_size, in whatever order.
+    """Return the attended values: batch, position, heads and head_size, in any order.
 
-    ``q`` [batch, position, heads, head_size] is already divided by the square root of ``head_size``; ``k`` and ``v``
-    [batch, position, heads or kv_heads, head_size]. ``rate``, ``keys`` and ``site``: dropout, as ``layers.dropout``
-    has it, on ``vanilla`` alone.
+    Args:
+        config: The model.
+        backend: Result of :func:`choose_backend`.
+        q: [batch, position, heads, head_size], already divided by the square root of ``head_size``.
+        k: [batch, position, heads or kv_heads, head_size].
+        v: [batch, position, heads or kv_heads, head_size].
+        view: The positions that each position attends to.
+        rate: Dropout, on ``vanilla`` alone; see ``layers.dropout``.
+        keys: See ``layers.dropout``.
+        site: See ``layers.dropout``.
     """
     dtype = v.dtype
     if config.upcast_attn:
@@ -91,9 +115,16 @@ def attend(
     order = (BATCH, POSITION, ..., HEAD_SIZE)
     q, k, v = q.rearrange(order), k.rearrange(order), v.astype(q.dtype).rearrange(order)
     if backend == "splash":
-        from midstream_engine.models.splash import splash_attention
+        from midstream_engine.models.splash import splash_attention  # loads Pallas, which only TPUs need
 
         return splash_attention(q, k, v, view.segments, config.flash_attention_block_size).astype(dtype)
+    if backend == "triton":
+        from midstream_engine.models.document_attention import document_attention  # loads Pallas
+
+        segments = view.segments
+        if segments is None:
+            segments = hax.zeros((q.resolve_axis(BATCH), q.resolve_axis(POSITION)), dtype=jnp.int32)
+        return document_attention(q, k, v, segments).astype(dtype)
     mask = None
     if view.segments is not None:
         segments = view.segments.rearrange((BATCH, POSITION)).array
@@ -120,6 +151,8 @@ def _vanilla(
         Groups = k.resolve_axis(KV_HEADS)
         q = q.unflatten_axis(HEADS, (Groups, Axis("heads_per_group", Heads.size // Groups.size)))
     k, v = k.rename({POSITION: KEY_POSITION}), v.rename({POSITION: KEY_POSITION})
+    # Positions behind the heads: the scores are then in the order in which the product makes them.
+    q = q.rearrange((BATCH, ..., POSITION, HEAD_SIZE))
     assert view.mask is not None
     scores = hax.dot(q, k, axis=HEAD_SIZE).astype(jnp.float32)
     weights = hax.nn.softmax(hax.where(view.mask, scores, -1e30), KEY_POSITION).astype(v.dtype)
@@ -131,5 +164,5 @@ def _vanilla(
 
 
 def scaled(q: NamedArray) -> NamedArray:
-    """``q`` divided by the square root of ``head_size``."""
+    """Return ``q`` divided by the square root of ``head_size``."""
     return q * (1.0 / math.sqrt(q.axis_size(HEAD_SIZE)))

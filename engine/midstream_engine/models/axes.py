@@ -1,4 +1,4 @@
-"""The names of axes, in one place: sharding, the checkpoint's grid and the models have to agree on them."""
+"""The names of axes, shared by sharding, the checkpoint's grid and the models."""
 
 BATCH = "batch"
 POSITION = "position"

@@ -1,4 +1,4 @@
-"""The frame that all models share: an embedding, stacked blocks, a last norm, a head."""
+"""The common structure of all models: an embedding, stacked blocks, a last norm, a head."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from midstream_engine.models.stacked_layers import fold, stack
 
 
 class Decoder(LmModel):
-    """A model says what its last norm is and what its blocks are called with; the rest is here.
+    """A language model of blocks; a subclass defines its last norm and the arguments of its blocks.
 
-    A block is called with x [batch, position, embed], the ``View`` of attention and what ``_given`` returns.
+    A block is called with x [batch, position, embed], the ``View`` of attention and the result of ``_given``.
     """
 
     token_embeddings: Embedding
@@ -34,14 +34,17 @@ class Decoder(LmModel):
     vocab_size: int = eqx.field(static=True)
 
     def hidden(self, tokens: NamedArray, segments: NamedArray | None, keys: NamedArray | None) -> NamedArray:
+        """Return the output of the last norm; see :class:`LmModel`."""
         Position = tokens.resolve_axis(POSITION)
         x = self._embedded(tokens, keys)
         drops = keys is not None and getattr(self.config, "attn_pdrop", 0.0) > 0
-        view = View.of(Position, segments, choose_backend(self.config, x.dtype, dropout=drops))
+        backend = choose_backend(self.config, x.dtype, dropout=drops, documents=segments is not None)
+        view = View.of(Position, segments, backend)
         given = self._given(Position, keys)
         return self._last_norm(fold(self.blocks, self.config.gradient_checkpointing, x, view, *given))
 
     def head(self) -> NamedArray:
+        """Return the matrix that makes logits."""
         return self.token_embeddings.weight if self.lm_head is None else self.lm_head.weight
 
     @property
@@ -49,21 +52,29 @@ class Decoder(LmModel):
         raise NotImplementedError
 
     def _embedded(self, tokens: NamedArray, keys: NamedArray | None) -> NamedArray:
-        """[batch, position] -> [batch, position, embed]. ``keys``: for dropout, where the model has it."""
+        """Map [batch, position] to [batch, position, embed]. ``keys``: for dropout, if the model has it."""
         del keys
         order = (tokens.resolve_axis(BATCH), tokens.resolve_axis(POSITION), ...)
         return hax.auto_sharded(self.token_embeddings(tokens).rearrange(order))
 
     def _given(self, Position: Axis, keys: NamedArray | None) -> tuple[Any, ...]:
-        """What each block is called with besides x and the view; of what has a ``layers`` axis, its slice."""
+        """Return a block's further arguments; of those with a ``layers`` axis a block gets its slice."""
         raise NotImplementedError
 
 
 def frame(
     block: type, config: LmConfig, Vocab: Axis, vocab_size: int, key: PRNGKeyArray, *, tied: bool
 ) -> tuple[dict[str, Any], PRNGKeyArray]:
-    """The fields of a fresh ``Decoder`` of ``block`` (with ``init(config, *, key)``), and a key for what the model has
-    besides: free where ``tied``, else the head's."""
+    """Return the fields of a new ``Decoder`` of ``block``, and a key for the model's other arrays.
+
+    Args:
+        block: Class with ``init(config, *, key)``.
+        config: The model.
+        Vocab: Axis of the vocabulary, with padding.
+        vocab_size: Size of the vocabulary, without padding.
+        key: Determines the values.
+        tied: Whether the head is the embedding; if not, the returned key is used by the head.
+    """
     key_tokens, key_own, key_blocks = jax.random.split(key, 3)
     Embed, scale = Axis(EMBED, config.hidden_dim), config.initializer_range
     blocks = stack(config.num_layers, block, config.gradient_checkpointing)
@@ -87,7 +98,7 @@ class Mlp(eqx.Module):
 
     @classmethod
     def init(cls, config: Any, *, key: PRNGKeyArray, down: float, use_bias: bool = True) -> Mlp:
-        """``down``: the standard deviation of the weights back into the residual stream."""
+        """Return a new MLP. ``down``: standard deviation of the weights into the residual stream."""
         key_up, key_down = jax.random.split(key)
         Embed, Hidden = Axis(EMBED, config.hidden_dim), Axis(MLP, config.mlp_dim)
         return cls(
@@ -97,10 +108,13 @@ class Mlp(eqx.Module):
         )
 
     def __call__(self, x: NamedArray) -> NamedArray:
-        """[batch, position, embed] -> the same."""
+        """Map [batch, position, embed] to the same axes."""
         return self.down(activation(self.activation)(hax.auto_sharded(self.up(x)))).rearrange(x.axes)
 
 
 def residual_deviation(config: LmConfig) -> float:
-    """Of fresh weights into the residual stream: its variance does not grow with depth (Radford et al. 2019)."""
+    """Return the standard deviation of new weights into the residual stream (Radford et al. 2019).
+
+    With it the variance of the stream does not grow with depth.
+    """
     return config.initializer_range / math.sqrt(2 * config.num_layers)

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019) with named axes and stacked layers; the names of the axes are in ``models.axes``."""
+"""GPT-2 (Radford et al. 2019) with named axes and stacked layers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Attention(eqx.Module):
     def __call__(
         self, x: NamedArray, view: View, layer: NamedArray, keys: NamedArray | None, site: jax.Array
     ) -> NamedArray:
-        """[batch, position, embed] -> the same."""
+        """Map [batch, position, embed] to the same axes."""
         q, k, v = hax.unbind(hax.auto_sharded(self.qkv(x)), "qkv")
         if self.config.scale_attn_by_inverse_layer_idx:
             scale = 1.0 / math.sqrt(self.config.head_size)
@@ -51,7 +51,7 @@ class Attention(eqx.Module):
         else:
             q = scaled(q)
         rate, drops = self.config.attn_pdrop, keys is not None and self.config.attn_pdrop > 0
-        backend = choose_backend(self.config, x.dtype, dropout=drops)
+        backend = choose_backend(self.config, x.dtype, dropout=drops, documents=view.segments is not None)
         out = attend(self.config, backend, q, k, v, view, rate=rate, keys=keys, site=site)
         return self.proj(out).rearrange(x.axes)
 
@@ -82,7 +82,7 @@ class Block(eqx.Module):
 
 
 class Gpt2Model(Decoder):
-    """Learned positions, LayerNorm; the head is the embedding's."""
+    """GPT-2: learned positions, LayerNorm; the head is the embedding."""
 
     position_embeddings: Embedding
     ln_f: LayerNorm
@@ -106,11 +106,12 @@ class Gpt2Model(Decoder):
         return dropout(x, self.config.embed_pdrop, Batch, keys, 0)
 
     def _given(self, Position: Axis, keys: NamedArray | None) -> tuple[NamedArray, NamedArray | None]:
+        del Position  # positions are added to the embedding
         return hax.arange(self.blocks.Block), keys
 
 
 def _axes(config: Gpt2Config) -> tuple[Axis, Axis, Axis]:
-    """embed, heads, head_size."""
+    """Return the axes embed, heads, head_size."""
     return (
         Axis(EMBED, config.hidden_dim),
         Axis(HEADS, config.num_heads),

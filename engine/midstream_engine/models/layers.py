@@ -1,4 +1,4 @@
-"""The layers that models are made of, on named axes. What midstream uses of haliax's modules is ``Stacked`` alone."""
+"""The layers of the models, on named axes. Of haliax's modules only ``Stacked`` is used."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
+import numpy as np
 from haliax import Axis, NamedArray
 from jaxtyping import PRNGKeyArray
 
@@ -16,11 +17,11 @@ _DRAWS = 12
 
 
 def normal(key: PRNGKeyArray, axes: Sequence[Axis], deviation: float) -> NamedArray:
-    """Normal numbers with standard deviation ``deviation``, cut off at 6 of it; float32.
+    """Return normal numbers with standard deviation ``deviation``, at most 6 deviations from 0; float32.
 
-    The sum of twelve 16-bit uniform integers (Irwin-Hall), scaled by one multiplication. Everything before that is
-    integer arithmetic, so the numbers are bit-identical on any mesh, compiler and accelerator; the usual inverse error
-    function is not.
+    They are sums of twelve 16-bit uniform integers (Irwin-Hall), scaled by one multiplication. Everything before that
+    is integer arithmetic, so the numbers are bit-identical on any mesh, compiler and accelerator; the usual inverse
+    error function is not.
     """
     shape = tuple(axis.size for axis in axes)
 
@@ -33,7 +34,7 @@ def normal(key: PRNGKeyArray, axes: Sequence[Axis], deviation: float) -> NamedAr
 
 
 class Linear(eqx.Module):
-    """``weight`` [In..., Out...], ``bias`` [Out...] or None."""
+    """A linear map: ``weight`` [In..., Out...], ``bias`` [Out...] or None."""
 
     weight: NamedArray
     bias: NamedArray | None
@@ -44,18 +45,18 @@ class Linear(eqx.Module):
     def init(
         cls, In: Sequence[Axis], Out: Sequence[Axis], *, key: PRNGKeyArray, scale: float, use_bias: bool = True
     ) -> Linear:
-        """Normal with standard deviation ``scale``; the bias is zero."""
+        """Return normal weights with standard deviation ``scale``; the bias is zero."""
         weight = normal(key, (*In, *Out), scale)
         return cls(weight, hax.zeros(tuple(Out)) if use_bias else None, tuple(In), tuple(Out))
 
     def __call__(self, x: NamedArray) -> NamedArray:
-        """[..., In...] -> [..., Out...]."""
+        """Map [..., In...] to [..., Out...]."""
         y = hax.dot(x, self.weight, axis=self.In)
         return y if self.bias is None else y + self.bias
 
 
 class LayerNorm(eqx.Module):
-    """Over one axis, in float32 whatever the input's dtype (Ba, Kiros & Hinton 2016)."""
+    """LayerNorm over one axis, always in float32 (Ba, Kiros & Hinton 2016)."""
 
     weight: NamedArray
     bias: NamedArray | None
@@ -75,24 +76,33 @@ class LayerNorm(eqx.Module):
 
 
 class RmsNorm(eqx.Module):
-    """Root mean square over one axis, in float32 whatever the input's dtype (Zhang & Sennrich 2019)."""
+    """RMSNorm over one axis, always in float32 (Zhang & Sennrich 2019).
+
+    The divisor is sqrt(mean(x^2) + ``epsilon``), or with ``outside`` sqrt(mean(x^2)) + ``epsilon``.
+    """
 
     weight: NamedArray | None
     axis: Axis = eqx.field(static=True)
     epsilon: float = eqx.field(static=True)
+    outside: bool = eqx.field(static=True, default=False)
 
     @classmethod
-    def init(cls, axis: Axis, epsilon: float, use_weight: bool = True) -> RmsNorm:
-        return cls(hax.ones(axis) if use_weight else None, axis, epsilon)
+    def init(cls, axis: Axis, epsilon: float, use_weight: bool = True, outside: bool = False) -> RmsNorm:
+        return cls(hax.ones(axis) if use_weight else None, axis, epsilon, outside)
 
     def __call__(self, x: NamedArray) -> NamedArray:
         wide = x.astype(jnp.float32)
-        y = (wide * hax.rsqrt(hax.mean(wide * wide, self.axis) + self.epsilon)).astype(x.dtype)
+        mean = hax.mean(wide * wide, self.axis)
+        if self.outside:  # the smallest normal number keeps the root's derivative finite at 0
+            root = hax.sqrt(hax.named(jnp.maximum(mean.array, float(np.finfo(np.float32).tiny)), mean.axes))
+            y = (wide / (root + self.epsilon)).astype(x.dtype)
+        else:
+            y = (wide * hax.rsqrt(mean + self.epsilon)).astype(x.dtype)
         return y if self.weight is None else y * self.weight
 
 
 class Embedding(eqx.Module):
-    """A table ``weight`` [rows, columns]."""
+    """A lookup table ``weight`` [rows, columns]."""
 
     weight: NamedArray
     Rows: Axis = eqx.field(static=True)
@@ -102,12 +112,19 @@ class Embedding(eqx.Module):
         return cls(normal(key, (Rows, Columns), scale), Rows)
 
     def __call__(self, index: NamedArray) -> NamedArray:
-        """int [...] -> [..., columns]."""
+        """Map integers [...] to [..., columns]."""
         return self.weight.take(self.Rows, index)
 
 
 def activation(name: str) -> Callable[[NamedArray], NamedArray]:
-    """One of ``config.model.ACTIVATIONS``, elementwise."""
+    """Return one of ``config.model.ACTIVATIONS``, elementwise. The backward pass stores its argument alone.
+
+    Otherwise a layer that is not computed again would store each intermediate result, six for ``gelu_new``.
+    """
+    return jax.checkpoint(_activation(name), prevent_cse=False)  # computed once where its layer is computed again
+
+
+def _activation(name: str) -> Callable[[NamedArray], NamedArray]:
     match name:
         case "gelu_new":
             return lambda x: hax.nn.gelu(x, approximate=True)
@@ -121,10 +138,10 @@ def activation(name: str) -> Callable[[NamedArray], NamedArray]:
 
 
 def dropout(x: NamedArray, rate: float, Batch: Axis, keys: NamedArray | None, site: int | jax.Array) -> NamedArray:
-    """``x`` with each element zeroed with probability ``rate`` and the rest scaled up; ``x`` itself without ``keys``.
+    """Zero each element of ``x`` with probability ``rate`` and scale up the rest; ``x`` itself without ``keys``.
 
-    ``keys`` (uint32 [Batch, "key"]) holds one key an example, so what an example loses depends on the example alone:
-    not on its place in a micro-batch, and not on the device that has it. ``site`` tells the layers' places apart.
+    ``keys`` (uint32 [Batch, "key"]) has one key per example, so that the mask depends on the example alone: not on its
+    position in a micro-batch, and not on its device. ``site`` distinguishes the uses in a model.
     """
     if keys is None or rate == 0.0:
         return x

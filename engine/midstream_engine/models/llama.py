@@ -39,16 +39,17 @@ class Attention(eqx.Module):
         return cls(q, k, v, o, config)
 
     def __call__(self, x: NamedArray, view: View, rotation: Rotation) -> NamedArray:
-        """[batch, position, embed] -> the same."""
+        """Map [batch, position, embed] to the same axes."""
         q = rotation(hax.auto_sharded(self.q_proj(x)))
         k = rotation(hax.auto_sharded(self.k_proj(x)))
         v = hax.auto_sharded(self.v_proj(x))
-        out = attend(self.config, choose_backend(self.config, x.dtype), scaled(q), k, v, view)
+        backend = choose_backend(self.config, x.dtype, documents=view.segments is not None)
+        out = attend(self.config, backend, scaled(q), k, v, view)
         return self.o_proj(out).rearrange(x.axes)
 
 
 class Mlp(eqx.Module):
-    """The gate's activation times what goes up, and down again (Shazeer, "GLU variants improve transformer", 2020)."""
+    """Gated MLP: down(activation(gate) * up) (Shazeer, "GLU variants improve transformer", 2020)."""
 
     gate_proj: Linear
     up_proj: Linear
@@ -92,7 +93,7 @@ class Block(eqx.Module):
 
 
 class LlamaModel(Decoder):
-    """Rotary positions, RMSNorm."""
+    """Llama: rotary positions, RMSNorm."""
 
     norm: RmsNorm
 
@@ -111,4 +112,7 @@ class LlamaModel(Decoder):
 
 
 def _norm(config: LlamaConfig) -> RmsNorm:
-    return RmsNorm.init(Axis(EMBED, config.hidden_dim), config.layer_norm_epsilon, config.use_layer_norm_weight)
+    axis = Axis(EMBED, config.hidden_dim)
+    return RmsNorm.init(
+        axis, config.layer_norm_epsilon, config.use_layer_norm_weight, outside=config.epsilon_outside_root
+    )

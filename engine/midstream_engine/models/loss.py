@@ -1,8 +1,11 @@
-"""Cross-entropy over a large vocabulary, without ever holding the logits of all positions.
+"""Cross-entropy over a large vocabulary, with the logits of one block of positions at a time.
 
-The logits are by far the largest array of a step: 16 x 1024 positions of GPT-2 are 3.3 GB in float32. Here they exist
-for one block of positions at a time. For training, the gradient of a block is computed while its logits are there, so
-that nothing is computed twice (as in Hsu et al., "Liger Kernel", 2024).
+The logits of all positions would be by far the largest array of a step: 16 x 1024 positions of GPT-2 are 3.3 GB in
+float32. For training, the gradient of a block is computed with its logits, so that nothing is computed twice (as in Hsu
+et al., "Liger Kernel", 2024).
+
+The z-loss adds ``z_loss`` times the square of the logarithm of the softmax's normaliser to each position's loss, which
+keeps logits near 0 (Chowdhery et al., "PaLM", 2022, section 5).
 """
 
 from __future__ import annotations
@@ -14,30 +17,56 @@ import haliax as hax
 import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
-from jax.sharding import PartitionSpec
 
+from midstream_engine.accelerators import find_accelerator
 from midstream_engine.models.axes import BATCH, EMBED, POSITION, VOCAB
+from midstream_engine.models.sharding import (
+    batch_shards,
+    batch_sum,
+    by_batch_shard,
+    gathered,
+    mesh_device_kind,
+    mesh_platform,
+)
 
 LARGEST_BLOCK = 1 << 26  # float32 logits on a device at a time: 256 MiB
+# On a TPU: this part of its memory, of 16 GiB where that is not known. With each block the head's gradient
+# is read and written.
+_PART, _MEMORY = 16, 16 << 30
 _HIDDEN = -1e30  # the logit of a row that only pads the vocabulary
 
 
 def positions_a_block(hidden: NamedArray, Vocab: Axis, wanted: int | None) -> int:
-    """How many positions have logits at a time: a divisor of all of them, ``wanted`` where it is given."""
+    """Return the number of positions with logits at a time: a divisor of all, ``wanted`` if it is given."""
     positions = hidden.axis_size(POSITION)
     if wanted is not None:
         return min(wanted, positions)
-    examples = hidden.axis_size(BATCH) // _batch_shards()
+    examples = hidden.axis_size(BATCH) // batch_shards()
     sizes = [size for size in range(positions, 0, -1) if positions % size == 0]
-    return next((size for size in sizes if examples * size * Vocab.size <= LARGEST_BLOCK), 1)
+    return next((size for size in sizes if examples * size * Vocab.size <= largest_block()), 1)
+
+
+def largest_block() -> int:
+    """Return the number of float32 logits on a device at a time."""
+    if mesh_platform() != "tpu":
+        return LARGEST_BLOCK
+    found = find_accelerator(mesh_device_kind())
+    return ((found.memory if found else None) or _MEMORY) // _PART // 4
 
 
 def losses(hidden: NamedArray, head: NamedArray, targets: NamedArray, *, vocab_size: int, block: int) -> NamedArray:
-    """Cross-entropy of each position in nats. float32 [batch, position].
+    """Return the cross-entropy of each position in nats. float32 [batch, position].
 
-    ``hidden`` [batch, position, embed], ``head`` [vocab, embed] in any order, ``targets`` int32 [batch, position].
-    ``block``: positions at a time, a divisor of all. The backward pass computes a block's logits again.
+    The backward pass computes a block's logits again.
+
+    Args:
+        hidden: [batch, position, embed].
+        head: [vocab, embed] in any order.
+        targets: int32 [batch, position].
+        vocab_size: Size of the vocabulary without padding.
+        block: Positions at a time, a divisor of all.
     """
+    head = gathered(head)  # once, not by each block
     if block == hidden.axis_size(POSITION):
         return _block_losses(hidden, head, targets, vocab_size)
     measure = jax.checkpoint(partial(_block_losses, vocab_size=vocab_size))
@@ -53,45 +82,76 @@ def losses(hidden: NamedArray, head: NamedArray, targets: NamedArray, *, vocab_s
 
 
 def weighted_loss(
-    hidden: NamedArray, head: NamedArray, targets: NamedArray, weights: NamedArray, *, vocab_size: int, block: int
+    hidden: NamedArray,
+    head: NamedArray,
+    targets: NamedArray,
+    weights: NamedArray,
+    *,
+    vocab_size: int,
+    block: int,
+    z_loss: float = 0.0,
 ) -> jax.Array:
-    """The sum of ``losses`` times ``weights`` (float32 [batch, position]), float32 []; arguments as for ``losses``.
+    """Return the sum of ``losses``, with the z-loss, times ``weights``, float32 []. ``weights`` get no gradient.
 
-    No gradient flows into ``weights``.
+    Args:
+        hidden: [batch, position, embed].
+        head: [vocab, embed] in any order.
+        targets: int32 [batch, position].
+        weights: float32 [batch, position].
+        vocab_size: Size of the vocabulary without padding.
+        block: Positions at a time, a divisor of all.
+        z_loss: Weight of the z-loss; 0: none.
     """
-    if block == hidden.axis_size(POSITION):
-        return hax.sum(_block_losses(hidden, head, targets, vocab_size) * weights).scalar()
+    # With one block XLA may choose the order of the products; on a TPU it would add the head's gradients by all-reduce.
+    if block == hidden.axis_size(POSITION) and mesh_platform() != "tpu":
+        return hax.sum(_block_losses(hidden, gathered(head), targets, vocab_size, z_loss) * weights).scalar()
     order = (BATCH, POSITION)
     hidden, head = hidden.rearrange((*order, EMBED)), head.rearrange((VOCAB, EMBED))
     targets, weights = targets.rearrange(order), weights.rearrange(order)
-    return _fused((vocab_size, block), hidden.array, head.array, targets.array, weights.array)
+    return _fused((vocab_size, block, z_loss), hidden.array, head.array, targets.array, weights.array)
 
 
-def _block_losses(hidden: NamedArray, head: NamedArray, targets: NamedArray, vocab_size: int) -> NamedArray:
+def _block_losses(
+    hidden: NamedArray, head: NamedArray, targets: NamedArray, vocab_size: int, z_loss: float = 0.0
+) -> NamedArray:
     Vocab = head.resolve_axis(VOCAB)
     logits = hax.dot(hidden, head, axis=EMBED).astype(jnp.float32)
     logits = hax.where(hax.arange(Vocab) < vocab_size, logits, _HIDDEN)
-    return hax.nn.logsumexp(logits, Vocab) - logits.take(Vocab, targets)
+    normaliser = hax.nn.logsumexp(logits, Vocab)
+    right = hax.arange(Vocab) == targets.broadcast_axis(Vocab)
+    # A lookup would need the logits in memory; this sum is computed where they are.
+    found = normaliser - hax.sum(hax.where(right, logits, 0.0), Vocab)
+    return found + z_loss * normaliser**2 if z_loss else found
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fused(sizes: tuple[int, int], hidden: Any, head: Any, targets: Any, weights: Any) -> jax.Array:
-    """``sizes``: vocab_size, block. hidden [B, S, D], head [V, D], targets and weights [B, S]."""
-    vocab_size, block = sizes
+def _fused(settings: tuple[int, int, float], hidden: Any, head: Any, targets: Any, weights: Any) -> jax.Array:
+    """Return the weighted sum of losses.
+
+    Args:
+        settings: vocab_size, block, z_loss.
+        hidden: [B, S, D].
+        head: [V, D].
+        targets: [B, S].
+        weights: [B, S].
+    """
+    vocab_size, block, z_loss = settings
+    head = _in_computation(head)
 
     def step(total: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
         h, t, w = (jax.lax.dynamic_slice_in_dim(array, start, block, 1) for array in (hidden, targets, weights))
         logits = _logits(h, head, vocab_size)
-        return total + _summed(logits, jax.nn.logsumexp(logits, -1), t, w), None
+        return total + _summed(logits, jax.nn.logsumexp(logits, -1), t, w, z_loss), None
 
     return jax.lax.scan(step, jnp.zeros(()), jnp.arange(0, hidden.shape[1], block))[0]
 
 
-def _fused_forward(sizes: tuple[int, int], hidden: Any, head: Any, targets: Any, weights: Any) -> tuple[jax.Array, Any]:
-    vocab_size, block = sizes
-    # Each part of the batch adds up its own gradient of the head, and the parts meet once, after the last block.
-    shards = _batch_shards()
-    parts = partial(_by_shard, shards=shards)
+def _fused_forward(
+    settings: tuple[int, int, float], hidden: Any, head: Any, targets: Any, weights: Any
+) -> tuple[jax.Array, Any]:
+    vocab_size, block, z_loss = settings
+    head = _in_computation(head)
+    # Each shard of the batch sums its own gradient of the head; they are added once, after the last block.
 
     def step(carry: tuple[jax.Array, jax.Array], start: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         total, head_gradient = carry
@@ -99,19 +159,24 @@ def _fused_forward(sizes: tuple[int, int], hidden: Any, head: Any, targets: Any,
         logits = _logits(h, head, vocab_size)
         normaliser = jax.nn.logsumexp(logits, -1)
         right = jnp.arange(head.shape[0]) == t[..., None]
-        gradient = ((jnp.exp(logits - normaliser[..., None]) - right) * w[..., None]).astype(hidden.dtype)
+        chances = jnp.exp(logits - normaliser[..., None])
+        if z_loss:  # the gradient of the normaliser's logarithm is the softmax
+            chances *= 1.0 + 2.0 * z_loss * normaliser[..., None]
+        gradient = ((chances - right) * w[..., None]).astype(hidden.dtype)
         h_gradient = jnp.einsum("bpv,vd->bpd", gradient, head)
-        added = jnp.einsum("sbpv,sbpd->svd", parts(gradient), parts(h), preferred_element_type=jnp.float32)
-        return (total + _summed(logits, normaliser, t, w), head_gradient + added), h_gradient
+        added = jnp.einsum(
+            "sbpv,sbpd->svd", by_batch_shard(gradient), by_batch_shard(h), preferred_element_type=jnp.float32
+        )
+        return (total + _summed(logits, normaliser, t, w, z_loss), head_gradient + added), h_gradient
 
-    start = (jnp.zeros(()), jnp.zeros((shards, *head.shape), jnp.float32))
+    start = (jnp.zeros(()), jnp.zeros((batch_shards(), *head.shape), jnp.float32))
     (total, head_gradient), gradients = jax.lax.scan(step, start, jnp.arange(0, hidden.shape[1], block))
     hidden_gradient = jnp.moveaxis(gradients, 0, 1).reshape(hidden.shape)
-    return total, (hidden_gradient, jnp.sum(head_gradient, 0).astype(head.dtype))
+    return total, (hidden_gradient, batch_sum(head_gradient.astype(head.dtype), (VOCAB, EMBED)))
 
 
-def _fused_backward(sizes: tuple[int, int], gradients: Any, cotangent: jax.Array) -> tuple[Any, ...]:
-    del sizes
+def _fused_backward(settings: tuple[int, int, float], gradients: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+    del settings
     hidden, head = ((gradient * cotangent).astype(gradient.dtype) for gradient in gradients)
     return hidden, head, None, None
 
@@ -119,31 +184,27 @@ def _fused_backward(sizes: tuple[int, int], gradients: Any, cotangent: jax.Array
 _fused.defvjp(_fused_forward, _fused_backward)
 
 
+def _in_computation(head: jax.Array) -> jax.Array:
+    """Return the head [V, D] as the computation shards it. Each block would gather one that is sharded as at rest."""
+    axes = (Axis(VOCAB, head.shape[0]), Axis(EMBED, head.shape[1]))
+    return gathered(NamedArray(head, axes)).array
+
+
 def _logits(hidden: jax.Array, head: jax.Array, vocab_size: int) -> jax.Array:
     logits = jnp.einsum("bpd,vd->bpv", hidden, head).astype(jnp.float32)
     return jnp.where(jnp.arange(head.shape[0]) < vocab_size, logits, _HIDDEN)
 
 
-def _summed(logits: jax.Array, normaliser: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-    chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
-    return jnp.sum((normaliser - chosen) * weights)
+def _summed(
+    logits: jax.Array, normaliser: jax.Array, targets: jax.Array, weights: jax.Array, z_loss: float
+) -> jax.Array:
+    # A lookup would need the logits in memory; this sum is computed where they are.
+    right = jnp.arange(logits.shape[-1]) == targets[..., None]
+    found = normaliser - jnp.sum(jnp.where(right, logits, 0.0), -1)
+    if z_loss:
+        found += z_loss * normaliser**2
+    return jnp.sum(found * weights)
 
 
 def _slice(array: NamedArray, start: jax.Array, size: int) -> NamedArray:
     return array[POSITION, hax.ds(start, size)]  # pyright: ignore[reportArgumentType]  (a traced start is meant)
-
-
-def _by_shard(array: jax.Array, shards: int) -> jax.Array:
-    """[batch, ...] -> [shards, batch / shards, ...], the first axis cut over the mesh as the batch was."""
-    cut = array.reshape(shards, -1, *array.shape[1:])
-    if shards == 1:
-        return cut
-    rest = [PartitionSpec.UNCONSTRAINED] * (cut.ndim - 1)
-    return jax.lax.with_sharding_constraint(cut, PartitionSpec(hax.partitioning.physical_axis_name(BATCH), *rest))
-
-
-def _batch_shards() -> int:
-    """Over how many parts of the mesh the batch is cut; 1 where there is no mesh."""
-    if hax.partitioning.physical_axis_name(BATCH) is None:
-        return 1
-    return hax.partitioning.physical_axis_size(BATCH) or 1

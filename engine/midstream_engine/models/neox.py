@@ -35,14 +35,14 @@ class Attention(eqx.Module):
         )
 
     def __call__(self, x: NamedArray, view: View, rotation: Rotation) -> NamedArray:
-        """[batch, position, embed] -> the same."""
+        """Map [batch, position, embed] to the same axes."""
         q, k, v = hax.unbind(hax.auto_sharded(self.qkv(x)), "qkv")
-        backend = choose_backend(self.config, x.dtype)
+        backend = choose_backend(self.config, x.dtype, documents=view.segments is not None)
         return self.dense(attend(self.config, backend, scaled(rotation(q)), rotation(k), v, view)).rearrange(x.axes)
 
 
 class Block(eqx.Module):
-    """x + attention(norm(x)) + mlp(norm(x)), each its norm; else x + attention(norm(x)) and then x + mlp(norm(x))."""
+    """x + attention(norm(x)) + mlp(norm(x)) with two norms, or x + attention(norm(x)), then x + mlp(norm(x))."""
 
     input_layernorm: LayerNorm
     attention: Attention
@@ -64,7 +64,7 @@ class Block(eqx.Module):
 
 
 class NeoxModel(Decoder):
-    """Rotary positions, LayerNorm."""
+    """GPT-NeoX: rotary positions, LayerNorm."""
 
     final_layer_norm: LayerNorm
 

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al., "RoFormer", 2021), the two halves of a head turned against each other."""
+"""Rotary position embeddings (Su et al., "RoFormer", 2021), rotating the two halves of a head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream_engine.config.rope import DefaultRopeConfig, Llama3RopeConfig, Ro
 
 
 def frequencies(config: RopeConfig, rotary_size: int) -> np.ndarray:
-    """Radians a position, for each pair of numbers. float32 [rotary_size / 2].
+    """Return radians per position for each pair of numbers. float32 [rotary_size / 2].
 
     Scaling: linear (Chen et al., "Extending context window ... via positional interpolation", 2023) and Llama 3.1's,
     as documented for ``rope_type: llama3`` by Hugging Face.
@@ -33,7 +33,7 @@ def frequencies(config: RopeConfig, rotary_size: int) -> np.ndarray:
 
 
 class Rotation(eqx.Module):
-    """The angles of every position, made once and used in every layer."""
+    """The angles of every position, computed once for all layers."""
 
     cos: NamedArray  # float32 [position, rotary]
     sin: NamedArray
@@ -45,7 +45,7 @@ class Rotation(eqx.Module):
         return cls(hax.cos(angles), hax.sin(angles))
 
     def __call__(self, x: NamedArray) -> NamedArray:
-        """[..., position, heads, head_size], the first ``2 * rotary`` numbers of each head turned. Axes stay."""
+        """Rotate the first ``2 * rotary`` numbers of each head of [..., position, heads, head_size]."""
         half = self.cos.axis_size("rotary")
         # [position, 1, rotary]: the heads' axis is the one before the last.
         cos, sin = (table.array.astype(x.dtype)[:, None, :] for table in (self.cos, self.sin))

@@ -1,6 +1,6 @@
-"""Splash attention: the flash attention kernel that jax has for TPUs. Elsewhere it runs in interpret mode, for tests.
+"""Splash attention: jax's flash attention kernel for TPUs. Elsewhere it runs in interpret mode, for tests.
 
-The compiler does not cut a kernel over devices by itself: each runs it on its own part of the batch and the heads.
+The compiler does not shard a kernel: each device runs it on its own part of the batch and the heads.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 from haliax import NamedArray
@@ -18,20 +17,33 @@ from jax.sharding import PartitionSpec
 
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.models.axes import BATCH, HEADS, KV_HEADS
+from midstream_engine.models.sharding import mesh_axes, mesh_platform
 
 _LANES = 128  # blocks are multiples of this
-_LARGEST = 512  # positions a block where nobody says: what fits every generation's memory
+# Default positions per block: what the compilers for v5e and v6e fit in a kernel's 16 MiB of vector memory, in 16 bits
+# (tried with heads of 64 and 128). 2048 does not fit.
+_LARGEST, _LARGEST_WIDE, _HEAD = 1024, 512, 128
 
 
-def block_size(positions: int, wanted: int | None) -> int:
-    """Positions a block. ConfigError where ``positions`` cannot be cut into such blocks."""
+def block_size(positions: int, wanted: int | None, *, narrow: bool = False) -> int:
+    """Return the positions per block.
+
+    Args:
+        positions: Of a sequence.
+        wanted: ``model.flash_attention_block_size``.
+        narrow: Whether numbers have 16 bits, and heads at most 128 of them.
+
+    Raises:
+        ConfigError: Such blocks do not divide ``positions``.
+    """
     if positions % _LANES:
         raise ConfigError(
             f"model.attn_backend: splash attention needs a seq_len that is a multiple of {_LANES}, not {positions}; "
             "use xla"
         )
     if wanted is None:
-        return next(size for size in (_LARGEST, 256, _LANES) if positions % size == 0)
+        sizes = (_LARGEST if narrow else _LARGEST_WIDE, _LARGEST_WIDE, 256, _LANES)
+        return next(size for size in sizes if positions % size == 0)
     wanted = min(wanted, positions)
     if wanted % _LANES or positions % wanted:
         raise ConfigError(
@@ -43,15 +55,24 @@ def block_size(positions: int, wanted: int | None) -> int:
 def splash_attention(
     q: NamedArray, k: NamedArray, v: NamedArray, segments: NamedArray | None, block: int | None
 ) -> NamedArray:
-    """Causal attention [batch, position, heads, head_size] of ``q``, which is scaled already, and of ``k`` and ``v``
-    [batch, position, heads or kv_heads, head_size]. ``segments`` int32 [batch, position]."""
-    local = partial(_on_device, block=block_size(q.axes[1].size, block), interpret=jax.default_backend() != "tpu")
+    """Return causal attention [batch, position, heads, head_size].
+
+    Args:
+        q: [batch, position, heads, head_size], already scaled.
+        k: [batch, position, heads or kv_heads, head_size].
+        v: [batch, position, heads or kv_heads, head_size].
+        segments: int32 [batch, position].
+        block: Positions per block; None: the default.
+    """
+    narrow = q.dtype.itemsize == 2 and q.axes[3].size <= _HEAD
+    size = block_size(q.axes[1].size, block, narrow=narrow)
+    local = partial(_on_device, block=size, interpret=mesh_platform() != "tpu")
     arguments = [q.array, k.array, v.array] + ([] if segments is None else [segments.array])
-    batch, heads = _cut_over(BATCH), _cut_over(HEADS)
-    if batch is None and heads is None:
+    batch, heads = mesh_axes(BATCH), mesh_axes(HEADS)
+    if not batch and not heads:
         return NamedArray(local(*arguments), q.axes)
-    if heads is not None and k.axes[2].name == KV_HEADS and _cut_over(KV_HEADS) != heads:
-        # The heads are cut, their keys are not: give every head its own.
+    if heads and k.axes[2].name == KV_HEADS and mesh_axes(KV_HEADS) != heads:
+        # The heads are sharded, their keys are not: give every head its own.
         copies = q.axes[2].size // k.axes[2].size
         arguments[1:3] = [jnp.repeat(array, copies, axis=2) for array in arguments[1:3]]
     spec = PartitionSpec(batch, None, heads, None)
@@ -79,11 +100,3 @@ def _on_device(
     in_axes = (0, 0, 0, None if segments is None else 0)
     out = jax.vmap(one, in_axes)(q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2), segments)
     return out.swapaxes(1, 2).astype(q.dtype)
-
-
-def _cut_over(axis: str) -> str | tuple[str, ...] | None:
-    """The mesh axes that cut a named axis of activations; None for none, or where nothing is cut."""
-    names = hax.partitioning.physical_axis_name(axis)
-    if names is None or (hax.partitioning.physical_axis_size(axis) or 1) == 1:
-        return None
-    return names if isinstance(names, str) else tuple(names)

@@ -1,4 +1,4 @@
-"""Stacked layers: parameters with a leading ``layers`` axis, walked by a loop that is compiled once."""
+"""Stacked layers: parameters with a leading ``layers`` axis, in a loop that is compiled once."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from haliax import Axis, NamedArray
 from haliax.nn import Stacked
 
 LAYERS = "layers"
-# Policies that look into a layer; haliax's own decide over layers as a whole.
+# Policies that apply within a layer; haliax's own apply to complete layers.
 _INSIDE = ("dots_saveable", "dots_with_no_batch_dims_saveable")
 
 
 def stack(num_layers: int, block: type, remat: bool | str) -> Callable[..., Stacked[Any]]:
-    """An initialiser of ``num_layers`` blocks from ``block.init``'s arguments. ``remat``: ``gradient_checkpointing``
-    of the configuration."""
+    """Return an initializer of ``num_layers`` blocks from ``block.init``'s arguments.
+
+    ``remat``: ``gradient_checkpointing`` of the configuration.
+    """
     policy: Any = False if remat in _INSIDE else remat
     return Stacked.init(Axis(LAYERS, num_layers), block, gradient_checkpointing=policy)
 
 
 def fold(blocks: Stacked[Any], remat: bool | str, x: NamedArray, *arguments: Any) -> NamedArray:
-    """``x`` through all blocks, each called with ``x`` and ``arguments`` (those with a ``layers`` axis: its slice)."""
+    """Apply all blocks to ``x``, each with ``arguments`` (of those with a ``layers`` axis: its slice)."""
     if remat not in _INSIDE:
         return blocks.fold(x, *arguments)
     policy = getattr(jax.checkpoint_policies, str(remat))
 
     def body(block: Any, carry: NamedArray, *rest: Any) -> NamedArray:
-        # Inside of a scan nothing can be merged across the loop, so there is no need to prevent it.
+        # Within a scan nothing can be merged across iterations, so prevention is unnecessary.
         return jax.checkpoint(lambda *inputs: block(*inputs), policy=policy, prevent_cse=False)(carry, *rest)
 
     return blocks.fold_via(body)(x, *arguments)

@@ -1,4 +1,4 @@
-"""Averages of the model over the updates, as a part of the training state."""
+"""Averages of the model over updates, as a part of the training state."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ import jax
 import jax.numpy as jnp
 
 from midstream_engine.config.averaging import EmaDecaySqrtConfig, ModelAveragingConfig
+from midstream_engine.optim.stored_dtypes import widened
 
 
 class ModelAverage(eqx.Module):
-    """``model`` has the shapes, dtypes and shardings of the model. ``weight`` is the sum of all weights so far, float32
-    [], where the average needs it, else None. Both are saved."""
+    """An average of the model; both fields are saved.
+
+    ``model`` has the shapes and shardings of the model, in float32: in less, an average over a thousand updates would
+    not move. ``weight`` is the sum of all weights so far, float32 [], or None if the average does not need it.
+    """
 
     model: Any
     weight: jax.Array | None
 
 
 def start_average(config: ModelAveragingConfig | None, model: Any) -> ModelAverage | None:
-    """The average before the first update: the model itself."""
+    """Return the average before the first update: the model itself."""
     if config is None:
         return None
     weight = jnp.zeros((), jnp.float32) if isinstance(config, EmaDecaySqrtConfig) else None
-    return ModelAverage(jax.tree.map(lambda leaf: leaf.copy(), model), weight)
+    return ModelAverage(jax.tree.map(lambda leaf: leaf.copy(), widened(model)), weight)
 
 
 def update_average(config: ModelAveragingConfig, average: ModelAverage, model: Any, step: jax.Array) -> ModelAverage:
-    """The average after update ``step`` (int32 [], from 0) gave ``model``. Traceable."""
+    """Return the average after update ``step`` (int32 [], from 0), whose result is ``model``. Traceable."""
     if isinstance(config, EmaDecaySqrtConfig):
         assert average.weight is not None
         weight = raw_weight(config, step)
@@ -44,6 +48,6 @@ def update_average(config: ModelAveragingConfig, average: ModelAverage, model: A
 
 
 def raw_weight(config: EmaDecaySqrtConfig, step: jax.Array) -> jax.Array:
-    """The weight of update ``step``: 1 - beta before ``switch_step``, then 1 - sqrt(part of ``decay_steps``)."""
+    """Return the weight of update ``step``: 1 - beta before ``switch_step``, then 1 - sqrt(part of ``decay_steps``)."""
     done = jnp.clip((step - config.switch_step) / config.decay_steps, 0.0, 1.0)
     return jnp.where(step < config.switch_step, 1.0 - config.beta, 1.0 - jnp.sqrt(done)).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Which arrays of the model decay."""
+"""Weight decay: its size, and the arrays to which it applies."""
 
 from __future__ import annotations
 
@@ -7,15 +7,34 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 
 from midstream_engine.config.optimizer import OptimizerConfig
 
 
-def decay_mask(config: OptimizerConfig) -> Callable[[Any], Any]:
-    """A function from a model to the same tree with True where weight decay applies.
+def decay(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
+    """Return the decoupled weight decay, which adds ``weight_decay`` times the parameters to the updates.
 
-    ``optimizer.weight_decay_modules`` picks arrays by parts of their dotted names (``blocks.stacked.mlp.up.weight``) or
-    by a regular expression that matches from the name's start. Without it the model's own ``decayed`` decides: all but
+    With ``adamc_weight_decay`` it is multiplied by the learning rate as a fraction of its peak; the updates are
+    multiplied by the rate afterwards, so the decay falls with the square of the rate (AdamC: Defazio, arXiv 2506.02285,
+    2025). ``update`` then needs ``learning_rate``, float32 [].
+    """
+    mask = decay_mask(config)
+    if not getattr(config, "adamc_weight_decay", False):
+        return optax.with_extra_args_support(optax.add_decayed_weights(config.weight_decay, mask))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        now = config.weight_decay * extra["learning_rate"] / config.learning_rate
+        return optax.add_decayed_weights(now, mask).update(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(optax.add_decayed_weights(config.weight_decay, mask).init, update)
+
+
+def decay_mask(config: OptimizerConfig) -> Callable[[Any], Any]:
+    """Return a function from a model to the same tree with True where weight decay applies.
+
+    ``optimizer.weight_decay_modules`` selects arrays by parts of their dotted names (``blocks.stacked.mlp.up.weight``)
+    or by a regular expression that matches from the start. Without it the model's own ``decayed`` applies: all but
     norms, embeddings and biases. ``default_weight_decay_mask`` true joins the two; false without names: everything.
     """
     modules, default = config.weight_decay_modules, config.default_weight_decay_mask

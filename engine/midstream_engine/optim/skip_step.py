@@ -1,4 +1,4 @@
-"""SkipStep: updates whose loss or gradient norm stands out are left out (OLMo, Groeneveld et al. 2024)."""
+"""SkipStep: skip updates whose loss or gradient norm is an outlier (OLMo, Groeneveld et al. 2024)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ import optax
 
 from midstream_engine.config.optimizer import SkipStepConfig
 
-SKIP = "skipstep"  # its place in the optimizer's state
+_SMALLEST = 1e-6  # standard deviation: equal values do not make the next one an outlier
+SKIP = "skipstep"  # its key in the optimizer's state
 
 
 class SkipStepState(eqx.Module):
-    """The last losses and gradient norms, in a ring; ``seen`` of them were written. Part of what is saved."""
+    """The last losses and gradient norms, in ring buffers; ``seen`` of them were written. Saved."""
 
     losses: jax.Array  # float32 [window]
     norms: jax.Array  # float32 [window]
     seen: jax.Array  # int32 []
-    skipped: jax.Array  # int32 []: updates left out so far
+    skipped: jax.Array  # int32 []: updates skipped so far
 
 
 def skip_step(
     inner: optax.GradientTransformationExtraArgs, config: SkipStepConfig
 ) -> optax.GradientTransformationExtraArgs:
-    """``inner``, whose state is a dict, with zero updates and an unchanged state where ``loss`` or ``gradient_norm``
-    (keyword arguments of ``update``) is above mean + sigma_factor x standard deviation of the window, or not finite.
+    """Wrap ``inner``, whose state is a dict, to skip outliers: updates are zero and the state is unchanged.
 
-    Nothing is left out before max(2, window / 2) updates were seen. What stands out enters the window all the same, so
-    that a lasting change is accepted in the end; what is not finite does not.
+    An update is skipped if ``loss`` or ``gradient_norm`` (keyword arguments of ``update``) is above mean + sigma_factor
+    x standard deviation (at least 1e-6, as in Levanter) of the window, or not finite. Nothing that is finite is skipped
+    during the first max(2, window / 2) updates. Outliers enter the window, so that a lasting change is accepted
+    eventually; values that are not finite do not.
     """
     window = config.rolling_interval_length
 
@@ -47,10 +49,10 @@ def skip_step(
         before = {name: part for name, part in state.items() if name != SKIP}
         after: Any
         wanted, after = inner.update(updates, before, params, **extra)
-        place = past.seen % window
+        slot = past.seen % window
         noted = SkipStepState(
-            losses=jnp.where(finite, past.losses.at[place].set(loss), past.losses),
-            norms=jnp.where(finite, past.norms.at[place].set(norm), past.norms),
+            losses=jnp.where(finite, past.losses.at[slot].set(loss), past.losses),
+            norms=jnp.where(finite, past.norms.at[slot].set(norm), past.norms),
             seen=past.seen + finite,
             skipped=past.skipped + bad,
         )
@@ -63,11 +65,12 @@ def skip_step(
         number = jnp.maximum(jnp.minimum(count, window), 1)
         mean = jnp.sum(jnp.where(filled, ring, 0.0)) / number
         variance = jnp.sum(jnp.where(filled, (ring - mean) ** 2, 0.0)) / number
-        return (count >= max(2, window // 2)) & (value > mean + config.sigma_factor * jnp.sqrt(variance))
+        limit = mean + config.sigma_factor * jnp.maximum(jnp.sqrt(variance), _SMALLEST)
+        return (count >= max(2, window // 2)) & (value > limit)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def skipped(optimizer_state: Any) -> jax.Array | None:
-    """How many updates were left out so far, int32 []; None where none is ever."""
+    """Return the number of skipped updates, int32 []; None if none is ever skipped."""
     return optimizer_state[SKIP].skipped if SKIP in optimizer_state else None

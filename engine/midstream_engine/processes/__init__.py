@@ -1,1 +1,1 @@
-"""The processes of one attempt: how they find each other, agree, and notice who is gone. Standard library and jax."""
+"""Processes of one attempt: rendezvous, messages beside collectives, and detection of the first failure."""

@@ -1,8 +1,27 @@
-"""The hub: process 0 passes on what the processes of an attempt tell each other, and says who is gone."""
+"""The coordinator, a thread of process 0: admits processes, forwards messages, reports failures.
+
+jax has a coordination service of its own. It is started too, for collectives, but does not replace this module. What
+jax 0.10.2 did on loopback, with two processes and a heartbeat timeout of 10 s:
+
+- Rendezvous: where a process was missing at ``init_timeout``, or process 0 did not listen, every other process ended
+  with SIGABRT and a C++ stack trace. ``connect()`` did not raise, so no process could report what is missing.
+- Failure: a process that was killed was noticed after the heartbeat timeout, 10 s later; a connection that closes is
+  noticed here within milliseconds. The survivors then ended with SIGABRT and no reason. ``missed_heartbeat_callback``,
+  which is meant to replace that, ended them with ``std::bad_cast`` when it was implemented in Python.
+- Recoverable tasks (``jax_enable_recoverability``) avoid that end, but then the survivors got no report at all:
+  ``get_live_nodes`` returns only once all live processes call it. The end of process 0 still ended all others.
+- The key-value store works (8 MB in 0.25 s, a barrier in 1 ms). A blocking read does not end when its writer fails,
+  though, and keys stay until they are deleted, while every step sends messages. They use the connection that is open
+  for failures anyway.
+
+Therefore this module has rendezvous, failures and messages, and jax's service, whose heartbeat timeout is set far
+longer than the one here, only starts the collectives.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import threading
@@ -10,35 +29,46 @@ import time
 from collections.abc import Callable
 
 from midstream_engine.errors import EngineError
-from midstream_engine.processes.frames import Channel, Message, NotOurs
+from midstream_engine.processes.frames import Channel, FrameError, Message
 
 log = logging.getLogger(__name__)
-BEATS = 6  # signs of life in the time after which a silent process is given up
+HEARTBEATS_PER_TIMEOUT = 6
+STOP_TIMEOUT = 0.7  # seconds for the other processes to record a stop; jax aborts them when process 0 exits
+CONNECTION_LOST = "connection lost: the process or its host ended"
+
+
+def silence(seconds: float) -> str:
+    """Return the reason of a failure by heartbeat timeout."""
+    return f"no heartbeat for {seconds:.0f} s"
 
 
 class Coordinator:
-    """Listens, lets ``count`` processes in, and passes messages on until all have left.
+    """Admits ``count`` processes and forwards their messages until all have left.
 
-    A message goes to the process that its field ``to`` names, or to all, its sender too. Connections are accepted for
-    one attempt: what does not say hello as a process of it is turned away.
+    A message is delivered to the process in its field ``to``, or to all including its sender. Connections are accepted
+    for one attempt: one that does not send a valid ``hello`` for it is rejected.
     """
 
-    def __init__(self, address: str, count: int, token: str, timeout: float):
-        self._count, self._token, self._timeout = count, token, timeout
+    def __init__(self, address: str, count: int, token: str, heartbeat_timeout: float) -> None:
+        self._count, self._token, self._timeout = count, token, heartbeat_timeout
         self._server = listen(address)
         self._channels: dict[int, Channel] = {}
         self._peers: dict[int, dict[str, object]] = {}
-        self._gone: set[int] = set()
+        self._failed: set[int] = set()
+        self._disconnected: set[int] = set()
+        self._stopping = False
         self._changed = threading.Condition()
         self._closed = threading.Event()
-        self._start(self._accept, "hub")
+        self._start(self._accept, "coordinator")
 
     def _start(self, work: Callable[..., None], name: str, *arguments: object) -> None:
         threading.Thread(target=work, name=name, args=arguments, daemon=True).start()
 
     def gather(self, timeout: float, welcome: Callable[[], dict[str, object]]) -> None:
-        """Wait until all have said hello, and answer with ``welcome()`` and a list of all. Where some have not within
-        ``timeout`` seconds, the others are refused, and told which."""
+        """Wait for all processes, then answer each with ``welcome()`` and the list of all.
+
+        Where some are missing after ``timeout`` seconds, the others are rejected with a message that names them.
+        """
         deadline = time.monotonic() + timeout
         with self._changed:
             while len(self._channels) < self._count and (left := deadline - time.monotonic()) > 0:
@@ -46,25 +76,37 @@ class Coordinator:
             missing = sorted(set(range(self._count)) - self._channels.keys())
         if missing:
             names, many = ", ".join(map(str, missing)), len(missing) > 1
-            why = (
-                f"{'processes' if many else 'process'} {names} of {self._count} did not arrive within {timeout:.0f} s; "
-                f"look at what became of {'them' if many else 'it'}"
+            reason = (
+                f"{'processes' if many else 'process'} {names} of {self._count} did not connect within {timeout:.0f} s "
+                f"(hint: read the log of {'each' if many else 'it'})"
             )
-            self._pass_on(Message("refused", 0, {"why": why}))
+            self._forward(Message("rejected", 0, {"reason": reason}))
             return
         peers = [self._peers[process] for process in range(self._count)]
-        self._pass_on(Message("welcome", 0, {**welcome(), "peers": peers}))
-        self._start(self._beat, "hub-beat")
+        self._forward(Message("welcome", 0, {**welcome(), "peers": peers}))
+        self._start(self._send_heartbeats, "coordinator-heartbeat")
 
-    def farewell(self, words: str) -> None:
-        """Process 0 is about to go: the others are told why, before their connections end."""
-        self._drop(0, words)
+    def fail(self, reason: str) -> None:
+        """Report to the other processes that process 0 fails, before their connections end."""
+        self._drop(0, reason)
+
+    def stop(self, process: int, reason: str) -> None:
+        """Report to the others that ``process`` stops the attempt: process 0 last, once the rest have disconnected."""
+        self._stopping = True
+        message = Message("stopped", 0, {"process": process, "reason": reason})
+        others = set(self._channels) - {0, process}
+        for other in others:
+            self._send(self._channels[other], message)
+        with self._changed:
+            self._changed.wait_for(lambda: others <= self._disconnected, STOP_TIMEOUT)
+        if process != 0:
+            self._send(self._channels[0], message)
 
     def close(self) -> None:
-        """Turn everyone away."""
+        """Stop listening and close all connections."""
         self._closed.set()
         with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # closing alone would not wake who waits for a connection
+            self._server.shutdown(socket.SHUT_RDWR)  # closing alone would not wake the thread in accept()
         self._server.close()
         for channel in list(self._channels.values()):
             channel.close()
@@ -79,59 +121,66 @@ class Coordinator:
                 connection.close()
                 return
             connection.settimeout(self._timeout)
-            self._start(self._serve, "hub-connection", Channel(connection))
+            self._start(self._serve, "coordinator-connection", Channel(connection))
 
     def _serve(self, channel: Channel) -> None:
         process = self._admit(channel)
         if process is None:
             channel.close()
             return
-        why = "its connection was lost: it died, or its host did"
-        words = ""
+        reason, reported = CONNECTION_LOST, ""
         try:
             while (message := channel.receive()) is not None:
-                if message.kind == "words":
-                    words = str(message.fields.get("text", ""))
+                if message.kind == "failure":
+                    reported = str(message.fields.get("reason", ""))
+                elif message.kind == "stop":
+                    self.stop(process, str(message.fields.get("reason", "")))
                 elif message.kind == "leave":
                     return
-                elif message.kind != "beat":
-                    self._pass_on(message)
+                elif message.kind != "heartbeat":
+                    self._forward(message)
         except TimeoutError:
-            why = f"it gave no sign of life for {self._timeout:.0f} s"
-        except (OSError, NotOurs) as error:
+            reason = silence(self._timeout)
+        except (OSError, FrameError) as error:
             log.debug("process %d: %s", process, error)
-        if not self._closed.is_set():
-            self._drop(process, words or why)
+        finally:
+            with self._changed:
+                self._disconnected.add(process)
+                self._changed.notify_all()
+        if not self._closed.is_set() and not self._stopping:
+            self._drop(process, reported or reason)
 
     def _admit(self, channel: Channel) -> int | None:
         try:
             hello = channel.receive()
-        except (OSError, NotOurs):
+        except (OSError, FrameError):
             return None
         if hello is None or hello.kind != "hello":
             return None
-        process, refusal = hello.sender, ""
+        process, rejection = hello.sender, ""
         with self._changed:
             if hello.fields.get("token") != self._token:
-                refusal = f"it belongs to another attempt than the {self._token!r} that process 0 is at"
+                rejection = f"it belongs to another attempt than {self._token!r}, that of process 0"
             elif hello.fields.get("count") != self._count:
-                refusal = f"it was told of {hello.fields.get('count')} processes, process 0 of {self._count}"
-            elif not 0 <= process < self._count or process in self._channels:
-                refusal = f"there is a process {process} already" if process in self._channels else "it is one too many"
+                rejection = f"it expects {hello.fields.get('count')} processes, process 0 expects {self._count}"
+            elif process in self._channels:
+                rejection = f"process {process} is connected already"
+            elif not 0 <= process < self._count:
+                rejection = f"there are {self._count} processes, numbered from 0"
             else:
                 self._channels[process] = channel
                 self._peers[process] = {"host": hello.fields.get("host", ""), "pid": hello.fields.get("pid", 0)}
                 self._changed.notify_all()
-        if refusal:
-            self._send(channel, Message("refused", 0, {"why": f"process {process} was turned away: {refusal}"}))
+        if rejection:
+            self._send(channel, Message("rejected", 0, {"reason": f"process {process} was rejected: {rejection}"}))
             return None
         return process
 
-    def _pass_on(self, message: Message) -> None:
+    def _forward(self, message: Message) -> None:
         to = message.fields.get("to")
         for process, channel in list(self._channels.items()):
-            if to in (None, process) and process not in self._gone and not self._send(channel, message):
-                self._drop(process, "its connection was lost: it died, or its host did")
+            if to in (None, process) and process not in self._failed and not self._send(channel, message):
+                self._drop(process, CONNECTION_LOST)
 
     def _send(self, channel: Channel, message: Message) -> bool:
         try:
@@ -140,28 +189,31 @@ class Coordinator:
             return False
         return True
 
-    def _drop(self, process: int, why: str) -> None:
+    def _drop(self, process: int, reason: str) -> None:
         with self._changed:
-            if process in self._gone:
+            if process in self._failed:
                 return
-            self._gone.add(process)
-        self._pass_on(Message("gone", 0, {"process": process, "why": why}))
+            self._failed.add(process)
+        self._forward(Message("failed", 0, {"process": process, "reason": reason}))
 
-    def _beat(self) -> None:
-        while not self._closed.wait(self._timeout / BEATS):
-            self._pass_on(Message("beat"))
+    def _send_heartbeats(self) -> None:
+        while not self._closed.wait(self._timeout / HEARTBEATS_PER_TIMEOUT):
+            self._forward(Message("heartbeat"))
 
 
 def listen(address: str) -> socket.socket:
-    """A listening socket at HOST:PORT, or on all interfaces where the host's address is not one of this machine (it may
-    be translated). EngineError where the port is taken."""
-    host, port = split(address)
+    """Open a listening socket at HOST:PORT.
+
+    Listens on all interfaces where the host's address is not one of this machine (it may be translated). Raises
+    EngineError where the port is in use.
+    """
+    host, port = split_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         try:
             return socket.create_server(found[0][4][:2], family=found[0][0], backlog=512)
         except OSError as error:
-            if error.errno != 99:  # EADDRNOTAVAIL
+            if error.errno != errno.EADDRNOTAVAIL:
                 raise
             return socket.create_server(("", port), backlog=512)
     except OSError as error:
@@ -170,7 +222,7 @@ def listen(address: str) -> socket.socket:
         ) from None
 
 
-def split(address: str) -> tuple[str, int]:
-    """``HOST:PORT``, an IPv6 host in brackets."""
+def split_address(address: str) -> tuple[str, int]:
+    """Split ``HOST:PORT``; an IPv6 host is in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)

@@ -1,4 +1,4 @@
-"""Messages over a socket: a JSON header and bytes, each with its length before it."""
+"""Messages over a socket: a JSON header and a payload, each with its length before it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _LENGTHS = struct.Struct(">IQ")
-MOST_HEADER = 1 << 20  # bytes; more is not one of ours
+LARGEST_HEADER = 1 << 20  # bytes; no midstream process sends more
 
 
-class NotOurs(Exception):
-    """What arrived is no message of a midstream process."""
+class FrameError(Exception):
+    """The received bytes are not a message of a midstream process."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """``kind`` says what it is about; ``payload`` is the sender's business."""
+    """``kind`` selects the handler; the meaning of ``payload`` is the sender's."""
 
     kind: str
     sender: int = 0
@@ -29,30 +29,35 @@ class Message:
 
 
 class Channel:
-    """One end of a connection. Any thread may send; one receives. Both raise OSError where the other end is gone, and
-    TimeoutError where it has been silent (or has taken nothing) for as long as the socket's timeout says."""
+    """One end of a connection. Any thread may send; one thread receives.
 
-    def __init__(self, connection: socket.socket):
+    Both raise OSError where the other end has closed, and TimeoutError where it sent (or accepted) nothing for as long
+    as the socket's timeout.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._sending = threading.Lock()
 
     def set_timeout(self, seconds: float) -> None:
+        """Set the timeout of `send` and `receive`."""
         self._socket.settimeout(seconds)
 
     def send(self, message: Message) -> None:
+        """Send one message. Raises OSError."""
         header = json.dumps({"kind": message.kind, "sender": message.sender, **message.fields}).encode()
         with self._sending:
             self._socket.sendall(_LENGTHS.pack(len(header), len(message.payload)) + header + message.payload)
 
     def receive(self) -> Message | None:
-        """The next message; None at an orderly end of the connection."""
+        """Return the next message; None at an orderly end. Raises OSError and FrameError."""
         lengths = self._read(_LENGTHS.size)
         if lengths is None:
             return None
         header_length, payload_length = _LENGTHS.unpack(lengths)
-        if header_length > MOST_HEADER:
-            raise NotOurs(f"a header of {header_length} bytes")
+        if header_length > LARGEST_HEADER:
+            raise FrameError(f"a header of {header_length} bytes")
         header, payload = self._read(header_length), self._read(payload_length)
         if header is None or payload is None:
             raise ConnectionResetError("the connection ended in the middle of a message")
@@ -60,12 +65,12 @@ class Channel:
             fields = json.loads(header)
             kind, sender = str(fields.pop("kind")), int(fields.pop("sender"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise NotOurs(f"a header that is none ({error})") from error
+            raise FrameError(f"an invalid header ({error})") from error
         return Message(kind, sender, fields, payload)
 
     def close(self) -> None:
-        """End the connection; whoever waits in ``receive`` wakes up."""
-        with contextlib.suppress(OSError):  # the other end was first
+        """Close the connection; a thread that waits in `receive` wakes up."""
+        with contextlib.suppress(OSError):  # the other end closed first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 

@@ -1,4 +1,4 @@
-"""Join the other processes of an attempt: the board first, then jax's own service."""
+"""Rendezvous of an attempt's processes: the coordinator first, then jax's service for collectives."""
 
 from __future__ import annotations
 
@@ -14,110 +14,136 @@ from typing import ParamSpec, TypeVar
 from midstream_engine import records
 from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.errors import EngineError
-from midstream_engine.processes.coordinator import split
-from midstream_engine.processes.message_board import Lost, MessageBoard, join_message_board
+from midstream_engine.processes.coordinator import split_address
+from midstream_engine.processes.coordinator_client import CoordinatorClient, PeerLostError, connect_to_coordinator
 
+# jax is imported inside functions: train.py imports this module first, reports an invalid configuration without the
+# seconds that importing jax takes, and imports jax with the garbage collector off.
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
-GRACE = 10.0  # seconds for the main thread to end by itself once a process is gone; it may be stuck in a collective
-# What a collective says that fails because another process is gone. Whose fault it is, is known a little later.
+EXIT_TIMEOUT = 10.0  # seconds for the main thread to end after a failure; it may be blocked in a collective
+STOP_TIMEOUT = 1.0  # seconds to record a stop that another process has reported
+# Words in the error of a collective that fails because a process ended. The process is identified a little later.
 _COLLECTIVE = re.compile(r"gloo|nccl|collective|coordinat|connection|socket|unavailable|deadline|peer", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Processes:
-    """All processes of this attempt, as one of them sees them. ``board`` is None where there is one alone."""
+    """The processes of this attempt, and this one's number. ``client`` is None where there is only one."""
 
     index: int = 0
     count: int = 1
     host: str = ""
-    board: MessageBoard | None = None
-    timeout: float = 60.0  # seconds without a sign of life after which a process is given up
+    client: CoordinatorClient | None = None
+    timeout: float = 60.0  # seconds without a heartbeat after which a process counts as failed
 
     @property
     def leads(self) -> bool:
-        """Whether this is process 0: the one that decides, and writes what is written once."""
+        """Whether this is process 0, which decides for all and writes the files that exist once."""
         return self.index == 0
 
-    def from_first(self, key: str, make: Callable[[], bytes]) -> bytes:
-        """What process 0 made; the others wait for it. Where making fails there, all fail."""
-        if self.board is None:
+    def broadcast(self, key: str, make: Callable[[], bytes]) -> bytes:
+        """Call ``make`` on process 0 and return its result on all. Where it raises there, all fail."""
+        if self.client is None:
             return make()
-        return self.board.from_first(key, make() if self.leads else None)
+        return self.client.broadcast(key, make() if self.leads else None)
 
     def barrier(self, key: str) -> None:
-        if self.board is not None:
-            self.board.exchange(key, b"")
+        """Wait until all processes have arrived at ``key``. Raises PeerLostError."""
+        if self.client is not None:
+            self.client.exchange(key, b"")
 
     def consensus(self, key: str, program: Callable[P, T]) -> Callable[P, T]:
-        """``program``, whose first call begins on all processes at the same time: whoever compiled or restored faster
-        waits at the board, as long as the others live. Connections between devices are made at a program's first call,
-        and jax gives a process up that comes to that half a minute after another (Gloo's, on CPUs)."""
-        if self.board is None:
+        """Return ``program`` with a barrier before its first call.
+
+        Devices connect at a program's first call, and jax (Gloo, on CPUs) gives up a process that arrives half a minute
+        after another. The barrier lets a process that compiles or restores longer arrive at the same time.
+        """
+        if self.client is None:
             return program
-        met = False
+        started = False
 
         def call(*arguments: P.args, **named: P.kwargs) -> T:
-            nonlocal met
-            if not met:
+            nonlocal started
+            if not started:
                 self.barrier(f"first-{key}")
-                met = True
+                started = True
             return program(*arguments, **named)
 
         return call
 
-    def watch(self, when_gone: Callable[[str], None]) -> None:
-        """Once a process is gone: call ``when_gone`` with a line that names it, and after a while end this one, too."""
-        if self.board is None:
+    def watch(self, on_failure: Callable[[str], None], on_stop: Callable[[str], None]) -> None:
+        """Watch the other processes; this one ends with them.
+
+        Args:
+            on_failure: Called at the first failure with a line that names the process. This process has some seconds to
+                fail by itself.
+            on_stop: Called with such a line when a process stops before the first update. This process exits then.
+        """
+        if self.client is None:
             return
 
-        def end(obituary: str) -> None:
-            when_gone(obituary)
-            timer = threading.Timer(GRACE, os._exit, (records.EXIT_FAILED,))
+        def end(failure: str) -> None:
+            on_failure(failure)
+            timer = threading.Timer(EXIT_TIMEOUT, os._exit, (records.EXIT_FAILED,))
             timer.daemon = True
             timer.start()
 
-        self.board.when_gone(end)
+        def stop(line: str) -> None:
+            timer = threading.Timer(STOP_TIMEOUT, os._exit, (records.EXIT_DONE,))
+            timer.daemon = True
+            timer.start()
+            on_stop(line)
+            records.remove_unfinished_files()
+            os._exit(records.EXIT_DONE)
+
+        self.client.on_failure(end)
+        self.client.on_stop(stop)
 
     def explained(self, error: Exception) -> Exception:
-        """``error``, or what really happened where a collective failed because another process is gone."""
-        if self.board is None or isinstance(error, EngineError):
+        """Return ``error``, or the first failure where it made a collective fail."""
+        if self.client is None or isinstance(error, EngineError):
             return error
         text = f"{type(error).__name__} {error}"
-        obituary = self.board.await_obituary(self.timeout + 5 if _COLLECTIVE.search(text) else 0.5)
-        return Lost(obituary) if obituary else error
+        failure = self.client.wait_for_failure(self.timeout + 5 if _COLLECTIVE.search(text) else 0.5)
+        return PeerLostError(failure) if failure else error
 
     def leave(self) -> None:
-        """The orderly end of all together. Raises Lost where one does not come to it."""
-        if self.board is None:
+        """End all processes in order. Raises PeerLostError where one fails before."""
+        if self.client is None:
             return
         import jax
 
-        self.board.exchange("end", b"")
+        self.client.exchange("end", b"")
         jax.distributed.shutdown()
-        self.board.leave()
+        self.client.leave()
 
-    def abandon(self, words: str) -> None:
-        """The end of this process alone: the others are told why."""
-        if self.board is not None:
-            self.board.last_words(words)
-            self.board.close()
+    def stop(self, reason: str) -> None:
+        """Stop all processes before the first update; this one exits next."""
+        if self.client is not None:
+            self.client.report_stop(reason)
+
+    def abandon(self, reason: str) -> None:
+        """Disconnect this process only, and report the reason to the others."""
+        if self.client is not None:
+            self.client.report_failure(reason)
+            self.client.close()
 
 
 ALONE = Processes()
 
 
 def host_name(environment: Mapping[str, str]) -> str:
-    """The name of this machine: the launcher's where it gave one (MIDSTREAM_HOST), else its own."""
+    """Return the name of this machine: the launcher's (MIDSTREAM_HOST) if it is set, else the machine's own."""
     return environment.get("MIDSTREAM_HOST") or socket.gethostname()
 
 
 def rendezvous(config: DistributedConfig, environment: Mapping[str, str], token: str) -> Processes:
-    """Meet the other processes and start jax's service with them, before jax is used for anything else.
+    """Connect the processes, then start jax's service, before jax is used for anything else.
 
-    The first port, the coordinator's, is the board's; jax's service gets a free port of process 0's host, which is told
-    at the board. ``token``: run and attempt, as far as they are known. Raises EngineError in one line.
+    The coordinator listens at the configured port; jax's service at a free port of the same host, which process 0 sends
+    to the others. ``token`` is run and attempt, as far as they are determined. Raises EngineError in one line.
     """
     import jax
 
@@ -132,19 +158,19 @@ def rendezvous(config: DistributedConfig, environment: Mapping[str, str], token:
     if count == 1:
         return Processes(host=host)
     log.info("process %d of %d waits for the others at %s", index, count, address)
-    board, welcome = join_message_board(
+    client, welcome = connect_to_coordinator(
         address,
         index,
         count,
         host=host,
         token=token,
-        joining=config.initialization_timeout,
-        timeout=config.heartbeat_timeout,
+        join_timeout=config.initialization_timeout,
+        heartbeat_timeout=config.heartbeat_timeout,
         welcome=lambda: {"service": _service_address(address)},
     )
     if (os.environ.get("JAX_PLATFORMS") or "").startswith("cpu"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from the engine
+    jax.config.update("jax_enable_preemption_service", False)  # it would replace the engine's handler of SIGTERM
     try:
         jax.distributed.initialize(
             str(welcome["service"]),
@@ -153,23 +179,25 @@ def rendezvous(config: DistributedConfig, environment: Mapping[str, str], token:
             local_device_ids=config.local_device_ids or None,
             cluster_detection_method="deactivate",
             initialization_timeout=config.initialization_timeout,
-            # The board is quicker, and names who is gone; jax's own way of saying so is to abort.
+            # Longer than the coordinator's: jax's service ends a process by SIGABRT, without naming the failed one.
             heartbeat_timeout_seconds=max(100, 4 * config.heartbeat_timeout),
         )
     except (RuntimeError, ValueError) as error:
         raise EngineError(f"trainer.distributed: jax's service: {' '.join(str(error).split())}") from None
-    log.info("process %d of %d: all are here: %s", index, count, ", ".join(map(str, board.peers)))
-    return Processes(index, count, host, board, config.heartbeat_timeout)
+    log.info("process %d of %d: all processes have connected: %s", index, count, ", ".join(map(str, client.peers)))
+    return Processes(index, count, host, client, config.heartbeat_timeout)
 
 
 def complete(config: DistributedConfig, environment: Mapping[str, str]) -> DistributedConfig:
-    """``config`` with what jax's environment variables say (JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
-    JAX_PROCESS_ID), or, where ``initialize_jax_distributed`` asks for it, what SLURM, a TPU pod or another cluster that
-    jax knows says. EngineError where that is nothing."""
+    """Complete ``config`` from the environment.
+
+    Sources are JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or, with ``initialize_jax_distributed``,
+    SLURM, a TPU pod or another cluster that jax detects. Raises EngineError where it detects none.
+    """
     config = config.with_environment(environment)
     if config.coordinator_address is not None or not config.initialize_jax_distributed:
         return config
-    from jax._src.clusters import ClusterEnv  # jax asks for these itself, but says nothing of them before it starts
+    from jax._src.clusters import ClusterEnv  # jax has no public way to detect a cluster without starting
 
     try:
         address, count, index, local = ClusterEnv.auto_detect_unset_distributed_params(
@@ -186,8 +214,8 @@ def complete(config: DistributedConfig, environment: Mapping[str, str]) -> Distr
 
 
 def _service_address(address: str) -> str:
-    """A free port of this host, which is process 0's, under the name by which the others know it."""
+    """Return a free port of process 0's host, this one, under the name that the others use for it."""
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-    host, _ = split(address)
+    host, _ = split_address(address)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

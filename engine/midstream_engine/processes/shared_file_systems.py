@@ -1,4 +1,4 @@
-"""Which processes share a file system: looked at, not assumed."""
+"""Which processes share a file system: tested with files, not assumed."""
 
 from __future__ import annotations
 
@@ -8,75 +8,79 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from midstream_engine.processes.message_board import MessageBoard
+from midstream_engine.processes.coordinator_client import CoordinatorClient
 from midstream_engine.records import write_bytes
 
-LOOKED = 3.0  # seconds within which a file that another host wrote has to be seen: network file systems cache names
-POLL = 0.1
+VISIBILITY_TIMEOUT = 3.0  # seconds until a file of another host must be visible: network file systems cache names
+POLL_INTERVAL = 0.1
 
 
 @dataclass(frozen=True)
 class SharedFileSystems:
-    """The directory of a run as its processes see it. A *place* is a directory that some of them share; its first
-    process (the lowest number) leads it."""
+    """Groups of processes that share the run's directory. The lowest process of a group leads it."""
 
     process: int
-    first: tuple[int, ...]  # of each process, the first one at its place
-    hosts: tuple[str, ...]  # of each process, the name of its place: that of its first process's host, made unique
+    first: tuple[int, ...]  # of each process, the leader of its group
+    hosts: tuple[str, ...]  # of each process, the name of its group: that of the leader's host, made unique
     directories: tuple[str, ...]  # of each process, the run's directory
 
     @property
     def spread(self) -> bool:
-        """Whether there is more than one place."""
+        """Whether there is more than one group."""
         return len(set(self.first)) > 1
 
     @property
     def leads(self) -> bool:
+        """Whether this process leads its group."""
         return self.first[self.process] == self.process
 
     @property
     def leaders(self) -> list[int]:
+        """The leaders of all groups."""
         return sorted(set(self.first))
 
     @property
     def host(self) -> str:
-        """The name of this process's place."""
+        """The name of this process's group."""
         return self.hosts[self.process]
 
     def at(self, leader: int) -> list[int]:
-        """The processes at the place that ``leader`` leads."""
+        """Return the processes of the group that ``leader`` leads."""
         return [process for process, first in enumerate(self.first) if first == leader]
 
 
-def find_shared_file_systems(board: MessageBoard, directory: str) -> SharedFileSystems:
-    """Every process puts a file into its ``directory`` and looks for the files of the others there."""
-    mine = f".place-{board.process}-{secrets.token_hex(8)}"
+def find_shared_file_systems(client: CoordinatorClient, directory: str) -> SharedFileSystems:
+    """Write a file into ``directory`` on every process, and look for the files of the others there.
+
+    Raises PeerLostError, and OSError where the directory cannot be written.
+    """
+    mine = f".place-{client.process}-{secrets.token_hex(8)}"
     path = os.path.join(directory, mine)
     write_bytes(path, b"")
     try:
-        said = board.exchange("place", json.dumps({"file": mine, "directory": directory}).encode())
-        others = [json.loads(text) for text in said]
-        first = _first_seen(directory, [other["file"] for other in others], board.process)
-        firsts = [int(text) for text in board.exchange("place-seen", str(first).encode())]
+        messages = client.exchange("place", json.dumps({"file": mine, "directory": directory}).encode())
+        others = [json.loads(text) for text in messages]
+        first = _first_visible(directory, [other["file"] for other in others], client.process)
+        firsts = [int(text) for text in client.exchange("place-seen", str(first).encode())]
     finally:
         os.unlink(path)
-    names = {leader: board.peers[leader].host for leader in set(firsts)}
+    names = {leader: client.peers[leader].host for leader in set(firsts)}
     twice = {name for name in names.values() if list(names.values()).count(name) > 1}
     unique = {leader: f"{name}#{leader}" if name in twice else name for leader, name in names.items()}
     return SharedFileSystems(
-        board.process,
+        client.process,
         tuple(firsts),
         tuple(unique[first] for first in firsts),
         tuple(other["directory"] for other in others),
     )
 
 
-def _first_seen(directory: str, files: list[str], process: int) -> int:
-    """The lowest process whose file is seen here. One's own always is; earlier ones are waited for a little."""
-    deadline = time.monotonic() + LOOKED
+def _first_visible(directory: str, files: list[str], process: int) -> int:
+    """Return the lowest process whose file is visible here, with a short wait for those below ``process``."""
+    deadline = time.monotonic() + VISIBILITY_TIMEOUT
     while True:
         there = set(os.listdir(directory))
         found = next(number for number, file in enumerate(files) if file in there or number == process)
         if found == 0 or time.monotonic() > deadline:
             return found
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)

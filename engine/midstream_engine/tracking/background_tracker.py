@@ -1,4 +1,4 @@
-"""A tracker at arm's length: whatever it does, training neither waits nor fails."""
+"""Tracker on a thread of its own: training neither waits for it nor fails with it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,27 @@ PATIENCE = 60.0  # seconds that the end of training waits for a tracker
 
 
 class Tracker(Protocol):
-    """Takes metrics. May raise anything, at any time."""
+    """Interface of a tracker. Its methods may raise any exception."""
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record the metrics of one step."""
+        ...
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        """Deliver what is buffered and close."""
+        ...
 
 
 class BackgroundTracker:
-    """Makes, feeds and ends a tracker in one thread of its own.
+    """Creates, feeds and closes a tracker on one thread.
 
-    The first failure, and the first row that is dropped because the tracker is too slow, is one warning each; after a
-    failure the tracker is silent and left alone.
+    The first failure, and the first row that is dropped because the tracker is too slow, is logged as one warning each.
+    After a failure the tracker receives no more rows.
     """
 
-    def __init__(self, name: str, make: Callable[[], Tracker], *, waiting: int = WAITING, patience: float = PATIENCE):
+    def __init__(
+        self, name: str, make: Callable[[], Tracker], *, waiting: int = WAITING, patience: float = PATIENCE
+    ) -> None:
         self.name, self._make, self._patience = name, make, patience
         self._rows: queue.Queue[Mapping[str, Any] | None] = queue.Queue(waiting)
         self._failed = threading.Event()
@@ -37,7 +43,7 @@ class BackgroundTracker:
         self._thread.start()
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Hand a row over; returns at once."""
+        """Queue a row. Never blocks."""
         if self._failed.is_set():
             return
         try:
@@ -48,16 +54,16 @@ class BackgroundTracker:
                 log.warning("tracker %s is too slow: rows are dropped (metrics.jsonl has them all)", self.name)
 
     def finish(self) -> None:
-        """Deliver what waits and end the tracker, for at most ``patience`` seconds."""
+        """Deliver the queued rows and close the tracker, within ``patience`` seconds."""
         if not self._failed.is_set():
             try:
                 self._rows.put(None, timeout=self._patience)
             except queue.Full:
-                log.warning("tracker %s does not take its rows; left behind", self.name)
+                log.warning("tracker %s does not accept its rows; it is not closed", self.name)
                 return
         self._thread.join(self._patience)
         if self._thread.is_alive():
-            log.warning("tracker %s did not end within %.0f s; left behind", self.name, self._patience)
+            log.warning("tracker %s did not close within %.0f s", self.name, self._patience)
 
     def _work(self) -> None:
         try:
@@ -72,7 +78,7 @@ class BackgroundTracker:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """What can be drawn: the numbers of ``row``, without its step."""
+    """Return the numbers of ``row``, without its step."""
     return {
         key: value
         for key, value in row.items()

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one line an update, the truth about curves."""
+"""``metrics.jsonl``: one row per update."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ log = logging.getLogger(__name__)
 
 
 class MetricsFile:
-    """Appends rows. Each row is one write, so a reader never sees more than one torn line, and that the last.
+    """Appends rows. Each row is one write, so only the last line can be partial.
 
-    A full disk does not stop training: rows wait in memory until there is room. No checkpoint is begun meanwhile (see
-    ``settle``), so a process that ends then loses no row of a step that is not done again.
+    A full disk does not stop training: rows stay in memory until there is room. No checkpoint is started before they
+    are written (see `settle`), so a process that ends before loses rows only of steps that are trained again.
     """
 
-    def __init__(self, path: str):
+    def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._waiting: deque[bytes] = deque()
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Floats are written so that they read back exactly; one that is not finite becomes null."""
-        spelled = {key: _finite(value) for key, value in row.items()}
-        self._waiting.append(json.dumps(spelled, allow_nan=False).encode() + b"\n")
+        """Append a row. Floats are written exactly; one that is not finite becomes null."""
+        finite = {key: _finite(value) for key, value in row.items()}
+        self._waiting.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
         try:
             self.settle()
         except OSError as error:
             if len(self._waiting) == 1:
-                log.error("rows of metrics wait in memory, and nothing is saved, until they can be written: %s", error)
+                log.error(
+                    "metrics cannot be written; until they can, rows stay in memory and nothing is saved: %s", error
+                )
 
     def settle(self) -> None:
-        """Every row is in the file when this returns. OSError where there is no room; it ends with a whole row then."""
+        """Write all rows. Raises OSError where there is no room; the file then ends with a complete row."""
         while self._waiting:
-            records.append(self._descriptor, self._waiting[0])
+            records.append_line(self._descriptor, self._waiting[0])
             self._waiting.popleft()
 
     def sync(self) -> None:
@@ -47,7 +49,7 @@ class MetricsFile:
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """OSError where rows are still waiting."""
+        """Write all rows and close. Raises OSError where rows cannot be written."""
         try:
             self.settle()
         finally:

@@ -1,4 +1,4 @@
-"""What trackers are told about the run."""
+"""Facts about the run for trackers."""
 
 from __future__ import annotations
 

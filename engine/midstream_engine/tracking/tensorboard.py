@@ -11,10 +11,12 @@ from midstream_engine.tracking.run_facts import RunFacts
 
 
 class TensorboardTracker:
-    """``<logdir>/<run id>/events...``: a file an attempt. Steps that this attempt repeats replace those of earlier ones
-    (``purge_step``)."""
+    """Writes ``<logdir>/<run id>/events...``, one file per attempt.
 
-    def __init__(self, config: TensorboardConfig, facts: RunFacts):
+    Steps that this attempt repeats replace those of earlier attempts (``purge_step``).
+    """
+
+    def __init__(self, config: TensorboardConfig, facts: RunFacts) -> None:
         from tensorboardX import SummaryWriter
 
         self.directory = os.path.join(resolved_path(config.logdir), facts.run_id)
@@ -28,8 +30,10 @@ class TensorboardTracker:
         )
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Write one scalar per metric."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def finish(self) -> None:
+        """Flush and close the file."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""From the configuration to trackers at work."""
+"""Start the trackers of a configuration."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ log = logging.getLogger(__name__)
 
 
 def start_recorder(path: str, configs: Sequence[TrackerConfig], facts: RunFacts, *, process: int) -> Recorder:
-    """metrics.jsonl at ``path``, and a tracker for each of ``configs``; on process 0 alone, so that several processes
-    never write one run. A package that is missing is one warning."""
+    """Open metrics.jsonl at ``path`` and start a tracker for each of ``configs``.
+
+    Only process 0 starts trackers, so that one run has one writer. A missing package is logged as a warning.
+    """
     trackers: list[BackgroundTracker] = []
     for config in configs if process == 0 else ():
         match config:
@@ -31,7 +33,11 @@ def start_recorder(path: str, configs: Sequence[TrackerConfig], facts: RunFacts,
             case _:
                 continue
         if importlib.util.find_spec(package) is None:
-            log.warning("trainer.tracker: %s is not installed (midstream[%s]); metrics.jsonl alone", package, extra)
+            log.warning(
+                "trainer.tracker: %s is not installed (hint: pip install %s); metrics go to metrics.jsonl only",
+                package,
+                package,
+            )
             continue
         trackers.append(BackgroundTracker(extra, make))
     return Recorder(MetricsFile(path), trackers)

@@ -14,16 +14,18 @@ from midstream_engine.base_directory import resolved_path
 from midstream_engine.config.tracker import WandbConfig
 from midstream_engine.tracking.run_facts import RunFacts
 
-CODE = (".py", ".sh", ".yaml", ".yml", ".toml")  # what counts as code
+FLUSH_INTERVAL = 1.0  # seconds until a row is in W&B's file, so that a killed engine loses no others
+CODE = (".py", ".sh", ".yaml", ".yml", ".toml")  # suffixes of code
 
 
 class WandbTracker:
-    """One W&B run a training run: every attempt continues it (``resume``), under the training run's id.
+    """Tracker with one W&B run per training run.
 
-    Metrics are drawn over ``global_step``, so steps that an attempt repeats are no error.
+    Every attempt continues it (``resume``), under the training run's id. W&B's step is the training step: of a step
+    that an attempt repeats, W&B keeps the values that it received first.
     """
 
-    def __init__(self, config: WandbConfig, facts: RunFacts):
+    def __init__(self, config: WandbConfig, facts: RunFacts) -> None:
         import wandb
 
         self._config = config
@@ -41,7 +43,7 @@ class WandbTracker:
             dir=facts.directory,
             config={**facts.config, "git_commit": git_commit(code)},
             allow_val_change=True,
-            settings=wandb.Settings(silent=True),
+            settings={"silent": True, "x_transaction_log_flush_interval": FLUSH_INTERVAL},
         )
         self._run.define_metric("*", step_metric="global_step")
         self._run.summary["attempt"] = facts.attempt
@@ -49,7 +51,8 @@ class WandbTracker:
             self._save_code(code)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run.log({**metrics, "global_step": step})
+        # Without commit, W&B would hold the row back until the next step's.
+        self._run.log({**metrics, "global_step": step}, step=step, commit=True)
 
     def finish(self) -> None:
         if self._config.save_xla_dumps:
@@ -57,7 +60,7 @@ class WandbTracker:
         self._run.finish()
 
     def _save_code(self, directory: str) -> None:
-        """W&B would walk the whole directory, environments and data included: it gets a copy of the code alone."""
+        """Log a copy of the code; W&B would walk the original with its environments and data."""
         with tempfile.TemporaryDirectory() as copy:
             for name in code_files(directory):
                 os.makedirs(os.path.dirname(os.path.join(copy, name)), exist_ok=True)
@@ -76,8 +79,10 @@ class WandbTracker:
 
 
 def code_directory(save_code: bool | str | None) -> str | None:
-    """The directory whose code is saved: the one given, else the git repository of the main program, else the program's
-    own directory. None where nothing is to be saved."""
+    """Return the directory whose code is saved; None if none is to be saved.
+
+    It is the one in ``save_code``, else the git repository of the main program, else the program's directory.
+    """
     if not save_code:
         return None
     if isinstance(save_code, str):
@@ -88,7 +93,7 @@ def code_directory(save_code: bool | str | None) -> str | None:
 
 
 def code_files(directory: str) -> list[str]:
-    """The code under ``directory``, relative to it: what git tracks, else all but hidden directories."""
+    """Return the paths of the code in ``directory``: files that git tracks, else all outside of hidden directories."""
     tracked = _git(directory, "ls-files")
     if tracked is not None:
         found = tracked.splitlines()
@@ -101,12 +106,12 @@ def code_files(directory: str) -> list[str]:
 
 
 def git_commit(directory: str | None) -> str | None:
-    """``$GIT_COMMIT``, else the commit of the repository; None where there is none."""
+    """Return ``$GIT_COMMIT``, else the commit of the repository; None if there is none."""
     return os.environ.get("GIT_COMMIT") or (_git(directory, "rev-parse", "HEAD") if directory else None)
 
 
 def dump_directory(flags: str) -> str | None:
-    """Where XLA was told to dump its programs."""
+    """Return the directory of ``--xla_dump_to`` in ``flags``; None without one."""
     match = re.search(r"--xla_dump_to=(\S+)", flags)
     return match[1] if match else None
 

@@ -1,0 +1,1 @@
+"""Format of checkpoints: names, dtypes, chunks, zarr metadata."""

@@ -1,12 +1,12 @@
-"""Logical names: a pytree of arrays as a flat dict, the same for every mesh and every process.
+"""Logical names: a pytree of arrays as a flat dict that is the same on every mesh and process.
 
 ``model/blocks/attn/qkv/weight`` is made of field names, dict keys and indices on the way from the root to the leaf. A
 haliax NamedArray is one leaf and keeps its axis names; the axes of a plain array are ``dim_0, dim_1, ...``. A typed
 PRNG key becomes its key data with one more axis, named after the generator (``key<fry>``), so that another generator is
 a difference of axes and not a silent reinterpretation.
 
-Leaves that are no arrays (functions, Python numbers, strings) belong to the configuration: they are not saved, and a
-restored tree takes them from its template.
+Other leaves (functions, Python numbers, strings) belong to the configuration: they are not saved, and a restored tree
+takes them from its template.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclasses.dataclass(frozen=True)
 class LogicalArray:
-    """One array of a tree. ``value`` is a jax or numpy array, or a ShapeDtypeStruct where the tree is a template; for
-    a typed PRNG key it is the key data."""
+    """One array of a tree.
+
+    ``value`` is a jax or numpy array, or a ShapeDtypeStruct of a template. Of a typed PRNG key it is the key data.
+    """
 
     name: str
     axes: tuple[str, ...]
@@ -37,9 +39,10 @@ class LogicalArray:
 
 
 def flatten(tree: Any) -> dict[str, LogicalArray]:
-    """Every array leaf of ``tree`` by its logical name, sorted by name.
+    """Return every array leaf of ``tree`` by its logical name, sorted by name.
 
-    Raises ValueError where a name cannot be a path or where two leaves get the same one.
+    Raises:
+        ValueError: A name cannot be a path, or two leaves have the same name.
     """
     found: dict[str, LogicalArray] = {}
     for path, leaf in _leaves(tree):
@@ -60,9 +63,10 @@ def flatten(tree: Any) -> dict[str, LogicalArray]:
 
 
 def unflatten(template: Any, arrays: Mapping[str, Any]) -> Any:
-    """``template`` with every array leaf replaced by ``arrays[name]`` (key data becomes typed keys again).
+    """Return ``template`` with every array leaf replaced by ``arrays[name]``; key data becomes typed keys.
 
-    Raises KeyError for a name that ``arrays`` lacks.
+    Raises:
+        KeyError: ``arrays`` lacks a name.
     """
 
     def replace(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -78,10 +82,13 @@ def unflatten(template: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 def flatten_shardings(template: Any, shardings: Any) -> dict[str, jax.sharding.Sharding]:
-    """The sharding of each array leaf of ``template`` by logical name.
+    """Return the sharding of each array leaf of ``template`` by logical name.
 
     ``shardings`` is one sharding for all, or a pytree with one sharding for each array leaf in the template's order; it
-    may stand in the place of a NamedArray or inside it. Raises ValueError where their number differs.
+    may replace a NamedArray or the array inside it.
+
+    Raises:
+        ValueError: The number of shardings is not that of the array leaves.
     """
     names = [_name(path) for path, leaf in _leaves(template) if _array_of(leaf) is not None]
     if isinstance(shardings, jax.sharding.Sharding):
@@ -102,7 +109,7 @@ def _leaves(tree: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def _array_of(leaf: Any) -> Any:
-    """The array in a leaf; None where the leaf holds none."""
+    """Return the array in a leaf, None if there is none."""
     array = leaf.array if isinstance(leaf, NamedArray) else leaf
     return array if isinstance(array, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)) else None
 
@@ -124,7 +131,10 @@ def _key_data(array: Any) -> Any:
 
 
 def _generator(keys: Any) -> Any:
-    """The generator of typed keys, which jax tells of arrays and tracers, but not of a ShapeDtypeStruct."""
+    """Return the generator of typed keys.
+
+    jax has it for arrays and tracers, not for a ShapeDtypeStruct: therefore the keys are traced.
+    """
     found = []
     jax.eval_shape(lambda traced: found.append(jax.random.key_impl(traced)), keys)
     return found[0]

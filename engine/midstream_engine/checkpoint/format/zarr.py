@@ -1,4 +1,4 @@
-"""Arrays that are cut into cells, as zarr version 3 sees them: one chunk, one object.
+"""Chunked arrays in the layout of zarr version 3: each chunk is an object.
 
 Specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html, with the codecs ``bytes`` and ``crc32c``.
 """
@@ -16,20 +16,22 @@ ARRAYS = "arrays"
 
 
 def metadata_path(name: str) -> str:
+    """Return the path of an array's ``zarr.json``."""
     return f"{ARRAYS}/{name}/zarr.json"
 
 
 def chunk_path(name: str, index: Sequence[int]) -> str:
+    """Return the path of the chunk with that index in the grid."""
     return "/".join([ARRAYS, name, "c", *map(str, index)])
 
 
 def object_paths(name: str, shape: Sequence[int], grid: Sequence[int]) -> list[str]:
-    """Every object of an array, in path order."""
+    """Return the path of every object of an array, sorted."""
     return sorted([metadata_path(name), *(chunk_path(name, index) for index, _ in chunks_of(shape, grid))])
 
 
 def metadata(axes: Sequence[str], shape: Sequence[int], dtype: str, grid: Sequence[int]) -> bytes:
-    """``zarr.json``."""
+    """Return the bytes of ``zarr.json``."""
     document = {
         "zarr_format": 3,
         "node_type": "array",
@@ -46,7 +48,7 @@ def metadata(axes: Sequence[str], shape: Sequence[int], dtype: str, grid: Sequen
 
 
 def disagreement(raw: bytes, array: ArrayEntry) -> str:
-    """Where ``zarr.json`` says something else than the manifest; empty where they agree."""
+    """Return where ``zarr.json`` differs from the manifest; empty if they agree."""
     try:
         found: Any = json.loads(raw)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""An array on its way to the devices: cells are read into the parts that the devices want, which leave when full."""
+"""Assembly of an array on the devices: chunks are read into the devices' parts, which are sent when complete."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from midstream_engine.checkpoint import host_buffers
 from midstream_engine.checkpoint.format.boxes import (
     Box,
     box_of,
     copy_rows,
     extent,
+    full_box,
     overlap,
     slabs,
     volume,
-    whole,
     within,
 )
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.saving import host_buffers
-from midstream_engine.checkpoint.saving.host_buffers import BLOCK, Blocks
+from midstream_engine.checkpoint.host_buffers import BLOCK, BufferPool
 from midstream_engine.records import ArrayEntry
 
 
-class Assembly:
-    """One array of a checkpoint under one sharding. Cells may arrive in any order and from any thread."""
+class ArrayAssembly:
+    """One array of a checkpoint under one sharding. Chunks may arrive in any order and from any thread."""
 
-    def __init__(self, entry: ArrayEntry, sharding: Sharding):
+    def __init__(self, entry: ArrayEntry, sharding: Sharding) -> None:
         self.shape = tuple(entry.shape)
         self.dtype = numpy_dtype(entry.dtype)
         self.sharding = sharding
         self._devices: dict[Box, list[Any]] = {}
         for device, index in sharding.addressable_devices_indices_map(self.shape).items():
-            box = whole(self.shape) if index is None else box_of(index, self.shape)
+            box = full_box(self.shape) if index is None else box_of(index, self.shape)
             self._devices.setdefault(box, []).append(device)
-        self._open: dict[Box, np.ndarray] = {}  # parts that wait for more
+        self._open: dict[Box, np.ndarray] = {}  # incomplete parts
         self._missing = {part: volume(part) for part in self._devices}  # elements
         self._shards: list[jax.Array] = []
         self._lock = threading.Lock()
@@ -46,15 +46,17 @@ class Assembly:
             if not missing:
                 self._send(part, np.empty(extent(part), self.dtype))
 
-    def wants(self, cell: Box) -> bool:
-        """Whether a device of this process holds any of ``cell``."""
-        return any(overlap(part, cell) is not None for part in self._devices)
+    def needs(self, chunk: Box) -> bool:
+        """Return whether a device of this process has any of ``chunk``."""
+        return any(overlap(part, chunk) is not None for part in self._devices)
 
-    def buffers(self, cell: Box, blocks: Blocks) -> Iterator[memoryview]:
-        """Where the bytes of ``cell`` are to be read into, in their order. Each buffer is dealt with when the next one
-        is asked for. Follow it with :meth:`accept`."""
-        targets = [(part, shared) for part in self._devices if (shared := overlap(part, cell)) is not None]
-        for slab in slabs(cell, max(1, BLOCK // self.dtype.itemsize)):
+    def buffers(self, chunk: Box, blocks: BufferPool) -> Iterator[memoryview]:
+        """Yield buffers for the bytes of ``chunk``, in order.
+
+        Each buffer is processed when the next one is requested. Call :meth:`accept` afterwards.
+        """
+        targets = [(part, shared) for part in self._devices if (shared := overlap(part, chunk)) is not None]
+        for slab in slabs(chunk, max(1, BLOCK // self.dtype.itemsize)):
             direct = self._direct(slab, targets)
             if direct is not None:
                 yield direct
@@ -64,10 +66,10 @@ class Assembly:
                 yield raw.data
                 self._scatter(slab, raw.view(self.dtype).reshape(extent(slab)), targets)
 
-    def accept(self, cell: Box) -> None:
-        """What was read for ``cell`` is sound: parts that it completes go to their devices."""
+    def accept(self, chunk: Box) -> None:
+        """Accept the verified bytes of ``chunk`` and send the parts that it completes to their devices."""
         for part in self._devices:
-            shared = overlap(part, cell)
+            shared = overlap(part, chunk)
             if shared is None:
                 continue
             with self._lock:
@@ -77,13 +79,15 @@ class Assembly:
                 self._send(part, full)
 
     def put(self, data: np.ndarray) -> None:
-        """Take in the whole array at once."""
+        """Accept the complete array."""
         if data.size:
-            box = whole(self.shape)
+            box = full_box(self.shape)
             self._scatter(box, data, [(part, part) for part in self._devices])
             self.accept(box)
 
     def finish(self) -> jax.Array:
+        """Return the array on its devices."""
+        """Return the array on its devices."""
         return jax.make_array_from_single_device_arrays(self.shape, self.sharding, self._shards)
 
     def _part(self, part: Box) -> np.ndarray:
@@ -93,7 +97,7 @@ class Assembly:
             return self._open[part]
 
     def _direct(self, slab: Box, targets: list[tuple[Box, Box]]) -> memoryview | None:
-        """The memory of ``slab`` within the one part that wants it, where it lies there without gaps."""
+        """Return the memory of ``slab`` in the one part that needs it, if it is contiguous there."""
         wanting = [part for part, shared in targets if overlap(shared, slab) is not None]
         if len(wanting) != 1 or overlap(wanting[0], slab) != slab:
             return None

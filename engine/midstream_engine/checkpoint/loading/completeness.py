@@ -1,10 +1,10 @@
-"""Whether a manifest is whole: every array has the objects that its grid calls for, and every object is somebody's."""
+"""Completeness of a manifest: every array has all objects of its grid, and every object belongs to an array."""
 
 from __future__ import annotations
 
 import math
 
-from midstream_engine.checkpoint.errors import CheckpointCorrupt
+from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.chunk_grid import chunk_shape
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
@@ -12,30 +12,34 @@ from midstream_engine.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manife
 
 
 def check_layout(where: str, manifest: Manifest) -> None:
-    """CheckpointCorrupt, naming the array or object, unless the manifest is whole."""
+    """Check that the manifest is complete.
+
+    Raises:
+        CheckpointCorruptError: It is not; the message names the array or object.
+    """
     sizes = {entry.path: entry.size for entry in manifest.object_entries}
     if len(sizes) != len(manifest.objects):
-        raise CheckpointCorrupt(f"{where}: {MANIFEST} lists an object twice")
+        raise CheckpointCorruptError(f"{where}: {MANIFEST} lists an object twice")
     arrays = manifest.array_entries
     if len({entry.name for entry in arrays}) != len(arrays):
-        raise CheckpointCorrupt(f"{where}: {MANIFEST} lists an array twice")
+        raise CheckpointCorruptError(f"{where}: {MANIFEST} lists an array twice")
     used = {TRAIN}
     if TRAIN not in sizes:
-        raise CheckpointCorrupt(f"{where}: {MANIFEST} lacks {TRAIN}")
+        raise CheckpointCorruptError(f"{where}: {MANIFEST} lacks {TRAIN}")
     for entry in arrays:
         flaw = _flaw(entry, sizes)
         if flaw:
-            raise CheckpointCorrupt(f"{where}: {MANIFEST}: array {entry.name}: {flaw}")
+            raise CheckpointCorruptError(f"{where}: {MANIFEST}: array {entry.name}: {flaw}")
         used |= set(entry.objects)
     unused = sorted(sizes.keys() - used)
     if unused:
-        raise CheckpointCorrupt(f"{where}: {MANIFEST}: object {unused[0]} belongs to no array")
+        raise CheckpointCorruptError(f"{where}: {MANIFEST}: object {unused[0]} belongs to no array")
 
 
 def _flaw(entry: ArrayEntry, sizes: dict[str, int]) -> str:
     try:
         itemsize = numpy_dtype(entry.dtype).itemsize
-        cell = math.prod(chunk_shape(entry.shape, entry.grid)) * itemsize + 4 if entry.grid else 0
+        chunk_size = math.prod(chunk_shape(entry.shape, entry.grid)) * itemsize + 4 if entry.grid else 0
     except ValueError as error:
         return str(error)
     if len(entry.axes) != len(entry.shape):
@@ -46,6 +50,6 @@ def _flaw(entry: ArrayEntry, sizes: dict[str, int]) -> str:
     for path in expected:
         if path not in sizes:
             return f"object {path} is not listed"
-        if entry.grid and path != zarr.metadata_path(entry.name) and sizes[path] != cell:
-            return f"object {path} has {sizes[path]} bytes, its cell {cell}"
+        if entry.grid and path != zarr.metadata_path(entry.name) and sizes[path] != chunk_size:
+            return f"object {path} has {sizes[path]} bytes, its chunk {chunk_size}"
     return ""

@@ -1,4 +1,4 @@
-"""Restore a checkpoint onto any mesh: every object is read once, checked, and handed to the devices part by part."""
+"""Restore a checkpoint onto any mesh: every object is read once, checked, and sent to the devices in parts."""
 
 from __future__ import annotations
 
@@ -13,56 +13,61 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, Sharding
 
-from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Difference
+from midstream_engine.checkpoint.bounded_pool import Task, run_bounded
+from midstream_engine.checkpoint.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMismatchError,
+    Difference,
+)
 from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.array_names import LogicalArray, flatten, flatten_shardings, unflatten
 from midstream_engine.checkpoint.format.boxes import Box
 from midstream_engine.checkpoint.format.chunk_grid import chunks_of
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.objects import read_checked, read_object
-from midstream_engine.checkpoint.format.packed_arrays import unpack
-from midstream_engine.checkpoint.loading.array_assembly import Assembly
+from midstream_engine.checkpoint.format.packed_arrays import unpack_entries
+from midstream_engine.checkpoint.host_buffers import BufferPool
+from midstream_engine.checkpoint.loading.array_assembly import ArrayAssembly
+from midstream_engine.checkpoint.loading.checkpoint_records import check_train, read_manifest
 from midstream_engine.checkpoint.loading.completeness import check_layout
-from midstream_engine.checkpoint.loading.list_checkpoints import check_train, read_manifest
-from midstream_engine.checkpoint.saving.bounded_pool import Task, run_bounded
-from midstream_engine.checkpoint.saving.host_buffers import Blocks
-from midstream_engine.checkpoint.saving.spread_objects import check_within_reach
+from midstream_engine.checkpoint.loading.spread_objects import check_within_reach
 from midstream_engine.checkpoint.stores import open_store
-from midstream_engine.checkpoint.stores.checkpoint_store import Store
+from midstream_engine.checkpoint.stores.hashed_objects import read_checked, read_object
+from midstream_engine.checkpoint.stores.object_store import ObjectStore
 from midstream_engine.records import PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
 
-AHEAD = 16  # objects that the disk is asked for before they are read
+AHEAD = 16  # objects whose read-ahead has started
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A restored state and the evidence of what it is."""
+    """A restored state and its evidence."""
 
     tree: Any
-    root_digest: str  # recomputed from the bytes that were read, and the manifest's hashes of what was not asked for
-    expected_root_digest: str  # the manifest's
-    train: dict[str, Any]  # train.json: state, provenance, witness
+    root_digest: str  # recomputed from the bytes that were read, and the manifest's hashes of the other objects
+    train: dict[str, Any]  # train.json: state, provenance, reference_losses
     manifest: Manifest
     seconds: float
 
 
 def restore_checkpoint(directory: str, template: Any, shardings: Any, *, only: str = "") -> Restored:
-    """The state in ``directory`` as arrays on devices.
+    """Return the state in ``directory`` as arrays on devices.
 
-    ``template`` is a pytree like the one that was saved, of arrays or ShapeDtypeStructs (inside NamedArrays for named
-    ones, as ``eqx.filter_eval_shape`` gives); leaves that are no arrays are taken over from it. ``shardings`` has one
-    sharding for each array leaf, or is one for all.
+    Besides the arrays, host memory has the objects in transfer (``bounded_pool.IN_FLIGHT``) and the parts that are
+    being assembled, at most the size of two arrays.
 
-    ``only`` is what the names of the wanted arrays begin with, ``model/`` say; ``template`` then has these alone. The
-    checkpoint's other arrays may be anything: their objects are neither read nor checked, and need not be there. Arrays
-    below 1 MiB share one object, which is read and checked whole.
+    Args:
+        directory: Directory or ``gs://`` prefix of the checkpoint.
+        template: Pytree like the one that was saved, of arrays or ShapeDtypeStructs (inside NamedArrays for named ones,
+            as ``eqx.filter_eval_shape`` returns them). Other leaves are copied from it.
+        shardings: One sharding for each array leaf, or one for all.
+        only: Prefix of the names of the wanted arrays (``model/``); ``template`` then has these alone. The objects of
+            other arrays are neither read nor checked, and may be missing. Arrays below 1 MiB share one object, which is
+            read and checked completely.
 
-    Beside the arrays themselves, host memory holds the objects in flight (``bounded.IN_FLIGHT``) and the parts that
-    are being put together, at most those of two arrays' worth.
-
-    Raises CheckpointMismatch, before any array is read, where names, axes, shapes or dtypes differ: nothing is
-    converted silently. Raises CheckpointCorrupt, naming the object, where the bytes are not what was saved. Raises
-    ValueError where ``template`` has arrays beyond ``only``.
+    Raises:
+        CheckpointMismatchError: Names, axes, shapes or dtypes differ; raised before any array is read.
+        CheckpointCorruptError: The bytes are not those that were saved; the message names the object.
+        ValueError: ``template`` has arrays beyond ``only``.
     """
     start = time.monotonic()
     manifest = read_manifest(directory)
@@ -83,19 +88,18 @@ def restore_checkpoint(directory: str, template: Any, shardings: Any, *, only: s
     try:
         train = check_train(json.loads(bytes(raw)), f"{directory}: object {TRAIN}")
     except ValueError as error:
-        raise CheckpointCorrupt(f"{directory}: object {TRAIN}: not JSON ({error})") from error
+        raise CheckpointCorruptError(f"{directory}: object {TRAIN}: not JSON ({error})") from error
 
     arrays = _read_arrays(store, manifest, objects, placed, hashes)
     digest = root_digest(manifest.array_entries, hashes, train["state"])
     if digest != manifest.root_digest:
-        raise CheckpointCorrupt(
+        raise CheckpointCorruptError(
             f"{directory}: root digest {digest} recomputed from the bytes "
             f"differs from the manifest's {manifest.root_digest}"
         )
     return Restored(
         tree=unflatten(template, arrays),
         root_digest=digest,
-        expected_root_digest=manifest.root_digest,
         train=train,
         manifest=manifest,
         seconds=time.monotonic() - start,
@@ -103,8 +107,11 @@ def restore_checkpoint(directory: str, template: Any, shardings: Any, *, only: s
 
 
 def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray], only: str = "") -> None:
-    """CheckpointMismatch, with a diff, unless the manifest has exactly the ``wanted`` arrays among those whose names
-    begin with ``only``."""
+    """Check that the manifest has exactly the ``wanted`` arrays among those whose names begin with ``only``.
+
+    Raises:
+        CheckpointMismatchError: It has others; the message has a diff.
+    """
     found = {entry.name: entry for entry in manifest.array_entries if entry.name.startswith(only)}
     different = []
     for name in sorted(found.keys() & wanted.keys()):
@@ -120,12 +127,15 @@ def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray], o
             different.append(difference)
     missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or extra or different:
-        raise CheckpointMismatch(where, missing, extra, different)
+        raise CheckpointMismatchError(where, missing, extra, different)
 
 
 def check_divides(where: str, wanted: dict[str, LogicalArray], shardings: dict[str, Sharding]) -> None:
-    """CheckpointError unless every sharding divides its array: which axis does not, and the counts that would divide
-    every array that is laid out like it."""
+    """Check that every sharding divides its array.
+
+    Raises:
+        CheckpointError: One does not; the message has the axis, and the counts that divide every such array.
+    """
     lengths: dict[tuple[str, ...], int] = {}  # greatest common divisor of the axes that share some mesh axes
     flaw: tuple[str, str, int, int, tuple[str, ...]] | None = None
     for name, array in wanted.items():
@@ -153,18 +163,25 @@ def check_divides(where: str, wanted: dict[str, LogicalArray], shardings: dict[s
 
 
 def _read_arrays(
-    store: Store,
+    store: ObjectStore,
     manifest: Manifest,
     objects: dict[str, ObjectEntry],
     shardings: dict[str, Sharding],
     hashes: dict[str, str],
 ) -> dict[str, jax.Array]:
-    """Every array that has a sharding, on its devices; ``hashes`` has the objects that are left alone, and receives
-    what was observed, by path."""
+    """Return every array that has a sharding, on its devices.
+
+    Args:
+        store: Objects of the checkpoint.
+        manifest: Its manifest.
+        objects: Entries of all objects, by path.
+        shardings: Shardings of the wanted arrays, by name.
+        hashes: SHA-256 by path; has those of the objects that are not read, and receives the others.
+    """
     entries = [entry for entry in manifest.array_entries if entry.name in shardings]
-    assemblies = {entry.name: Assembly(entry, shardings[entry.name]) for entry in entries}
+    assemblies = {entry.name: ArrayAssembly(entry, shardings[entry.name]) for entry in entries}
     tasks: list[Task] = []
-    blocks = Blocks()
+    blocks = BufferPool()
 
     def observe(path: str) -> memoryview:
         data, hashes[path] = read_object(store, objects[path])
@@ -176,15 +193,14 @@ def _read_arrays(
     for entry in entries:
         if entry.grid:
             tasks.append(_metadata_task(store.where, entry, objects, observe))
-            tasks += _cell_tasks(store, entry, objects, assemblies[entry.name], blocks, hashes)
+            tasks += _chunk_tasks(store, entry, objects, assemblies[entry.name], blocks, hashes)
     check_within_reach(store, manifest, [path for path in objects if path not in hashes])
     run_bounded(_announced(tasks, store, [path for path in objects if path not in hashes and "/c/" in path]))
     return {name: assembly.finish() for name, assembly in assemblies.items()}
 
 
-def _announced(tasks: Iterable[Task], store: Store, paths: Iterable[str]) -> Iterator[Task]:
-    """The tasks; with each that is handed out the store is told of one more object that will be read, ``AHEAD``
-    of it."""
+def _announced(tasks: Iterable[Task], store: ObjectStore, paths: Iterable[str]) -> Iterator[Task]:
+    """Yield the tasks; with each, start the read-ahead of the object that is ``AHEAD`` objects further."""
     upcoming = iter(paths)
     for path in islice(upcoming, AHEAD):
         store.expect(path)
@@ -202,45 +218,49 @@ def _metadata_task(
     def check() -> None:
         flaw = zarr.disagreement(bytes(observe(described)), entry)
         if flaw:
-            raise CheckpointCorrupt(f"{where}: object {described}: {flaw}")
+            raise CheckpointCorruptError(f"{where}: object {described}: {flaw}")
 
     return objects[described].size, check
 
 
-def _cell_tasks(
-    store: Store,
+def _chunk_tasks(
+    store: ObjectStore,
     entry: ArrayEntry,
     objects: dict[str, ObjectEntry],
-    assembly: Assembly,
-    blocks: Blocks,
+    assembly: ArrayAssembly,
+    blocks: BufferPool,
     hashes: dict[str, str],
 ) -> list[Task]:
-    """Cells that no device of this process holds a part of are another's to read and check; their hashes are taken from
-    the manifest."""
+    """Return the tasks that read the chunks of an array.
+
+    Chunks without a part on this process's devices are read and checked by other processes; their hashes are copied
+    from the manifest.
+
+    Args:
+        store: Objects of the checkpoint.
+        entry: The array.
+        objects: Entries of all objects, by path.
+        assembly: Receives the chunks.
+        blocks: Buffers for chunks that are not read in place.
+        hashes: Receives the SHA-256 of each chunk, by path.
+    """
     tasks: list[Task] = []
     for index, box in chunks_of(entry.shape, entry.grid):
         path = zarr.chunk_path(entry.name, index)
-        if not assembly.wants(box):
+        if not assembly.needs(box):
             hashes[path] = objects[path].sha256
             continue
 
         def read(path: str = path, box: Box = box) -> None:
             checksum = memoryview(bytearray(4))
             into = chain(assembly.buffers(box, blocks), [checksum])
-            hashes[path] = read_checked(store, objects[path], into, cell=True)
+            hashes[path] = read_checked(store, objects[path], into, chunk=True)
             assembly.accept(box)
 
         tasks.append((objects[path].size, read))
     return tasks
 
 
-def _take_packed(where: str, raw: memoryview, entries: list[ArrayEntry], assemblies: dict[str, Assembly]) -> None:
-    try:
-        arrays = unpack(raw)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointCorrupt(f"{where}: object {PACKED}: {error}") from error
-    for entry in entries:
-        array = arrays.get(entry.name)
-        if array is None or list(array.shape) != entry.shape or array.dtype != numpy_dtype(entry.dtype):
-            raise CheckpointCorrupt(f"{where}: object {PACKED}: {entry.name} is not in it as the manifest says")
+def _take_packed(where: str, raw: memoryview, entries: list[ArrayEntry], assemblies: dict[str, ArrayAssembly]) -> None:
+    for entry, array in unpack_entries(f"{where}: object {PACKED}", raw, entries):
         assemblies[entry.name].put(array)

@@ -1,4 +1,4 @@
-"""Verify a checkpoint where it lies, and show what is in it. Needs no jax."""
+"""Verify a stored checkpoint and describe its arrays. Needs no jax."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
+from midstream_engine.checkpoint.bounded_pool import Task, run_bounded
+from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError
 from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.chunk_grid import chunk_shape
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.objects import Discard, bytes_of, read_object, write_chunk, write_object
-from midstream_engine.checkpoint.format.packed_arrays import pack, unpack
+from midstream_engine.checkpoint.format.packed_arrays import pack, unpack_entries
+from midstream_engine.checkpoint.host_buffers import bytes_of
+from midstream_engine.checkpoint.loading.checkpoint_records import check_train, read_manifest
 from midstream_engine.checkpoint.loading.completeness import check_layout
-from midstream_engine.checkpoint.loading.list_checkpoints import check_train, read_manifest
-from midstream_engine.checkpoint.saving.bounded_pool import Task, run_bounded
-from midstream_engine.checkpoint.saving.spread_objects import not_here
+from midstream_engine.checkpoint.loading.spread_objects import missing_here
 from midstream_engine.checkpoint.stores import open_store
-from midstream_engine.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest, root_digest
+from midstream_engine.checkpoint.stores.hashed_objects import Discard, read_object, write_chunk, write_object
+from midstream_engine.checkpoint.stores.object_store import ObjectStore
+from midstream_engine.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
 
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a decoded array holds."""
+    """Measures of a decoded array."""
 
     norm: float  # square root of the sum of squares, in float64
     not_finite: int  # elements that are NaN or infinite
@@ -38,120 +41,132 @@ class Contents:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The outcome. A checkpoint is sound where ``flaws`` is empty."""
+    """Result of a verification."""
 
     manifest: Manifest
-    root_digest: str | None  # recomputed; None where an object could not be read, or lies elsewhere
-    flaws: list[str]  # one line an object or array, sorted
-    unlisted: list[str]  # files that lie in the directory without belonging to the checkpoint
-    contents: dict[str, Contents] | None  # by array name, where ``deep``
-    elsewhere: dict[str, int] = dataclasses.field(default_factory=dict)  # objects that other hosts hold, by host
+    root_digest: str | None  # recomputed; None if an object is unreadable or on another host
+    flaws: list[str]  # one line per object or array, sorted
+    unlisted: list[str]  # files in the directory that do not belong to the checkpoint
+    contents: dict[str, Contents] | None  # by array name, if ``deep``
+    elsewhere: dict[str, int] = dataclasses.field(default_factory=dict)  # number of objects on other hosts, by host
 
     @property
     def sound(self) -> bool:
+        """Whether no flaw was found."""
         return not self.flaws
 
 
 def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
     """Read every object once and check its size, SHA-256 and crc32c, then the root digest that they make.
 
-    ``deep`` also decodes every array: that ``zarr.json`` and the packed file describe what the manifest does, that each
-    cell's own crc32c belongs to its data; encodes the decoded arrays anew and compares the root digest that this makes;
-    and measures norms. All flaws are reported, not the first alone. Raises CheckpointCorrupt where there is no manifest
-    to check against, or it contradicts itself.
+    ``deep`` also decodes every array and measures norms. It checks that ``zarr.json`` and the packed file agree with
+    the manifest, that each chunk's own crc32c matches its data, and that the decoded arrays, encoded again, make the
+    same root digest. All flaws are reported.
+
+    Raises:
+        CheckpointCorruptError: There is no manifest to check against, or it contradicts itself.
     """
     manifest = read_manifest(directory)
     check_layout(directory, manifest)
     store = open_store(directory)
-    arrays = {entry.name: entry for entry in manifest.array_entries}
-    cells = {path: entry for entry in arrays.values() if entry.grid for path in entry.objects}
-    sums = {name: _Sums() for name in arrays}
-    hashes: dict[str, str] = {}
-    anew: dict[str, str] = {}  # of the objects that the decoded arrays make
-    flaws: list[str] = []
-    train: dict[str, object] = {}
-    lock = threading.Lock()
-
-    def check(path: str) -> None:
-        owner = cells.get(path)
-        is_cell = owner is not None and path != zarr.metadata_path(owner.name)
-        data, sha256 = read_object(store, objects[path], cell=is_cell)
-        with lock:
-            hashes[path] = sha256
-        if path == TRAIN:
-            train.update(check_train(_json(data, path), f"object {TRAIN}"))
-        small = dict(_unpacked(data, [entry for entry in arrays.values() if not entry.grid])) if path == PACKED else {}
-        if not deep:
-            return
-        if path == PACKED:
-            for name, array in small.items():
-                sums[name].add(array)
-            anew[path] = write_object(Discard(), path, memoryview(pack(small))).sha256
-        elif owner is not None and is_cell:
-            cell = np.frombuffer(data[:-4], numpy_dtype(owner.dtype))
-            sums[owner.name].add(cell)
-            anew[path] = write_chunk(Discard(), path, [bytes_of(cell)]).sha256
-        elif owner is not None:
-            if flaw := zarr.disagreement(bytes(data), owner):
-                raise CheckpointCorrupt(f"object {path}: {flaw}")
-            text = zarr.metadata(owner.axes, owner.shape, owner.dtype, owner.grid)
-            anew[path] = write_object(Discard(), path, memoryview(text)).sha256
-
-    def task(path: str) -> None:
-        try:
-            check(path)
-        except CheckpointError as error:
-            with lock:
-                flaws.append(str(error).removeprefix(f"{directory}: "))
-
-    objects = {entry.path: entry for entry in manifest.object_entries}
-    away = not_here(store, manifest)
-    here = [entry for path, entry in objects.items() if path not in away]
-    tasks: list[Task] = [(entry.size, lambda path=entry.path: task(path)) for entry in here]
+    run = _Verification(directory, store, manifest, deep)
+    remote = missing_here(store, manifest)
+    local = [entry for entry in manifest.object_entries if entry.path not in remote]
+    tasks: list[Task] = [(entry.size, partial(run.check_object, entry)) for entry in local]
     run_bounded(tasks)
-
-    digest = None
-    state = train.get("state")
-    if len(hashes) == len(objects) and isinstance(state, dict):
-        digest = root_digest(manifest.array_entries, hashes, state)
-        if digest != manifest.root_digest:
-            flaws.append(f"root digest {digest} of the bytes differs from the manifest's {manifest.root_digest}")
-        if deep and not flaws and (made := root_digest(manifest.array_entries, anew, state)) != manifest.root_digest:
-            odd = next(path for path in sorted(anew) if anew[path] != hashes[path])
-            flaws.append(f"object {odd}: its arrays are encoded otherwise than they are here (root digest {made})")
+    digest = run.root_digest()
     return Report(
         manifest,
         digest,
-        sorted(flaws),
-        sorted(set(store.names()) - objects.keys() - {MANIFEST}),
-        {name: total.contents() for name, total in sums.items()} if deep else None,
-        dict(Counter(away.values())),
+        sorted(run.flaws),
+        sorted(set(store.names()) - {entry.path for entry in manifest.object_entries} - {MANIFEST}),
+        {name: total.contents() for name, total in run.sums.items()} if deep else None,
+        dict(Counter(remote.values())),
     )
+
+
+class _Verification:
+    """State of one verification, from any thread."""
+
+    def __init__(self, directory: str, store: ObjectStore, manifest: Manifest, deep: bool) -> None:
+        self._directory, self._store, self._manifest, self._deep = directory, store, manifest, deep
+        self._packed = [entry for entry in manifest.array_entries if not entry.grid]
+        self._chunked = {path: entry for entry in manifest.array_entries if entry.grid for path in entry.objects}
+        self.sums = {entry.name: _Sums() for entry in manifest.array_entries}
+        self.flaws: list[str] = []
+        self._hashes: dict[str, str] = {}
+        self._encoded: dict[str, str] = {}  # SHA-256 of the objects that the decoded arrays make
+        self._train: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def check_object(self, entry: ObjectEntry) -> None:
+        """Read and check an object; record a flaw."""
+        try:
+            self._check(entry)
+        except CheckpointError as error:
+            with self._lock:
+                self.flaws.append(str(error).removeprefix(f"{self._directory}: "))
+
+    def _check(self, entry: ObjectEntry) -> None:
+        path, array = entry.path, self._chunked.get(entry.path)
+        is_chunk = array is not None and path != zarr.metadata_path(array.name)
+        data, sha256 = read_object(self._store, entry, chunk=is_chunk)
+        with self._lock:
+            self._hashes[path] = sha256
+        if path == TRAIN:
+            self._train.update(check_train(_json(data, path), f"object {TRAIN}"))
+        elif path == PACKED:
+            arrays = dict(_unpacked(data, self._packed))
+            if self._deep:
+                for name, values in arrays.items():
+                    self.sums[name].add(values)
+                self._encoded[path] = write_object(Discard(), path, memoryview(pack(arrays))).sha256
+        elif array is not None and self._deep:
+            self._decode(path, array, data, is_chunk)
+
+    def _decode(self, path: str, array: ArrayEntry, data: memoryview, is_chunk: bool) -> None:
+        if is_chunk:
+            values = np.frombuffer(data[:-4], numpy_dtype(array.dtype))
+            self.sums[array.name].add(values)
+            self._encoded[path] = write_chunk(Discard(), path, [bytes_of(values)]).sha256
+            return
+        if flaw := zarr.disagreement(bytes(data), array):
+            raise CheckpointCorruptError(f"object {path}: {flaw}")
+        text = zarr.metadata(array.axes, array.shape, array.dtype, array.grid)
+        self._encoded[path] = write_object(Discard(), path, memoryview(text)).sha256
+
+    def root_digest(self) -> str | None:
+        """Return the root digest of what was read; None if an object is missing. Records a difference as a flaw."""
+        state, recorded = self._train.get("state"), self._manifest.root_digest
+        if len(self._hashes) != len(self._manifest.objects) or not isinstance(state, dict):
+            return None
+        digest = root_digest(self._manifest.array_entries, self._hashes, state)
+        if digest != recorded:
+            self.flaws.append(f"root digest {digest} of the bytes differs from the manifest's {recorded}")
+        if self._deep and not self.flaws:
+            encoded = root_digest(self._manifest.array_entries, self._encoded, state)
+            if encoded != recorded:
+                path = next(path for path in sorted(self._encoded) if self._encoded[path] != self._hashes[path])
+                self.flaws.append(f"object {path}: its arrays are not in the format's encoding (root digest {encoded})")
+        return digest
 
 
 def _json(data: memoryview, path: str) -> object:
     try:
         return json.loads(bytes(data))
     except ValueError as error:
-        raise CheckpointCorrupt(f"object {path}: not JSON ({error})") from error
+        raise CheckpointCorruptError(f"object {path}: not JSON ({error})") from error
 
 
 def _unpacked(data: memoryview, entries: list[ArrayEntry]) -> Iterator[tuple[str, np.ndarray]]:
-    try:
-        arrays = unpack(data)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointCorrupt(f"object {PACKED}: {error}") from error
-    for entry in entries:
-        array = arrays.get(entry.name)
-        if array is None or list(array.shape) != entry.shape or array.dtype != numpy_dtype(entry.dtype):
-            raise CheckpointCorrupt(f"object {PACKED}: {entry.name} is not in it as the manifest says")
+    for entry, array in unpack_entries(f"object {PACKED}", data, entries):
         if entry.sha256 and entry.sha256 != hashlib.sha256(bytes_of(array)).hexdigest():
-            raise CheckpointCorrupt(f"object {PACKED}: {entry.name} has another SHA-256 than the manifest says")
+            raise CheckpointCorruptError(f"object {PACKED}: {entry.name} has another SHA-256 than in the manifest")
         yield entry.name, array
 
 
 class _Sums:
-    """Sums over the elements of one array, from any thread."""
+    """Sums over the elements of one array. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -168,12 +183,12 @@ class _Sums:
             self._not_finite += values.size - int(finite.sum())
 
     def contents(self) -> Contents:
-        # fsum does not depend on the order in which the threads were done.
+        # fsum does not depend on the order in which threads finish.
         return Contents(math.sqrt(math.fsum(self._squares)), self._not_finite)
 
 
 def lines(report: Report) -> Iterator[dict[str, Any]]:
-    """The outcome for programs: one object an array, and at the end the verdict."""
+    """Yield the result for programs: one JSON object per array, then the verdict."""
     manifest = report.manifest
     for entry in manifest.array_entries:
         value: dict[str, Any] = {"event": "array", "name": entry.name, "axes": entry.axes, "shape": entry.shape}
@@ -198,7 +213,7 @@ def lines(report: Report) -> Iterator[dict[str, Any]]:
 
 
 def describe(report: Report) -> str:
-    """The arrays as a tree: name, axes with lengths, dtype, bytes, objects; norms where they were measured."""
+    """Return the arrays as a tree: name, axes with lengths, dtype, bytes, objects; norms if they were measured."""
     manifest = report.manifest
     lines = [
         f"{manifest.name} of run {manifest.run_id}, epoch {manifest.epoch}",
@@ -224,13 +239,12 @@ def _columns(entry: ArrayEntry, report: Report) -> list[str]:
     lengths = ", ".join(f"{axis}={length}" for axis, length in zip(entry.axes, entry.shape, strict=True))
     size = math.prod(entry.shape) * numpy_dtype(entry.dtype).itemsize
     if entry.grid:
-        cells = len(entry.objects) - 1
-        place = (
-            f"{cells} cells of {math.prod(chunk_shape(entry.shape, entry.grid)) * numpy_dtype(entry.dtype).itemsize:,}"
-        )
+        chunks = len(entry.objects) - 1
+        chunk_size = math.prod(chunk_shape(entry.shape, entry.grid)) * numpy_dtype(entry.dtype).itemsize
+        layout = f"{chunks} chunks of {chunk_size:,}"
     else:
-        place = "packed"
-    columns = [f"[{lengths}]", entry.dtype, f"{size:,} bytes", place]
+        layout = "packed"
+    columns = [f"[{lengths}]", entry.dtype, f"{size:,} bytes", layout]
     if report.contents is not None:
         contents = report.contents[entry.name]
         if "float" in entry.dtype:

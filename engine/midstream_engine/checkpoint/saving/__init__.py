@@ -1,0 +1,1 @@
+"""Saving of checkpoints: snapshot, write, commit, retention."""

@@ -1,4 +1,4 @@
-"""One piece of work at a time on a thread of its own, whose end is never lost: it is collected, or waited for."""
+"""One task at a time on a thread of its own, whose result must be collected."""
 
 from __future__ import annotations
 
@@ -9,37 +9,41 @@ from typing import Generic, TypeVar
 Label = TypeVar("Label")
 
 
-class Background(Generic[Label]):
-    """Work in flight, at most one, with a label that says which. To be used from one thread."""
+class BackgroundTask(Generic[Label]):
+    """At most one running task, with a label. For use from one thread."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._future: Future[None] | None = None
         self._label: Label | None = None
 
     @property
     def label(self) -> Label | None:
-        """Of the work that has not been collected yet; None where there is none."""
+        """Label of the task that has not been collected yet, None if there is none."""
         return self._label
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing in flight, or it has ended."""
+        """Whether no task is running."""
         return self._future is None or self._future.done()
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the work that has ended and has not been collected yet, if anything."""
+        """Exception of a task that has ended and has not been collected yet, if it raised one."""
         return self._future.exception() if self._future is not None and self._future.done() else None
 
     def start(self, label: Label, work: Callable[[], None]) -> None:
-        """Run ``work`` behind the caller. RuntimeError where an earlier one was not collected."""
+        """Start ``work`` on the thread.
+
+        Raises:
+            RuntimeError: An earlier task has not been collected.
+        """
         if self._future is not None:
             raise RuntimeError(f"{self._label} has not been collected yet")
         self._label, self._future = label, self._pool.submit(work)
 
     def collect(self) -> tuple[Label, BaseException | None] | None:
-        """Wait for the work in flight; its label and the exception that ended it, if any. None where there is none."""
+        """Wait for the task; return its label and its exception, if any. None if there is no task."""
         if self._future is None or self._label is None:
             return None
         label, error = self._label, self._future.exception()
@@ -47,5 +51,5 @@ class Background(Generic[Label]):
         return label, error
 
     def close(self) -> None:
-        """End the thread, after the work that it may be at."""
+        """End the thread after its task."""
         self._pool.shutdown()

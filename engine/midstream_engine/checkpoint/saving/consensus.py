@@ -1,4 +1,4 @@
-"""Several processes write one checkpoint: see :mod:`group` for who does what."""
+"""A save by several processes, which commit or fail together; :mod:`save_group` has the roles."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
+from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError
 from midstream_engine.checkpoint.format.boxes import Box
-from midstream_engine.checkpoint.format.objects import write_object
-from midstream_engine.checkpoint.saving import save
-from midstream_engine.checkpoint.saving.group_save import Group, SaveRendezvous, lent_pieces, owner
+from midstream_engine.checkpoint.saving import checkpoint_writer
+from midstream_engine.checkpoint.saving.commit import commit, manifest_text
+from midstream_engine.checkpoint.saving.save_group import SaveGroup, owner, pieces_for_leader
+from midstream_engine.checkpoint.saving.save_rendezvous import SaveRendezvous
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.checkpoint.stores import open_store
-from midstream_engine.checkpoint.stores.checkpoint_store import Store
+from midstream_engine.checkpoint.stores.hashed_objects import write_object
+from midstream_engine.checkpoint.stores.object_store import ObjectStore
 from midstream_engine.records import MANIFEST, TRAIN, ArrayEntry, Manifest, ObjectEntry, RunPaths, SpreadHost
 
-Lent = list[tuple[str, Box, np.ndarray]]
+Pieces = list[tuple[str, Box, np.ndarray]]  # array, part, data
 
 
 def finish_with_consensus(
@@ -26,111 +28,122 @@ def finish_with_consensus(
     directory: str,
     arrays: list[HostArray],
     document: dict[str, Any],
-    group: Group,
+    group: SaveGroup,
     *,
     step: int,
     attempt: int,
     epoch: int,
 ) -> Manifest:
-    """This process's share of a save, and what became of all of it: the manifest, on every process, when it is on the
-    disk. Raises CheckpointError (or Fenced) on all processes where it fails on one."""
-    meeting, needed = SaveRendezvous(directory, group), save.stored_bytes(arrays)
-    keep = save.removed_on_failure if group.leads_here else save.reported
+    """Write this process's share of a save; return the manifest, on every process, when it is durable.
+
+    Args:
+        paths: The run.
+        directory: Directory or ``gs://`` prefix of the checkpoint.
+        arrays: This process's snapshot.
+        document: ``train.json``.
+        group: The processes that save together.
+        step: Number of updates done.
+        attempt: Number of the attempt.
+        epoch: The epoch that commits.
+
+    Raises:
+        CheckpointError: The save failed on one process; raised on all.
+        FenceRejectedError: The fence does not accept the epoch; raised on all.
+    """
+    rendezvous, needed = SaveRendezvous(directory, group), checkpoint_writer.stored_bytes(arrays)
+    handled = checkpoint_writer.removed_on_failure if group.leads_locally else checkpoint_writer.reported
     try:
-        with keep(directory, needed):
-            if group.leads:
-                name = {"step": step, "attempt": attempt, "epoch": epoch}
-                return _lead(paths, directory, arrays, document, group, meeting, **name)
-            return _follow(directory, arrays, group, meeting)
+        with handled(directory, needed):
+            if not group.leads:
+                return _follow(directory, arrays, group, rendezvous)
+            written, store = _lead(directory, arrays, document, group, rendezvous)
+            hosts, host = _hosts(directory, group)
+            name = {"step": step, "attempt": attempt, "epoch": epoch}
+            manifest = commit(paths, directory, written, **name, hosts=hosts, host=host)
+            store.close()
+            rendezvous.send_committed(manifest)
+            return manifest
     except BaseException as error:
-        meeting.gave_up(error)
+        rendezvous.abort(error)
         raise
     finally:
-        meeting.close()
+        rendezvous.close()
 
 
 def _lead(
-    paths: RunPaths,
-    directory: str,
-    arrays: list[HostArray],
-    document: dict[str, Any],
-    group: Group,
-    meeting: SaveRendezvous,
-    *,
-    step: int,
-    attempt: int,
-    epoch: int,
-) -> Manifest:
-    """Process 0: write, collect, complete, commit."""
-    store = _prepared(directory, arrays, group, meeting)
+    directory: str, arrays: list[HostArray], document: dict[str, Any], group: SaveGroup, rendezvous: SaveRendezvous
+) -> tuple[checkpoint_writer.Written, ObjectStore]:
+    """Write process 0's share and everything that no other process writes; return all objects of the checkpoint."""
+    store = _prepared(directory, arrays, group, rendezvous)
     objects, _ = _write_share(store, arrays, group)
-    theirs, lent = meeting.collect()
+    others, received = rendezvous.receive_parts()
     extra: dict[str, list[tuple[Box, np.ndarray]]] = {}
-    for name, box, data in lent:
+    for name, box, data in received:
         extra.setdefault(name, []).append((box, data))
-    whole_ones = [dataclasses.replace(a, pieces=[*a.pieces, *extra.get(a.name, [])]) for a in arrays]
-    # What has to be put together from several processes lies with the small objects: at every place.
-    rest = [*save.write_rest(store, whole_ones, document), *save.write_chunks(store, whole_ones, _belongs_to_none)]
+    complete = [dataclasses.replace(a, pieces=[*a.pieces, *extra.get(a.name, [])]) for a in arrays]
+    # Chunks that are assembled from several processes are stored with the small objects: on every file system.
+    rest = [
+        *checkpoint_writer.write_rest(store, complete, document),
+        *checkpoint_writer.write_chunks(store, complete, _belongs_to_none),
+    ]
     store.sync()
-    entries = save.describe_arrays(whole_ones)
-    listed = _listed(directory, entries, {0: objects, **theirs}, rest, group)
-    written = save.written_of(entries, listed, document)
-    hosts, host = _hosts(directory, group)
+    entries = checkpoint_writer.describe_arrays(complete)
+    listed = _listed(directory, entries, {0: objects, **others}, rest, group)
+    written = checkpoint_writer.written_of(entries, listed, document)
     if group.spread:
-        meeting.share({entry.path: store.get(entry.path) for entry in rest})
-    manifest = save.commit(paths, directory, written, step=step, attempt=attempt, epoch=epoch, hosts=hosts, host=host)
-    store.close()
-    meeting.committed(manifest)
-    return manifest
+        rendezvous.share({entry.path: store.get(entry.path) for entry in rest})
+    return written, store
 
 
-def _follow(directory: str, arrays: list[HostArray], group: Group, meeting: SaveRendezvous) -> Manifest:
-    """Another process: write its cells and hand in the list; at another place, keep what belongs to every place."""
-    if group.leads_here:
-        store = _prepared(directory, arrays, group, meeting)
+def _follow(directory: str, arrays: list[HostArray], group: SaveGroup, rendezvous: SaveRendezvous) -> Manifest:
+    """Write this process's chunks and send the list; the first process of a file system stores the small objects."""
+    if group.leads_locally:
+        store = _prepared(directory, arrays, group, rendezvous)
     else:
-        meeting.await_ready()
+        rendezvous.await_ready()
         store = open_store(directory)
-    objects, lent = _write_share(store, arrays, group)
+    objects, pieces = _write_share(store, arrays, group)
     arrays.clear()
-    meeting.hand_in(objects, lent)
-    del lent
-    if group.leads_here:
-        for path, data in meeting.shared().items():
+    rendezvous.send_part(objects, pieces)
+    del pieces
+    if group.leads_locally:
+        for path, data in rendezvous.receive_shared().items():
             write_object(store, path, memoryview(data))
         store.sync()
-        meeting.stored()
-    manifest = meeting.outcome()
-    if group.leads_here:
-        assert group.places is not None
-        manifest = dataclasses.replace(manifest, host=group.places.host)
-        store.commit(MANIFEST, save.manifest_text(manifest))
+        rendezvous.send_stored()
+    manifest = rendezvous.receive_committed()
+    if group.leads_locally:
+        assert group.file_systems is not None
+        manifest = dataclasses.replace(manifest, host=group.file_systems.host)
+        store.commit(MANIFEST, manifest_text(manifest))
     store.close()
     return manifest
 
 
-def _prepared(directory: str, arrays: list[HostArray], group: Group, meeting: SaveRendezvous) -> Store:
-    """The directory at this place, empty, after telling those who share it."""
+def _prepared(directory: str, arrays: list[HostArray], group: SaveGroup, rendezvous: SaveRendezvous) -> ObjectStore:
+    """Empty the directory of this file system and report that to the processes that share it."""
     store = open_store(directory)
     if store.exists(MANIFEST):
         raise CheckpointError(f"{directory} is complete: a checkpoint is never overwritten")
-    here = len(group.here) / group.count
-    store.prepare(int(save.stored_bytes(arrays) * here) if group.spread else save.stored_bytes(arrays))
-    meeting.ready()
+    needed = checkpoint_writer.stored_bytes(arrays)
+    store.prepare(int(needed * len(group.local_processes) / group.count) if group.spread else needed)
+    rendezvous.send_ready()
     return store
 
 
-def _write_share(store: Store, arrays: list[HostArray], group: Group) -> tuple[list[ObjectEntry], Lent]:
-    """The cells that are this process's to write, and the pieces of small arrays that it hands to process 0. At each
-    place lies all that its processes hold, so that they can go on from it without the others."""
-    among = group.here if group.spread else None
+def _write_share(store: ObjectStore, arrays: list[HostArray], group: SaveGroup) -> tuple[list[ObjectEntry], Pieces]:
+    """Write this process's chunks; return their entries, and the pieces for process 0.
+
+    Each file system stores all parts of its processes, so that they can resume without the others.
+    """
+    among = group.local_processes if group.spread else None
 
     def mine(array: HostArray, number: int, box: Box) -> bool:
         return owner(array, number, box, among) == group.process
 
-    objects = save.write_chunks(store, arrays, mine)
+    objects = checkpoint_writer.write_chunks(store, arrays, mine)
     store.sync()
-    return objects, [(a.name, box, data) for a in arrays for box, data in lent_pieces(a, group.process)]
+    return objects, [(a.name, box, data) for a in arrays for box, data in pieces_for_leader(a, group.process)]
 
 
 def _belongs_to_none(array: HostArray, number: int, box: Box) -> bool:
@@ -140,23 +153,27 @@ def _belongs_to_none(array: HostArray, number: int, box: Box) -> bool:
 def _listed(
     directory: str,
     entries: list[ArrayEntry],
-    cells: Mapping[int, list[ObjectEntry]],
+    chunks: Mapping[int, list[ObjectEntry]],
     rest: list[ObjectEntry],
-    group: Group,
+    group: SaveGroup,
 ) -> list[ObjectEntry]:
-    """Every object once, with the place that holds it. CheckpointError unless all that the grids call for were written,
-    each once at a place, and alike at each."""
-    places = group.places
+    """Return every object once, with its host if not all have it.
+
+    Raises:
+        CheckpointError: A chunk of a grid was not written, or twice on one file system.
+        CheckpointCorruptError: An object differs between file systems.
+    """
+    systems = group.file_systems
     found: dict[str, tuple[ObjectEntry, list[int]]] = {}
-    for process, objects in sorted(cells.items()):
-        leader = 0 if places is None else places.first[process]
+    for process, objects in sorted(chunks.items()):
+        leader = 0 if systems is None else systems.first[process]
         for entry in objects:
             known, leaders = found.setdefault(entry.path, (entry, []))
             if leader in leaders:
                 raise CheckpointError(f"{directory}: object {entry.path} was written by two processes: not saved")
             if known.sha256 != entry.sha256:
-                raise CheckpointCorrupt(
-                    f"{directory}: object {entry.path} differs between processes that hold the same state: not saved"
+                raise CheckpointCorruptError(
+                    f"{directory}: object {entry.path} differs between processes that have the same state: not saved"
                 )
             leaders.append(leader)
     wanted = {TRAIN, *(path for entry in entries for path in entry.objects)}
@@ -165,24 +182,22 @@ def _listed(
         raise CheckpointError(f"{directory}: object {odd[0]} was written by no process: not saved")
     everywhere = len(group.leaders)
     placed = [
-        entry if len(leaders) == everywhere or places is None else _held(entry, places.hosts[leaders[0]])
+        entry
+        if len(leaders) == everywhere or systems is None
+        else dataclasses.replace(entry, host=systems.hosts[leaders[0]])
         for entry, leaders in found.values()
     ]
     return [*placed, *rest]
 
 
-def _held(entry: ObjectEntry, host: str) -> ObjectEntry:
-    return dataclasses.replace(entry, host=host)
-
-
-def _hosts(directory: str, group: Group) -> tuple[list[SpreadHost], str]:
-    """What the manifest says of the places; nothing where there is one alone."""
-    places = group.places
-    if places is None or not places.spread:
+def _hosts(directory: str, group: SaveGroup) -> tuple[list[SpreadHost], str]:
+    """Return all hosts and this one, as the manifest lists them; nothing if all processes share a file system."""
+    systems = group.file_systems
+    if systems is None or not systems.spread:
         return [], ""
-    own = places.directories[0]
+    own = systems.directories[0]
     hosts = [
-        SpreadHost(places.hosts[leader], places.at(leader), places.directories[leader] + directory.removeprefix(own))
-        for leader in places.leaders
+        SpreadHost(systems.hosts[leader], systems.at(leader), systems.directories[leader] + directory.removeprefix(own))
+        for leader in systems.leaders
     ]
-    return hosts, places.host
+    return hosts, systems.host

@@ -1,4 +1,4 @@
-"""The snapshot: a state's arrays in host memory. The only part of a save that the training loop has to wait for."""
+"""The snapshot: a state's arrays in host memory. The training loop waits for no other part of a save."""
 
 from __future__ import annotations
 
@@ -15,41 +15,44 @@ import numpy as np
 
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.format.array_names import LogicalArray, flatten
-from midstream_engine.checkpoint.format.boxes import Box, box_of, gather, volume, whole
+from midstream_engine.checkpoint.format.boxes import Box, box_of, full_box, gather, volume
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.saving.host_buffers import Kept, Slices
+from midstream_engine.checkpoint.host_buffers import AlignedSlices, ReusedMemory
 
-AHEAD = 512 << 20  # bytes that are on their way from the devices while earlier ones are taken in
-CHUNK = 8 << 20  # bytes that one thread copies at a time
+AHEAD = 512 << 20  # bytes in transfer from devices while earlier ones are processed
+COPY_SIZE = 8 << 20  # bytes that one thread copies at a time
 COPIERS = min(8, os.cpu_count() or 1)
 
-_copies = Kept()  # one save at a time: the memory of the last copy serves the next
+_copies = ReusedMemory()  # one save at a time: the next copy reuses the memory of the last
 
 
 @dataclasses.dataclass(frozen=True)
 class HostArray:
-    """One array in host memory, as the disjoint pieces that this process's devices held."""
+    """One array in host memory, as the disjoint pieces of this process's devices."""
 
     name: str
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
     pieces: list[tuple[Box, np.ndarray]]
-    # Which parts each process holds, by process index; None where this process holds all of it.
-    holders: dict[int, list[Box]] | None = None
+    # The parts of each process, by process index; None if this process has the complete array.
+    parts_by_process: dict[int, list[Box]] | None = None
 
     def part(self, box: Box, out: np.ndarray | None = None) -> np.ndarray:
-        """The contents of ``box``; ``out`` as :func:`gather` has it. CheckpointError where the pieces do not hold all
-        of it."""
+        """Return the contents of ``box``; ``out`` is that of :func:`gather`.
+
+        Raises:
+            CheckpointError: The pieces do not cover the box.
+        """
         data = gather(box, self.pieces, out)
         if data is None:
-            raise CheckpointError(f"{self.name}: the part {list(box)} of it is on none of this process's devices")
+            raise CheckpointError(f"{self.name}: no device of this process has the part {list(box)}")
         return data
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A part of an array where it lies now. ``lasting``: its numpy array is a copy that nobody else writes to."""
+    """A part of an array on a device or host. ``lasting``: its numpy array is a copy that does not change."""
 
     name: str
     box: Box
@@ -59,17 +62,20 @@ class _Part:
 
 
 def snapshot(tree: Any, *, copy: bool = False) -> list[HostArray]:
-    """Every array of ``tree`` in host memory, sorted by name; each part once, however often it is replicated.
+    """Return every array of ``tree`` in host memory, sorted by name; replicated parts once.
 
-    On the CPU backend the pieces are views of the device buffers; ``copy`` makes them independent, so that the state
-    may change (or be donated) while they are written. From other devices they are copies in any case; ``AHEAD`` bounds
-    how many bytes are under way at a time. Raises ValueError for a dtype that the format does not have.
+    On the CPU backend the pieces are views of the device buffers; with ``copy`` they are independent, so that the state
+    may change or be donated while they are written. From other devices they are always copies; at most ``AHEAD`` bytes
+    are in transfer at a time.
+
+    Raises:
+        ValueError: An array has a dtype that the format does not have.
     """
     logical = list(flatten(tree).values())
     parts = [part for array in logical for part in _parts(array, numpy_dtype(array.dtype))]
     held: dict[str, list[tuple[Box, np.ndarray]]] = {array.name: [] for array in logical}
     copied = [part for part in parts if copy and not part.lasting]
-    slices = Slices(_copies.take(sum(Slices.room(part.size) for part in copied)))
+    slices = AlignedSlices(_copies.take(sum(AlignedSlices.room(part.size) for part in copied)))
     copies: list[tuple[np.ndarray, np.ndarray]] = []
     for part, view in _fetch(parts):
         if copy and not part.lasting:
@@ -79,14 +85,14 @@ def snapshot(tree: Any, *, copy: bool = False) -> list[HostArray]:
         held[part.name].append((part.box, view))
     _copy(copies)
     return [
-        HostArray(array.name, array.axes, array.shape, array.dtype, held[array.name], _holders(array))
+        HostArray(array.name, array.axes, array.shape, array.dtype, held[array.name], _parts_by_process(array))
         for array in logical
     ]
 
 
 def _parts(array: LogicalArray, dtype: np.dtype) -> list[_Part]:
     if not isinstance(array.value, jax.Array):
-        box = whole(array.shape)
+        box = full_box(array.shape)
         return [_Part(array.name, box, np.asarray(array.value), volume(box) * dtype.itemsize, False)]
     found = {}
     for shard in array.value.addressable_shards:
@@ -97,18 +103,18 @@ def _parts(array: LogicalArray, dtype: np.dtype) -> list[_Part]:
     return [found[box] for box in sorted(found)]
 
 
-def _holders(array: LogicalArray) -> dict[int, list[Box]] | None:
+def _parts_by_process(array: LogicalArray) -> dict[int, list[Box]] | None:
     if not isinstance(array.value, jax.Array) or array.value.is_fully_addressable:
         return None
-    holders: dict[int, set[Box]] = {}
+    parts_by_process: dict[int, set[Box]] = {}
     for device, index in array.value.sharding.devices_indices_map(array.shape).items():
-        box = whole(array.shape) if index is None else box_of(index, array.shape)
-        holders.setdefault(device.process_index, set()).add(box)
-    return {process: sorted(boxes) for process, boxes in sorted(holders.items())}
+        box = full_box(array.shape) if index is None else box_of(index, array.shape)
+        parts_by_process.setdefault(device.process_index, set()).add(box)
+    return {process: sorted(boxes) for process, boxes in sorted(parts_by_process.items())}
 
 
 def _fetch(parts: list[_Part]) -> Iterator[tuple[_Part, np.ndarray]]:
-    """The parts as numpy arrays, in order; the transfers of the next ones run meanwhile."""
+    """Yield the parts as numpy arrays, in order, while the next ones are in transfer."""
     waiting, started = deque(parts), deque[_Part]()
     ahead = 0
     while waiting or started:
@@ -124,7 +130,7 @@ def _fetch(parts: list[_Part]) -> Iterator[tuple[_Part, np.ndarray]]:
 
 
 def _copy(copies: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Fill each first array with the second, in threads, of which the caller is one."""
+    """Copy each second array to the first, in threads; the calling thread is one of them."""
     pieces = deque(piece for target, source in copies for piece in _pieces(target, source))
 
     def work() -> None:
@@ -143,10 +149,10 @@ def _copy(copies: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def _pieces(target: np.ndarray, source: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The same copy in parts of at most ``CHUNK`` bytes, where it has no gaps."""
-    if not source.flags.c_contiguous or source.nbytes <= CHUNK:
+    """Yield the copy in parts of at most ``COPY_SIZE`` bytes, if the source is contiguous."""
+    if not source.flags.c_contiguous or source.nbytes <= COPY_SIZE:
         yield target, source
         return
     target, source = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
-    for start in range(0, source.nbytes, CHUNK):
-        yield target[start : start + CHUNK], source[start : start + CHUNK]
+    for start in range(0, source.nbytes, COPY_SIZE):
+        yield target[start : start + COPY_SIZE], source[start : start + COPY_SIZE]

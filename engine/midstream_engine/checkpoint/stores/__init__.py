@@ -1,31 +1,31 @@
-"""Where checkpoints lie: below a directory or under a ``gs://`` prefix. Their bytes are the same in both."""
+"""Checkpoint stores: a directory or a ``gs://`` prefix. A checkpoint's bytes are the same in both."""
 
 from __future__ import annotations
 
-from midstream_engine.checkpoint.stores.checkpoint_store import RunCheckpoints, Store
-from midstream_engine.checkpoint.stores.directory import Directory, DirectoryCheckpoints
+from midstream_engine.checkpoint.stores.checkpoint_store import CheckpointStore
+from midstream_engine.checkpoint.stores.directory_checkpoints import DirectoryCheckpoints
+from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
+from midstream_engine.checkpoint.stores.gcs_checkpoints import GcsCheckpoints
+from midstream_engine.checkpoint.stores.gcs_objects import GcsObjects
+from midstream_engine.checkpoint.stores.object_store import ObjectStore
 
 SCHEME = "gs://"
 
 
 def in_bucket(where: str) -> bool:
-    """Whether a checkpoint's name is that of a bucket's prefix."""
+    """Return whether a checkpoint's URL is a prefix in a bucket."""
     return where.startswith(SCHEME)
 
 
-def open_store(where: str) -> Store:
-    """The checkpoint at ``where``: a directory's path or ``gs://bucket/prefix``. It need not exist."""
+def open_store(where: str) -> ObjectStore:
+    """Return the objects of the checkpoint at ``where``, a directory or ``gs://bucket/prefix``. It need not exist."""
     if not in_bucket(where):
-        return Directory(where)
-    from midstream_engine.checkpoint.stores.bucket import Bucket
-
-    return Bucket(where)
+        return DirectoryObjects(where)
+    return GcsObjects(where)
 
 
-def open_checkpoints(where: str) -> RunCheckpoints:
-    """The folder that holds a run's checkpoints: a path or ``gs://bucket/prefix``. It need not exist."""
+def open_checkpoints(where: str) -> CheckpointStore:
+    """Return the store of a run's checkpoints, a directory or ``gs://bucket/prefix``. It need not exist."""
     if not in_bucket(where):
         return DirectoryCheckpoints(where)
-    from midstream_engine.checkpoint.stores.bucket_checkpoints import BucketCheckpoints
-
-    return BucketCheckpoints(where)
+    return GcsCheckpoints(where)

@@ -1,8 +1,8 @@
-"""Whether a mounted file system keeps the promises that a commit stands on.
+"""Checks that a mounted file system has the guarantees that a commit needs.
 
-A bucket behind a mount (gcsfuse, s3fs, ...) copies where a file system renames, and a directory there is a prefix: a
-reader can see half of it, and a writer that is killed leaves that for good. Checkpoints go into such a bucket through
-``gs://`` instead, where creating an object is atomic.
+A mounted bucket (gcsfuse, s3fs, ...) copies where a file system renames, and a directory there is a prefix: a reader
+can see a part of it, and a writer that is killed leaves that part. Such a bucket takes checkpoints through ``gs://``,
+where creating an object is atomic.
 """
 
 from __future__ import annotations
@@ -15,29 +15,34 @@ from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.records import sync_directory
 
 MOUNTS = "/proc/self/mounts"
-# Types of FUSE file systems (``fuse.NAME``) that are buckets, and the sources by which those of type ``fuse`` are told.
+# Types of FUSE file systems (``fuse.NAME``) that are buckets, and sources of those whose type is ``fuse`` alone.
 BUCKETS = ("gcsfuse", "s3fs", "goofys", "mountpoint-s3", "geesefs", "rclone", "blobfuse", "blobfuse2", "ossfs", "riofs")
 
-_proven: set[int] = set()  # devices that were probed and do what is needed
+_suitable: set[int] = set()  # devices that passed the probe
 
 
 def check_mount(directory: str) -> None:
-    """CheckpointError, naming the alternative, unless a file can be replaced and claimed atomically in ``directory``,
-    which exists. Probed once a file system and process."""
+    """Check that a file in the existing ``directory`` can be replaced and created atomically.
+
+    Each file system is probed once per process.
+
+    Raises:
+        CheckpointError: It cannot; the message names the alternative.
+    """
     kind = bucket_of(directory)
     if kind:
-        raise _refusal(directory, f"it lies on {kind}: a bucket behind a mount")
+        raise _unsuitable(directory, f"it is on {kind}, a mounted bucket")
     device = os.stat(directory).st_dev
-    if device in _proven:
+    if device in _suitable:
         return
     flaw = probe(directory)
     if flaw:
-        raise _refusal(directory, flaw)
-    _proven.add(device)
+        raise _unsuitable(directory, flaw)
+    _suitable.add(device)
 
 
 def bucket_of(directory: str, table: str | None = None) -> str:
-    """The kind of bucket that is mounted where ``directory`` lies; empty where it is none that is known."""
+    """Return the kind of mounted bucket that ``directory`` is on; empty if it is no known one."""
     mounted = _mount_of(os.path.realpath(directory), table or _mounts())
     if mounted is None:
         return ""
@@ -49,7 +54,7 @@ def bucket_of(directory: str, table: str | None = None) -> str:
 
 
 def probe(directory: str) -> str:
-    """What the file system of ``directory`` does not do that a commit needs; empty where it does all."""
+    """Return what the file system of ``directory`` lacks for a commit; empty if it lacks nothing."""
     stem = os.path.join(directory, f".probe-{os.getpid()}-{secrets.token_hex(4)}")
     first, second = f"{stem}-a", f"{stem}-b"
     try:
@@ -60,7 +65,7 @@ def probe(directory: str) -> str:
         except FileExistsError:
             pass
         else:
-            return "a file that is there can be created again"
+            return "an existing file can be created again"
         inode = os.stat(second).st_ino
         os.replace(second, first)
         sync_directory(directory)
@@ -68,9 +73,9 @@ def probe(directory: str) -> str:
             if file.read() != b"new":
                 return "a renamed file does not have its contents"
         if os.path.exists(second):
-            return "a renamed file is still there under its old name"
+            return "a renamed file still exists under its old name"
         if os.stat(first).st_ino != inode:
-            return "a renamed file is another one: it was copied"
+            return "a renamed file has another inode: it was copied"
     except OSError as error:
         return f"{error.strerror or error} while a file was created, synced and renamed"
     finally:
@@ -80,10 +85,10 @@ def probe(directory: str) -> str:
     return ""
 
 
-def _refusal(directory: str, flaw: str) -> CheckpointError:
+def _unsuitable(directory: str, flaw: str) -> CheckpointError:
     return CheckpointError(
-        f"{directory}: no checkpoint can be committed there: {flaw}; "
-        "use a file system of the host, NFS or the like, or trainer.checkpointer.base_path: gs://BUCKET/PREFIX"
+        f"{directory}: no checkpoint can be committed there: {flaw} (hint: "
+        "use a file system of the host or NFS, or trainer.checkpointer.base_path: gs://BUCKET/PREFIX)"
     )
 
 
@@ -99,16 +104,16 @@ def _create(path: str, text: bytes) -> None:
 def _mounts() -> str:
     with contextlib.suppress(OSError), open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()
-    return ""  # no Linux: what a file system does is probed anyway
+    return ""  # not Linux: the probe decides
 
 
 def _mount_of(path: str, table: str) -> tuple[str, str] | None:
-    """(source, type) of the mount that ``path`` lies on; of two at the same place the later one."""
+    """Return (source, type) of the mount that ``path`` is on; of two on the same directory the later one."""
     found: tuple[int, str, str] | None = None
     for line in table.splitlines():
-        source, place, kind, *_ = [*line.split(" "), "", "", ""]
-        place = place.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-        inside = path == place or path.startswith(place.rstrip("/") + "/")
-        if inside and (found is None or len(place) >= found[0]):
-            found = len(place), source, kind
+        source, target, kind, *_ = [*line.split(" "), "", "", ""]
+        target = target.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+        inside = path == target or path.startswith(target.rstrip("/") + "/")
+        if inside and (found is None or len(target) >= found[0]):
+            found = len(target), source, kind
     return found[1:] if found else None

@@ -1,0 +1,1 @@
+"""Token caches: build, open, share with a bucket."""

@@ -1,9 +1,9 @@
-"""The local block cache: objects of token caches that lie elsewhere, on this machine's disk, by their SHA-256.
+"""The local block cache: objects of remote token caches on this machine's disk, by their SHA-256.
 
-Bounded: what was not used for longest goes first. An object is fetched into a file of another name, hashed as it comes,
-and renamed: it is whole or absent. Each process hashes what it finds once before it trusts it, because a power cut may
-leave a file of the right length with the wrong content. Several processes share one cache: a lock lets one of them
-fetch an object, and a file that another one removes stays readable for who has it mapped.
+The cache has a size limit and removes the least recently used objects. An object is fetched into a file of another
+name, hashed, and renamed, so it is complete or absent. Each process hashes a file once before it uses it, because a
+power cut may leave a file of the right length with wrong content. Several processes share one cache: a lock lets one of
+them fetch an object, and a removed file stays readable for a process that has mapped it.
 """
 
 from __future__ import annotations
@@ -28,28 +28,31 @@ from midstream_engine.data.errors import DataError
 from midstream_engine.records import ObjectEntry
 
 log = logging.getLogger(__name__)
-FETCHES = 8  # objects that are fetched at a time
-_PIECE = 1 << 20  # bytes that are hashed and written at a time
+FETCHES = 8  # objects fetched at a time
+_PIECE = 1 << 20  # bytes hashed and written at a time
 _PARTIAL = ".partial-"
-_ABANDONED = 3600.0  # seconds after which a partial file belongs to nobody
-_FRESH = 60.0  # seconds during which a use need not be noted again
+_ABANDONED = 3600.0  # seconds after which a partial file is removed
+_FRESH = 60.0  # seconds between two updates of a file's time of use
 
 Open = Callable[[], AbstractContextManager[IO[bytes]]]
 
 
 class BlockCache:
-    """At most ``limit`` bytes under ``directory``. Safe for threads and for processes."""
+    """At most ``limit`` bytes under ``directory``. Safe for threads and processes."""
 
-    def __init__(self, directory: str, limit: int):
+    def __init__(self, directory: str, limit: int) -> None:
         self.directory, self.limit = directory, limit
         os.makedirs(directory, exist_ok=True)
-        self._mapped: OrderedDict[str, tuple[np.memmap, float]] = OrderedDict()  # and when its use was noted
+        self._mapped: OrderedDict[str, tuple[np.memmap, float]] = OrderedDict()  # and when its time of use was updated
         self._lock = threading.Lock()
 
     def get(self, entry: ObjectEntry, source: Open, name: str) -> np.ndarray:
-        """The content of ``entry``, uint8 [size], from the disk or through ``source``; ``name`` is for messages.
+        """Return the content of ``entry``, uint8 [size], from the disk or through ``source``.
 
-        Raises DataError where it cannot be fetched, is not what ``entry`` says, or does not fit under the limit.
+        ``name`` is for messages.
+
+        Raises:
+            DataError: The object cannot be fetched, differs from ``entry``, or exceeds the limit.
         """
         with self._lock:
             found = self._mapped.get(entry.sha256)
@@ -65,7 +68,7 @@ class BlockCache:
         mapped = self._open(entry)
         if mapped is None:
             with self._locked(entry.sha256[:2]):
-                mapped = self._open(entry)  # by another process
+                mapped = self._open(entry)  # another process may have fetched it
                 if mapped is None:
                     self._fetch(entry, source, name)
                     mapped = np.memmap(self._path(entry), np.uint8, "r")
@@ -76,11 +79,11 @@ class BlockCache:
         return mapped
 
     def get_all(self, wanted: list[tuple[ObjectEntry, Open, str]]) -> None:
-        """Bring several at a time. Raises the first error."""
+        """Fetch several objects at a time. Raises the first error."""
         with self._lock:
             missing = [one for one in wanted if one[0].sha256 not in self._mapped]
         if len(missing) < 2:
-            return  # who reads it brings it
+            return  # `get` fetches it
         with ThreadPoolExecutor(min(FETCHES, len(missing)), "fetch") as pool:
             for done in [pool.submit(self.get, *one) for one in missing]:
                 done.result()
@@ -89,13 +92,13 @@ class BlockCache:
         return os.path.join(self.directory, entry.sha256)
 
     def _note(self, entry: ObjectEntry) -> float:
-        """That it is in use. It may just have been removed by another process."""
-        with contextlib.suppress(FileNotFoundError):
+        """Update the file's time of use."""
+        with contextlib.suppress(FileNotFoundError):  # another process may have removed it
             os.utime(self._path(entry))
         return time.monotonic()
 
     def _open(self, entry: ObjectEntry) -> np.memmap | None:
-        """What is on the disk where it is sound; what is not sound is removed."""
+        """Map the file if it is sound, else remove it."""
         try:
             with open(self._path(entry), "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -103,7 +106,7 @@ class BlockCache:
                     return np.memmap(file, np.uint8, "r")
         except FileNotFoundError:
             return None
-        log.warning("%s is damaged; fetched again", self._path(entry))
+        log.warning("%s is damaged and will be fetched again", self._path(entry))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(entry))
         return None
@@ -122,18 +125,18 @@ class BlockCache:
                         size += len(piece)
                 if size != entry.size or digest.hexdigest() != entry.sha256:
                     raise DataError(
-                        f"{name}: {size} bytes with SHA-256 {digest.hexdigest()[:12]} where its manifest says "
-                        f"{entry.size} with {entry.sha256[:12]}: this token cache is damaged; remove it there"
+                        f"{name}: {size} bytes with SHA-256 {digest.hexdigest()[:12]}, in the manifest "
+                        f"{entry.size} with {entry.sha256[:12]}: this token cache is damaged (hint: remove it there)"
                     )
                 os.replace(partial, self._path(entry))
             except BaseException:
                 os.unlink(partial)
                 raise
         except OSError as error:
-            raise DataError(f"{name}: cannot be kept in {self.directory}: {error}") from None
+            raise DataError(f"{name}: cannot be stored in {self.directory}: {error}") from None
 
     def _make_room(self, size: int) -> None:
-        """Remove what was used longest ago until ``size`` more bytes fit, and partial files that nobody writes."""
+        """Remove the least recently used objects until ``size`` bytes fit, and abandoned partial files."""
         found: list[tuple[float, int, str]] = []
         for item in os.scandir(self.directory):
             with contextlib.suppress(FileNotFoundError):

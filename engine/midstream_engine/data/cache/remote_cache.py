@@ -1,7 +1,7 @@
-"""Token caches under ``gs://bucket/prefix``, or behind http(s) to be read alone: ``data.cache_dir``.
+"""Token caches under ``gs://bucket/prefix``, or read-only behind http(s): ``data.cache_dir``.
 
-They have the layout of a host's data directory. What is written lies there with its manifest last, each object under
-the condition that it is not there yet: a cache is whole or absent, whoever else writes it.
+They have the layout of a host's data directory. Each object is created under the condition that it does not exist, and
+the manifest is written last: a cache is complete or absent, even if several hosts write it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import IO, Any, Protocol
 
 from midstream_engine import records
 from midstream_engine.data.cache.block_cache import BlockCache
-from midstream_engine.data.cache.token_cache import Objects, TokenCache
-from midstream_engine.data.errors import DataError, NotThere
+from midstream_engine.data.cache.token_cache import CacheObjects, TokenCache
+from midstream_engine.data.errors import DataError, SourceNotFoundError
 from midstream_engine.data.sources import gcs, http
 from midstream_engine.data.sources.source_file import Source
 from midstream_engine.records import MANIFEST, ObjectEntry
@@ -29,24 +29,28 @@ SCHEMES = ("gs://", "https://", "http://")
 
 
 class Server(Protocol):
-    """What holds objects. Every url is whole; errors are DataError."""
+    """A bucket or file server. URLs are absolute; every error is a DataError."""
 
     writable: bool
 
     def get(self, url: str) -> bytes:
-        """A small object. NotThere where there is none."""
+        """Return a small object.
+
+        Raises:
+            SourceNotFoundError: There is no such object.
+        """
         ...
 
     def open(self, url: str, size: int) -> Any:
-        """A context manager that gives the bytes of a large object as a file."""
+        """Context manager: a large object as a file."""
         ...
 
     def create(self, url: str, path: str, crc32c: str) -> None:
-        """Store the file ``path``, whose crc32c is given, unless that very content is there."""
+        """Store the file ``path``, which has that crc32c, unless an object with the same content exists."""
         ...
 
     def put(self, url: str, data: bytes) -> None:
-        """Store a small object in the place of any other."""
+        """Write a small object; it replaces an existing one."""
         ...
 
 
@@ -60,6 +64,7 @@ class Bucket:
 
     @contextmanager
     def open(self, url: str, size: int) -> Iterator[IO[bytes]]:
+        """Context manager: a large object as a file."""
         with gcs.open_object(Source(url, "", size, "")) as file:
             yield file
 
@@ -72,53 +77,64 @@ class Web:
 
     @contextmanager
     def open(self, url: str, size: int) -> Iterator[IO[bytes]]:
+        """Context manager: a large object as a file."""
         with http.open_stream(Source(url, "", size, "")) as file:
             yield file
 
     def create(self, url: str, path: str, crc32c: str) -> None:
-        raise DataError(f"data.cache_dir: {url}: nothing can be written there")
+        """Raise DataError: a file server is read-only."""
+        del path, crc32c
+        raise DataError(f"data.cache_dir: {url}: a file server is read-only")
 
     def put(self, url: str, data: bytes) -> None:
-        raise DataError(f"data.cache_dir: {url}: nothing can be written there")
+        """Raise DataError: a file server is read-only."""
+        del data
+        raise DataError(f"data.cache_dir: {url}: a file server is read-only")
 
 
-class Remote:
+class RemoteCache:
     """The token caches under ``url``, read through ``blocks``."""
 
-    def __init__(self, url: str, blocks: BlockCache):
+    def __init__(self, url: str, blocks: BlockCache) -> None:
         self.url = url.rstrip("/")
         self.blocks = blocks
         self.server: Server = Bucket() if url.startswith("gs://") else Web()
 
-    def known(self, request: str) -> str | None:
-        """The digest of the cache that was built for ``request``."""
+    def digest_of(self, request: str) -> str | None:
+        """Return the digest of the cache that was built for ``request``, None if there is none."""
         try:
             data = self.server.get(f"{self.url}/.requests/{request}.json")
-        except NotThere:
+        except SourceNotFoundError:
             return None
         try:
             return str(json.loads(data)["digest"])
         except (ValueError, KeyError, TypeError):
-            raise DataError(f"{self.url}/.requests/{request}.json: not a record of a token cache; remove it") from None
+            raise DataError(
+                f"{self.url}/.requests/{request}.json: not a record of a token cache (hint: remove it)"
+            ) from None
 
     def find(self, digest: str) -> TokenCache | None:
-        """The cache ``digest``; None where it is not there. DataError where its manifest is not that of ``digest``."""
+        """Return the cache ``digest``, None if there is none.
+
+        Raises:
+            DataError: Its manifest is not that of ``digest``.
+        """
         try:
             return TokenCache(RemoteObjects(self, digest))
-        except NotThere:
+        except SourceNotFoundError:
             return None
 
     def publish(self, cache: TokenCache, requests: list[str]) -> None:
-        """Store a cache of this host's unless it is there, and what it was built for."""
-        place = f"{self.url}/{cache.digest}"
+        """Store a cache of this host, unless it exists, and record the requests that it was built for."""
+        url = f"{self.url}/{cache.digest}"
         if self.find(cache.digest) is None:
             entries = [ObjectEntry(**entry) for entry in cache.manifest["objects"]]
-            log.info("storing %.1f MB of tokens in %s", sum(entry.size for entry in entries) / 1e6, place)
+            log.info("storing %.1f MB of tokens in %s", sum(entry.size for entry in entries) / 1e6, url)
             with ThreadPoolExecutor(UPLOADS, "upload") as pool:
                 for done in [
                     pool.submit(
                         self.server.create,
-                        f"{place}/{entry.path}",
+                        f"{url}/{entry.path}",
                         os.path.join(cache.directory, entry.path),
                         entry.crc32c or "",
                     )
@@ -126,40 +142,43 @@ class Remote:
                 ]:
                     done.result()
             with open(os.path.join(cache.directory, MANIFEST), "rb") as file:
-                self.server.put(f"{place}/{MANIFEST}", file.read())
+                self.server.put(f"{url}/{MANIFEST}", file.read())
         for request in requests:
-            if self.known(request) != cache.digest:
+            if self.digest_of(request) != cache.digest:
                 self.server.put(
                     f"{self.url}/.requests/{request}.json", records.canonical_json({"digest": cache.digest})
                 )
 
 
-class RemoteObjects(Objects):
-    """The objects of one cache, fetched when they are asked for."""
+class RemoteObjects(CacheObjects):
+    """The objects of one remote cache, fetched on demand."""
 
-    def __init__(self, remote: Remote, digest: str):
+    def __init__(self, remote: RemoteCache, digest: str) -> None:
         self._remote = remote
         self._digest = digest
         self.directory = f"{remote.url}/{digest}"
 
     def manifest(self) -> dict[str, Any]:
+        """Return the manifest, after a check that it is that of the digest."""
         data = self._remote.server.get(f"{self.directory}/{MANIFEST}")
         try:
             manifest = json.loads(data)
-            told = {key: value for key, value in manifest.items() if key != "digest"}
+            described = {key: value for key, value in manifest.items() if key != "digest"}
             named = [str(entry["path"]) for entry in manifest["objects"]]
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise DataError(f"{self.directory}/{MANIFEST}: not the manifest of a token cache") from None
-        if hashlib.sha256(records.canonical_json(told)).hexdigest() != self._digest:
+            raise DataError(f"{self.directory}/{MANIFEST}: no manifest of a token cache") from None
+        if hashlib.sha256(records.canonical_json(described)).hexdigest() != self._digest:
             raise DataError(f"{self.directory}/{MANIFEST}: is not the manifest of the cache of that name")
         if not all(map(records.safe_relative, named)):
             raise DataError(f"{self.directory}/{MANIFEST}: names an object outside of its directory")
         return manifest
 
     def read(self, entry: ObjectEntry) -> Any:
+        """Return the content of an object, uint8 [size]."""
         return self._remote.blocks.get(*self._wanted(entry))
 
-    def bring(self, entries: list[ObjectEntry]) -> None:
+    def prefetch(self, entries: list[ObjectEntry]) -> None:
+        """Fetch several objects at a time."""
         self._remote.blocks.get_all([self._wanted(entry) for entry in entries])
 
     def _wanted(self, entry: ObjectEntry) -> Any:
@@ -167,6 +186,6 @@ class RemoteObjects(Objects):
         return entry, lambda: self._remote.server.open(url, entry.size), url
 
 
-def is_remote(place: str | None) -> bool:
-    """Whether ``data.cache_dir`` names a bucket or a server."""
-    return place is not None and place.startswith(SCHEMES)
+def is_remote(cache_dir: str | None) -> bool:
+    """Return whether ``data.cache_dir`` is the URL of a bucket or a server."""
+    return cache_dir is not None and cache_dir.startswith(SCHEMES)

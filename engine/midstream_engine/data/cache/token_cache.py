@@ -1,8 +1,8 @@
-"""The token cache: documents as one long row of token ids, in fixed-size objects, by content.
+"""The token cache: documents as one sequence of token ids, in fixed-size objects, addressed by content.
 
-``<root>/data/<digest>/`` holds ``tokens-00000.bin`` ... (each full but the last), ``offsets.bin`` (int64: where each
-document begins, and the end) and ``manifest.json``. It is built beside its place and renamed into it, so it is whole
-or absent; two engines that build the same content arrive at the same name, and the second finds it taken.
+``<root>/data/<digest>/`` has ``tokens-00000.bin`` ... (each full but the last), ``offsets.bin`` (int64: where each
+document begins, and the end) and ``manifest.json``. It is built in a temporary directory and renamed, so it is complete
+or absent. Two engines that build the same content use the same name, and the second keeps what the first built.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 
 from midstream_engine import records
 from midstream_engine.data.errors import DataError
+from midstream_engine.data.token_ids import first_unknown, unknown_id
 from midstream_engine.data.tokenize.tokenizer import Tokenizer
 from midstream_engine.data.tokenize.units import token_dtype
 
@@ -33,14 +34,18 @@ OFFSETS = "offsets.bin"
 _BUILDING = ".building-"
 
 
-class Objects:
-    """Where the objects of one cache are read from: a directory. Elsewhere: ``remote``."""
+class CacheObjects:
+    """The objects of one cache in a directory; ``remote_cache`` has those behind a URL."""
 
-    def __init__(self, directory: str):
+    def __init__(self, directory: str) -> None:
         self.directory = directory
 
     def manifest(self) -> dict[str, Any]:
-        """DataError where there is none, or an object is missing or has another size than it says."""
+        """Return the manifest.
+
+        Raises:
+            DataError: There is none, or an object is missing or has another size.
+        """
         path = os.path.join(self.directory, records.MANIFEST)
         try:
             manifest = records.read_json(path)
@@ -50,20 +55,24 @@ class Objects:
         return manifest
 
     def read(self, entry: records.ObjectEntry) -> np.ndarray:
-        """The content of an object, mapped. uint8 [size]."""
+        """Return the content of an object, mapped. uint8 [size]."""
         # A plain array: slices of a memmap cost microseconds each.
         return np.asarray(np.memmap(os.path.join(self.directory, entry.path), np.uint8, "r"))
 
-    def bring(self, entries: list[records.ObjectEntry]) -> None:
-        """Make sure that these are at hand: here they are."""
+    def prefetch(self, entries: list[records.ObjectEntry]) -> None:
+        """Do nothing: local objects need no prefetch."""
 
 
 class TokenCache:
-    """A row of tokens, mapped. ``dtype`` is uint16 or uint32, little-endian."""
+    """A sequence of tokens, mapped. ``dtype`` is uint16 or uint32, little-endian."""
 
-    def __init__(self, place: str | Objects):
-        """Opens what lies in a directory, or elsewhere. DataError where it is not whole."""
-        self._objects = Objects(place) if isinstance(place, str) else place
+    def __init__(self, objects: str | CacheObjects) -> None:
+        """Open a cache by its directory or its objects.
+
+        Raises:
+            DataError: The cache is not complete.
+        """
+        self._objects = CacheObjects(objects) if isinstance(objects, str) else objects
         self.directory = self._objects.directory
         manifest = self._objects.manifest()
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
@@ -72,6 +81,7 @@ class TokenCache:
         self.digest: str = manifest["digest"]
         self.tokenizer: str = manifest["tokenizer"]
         self.eos: int = manifest["eos"]
+        self.vocab_size: int = manifest["vocab_size"]
         self.tokens: int = manifest["tokens"]
         self.documents: int = manifest["documents"]
         self._dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
@@ -86,15 +96,19 @@ class TokenCache:
 
     @property
     def local(self) -> bool:
-        """Whether it lies in a directory of this host."""
-        return type(self._objects) is Objects
+        """Whether it is in a directory of this host."""
+        return type(self._objects) is CacheObjects
 
     def offsets(self) -> np.ndarray:
-        """Where each document begins, and the end of the last. int64 [documents + 1]."""
+        """Return where each document begins, and the end of the last. int64 [documents + 1]."""
         return np.array(self._objects.read(self._index).view("<i8"))
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens [start, start + count) as int32. Shape [count]."""
+        """Return tokens [start, start + count) as int32. Shape [count].
+
+        Raises:
+            IndexError: The cache does not have all of them.
+        """
         if not 0 <= start <= start + count <= self.tokens:
             raise IndexError(f"tokens {start}..{start + count} of {self.tokens}")
         result = np.empty(count, np.int32)
@@ -107,13 +121,23 @@ class TokenCache:
             done += len(part)
         return result
 
-    def bring(self, starts: np.ndarray, count: int) -> None:
-        """Make sure that the tokens [start, start + count) of each of ``starts`` are at hand, several objects at a
-        time. Int64 [n]."""
+    def check_ids(self) -> None:
+        """Read all tokens of a local cache, and check that each is in the vocabulary.
+
+        Raises:
+            DataError: One is not; its document is named.
+        """
+        for start, block in zip(self._starts, self._blocks or (), strict=False):
+            if (at := first_unknown(block, self.vocab_size)) is not None:
+                document = int(np.searchsorted(self.offsets(), start + at, "right")) - 1
+                raise unknown_id(f"{self.directory}: document {document}", int(block[at]), self.vocab_size)
+
+    def prefetch(self, starts: np.ndarray, count: int) -> None:
+        """Fetch the tokens [start, start + count) of each of ``starts`` (int64 [n]), several objects at a time."""
         if self._blocks is None and len(starts):
             first, last = (np.searchsorted(self._starts, starts + more, "right") - 1 for more in (0, count - 1))
             wanted = np.unique(np.concatenate([first, last]))
-            self._objects.bring([self._entries[number] for number in wanted if number < len(self._entries)])
+            self._objects.prefetch([self._entries[number] for number in wanted if number < len(self._entries)])
 
     def _block(self, number: int) -> np.ndarray:
         if self._blocks is not None:
@@ -122,23 +146,28 @@ class TokenCache:
 
 
 def check_sizes(directory: str, entries: Iterable[dict[str, Any]]) -> None:
-    """DataError where an object that a manifest names is not there in its size."""
+    """Check that every object of a manifest exists and has its size.
+
+    Raises:
+        DataError: One does not.
+    """
     for entry in entries:
         file = os.path.join(directory, entry["path"])
         size = os.path.getsize(file) if os.path.exists(file) else None
         if size != entry["size"]:
-            raise DataError(f"{file}: {size} bytes where the manifest says {entry['size']}; remove {directory}")
+            raise DataError(f"{file}: {size} bytes, in the manifest {entry['size']} (hint: remove {directory})")
 
 
 class ObjectWriter:
-    """Writes a stream of bytes as objects of ``limit`` bytes, hashing as it goes."""
+    """Writes a stream of bytes as objects of ``limit`` bytes and computes their hashes."""
 
-    def __init__(self, directory: str, pattern: str, limit: int):
+    def __init__(self, directory: str, pattern: str, limit: int) -> None:
         self.entries: list[records.ObjectEntry] = []
         self._directory, self._pattern, self._limit = directory, pattern, limit
         self._buffer = bytearray()
 
     def write(self, data: bytes) -> None:
+        """Append bytes to the stream."""
         rest = memoryview(data)
         while len(self._buffer) + len(rest) >= self._limit:
             taken = self._limit - len(self._buffer)
@@ -149,6 +178,7 @@ class ObjectWriter:
         self._buffer += rest
 
     def close(self) -> None:
+        """Write the last object."""
         if self._buffer:
             self._object(bytes(self._buffer))
             self._buffer.clear()
@@ -163,29 +193,20 @@ class ObjectWriter:
         self.entries.append(records.ObjectEntry(name, len(data), hashlib.sha256(data).hexdigest(), crc))
 
 
-def build(data_root: str, texts: Iterable[bytes], tokenizer: Tokenizer, object_bytes: int = OBJECT_BYTES) -> TokenCache:
-    """Tokenize ``texts`` here and now into a cache under ``data_root``; each document ends with EOS.
-
-    Raises DataError where there is no text at all.
-    """
-
-    def parts() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for text in texts:
-            ids = np.append(tokenizer.encode(text), tokenizer.eos)
-            yield ids, np.asarray([len(ids)])
-
-    return build_from_tokens(data_root, parts(), tokenizer, object_bytes)
-
-
 def build_from_tokens(
     data_root: str,
     parts: Iterable[tuple[np.ndarray, np.ndarray]],
     tokenizer: Tokenizer,
     object_bytes: int = OBJECT_BYTES,
 ) -> TokenCache:
-    """A cache of (tokens of some documents with their EOS, tokens of each of these documents), one part after the
-    other. What is built does not depend on how the documents are parted. Peak memory: one object, one part, and
-    eight bytes a document. Raises DataError where there is no document."""
+    """Build a cache of parts: (tokens of some documents with their EOS, number of tokens of each document).
+
+    The result does not depend on how documents are divided into parts. Peak memory: one object, one part, and eight
+    bytes per document.
+
+    Raises:
+        DataError: There is no document, or an id is beyond the tokenizer's vocabulary.
+    """
     with building(data_root) as directory:
         manifest = _write(directory, parts, tokenizer, object_bytes)
         return TokenCache(commit(directory, data_root, manifest))
@@ -193,7 +214,7 @@ def build_from_tokens(
 
 @contextlib.contextmanager
 def building(data_root: str) -> Iterator[str]:
-    """A directory beside the caches to build one in. What is left in it at the end is removed."""
+    """Context manager: a temporary directory to build a cache in, removed at the end."""
     os.makedirs(data_root, exist_ok=True)
     _remove_abandoned(data_root)
     process = records.this_process()
@@ -208,12 +229,12 @@ def building(data_root: str) -> Iterator[str]:
 
 
 def commit(directory: str, data_root: str, manifest: dict[str, Any]) -> str:
-    """Write the manifest into a directory that was built and give it its name, the digest. Returns where it lies."""
+    """Write the manifest into a built directory and rename it to its digest. Return its path."""
     records.write_json(os.path.join(directory, records.MANIFEST), manifest)
     final = os.path.join(data_root, manifest["digest"])
     os.chmod(directory, 0o755)
     if not os.path.exists(os.path.join(final, records.MANIFEST)):
-        with contextlib.suppress(OSError):  # another engine was first; what lies there is what the caller opens
+        with contextlib.suppress(OSError):  # another engine was first; the caller opens its cache
             os.rename(directory, final)
             records.sync_directory(data_root)
     return final
@@ -225,12 +246,17 @@ def _write(
     dtype = token_dtype(tokenizer)
     tokens = ObjectWriter(directory, "tokens-{:05d}.bin", object_bytes // dtype.itemsize * dtype.itemsize)
     counts: list[np.ndarray] = []
+    documents = 0
     for ids, lengths in parts:
+        if (at := first_unknown(ids, tokenizer.vocab_size)) is not None:
+            document = documents + int(np.searchsorted(np.cumsum(lengths), at, "right"))
+            raise unknown_id(f"document {document}", int(ids[at]), tokenizer.vocab_size)
+        documents += len(lengths)
         tokens.write(ids.astype(dtype, copy=False).tobytes())
         counts.append(lengths)
     offsets = np.cumsum(np.concatenate([[0], *counts]), dtype="<i8")
     if len(offsets) == 1:
-        raise DataError("data: there is no document in the files that the urls name")
+        raise DataError("data: the files of the URLs have no document")
     tokens.close()
     index = ObjectWriter(directory, OFFSETS, 1 << 62)
     index.write(offsets.tobytes())
@@ -251,7 +277,7 @@ def _write(
 
 
 def _remove_abandoned(data_root: str) -> None:
-    """Remove what engines of this machine left that were killed while they built."""
+    """Remove the temporary directories of engines of this machine that were killed."""
     for name in os.listdir(data_root):
         if not name.startswith(_BUILDING):
             continue

@@ -1,0 +1,1 @@
+"""Data of other trainers, read unchanged and in their order."""

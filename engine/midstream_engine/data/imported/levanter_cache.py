@@ -1,12 +1,12 @@
-"""Levanter's token caches as they lie, in Levanter's order.
+"""Levanter's token caches, read unchanged and in Levanter's order.
 
-A cache is a folder with ``shard_ledger.json`` and, for each field of a document, a jagged array: ``<field>/data``, all
-documents end to end, and ``<field>/offsets``, whose first number counts the documents and whose others say where each
-ends. Both are zarr arrays with a declared length far beyond the true one. A *sharded* cache has no arrays of its own,
-but folders that do, one after the other. Example i of a body is its tokens [i * seq_len, (i + 1) * seq_len).
+A cache is a folder with ``shard_ledger.json`` and, for each field of a document, a jagged array: ``<field>/data`` has
+all documents end to end; the first number of ``<field>/offsets`` is the number of documents, the others are their ends.
+Both are zarr arrays with a declared length far beyond the true one. A *sharded* cache consists of folders with such
+arrays. Example i of a dataset is its tokens [i * seq_len, (i + 1) * seq_len).
 
-A cache in a bucket (``gs://``) stays there: its chunks are read from wherever the run is, and its ledger has to be the
-one that was imported.
+A cache in a bucket (``gs://``) stays there: its chunks are read over the network, and its ``shard_ledger.json`` must be
+the one that was imported.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.data.errors import DataError, NotThere
-from midstream_engine.data.imported.imported_data import write_imported
+from midstream_engine.data.errors import DataError, SourceNotFoundError
+from midstream_engine.data.imported.imported_files import vocabulary_of, write_imported
 from midstream_engine.data.imported.levanter_order import sample_order
 from midstream_engine.data.order.examples import sequence_mask
 from midstream_engine.data.sources import gcs
+from midstream_engine.data.token_ids import first_unknown, unknown_id
 
-LEDGER = "shard_ledger.json"
+INDEX = "shard_ledger.json"
 FIELD = "input_ids"
 BUCKETS = "gs://"
-_CACHE_BYTES = 256 << 20  # of decompressed chunks, kept between reads
+_CACHE_BYTES = 256 << 20  # of decompressed chunks in memory
 _ENDLESS = 1 << 62
-_LOOKED_AT = 1000  # documents whose last token is looked at
+_SAMPLED_DOCUMENTS = 1000  # documents whose last token is read
+_CHECKED_TOKENS = 4 << 20  # tokens that are checked at a time
 
 
 @dataclass(frozen=True)
@@ -44,26 +46,28 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Cache:
-    """A finished cache."""
+class LevanterCache:
+    """A finished cache of Levanter's."""
 
     directory: str
     pieces: list[Piece]
-    ledger: bytes  # as it lies there
+    index: bytes  # content of shard_ledger.json
 
     @property
     def tokens(self) -> int:
+        """Number of tokens."""
         return sum(piece.tokens for piece in self.pieces)
 
     @property
     def documents(self) -> int:
+        """Number of documents."""
         return sum(piece.documents for piece in self.pieces)
 
     def end_token(self) -> int | None:
-        """The token that the documents end with, as Levanter lets them; None where they do not agree on one."""
+        """Return the token that all documents end with, None if they differ."""
         found: set[int] = set()
         for piece in self.pieces:
-            count = min(piece.documents, _LOOKED_AT)
+            count = min(piece.documents, _SAMPLED_DOCUMENTS)
             ends = np.asarray(_open(f"{piece.folder}/{FIELD}/offsets")[1 : count + 1].read().result())
             data = _open(f"{piece.folder}/{FIELD}/data")
             found.update(int(data[int(end) - 1].read().result()) for end in ends if end)
@@ -71,49 +75,79 @@ class Cache:
                 return None
         return found.pop() if found else None
 
+    def check_ids(self, name: str, vocabulary: int, seq_len: int) -> None:
+        """Read all tokens, and check that each is in the vocabulary.
 
-def open_cache(directory: str) -> Cache:
-    """The cache in ``directory``, or in its folder ``train``. DataError where there is none, or an unfinished one."""
+        Args:
+            name: Name of the dataset, for the message.
+            vocabulary: Number of ids.
+            seq_len: Tokens of a sample.
+
+        Raises:
+            DataError: A token is not; its sample in the order of the cache is named.
+        """
+        before = 0
+        for piece in self.pieces:
+            data = _open(f"{piece.folder}/{FIELD}/data")
+            for start in range(0, piece.tokens, _CHECKED_TOKENS):
+                ids = _tokens(data[start : min(start + _CHECKED_TOKENS, piece.tokens)].read())
+                if (at := first_unknown(ids, vocabulary)) is not None:
+                    sample = (before + start + at) // seq_len
+                    place = f"{self.directory}: dataset {name or 'data'}, sample {sample} of the cache"
+                    raise unknown_id(place, int(ids[at]), vocabulary)
+            before += piece.tokens
+
+
+def open_cache(directory: str) -> LevanterCache:
+    """Open the cache in ``directory``, or in its folder ``train``.
+
+    Raises:
+        DataError: There is none, or it is not finished.
+    """
     directory = directory.rstrip("/")
-    text = _contents(f"{directory}/{LEDGER}")
-    if text is None and (text := _contents(f"{directory}/train/{LEDGER}")) is not None:
+    text = _contents(f"{directory}/{INDEX}")
+    if text is None and (text := _contents(f"{directory}/train/{INDEX}")) is not None:
         directory = f"{directory}/train"
     if text is None:
-        raise DataError(f"{directory}: no token cache of Levanter's: there is no {LEDGER}")
-    path = f"{directory}/{LEDGER}"
+        raise DataError(f"{directory}: no token cache of Levanter's: there is no {INDEX}")
+    path = f"{directory}/{INDEX}"
     try:
-        ledger = json.loads(text)
-        finished, sharded = ledger["is_finished"] is True, ledger.get("layout") == "sharded"
-        shards = [str(name) for name in ledger["finished_shards"] if ledger["shard_rows"][name]] if sharded else ["."]
+        index = json.loads(text)
+        finished, sharded = index["is_finished"] is True, index.get("layout") == "sharded"
+        shards = [str(name) for name in index["finished_shards"] if index["shard_rows"][name]] if sharded else ["."]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not in a form that is known ({' '.join(str(error).split())[:100]})") from None
+        raise DataError(f"{path}: unknown form ({' '.join(str(error).split())[:100]})") from None
     if not finished:
-        raise DataError(f"{directory}: this token cache was never finished; let Levanter finish it")
+        raise DataError(f"{directory}: this token cache is not finished (hint: let Levanter finish it)")
     pieces = []
     for shard in shards:
         if os.path.isabs(shard) or ".." in shard.split("/"):
-            raise DataError(f"{path}: the shard {shard!r} does not lie in it")
+            raise DataError(f"{path}: the shard {shard!r} is outside of the cache")
         folder = directory if shard == "." else f"{directory}/{os.path.normpath(shard)}"
         offsets = _open(f"{folder}/{FIELD}/offsets")
         documents = int(offsets[0].read().result())
         pieces.append(Piece(folder, documents, int(offsets[documents].read().result()) if documents else 0))
-    cache = Cache(directory, pieces, text)
-    if cache.documents != ledger.get("total_num_rows"):
-        raise DataError(f"{path}: speaks of {ledger.get('total_num_rows')} documents, but {cache.documents} are there")
+    cache = LevanterCache(directory, pieces, text)
+    if cache.documents != index.get("total_num_rows"):
+        raise DataError(f"{path}: has {index.get('total_num_rows')} documents, but the arrays have {cache.documents}")
     return cache
 
 
 @functools.cache
 def _context() -> Any:
-    """One for all arrays: they share its memory."""
-    import tensorstore as ts
+    """Return the context that all arrays share, with its memory."""
+    import tensorstore as ts  # loads slowly, and only runs with such data need it
 
     return ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
 
 
 def _open(path: str) -> Any:
-    """One of its arrays. DataError where it cannot be opened."""
-    import tensorstore as ts
+    """Open one of a cache's arrays.
+
+    Raises:
+        DataError: It cannot be opened.
+    """
+    import tensorstore as ts  # as above
 
     kvstore = {"driver": "file", "path": os.path.abspath(path) + "/"}
     if in_bucket(path):
@@ -127,33 +161,45 @@ def _open(path: str) -> Any:
         raise DataError(f"{path}: cannot be opened: {' '.join(str(error).split())[:200]}") from None
 
 
+def _tokens(read: Any) -> np.ndarray:
+    """Return the result of a read.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        return np.asarray(read.result())
+    except ValueError as error:
+        raise DataError(f"Levanter's token cache: {' '.join(str(error).split())[:200]}") from None
+
+
 def in_bucket(path: str) -> bool:
-    """Whether it is no path of a file system's."""
+    """Return whether a path is in a bucket."""
     return path.startswith(BUCKETS)
 
 
 def _contents(path: str) -> bytes | None:
-    """Of a small file; None where there is none."""
+    """Return the content of a small file, None if there is none."""
     try:
         if in_bucket(path):
             return gcs.get(path)
         with open(path, "rb") as file:
             return file.read()
-    except (FileNotFoundError, NotADirectoryError, NotThere):
+    except (FileNotFoundError, NotADirectoryError, SourceNotFoundError):
         return None
 
 
-class _Body:
-    """The tokens of one cache as one row."""
+class _TokenReader:
+    """Reads the tokens of one cache as one sequence."""
 
-    def __init__(self, folders: Sequence[tuple[str, int]]):
-        """Folders and how many tokens each has."""
+    def __init__(self, folders: Sequence[tuple[str, int]]) -> None:
+        """Take the folders of the cache and the number of tokens of each."""
         self._stores: list[Any] = [None] * len(folders)
         self._folders = [folder for folder, _ in folders]
         self._ends = np.cumsum([tokens for _, tokens in folders])
 
     def begin(self, start: int, count: int) -> list[Any]:
-        """Reads of tokens [start, start + count) under way."""
+        """Start reading tokens [start, start + count); return the reads."""
         reads = []
         piece = int(np.searchsorted(self._ends, start, side="right"))
         while count:
@@ -167,90 +213,105 @@ class _Body:
 
 
 class LevanterExamples:
-    """Example i is the run's sample number i. A mixture never ends; one body alone begins anew."""
+    """Example i is the run's sample i. A mixture is endless; a single dataset repeats."""
 
-    def __init__(self, directory: str, manifest: Mapping[str, Any]):
+    def __init__(self, directory: str, manifest: Mapping[str, Any]) -> None:
         self.key = manifest["digest"]
         self._length = manifest["seq_len"]
-        bodies = manifest["bodies"]
-        for number, body in enumerate(bodies):
-            _check_same(body.get("url"), f"{directory}/{number}/{LEDGER}")
-        self._bodies = [
-            _Body([
+        datasets = manifest["datasets"]
+        for number, dataset in enumerate(datasets):
+            _check_same(dataset.get("url"), f"{directory}/{number}/{INDEX}")
+        self._readers = [
+            _TokenReader([
                 (folder if in_bucket(folder) else os.path.join(directory, folder), tokens)
-                for folder, tokens in body["pieces"]
+                for folder, tokens in dataset["pieces"]
             ])
-            for body in bodies
+            for dataset in datasets
         ]  # fmt: skip
-        lengths = [sum(tokens for _, tokens in body["pieces"]) // self._length for body in bodies]
+        lengths = [sum(tokens for _, tokens in dataset["pieces"]) // self._length for dataset in datasets]
         self._order = sample_order(manifest["order"], lengths)
         self.sequences = sum(lengths)
         self.count = self.sequences if manifest["order"]["mixture"] is None else _ENDLESS
         self._mask = sequence_mask(self._length)
-        self._under_way: dict[int, list[Any]] = {}
+        self._started: dict[int, list[Any]] = {}
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        reads = self._under_way.pop(number, None) or self._begin(number)
-        try:
-            parts = [np.asarray(read.result()) for read in reads]
-        except ValueError as error:
-            raise DataError(f"Levanter's token cache: {' '.join(str(error).split())[:200]}") from None
+        """Return tokens and loss mask of an example."""
+        reads = self._started.pop(number, None) or self._begin(number)
+        parts = [_tokens(read) for read in reads]
         return np.concatenate(parts).astype(np.int32), self._mask
 
-    def bring(self, numbers: np.ndarray) -> None:
-        """Have the chunks of these read and decompressed at a time."""
-        self._under_way = {number: self._begin(number) for number in numbers.tolist()}
+    def prefetch(self, numbers: np.ndarray) -> None:
+        """Start reading and decompressing the chunks of these examples."""
+        self._started = {number: self._begin(number) for number in numbers.tolist()}
 
     def _begin(self, number: int) -> list[Any]:
-        body, example = self._order(number)
-        return self._bodies[body].begin(example * self._length, self._length)
+        dataset, example = self._order(number)
+        return self._readers[dataset].begin(example * self._length, self._length)
 
 
-def _check_same(url: str | None, ledger: str) -> None:
-    """DataError where a cache in a bucket is not the one that was imported."""
+def _check_same(url: str | None, index: str) -> None:
+    """Check that a cache in a bucket is the one that was imported.
+
+    Raises:
+        DataError: Its ``shard_ledger.json`` differs.
+    """
     if url is None:
         return
-    with open(ledger, "rb") as file:
-        if _contents(f"{url}/{LEDGER}") != file.read():
-            raise DataError(f"{url}: this token cache is not there as it was imported: its {LEDGER} is another")
+    with open(index, "rb") as file:
+        if _contents(f"{url}/{INDEX}") != file.read():
+            raise DataError(f"{url}: this token cache has changed since it was imported: its {INDEX} differs")
 
 
 def import_levanter(
     data_root: str,
-    caches: Mapping[str, Cache],
+    caches: Mapping[str, LevanterCache],
     order: Mapping[str, Any],
     *,
     seq_len: int,
     tokenizer: str,
     beside: Mapping[str, str] | None = None,
 ) -> str:
-    """Link ``caches`` into a directory under ``data_root``, but for what lies in a bucket, which is read there; returns
-    where it lies. ``order``: ``key`` (of Levanter's
-    data), ``shuffle`` and ``mixture`` as :mod:`levanter_order` has them. ``beside``: files to travel along, by name.
+    """Link ``caches`` into a directory under ``data_root``; return its path. Caches in a bucket stay there.
+
+    Args:
+        data_root: Directory of the host's token caches.
+        caches: Caches of each dataset, by name.
+        order: ``key`` (of Levanter's data), ``shuffle`` and ``mixture``, as :mod:`levanter_order` reads them.
+        seq_len: Tokens of an example.
+        tokenizer: Name of the tokenizer.
+        beside: Further files to link, by name.
+
+    Raises:
+        DataError: A cache does not fill one example, or has a token id beyond the vocabulary. Of caches in a bucket
+            the ids are checked when they are read.
     """
+    vocabulary = vocabulary_of(tokenizer)
     files: dict[str, str | bytes] = {**(beside or {})}
-    bodies = []
+    datasets = []
     for number, (name, cache) in enumerate(caches.items()):
         if cache.tokens < seq_len:
             raise DataError(f"{cache.directory}: {cache.tokens} tokens do not fill one sequence of {seq_len}")
-        files[f"{number}/{LEDGER}"] = cache.ledger
+        files[f"{number}/{INDEX}"] = cache.index
         if in_bucket(cache.directory):
             pieces = [[piece.folder, piece.tokens] for piece in cache.pieces]
-            bodies.append({"name": name, "pieces": pieces, "url": cache.directory})
+            datasets.append({"name": name, "pieces": pieces, "url": cache.directory})
             continue
+        if vocabulary is not None:
+            cache.check_ids(name, vocabulary, seq_len)
         pieces = []
-        for place, piece in enumerate(cache.pieces):
-            folder = f"{number}/{place}"
+        for index, piece in enumerate(cache.pieces):
+            folder = f"{number}/{index}"
             source = os.path.join(piece.folder, FIELD)
             for parent, _, names in os.walk(source):
                 for file in names:
                     path = os.path.join(parent, file)
                     files[f"{folder}/{FIELD}/{os.path.relpath(path, source)}"] = path
             pieces.append([folder, piece.tokens])
-        bodies.append({"name": name, "pieces": pieces})
+        datasets.append({"name": name, "pieces": pieces})
     about = {
         "kind": "levanter", "tokenizer": tokenizer, "tokens": sum(cache.tokens for cache in caches.values()),
-        "documents": sum(cache.documents for cache in caches.values()), "seq_len": seq_len, "bodies": bodies,
+        "documents": sum(cache.documents for cache in caches.values()), "seq_len": seq_len, "datasets": datasets,
         "order": dict(order),
     }  # fmt: skip
     return write_imported(data_root, files, about)

@@ -1,8 +1,8 @@
-"""Levanter's order of samples: which example of which body of text its n-th sample is.
+"""Levanter's order: dataset and example of the n-th sample, computed from one key that was drawn with jax.
 
-Each body is shuffled by one permutation of all of it (``full``), of each stretch of it (``eras``), or of its blocks and
-then of the examples of some blocks (``blocks``). Bodies are mixed in blocks that hold each one's share exactly, in an
-order of their own. All of it follows from one key, drawn with jax; nothing has to be remembered.
+Each dataset is shuffled by one permutation of all examples (``full``), of each stretch of it (``eras``), or of its
+blocks and then of the examples of some blocks (``blocks``). Datasets are mixed in blocks that have each one's share
+exactly, in an order of each block's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from midstream_engine.data.order import threefry
 
 Order = Callable[[int], int]
 _ROUNDS, _WALKS = 5, 1000
-_KEPT = 4  # permutations of stretches that are kept
+_CACHED = 4  # permutations of stretches in memory
 
 
 def _generator(key: np.ndarray) -> np.random.Generator:
@@ -27,7 +27,7 @@ def _generator(key: np.ndarray) -> np.random.Generator:
 
 
 def feistel(length: int, key: np.ndarray) -> Order:
-    """A Feistel network over the power of two that holds ``length``, walked until the value falls below it."""
+    """Return a Feistel network over the next power of two of ``length``, applied until the value is below it."""
     size = (length - 1).bit_length()
     right_bits = size - size // 2
     mask = (1 << right_bits) - 1
@@ -47,7 +47,7 @@ def feistel(length: int, key: np.ndarray) -> Order:
 
 
 def linear(length: int, key: np.ndarray) -> Order:
-    """a * x + b modulo ``length``, in double precision as there: of many examples it is no permutation any more."""
+    """Return a * x + b modulo ``length``, in double precision as in Levanter: no permutation of very long datasets."""
     if length == 1:
         return lambda place: place
     generator = _generator(key)
@@ -62,7 +62,7 @@ PERMUTATIONS: dict[str, Callable[[int, np.ndarray], Order]] = {"feistel": feiste
 
 
 def shuffled(length: int, how: Mapping[str, Any], key: np.ndarray) -> Order:
-    """The order of one body of ``length`` examples. ``how``: ``kind`` and what that needs."""
+    """Return the order of one dataset of ``length`` examples. ``how``: ``kind`` and its parameters."""
     match how["kind"]:
         case "none":
             return lambda place: place
@@ -76,7 +76,7 @@ def shuffled(length: int, how: Mapping[str, Any], key: np.ndarray) -> Order:
 
 
 def _eras(length: int, era: int, make: Callable[[int, np.ndarray], Order], key: np.ndarray) -> Order:
-    @functools.lru_cache(_KEPT)
+    @functools.lru_cache(_CACHED)
     def inside(number: int) -> Order:
         return make(min(era, length - number * era), threefry.fold_in(key, number))
 
@@ -84,28 +84,28 @@ def _eras(length: int, era: int, make: Callable[[int, np.ndarray], Order], key: 
 
 
 def _blocks(length: int, block: int, window: int, make: Callable[[int, np.ndarray], Order], key: np.ndarray) -> Order:
-    """Whole blocks permuted, then the examples of each ``window`` of them; what fills no block comes last."""
+    """Full blocks permuted, then the examples of each ``window`` of them; what fills no block comes last."""
     block_key, full_key, tail_key = threefry.split(key, 3)
     blocks, tail = divmod(length, block)
     total = blocks + (tail > 0)
     placed = make(blocks, block_key) if blocks > 1 else (lambda place: place)
 
-    @functools.lru_cache(_KEPT)
+    @functools.lru_cache(_CACHED)
     def layout(number: int) -> tuple[list[int], Order]:
-        """The whole blocks of a window, and the permutation of their examples."""
+        """The full blocks of a window, and the permutation of their examples."""
         end = min((number + 1) * window, total)
-        whole = [placed(one) for one in range(number * window, min(end, blocks))]
-        size = len(whole) * block
-        return whole, make(size, threefry.fold_in(full_key, number)) if size > 1 else (lambda place: place)
+        full = [placed(one) for one in range(number * window, min(end, blocks))]
+        size = len(full) * block
+        return full, make(size, threefry.fold_in(full_key, number)) if size > 1 else (lambda place: place)
 
     def order(place: int) -> int:
         number = min(place // (block * window), max(-(-total // window) - 1, 0))
-        whole, inside = layout(number)
+        full, inside = layout(number)
         place -= number * block * window
-        if place < len(whole) * block:
+        if place < len(full) * block:
             which, rest = divmod(inside(place), block)
-            return whole[which] * block + rest
-        rest = place - len(whole) * block
+            return full[which] * block + rest
+        rest = place - len(full) * block
         if tail > 1:
             rest = make(tail, threefry.fold_in(tail_key, number))(rest)
         return blocks * block + rest
@@ -113,23 +113,25 @@ def _blocks(length: int, block: int, window: int, make: Callable[[int, np.ndarra
     return order
 
 
-class Mixture:
-    """Bodies in the shares that hold from a sample on (``stages``: first sample, weight by body, at each a whole number
-    of blocks), in blocks of ``block`` samples."""
+class LevanterMixture:
+    """Datasets mixed in blocks of ``block`` samples.
+
+    ``stages``: first sample, a multiple of ``block``, and weights by dataset from there on.
+    """
 
     def __init__(
         self, names: Sequence[str], stages: Sequence[tuple[int, Mapping[str, float]]], block: int, key: np.ndarray
-    ):
+    ) -> None:
         self._block, self._key = block, key
         self._starts = [start for start, _ in stages]
         self._shares = [self._share(names, weights) for _, weights in stages]
-        self._before = [np.zeros(len(names), np.int64)]  # samples of each body before each stage
+        self._before = [np.zeros(len(names), np.int64)]  # samples of each dataset before each stage
         for number, (start, end) in enumerate(zip(self._starts, self._starts[1:], strict=False)):
             self._before.append(self._before[-1] + self._shares[number] * ((end - start) // block))
-        self._plan = functools.lru_cache(_KEPT)(self._make_plan)
+        self._plan = functools.lru_cache(_CACHED)(self._make_plan)
 
     def _share(self, names: Sequence[str], weights: Mapping[str, float]) -> np.ndarray:
-        """How many of a block's samples each body gives: rounded down, the rest to the largest. int64 [bodies]."""
+        """Return each dataset's samples of a block: rounded down, the rest to the largest. int64 [datasets]."""
         total = sum(weights.values())
         share = np.array([int(weights.get(name, 0.0) / total * self._block) for name in names], np.int64)
         share[np.argmax(share)] += self._block - share.sum()
@@ -139,26 +141,28 @@ class Mixture:
         return max(0, int(np.searchsorted(self._starts, block * self._block, side="right")) - 1)
 
     def _make_plan(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """The body of each place in a block, and its rank among that body's. Two int64 [block]."""
+        """Return the dataset of each position in a block, and its rank among that dataset's. Two int64 [block]."""
         share = self._shares[self._stage(block)]
-        bodies = np.repeat(np.arange(len(share)), share)
+        datasets = np.repeat(np.arange(len(share)), share)
         ranks = np.concatenate([np.arange(one) for one in share])
         order = threefry.permutation(threefry.fold_in(self._key, block), self._block)
-        return bodies[order], ranks[order]
+        return datasets[order], ranks[order]
 
     def __call__(self, sample: int) -> tuple[int, int]:
-        """The body of a sample, and its number among that body's."""
+        """Return the dataset of a sample, and its number among that dataset's."""
         block, place = divmod(sample, self._block)
         stage = self._stage(block)
-        bodies, ranks = self._plan(block)
-        body = int(bodies[place])
-        past = (block * self._block - self._starts[stage]) // self._block * int(self._shares[stage][body])
-        return body, int(self._before[stage][body]) + past + int(ranks[place])
+        datasets, ranks = self._plan(block)
+        dataset = int(datasets[place])
+        past = (block * self._block - self._starts[stage]) // self._block * int(self._shares[stage][dataset])
+        return dataset, int(self._before[stage][dataset]) + past + int(ranks[place])
 
 
 def sample_order(about: Mapping[str, Any], lengths: Sequence[int]) -> Callable[[int], tuple[int, int]]:
-    """Of a sample (from 0) its body and its example there. ``about``: the manifest's ``order``; ``lengths``: examples
-    of each body."""
+    """Return the function from a sample (from 0) to its dataset and example.
+
+    ``about``: the manifest's ``order``; ``lengths``: examples of each dataset.
+    """
     key = np.array(about["key"], np.uint32)
     if about["mixture"] is None:
         alone = shuffled(lengths[0], about["shuffle"], key)
@@ -170,10 +174,10 @@ def sample_order(about: Mapping[str, Any], lengths: Sequence[int]) -> Callable[[
         orders.append(shuffled(length, about["shuffle"], mine))
     mixture = about["mixture"]
     stages = [(start, weights) for start, weights in mixture["stages"]]
-    mixed = Mixture(mixture["names"], stages, mixture["block"], mix_key)
+    mixed = LevanterMixture(mixture["names"], stages, mixture["block"], mix_key)
 
     def order(sample: int) -> tuple[int, int]:
-        body, number = mixed(sample)
-        return body, orders[body](number % lengths[body])
+        dataset, number = mixed(sample)
+        return dataset, orders[dataset](number % lengths[dataset])
 
     return order

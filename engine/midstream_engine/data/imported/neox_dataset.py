@@ -1,8 +1,8 @@
-"""GPT-NeoX's datasets as they lie: ``.bin`` and ``.idx`` files and the index maps that NeoX made of them.
+"""GPT-NeoX's datasets, read unchanged: ``.bin`` and ``.idx`` files and NeoX's index maps.
 
 ``.idx``: magic, version (u64), element type (u8), number of documents and of the document index (u64 each), then sizes
 (int32), byte offsets (int64) and the document index (int64), all little-endian. The index maps are ``doc_idx`` (the
-documents in the order of training), ``sample_idx`` [samples + 1, 2] (where each sample begins: a place in ``doc_idx``,
+documents in the order of training), ``sample_idx`` [samples + 1, 2] (where each sample begins: an index of ``doc_idx``,
 a token in that document) and ``shuffle_idx`` (the order of samples). A sample is ``seq_len + 1`` tokens. Several
 datasets are blended: the next sample comes from the one that is furthest behind its weight.
 """
@@ -19,30 +19,36 @@ from typing import Any
 import numpy as np
 
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported.imported_data import mapped, write_imported
+from midstream_engine.data.imported.imported_files import mapped, vocabulary_of, write_imported
+from midstream_engine.data.token_ids import first_unknown, unknown_id
 
 MAPS = ("doc_idx", "sample_idx", "shuffle_idx")
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _BLEND = "blend.bin"
+_CHECKED_TOKENS = 4 << 20  # tokens that are checked at a time
 
 
 class Documents:
     """A ``.bin`` and ``.idx`` pair, mapped."""
 
-    def __init__(self, bin_path: str, idx_path: str):
-        """DataError where the two are no sound pair."""
+    def __init__(self, bin_path: str, idx_path: str) -> None:
+        """Map the two files.
+
+        Raises:
+            DataError: They are no sound pair.
+        """
         with open(idx_path, "rb") as file:
             header = file.read(_HEADER.size)
         if len(header) < _HEADER.size or header[:9] != _MAGIC:
-            raise DataError(f"{idx_path}: no index of a NeoX dataset (MMIDIDX); cached and lazy ones are not read")
+            raise DataError(f"{idx_path}: no index of a NeoX dataset (MMIDIDX); cached and lazy ones are unsupported")
         _, version, code, count, _ = _HEADER.unpack(header)
         if version != 1 or code not in _DTYPES:
-            raise DataError(f"{idx_path}: version {version} with element type {code} is not known")
+            raise DataError(f"{idx_path}: unknown version {version} or element type {code}")
         index = mapped(idx_path, "u1")
         if len(index) < _HEADER.size + 12 * count:
-            raise DataError(f"{idx_path}: is cut off: {count} documents do not fit in {len(index)} bytes")
+            raise DataError(f"{idx_path}: truncated: {count} documents do not fit in {len(index)} bytes")
         sizes_end = _HEADER.size + 4 * count
         self.sizes = index[_HEADER.size : sizes_end].view("<i4")
         offsets = index[sizes_end : sizes_end + 8 * count].view("<i8")
@@ -50,14 +56,27 @@ class Documents:
         self._tokens = mapped(bin_path, dtype)
         self._starts = offsets // dtype.itemsize
         if count and int(self._starts[-1]) + int(self.sizes[-1]) > len(self._tokens):
-            raise DataError(f"{bin_path}: is cut off: {idx_path} speaks of more tokens than it holds")
+            raise DataError(f"{bin_path}: truncated: {idx_path} has more tokens")
 
     @property
     def tokens(self) -> int:
+        """Number of tokens."""
         return len(self._tokens)
 
+    def check_ids(self, name: str, vocabulary: int) -> None:
+        """Read all tokens, and check that each is in the vocabulary.
+
+        Raises:
+            DataError: One is not; its document is named.
+        """
+        for start in range(0, len(self._tokens), _CHECKED_TOKENS):
+            ids = self._tokens[start : start + _CHECKED_TOKENS]
+            if (at := first_unknown(ids, vocabulary)) is not None:
+                document = int(np.searchsorted(self._starts, start + at, "right")) - 1
+                raise unknown_id(f"{name}: document {document}", int(ids[at]), vocabulary)
+
     def read(self, document: int, start: int, count: int | None) -> np.ndarray:
-        """Tokens of a document from ``start`` on; None: to its end."""
+        """Return ``count`` tokens of a document from ``start`` on; None: to its end."""
         first = int(self._starts[document]) + start
         end = int(self._starts[document]) + int(self.sizes[document]) if count is None else first + count
         return self._tokens[first:end]
@@ -66,18 +85,20 @@ class Documents:
 class Samples:
     """One dataset in NeoX's order."""
 
-    def __init__(self, documents: Documents, doc_idx: np.ndarray, sample_idx: np.ndarray, shuffle_idx: np.ndarray):
+    def __init__(
+        self, documents: Documents, doc_idx: np.ndarray, sample_idx: np.ndarray, shuffle_idx: np.ndarray
+    ) -> None:
         self._documents, self._doc, self._sample, self._shuffle = documents, doc_idx, sample_idx, shuffle_idx
 
     @property
     def count(self) -> int:
-        """Samples that NeoX takes before it begins anew."""
+        """Number of samples before NeoX repeats them."""
         return min(len(self._shuffle), len(self._sample) - 1) - 1
 
     def read(self, number: int, length: int) -> np.ndarray:
-        """Sample ``number`` in the order of training: int32 [length], zeros where it is shorter."""
-        place = int(self._shuffle[number])
-        (first, start), (last, end) = self._sample[place].tolist(), self._sample[place + 1].tolist()
+        """Return sample ``number`` in the order of training: int32 [length], padded with zeros."""
+        index = int(self._shuffle[number])
+        (first, start), (last, end) = self._sample[index].tolist(), self._sample[index + 1].tolist()
         if first == last:
             parts = [self._documents.read(int(self._doc[first]), start, end - start + 1)]
         else:
@@ -91,9 +112,9 @@ class Samples:
 
 
 class NeoxExamples:
-    """Example i is the run's sample number i: ``seq_len + 1`` tokens, the last of which is a target alone."""
+    """Example i is the run's sample i: ``seq_len + 1`` tokens, the last of which is only a target."""
 
-    def __init__(self, directory: str, manifest: Mapping[str, Any]):
+    def __init__(self, directory: str, manifest: Mapping[str, Any]) -> None:
         self.key = manifest["digest"]
         self._length = manifest["seq_len"] + 1
         self._sets = [_open(directory, str(number)) for number in range(manifest["datasets"])]
@@ -104,7 +125,7 @@ class NeoxExamples:
         self._mask[-1] = 0
 
     def locate(self, number: int) -> tuple[int, int]:
-        """The dataset of a sample, and its number there."""
+        """Return the dataset of a sample and its number within it."""
         if self._blend is None:
             return 0, number
         if not self._ranks:  # samples of each dataset before each block of the blend
@@ -113,16 +134,17 @@ class NeoxExamples:
                 for start in range(0, len(self._blend), _STRIDE)
             ]
             self._ranks = [np.cumsum([np.zeros_like(counts[0]), *counts], 0)]
-        body, block = int(self._blend[number]), number // _STRIDE
-        inside = int(np.count_nonzero(self._blend[block * _STRIDE : number] == body))
-        return body, int(self._ranks[0][block][body]) + inside
+        dataset, block = int(self._blend[number]), number // _STRIDE
+        inside = int(np.count_nonzero(self._blend[block * _STRIDE : number] == dataset))
+        return dataset, int(self._ranks[0][block][dataset]) + inside
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        body, sample = self.locate(number)
-        return self._sets[body].read(sample % self._sets[body].count, self._length), self._mask
+        """Return tokens and loss mask of an example."""
+        dataset, sample = self.locate(number)
+        return self._sets[dataset].read(sample % self._sets[dataset].count, self._length), self._mask
 
-    def bring(self, numbers: np.ndarray) -> None:
-        """Nothing: all of it is here."""
+    def prefetch(self, numbers: np.ndarray) -> None:
+        """Do nothing: the data is local."""
 
 
 _STRIDE = 4096
@@ -146,13 +168,24 @@ def import_neox(
     tokenizer: str,
     beside: Mapping[str, str] | None = None,
 ) -> str:
-    """Link the datasets ``prefixes`` and the index maps that NeoX made for a run of ``samples`` samples into a
-    directory under ``data_root``; returns where it lies.
+    """Link datasets and NeoX's index maps into a directory under ``data_root``; return its path.
 
-    ``split``: one dataset of which a part is for training (``data-path``), else whole ones that are blended by
-    ``weights`` (``train-data-paths``). ``beside``: files to travel along, by name. Raises DataError where files
-    are missing.
+    Args:
+        data_root: Directory of the host's token caches.
+        prefixes: Paths of the datasets without ``.bin`` and ``.idx``.
+        weights: Weights of the datasets; None: equal.
+        split: True for one dataset of which a part is for training (``data-path``), False for complete ones that are
+            blended by ``weights`` (``train-data-paths``).
+        samples: Samples of the run.
+        seq_len: Tokens of an example.
+        seed: Seed of the run.
+        tokenizer: Name of the tokenizer.
+        beside: Further files to link, by name.
+
+    Raises:
+        DataError: A file is missing, or a token id is beyond the vocabulary.
     """
+    vocabulary = vocabulary_of(tokenizer)
     shares = np.array(weights or [1.0] * len(prefixes), np.float64)
     shares = np.array([share / float(sum(shares.tolist())) for share in shares.tolist()])
     files: dict[str, str | bytes] = {**(beside or {})}
@@ -166,8 +199,10 @@ def import_neox(
         for end in ("bin", "idx"):
             files[f"{number}.{end}"] = f"{prefix}.{end}"
             if not os.path.isfile(f"{prefix}.{end}"):
-                raise DataError(f"{prefix}.{end}: no such file; name where the dataset lies now with --data")
+                raise DataError(f"{prefix}.{end}: no such file (hint: --data names the dataset's present path)")
         held = Documents(f"{prefix}.bin", f"{prefix}.idx")
+        if vocabulary is not None:
+            held.check_ids(f"{prefix}.bin", vocabulary)
         tokens, documents = tokens + held.tokens, documents + len(held.sizes)
     if len(prefixes) > 1:
         files[_BLEND] = blend(shares / shares.sum(), samples).tobytes()
@@ -179,21 +214,23 @@ def import_neox(
 
 
 def _maps(start: str) -> list[str]:
-    """The three index maps whose names begin so; newer versions add how documents are packed."""
+    """Return the three index maps whose names begin with ``start``; newer versions append the kind of packing."""
     names = sorted(glob.glob(f"{glob.escape(start)}*_{MAPS[0]}.npy"))
     if len(names) != 1:
         what = "there is no such file" if not names else f"there are {len(names)} such files"
-        raise DataError(f"{start}*_{MAPS[0]}.npy: {what}; copy the index maps that NeoX made beside the dataset")
+        raise DataError(f"{start}*_{MAPS[0]}.npy: {what} (hint: copy NeoX's index maps to the dataset's directory)")
     ends = [names[0].removesuffix(f"{MAPS[0]}.npy") + f"{kind}.npy" for kind in MAPS]
     missing = [name for name in ends if not os.path.isfile(name)]
     if missing:
-        raise DataError(f"{missing[0]}: no such file; copy all three index maps")
+        raise DataError(f"{missing[0]}: no such file (hint: copy all three index maps)")
     return ends
 
 
 def blend(weights: np.ndarray, count: int) -> np.ndarray:
-    """The dataset of each of ``count`` samples: always the one that is furthest behind its weight (float64, sum 1),
-    the first of equals. uint8 [count]."""
+    """Return the dataset of each of ``count`` samples. uint8 [count].
+
+    It is always the one that is furthest behind its weight (float64, sum 1), the first of equals.
+    """
     found = bytearray(count)
     shares, taken = weights.tolist(), [0] * len(weights)
     for number in range(count):

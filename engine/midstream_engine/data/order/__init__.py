@@ -1,0 +1,1 @@
+"""Order of examples: permutation, packing, position of a step in the data."""

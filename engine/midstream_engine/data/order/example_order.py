@@ -1,4 +1,4 @@
-"""Which example a run's n-th sample is: stateless, in time that does not depend on n."""
+"""The order of examples: a stateless function from a run's n-th sample to an example, in constant time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class Shuffle:
-    """The endless order of ``count`` examples: all of them, then all of them anew. ``key`` None: as they lie."""
+    """The endless order of ``count`` examples, permuted again in each epoch. ``key`` None: in stored order."""
 
-    def __init__(self, count: int, key: str | None):
+    def __init__(self, count: int, key: str | None) -> None:
         self.count = count
         self._permutation = None if key is None else _Permutations(count, f"midstream order 1\0{key}")
 
     def __call__(self, sample: np.ndarray) -> np.ndarray:
-        """The example that is sample number ``sample`` (from 0). int64 [n] -> int64 [n]."""
+        """Return the example of each sample (from 0). int64 [n] -> int64 [n]."""
         epochs, inside = np.divmod(np.asarray(sample, np.int64), self.count)
         if self._permutation is None:
             return inside
@@ -28,41 +28,42 @@ class Shuffle:
 
 
 class Interleave:
-    """Samples of several bodies, ``shares[i]`` of body i in every block, which the samples of a block are in an order
-    of their own. So after any number of whole blocks the proportions hold exactly, and no place has to be remembered.
-    Each body's samples come in their order: one epoch of it ends before the next begins.
+    """Samples of several datasets, ``shares[i]`` of dataset i in every block, in an order of each block's own.
+
+    So after any number of complete blocks the proportions hold exactly, without any stored position. Each dataset's
+    samples keep their order: one epoch of it ends before the next begins.
     """
 
-    def __init__(self, shares: Sequence[int], key: str):
+    def __init__(self, shares: Sequence[int], key: str) -> None:
         self.shares = np.asarray(shares, np.int64)
         self.block = int(self.shares.sum())
         self._permutation = _Permutations(self.block, f"midstream mixture 1\0{key}")
         self._plans: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each sample (from 0) its body and its number among that body's samples. int64 [n] -> two int64 [n]."""
+        """Return dataset and number within it of each sample (from 0). int64 [n] -> two int64 [n]."""
         blocks, inside = np.divmod(np.asarray(sample, np.int64), self.block)
-        body = _grouped(blocks, lambda block, chosen: self._plan(block)[0][inside[chosen]])
+        dataset = _grouped(blocks, lambda block, chosen: self._plan(block)[0][inside[chosen]])
         rank = _grouped(blocks, lambda block, chosen: self._plan(block)[1][inside[chosen]])
-        return body, blocks * self.shares[body] + rank
+        return dataset, blocks * self.shares[dataset] + rank
 
     def _plan(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """The body of each place in a block, and its rank among the places of that body. Two int64 [block]."""
+        """Return the dataset of each position in a block, and its rank among that dataset's. Two int64 [block]."""
         found = self._plans.get(block)
         if found is None:
             slots = self._permutation(block)(np.arange(self.block))
-            body = np.searchsorted(np.cumsum(self.shares), slots, "right")
+            dataset = np.searchsorted(np.cumsum(self.shares), slots, "right")
             rank = np.empty(self.block, np.int64)
-            rank[np.argsort(body, kind="stable")] = np.concatenate([np.arange(share) for share in self.shares])
-            found = body, rank
-            self._plans = _kept(self._plans, block, found)
+            rank[np.argsort(dataset, kind="stable")] = np.concatenate([np.arange(share) for share in self.shares])
+            found = dataset, rank
+            self._plans = _latest_two(self._plans, block, found)
         return found
 
 
 class _Permutations:
-    """Permutation number e of ``count`` elements."""
+    """Numbered permutations of ``count`` elements."""
 
-    def __init__(self, count: int, key: str):
+    def __init__(self, count: int, key: str) -> None:
         self._count, self._key = count, key
         self._found: dict[int, Permutation] = {}
 
@@ -70,17 +71,17 @@ class _Permutations:
         found = self._found.get(number)
         if found is None:
             found = Permutation(self._count, f"{self._key}\0{number}".encode())
-            self._found = _kept(self._found, number, found)
+            self._found = _latest_two(self._found, number, found)
         return found
 
 
-def _kept(old: Mapping[int, T], number: int, found: T) -> dict[int, T]:
-    """The last two: a batch lies in one, or around a border. A new mapping each time, for other threads' sake."""
+def _latest_two(old: Mapping[int, T], number: int, found: T) -> dict[int, T]:
+    """Return the last two entries: a batch is in one block or in two. A new mapping, because other threads read it."""
     return {**dict(list(old.items())[-1:]), number: found}
 
 
 def _grouped(groups: np.ndarray, function: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
-    """``function(group, where)`` for each group, put together. ``where`` is bool [n]."""
+    """Return the joined results of ``function(group, where)`` for each group. ``where`` is bool [n]."""
     result = np.empty(groups.shape, np.int64)
     for group in np.unique(groups):
         chosen = groups == group

@@ -1,4 +1,4 @@
-"""Numbered examples of one body of text: stretches of the one long row, or packed documents."""
+"""Numbered examples of one dataset: consecutive stretches of its tokens, or packed documents."""
 
 from __future__ import annotations
 
@@ -11,57 +11,64 @@ from midstream_engine.data.order.packing import Packs
 
 
 class Examples(Protocol):
-    """``key`` names the content and how it is cut: what the shuffle depends on. ``sequences``: how many there are;
-    ``count`` is that, too, where their order is ours, else where the order begins anew."""
+    """Numbered examples.
+
+    ``key`` identifies content and division, on which the shuffle depends. ``sequences`` is the number of examples.
+    ``count`` is the number after which the order repeats; of our own order it equals ``sequences``.
+    """
 
     key: str
     count: int
     sequences: int
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens int32 [position] and loss mask uint8 [position] of example ``number``."""
+        """Return tokens int32 [position] and loss mask uint8 [position] of example ``number``."""
         ...
 
-    def bring(self, numbers: np.ndarray) -> None:
-        """Make sure that these examples are at hand, before they are read one by one. Int64 [n]."""
+    def prefetch(self, numbers: np.ndarray) -> None:
+        """Fetch these examples (int64 [n]) before they are read one by one."""
         ...
 
 
 def sequence_mask(seq_len: int) -> np.ndarray:
-    """The loss mask of a full sequence: every position but the last, whose next token is in another sequence."""
+    """Return the loss mask of a full sequence: all positions but the last, whose next token is in another sequence."""
     mask = np.ones(seq_len, np.uint8)
     mask[-1] = 0
     return mask
 
 
 class Stretches:
-    """Tokens [i * seq_len, (i + 1) * seq_len): documents run on from one example into the next."""
+    """Example i is tokens [i * seq_len, (i + 1) * seq_len): documents continue in the next example."""
 
-    def __init__(self, cache: TokenCache, seq_len: int):
+    def __init__(self, cache: TokenCache, seq_len: int) -> None:
         self.key = f"{cache.digest}\0{seq_len}"
         self.count = self.sequences = cache.tokens // seq_len
         self._cache, self._seq_len, self._mask = cache, seq_len, sequence_mask(seq_len)
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and loss mask of an example."""
         return self._cache.read(number * self._seq_len, self._seq_len), self._mask
 
-    def bring(self, numbers: np.ndarray) -> None:
-        self._cache.bring(numbers * self._seq_len, self._seq_len)
+    def prefetch(self, numbers: np.ndarray) -> None:
+        """Fetch these examples."""
+        self._cache.prefetch(numbers * self._seq_len, self._seq_len)
 
 
 class Packed:
-    """Whole documents. Each is predicted from itself alone: its last position, whose next token belongs to another
-    document, does not count. What is left is filled with EOS that does not count.
+    """Complete documents, each predicted from itself alone.
 
-    Every document but one that fills its example ends with EOS, so segments that end at EOS are the documents.
+    The loss excludes the last position of a document, whose next token belongs to another one, and the EOS that pads
+    the example. Every document but one that fills its example ends with EOS, so segments that end at EOS are the
+    documents.
     """
 
-    def __init__(self, cache: TokenCache, packs: Packs, seq_len: int):
+    def __init__(self, cache: TokenCache, packs: Packs, seq_len: int) -> None:
         self.key = f"{cache.digest}\0{seq_len}\0packed"
         self.count = self.sequences = packs.examples
         self._cache, self._packs, self._seq_len = cache, packs, seq_len
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and loss mask of an example."""
         tokens = np.full(self._seq_len, self._cache.eos, np.int32)
         mask = np.zeros(self._seq_len, np.uint8)
         filled = 0
@@ -72,8 +79,9 @@ class Packed:
             filled += int(length)
         return tokens, mask
 
-    def bring(self, numbers: np.ndarray) -> None:
+    def prefetch(self, numbers: np.ndarray) -> None:
+        """Fetch these examples."""
         if not self._cache.local:
             pieces = [np.arange(*self._packs.rows[number : number + 2]) for number in numbers]
             starts = self._packs.starts[np.concatenate(pieces)] if pieces else np.empty(0, np.int64)
-            self._cache.bring(starts, self._seq_len)
+            self._cache.prefetch(starts, self._seq_len)

@@ -1,9 +1,9 @@
-"""Whole documents packed into examples of a fixed length.
+"""Packing of complete documents into examples of a fixed length.
 
 Best-fit decreasing, as in Ding et al., "Fewer Truncations Improve Language Modeling" (2024): the longest document
-first, each into the fullest example that still holds it. A document longer than an example is cut into full examples
-and a rest. What has no second token has nothing to predict and is left out. Which documents lie together is decided
-once, when the cache is built, so an example is read by its number alone.
+first, each into the fullest example that has room. A document longer than an example is divided into full examples and
+a rest. A piece of one token has nothing to predict and is skipped. The packing is computed once, when the cache is
+built, so an example is read by its number alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ METHOD = "best-fit-decreasing-1"
 
 @dataclass(frozen=True)
 class Packs:
-    """Example i holds the pieces ``rows[i]`` to ``rows[i + 1]``; a piece is the tokens [start, start + length)."""
+    """Example i has the pieces ``rows[i]`` to ``rows[i + 1]``; a piece is the tokens [start, start + length)."""
 
     rows: np.ndarray  # int64 [examples + 1]
     starts: np.ndarray  # int64 [pieces]
@@ -29,14 +29,17 @@ class Packs:
 
     @property
     def examples(self) -> int:
+        """Number of examples."""
         return len(self.rows) - 1
 
 
 def pack(offsets: np.ndarray, seq_len: int) -> Packs:
-    """The examples of documents that begin at ``offsets`` (int64 [documents + 1], the end last). A function of its
-    arguments alone."""
+    """Pack documents that begin at ``offsets`` (int64 [documents + 1], the end last).
+
+    The result depends on the arguments alone.
+    """
     starts, lengths = _cut(offsets, seq_len)
-    # Examples by the space they have left; bit s of ``spaces`` is set where ``by_space[s]`` has one.
+    # Examples by their free space; bit s of ``spaces`` is set if ``by_space[s]`` has one.
     by_space: list[list[int]] = [[] for _ in range(seq_len + 1)]
     spaces = 0
     example = np.empty(len(starts), np.int64)  # of each piece
@@ -61,7 +64,7 @@ def pack(offsets: np.ndarray, seq_len: int) -> Packs:
 
 
 def _cut(offsets: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and lengths of the documents' pieces, none longer than ``seq_len``, none shorter than two tokens."""
+    """Return starts and lengths of the documents' pieces, each of two to ``seq_len`` tokens."""
     lengths = np.diff(offsets)
     counts = -(-lengths // seq_len)
     document = np.repeat(np.arange(len(lengths)), counts)
@@ -73,7 +76,7 @@ def _cut(offsets: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(packs: Packs, directory: str) -> list[records.ObjectEntry]:
-    """Write ``packs-{rows,starts,lengths}.bin`` (int64) and describe them."""
+    """Write ``packs-{rows,starts,lengths}.bin`` (int64); return their manifest entries."""
     entries: list[records.ObjectEntry] = []
     for name in ("rows", "starts", "lengths"):
         writer = ObjectWriter(directory, f"packs-{name}.bin", 1 << 62)
@@ -84,7 +87,7 @@ def write(packs: Packs, directory: str) -> list[records.ObjectEntry]:
 
 
 def read(directory: str) -> Packs:
-    """What ``write`` wrote."""
+    """Return what ``write`` wrote."""
     rows, starts, lengths = (
         np.memmap(os.path.join(directory, f"packs-{name}.bin"), "<i8", "r") for name in ("rows", "starts", "lengths")
     )

@@ -1,7 +1,7 @@
 """A stateless shuffle: a keyed permutation of [0, n) that maps one index in O(1).
 
-A balanced Feistel network over the smallest even number of bits that holds n, walked until the value falls below n
-(cycle walking: Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). At most 4 walks are expected.
+A balanced Feistel network over the smallest even number of bits that represents n, applied until the value is below n
+(cycle walking: Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). At most 4 rounds of it are expected.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ ROUNDS = 6
 
 
 class Permutation:
-    """The permutation of [0, n) that ``key`` selects. The same on every machine."""
+    """The permutation of [0, n) of ``key``, the same on every machine."""
 
-    def __init__(self, n: int, key: bytes):
+    def __init__(self, n: int, key: bytes) -> None:
         if n < 1:
             raise ValueError(f"a permutation needs at least one element, not {n}")
         self.n = n
@@ -25,7 +25,7 @@ class Permutation:
         self._keys = np.frombuffer(hashlib.shake_256(key).digest(8 * ROUNDS), "<u8").astype(np.uint64)
 
     def __call__(self, index: np.ndarray) -> np.ndarray:
-        """Where each of ``index`` (integers in [0, n), any shape) goes: int64 of the same shape."""
+        """Return the image of each ``index`` (integers in [0, n), any shape): int64 of the same shape."""
         values = np.asarray(index, np.uint64)
         if values.size and int(values.max()) >= self.n:
             raise IndexError(f"index {int(values.max())} of a permutation of {self.n}")
@@ -44,7 +44,7 @@ class Permutation:
 
 
 def _mix(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """SplitMix64's finaliser (Steele, Lea & Flood 2014) of ``values`` + ``key``, modulo 2^64."""
+    """Return SplitMix64's finalizer (Steele, Lea & Flood 2014) of ``values`` + ``key``, modulo 2^64."""
     with np.errstate(over="ignore"):
         values = values * np.uint64(0x9E3779B97F4A7C15) + key
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

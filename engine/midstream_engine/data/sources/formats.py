@@ -1,4 +1,4 @@
-"""Documents of a file: one a line, one a row, or the file itself; plain or compressed."""
+"""Documents of a file: one per line, one per row, or the complete file; plain or compressed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from midstream_engine.data.errors import DataError
 from midstream_engine.data.sources import gcs, http, hugging_face_hub
 from midstream_engine.data.sources.source_file import Source
 
-LINES, LIST_OR_LINES, ROWS, DATASET, WHOLE = "lines", "list or lines", "rows", "dataset", "whole"
+LINES, LIST_OR_LINES, ROWS, DATASET, DOCUMENT = "lines", "list or lines", "rows", "dataset", "document"
 _KINDS = {".jsonl": LINES, ".ndjson": LINES, ".json": LIST_OR_LINES, ".parquet": ROWS}
 _COMPRESSIONS = (".gz", ".zst")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a source: of lines the bytes [start, end) (a line belongs to where it starts), of a Parquet file the
-    row groups, of a dataset the rows. ``end`` None: all of the rest."""
+    """A part [start, end) of a source; ``end`` None: to its end.
+
+    Of lines in bytes (a line belongs to the piece in which it starts), of a Parquet file in row groups, of a dataset in
+    rows.
+    """
 
     source: Source
     start: int = 0
@@ -34,17 +37,21 @@ class Piece:
 
 
 def kind_of(source: Source) -> tuple[str, str]:
-    """(kind, compression) from the name: ``a.jsonl.gz`` -> (LINES, ".gz")."""
+    """Return (kind, compression) by the name: ``a.jsonl.gz`` -> (LINES, ".gz")."""
     if source.path.startswith(hugging_face_hub.SCHEME):
         return DATASET, ""
     path = urllib.parse.urlsplit(source.path).path if source.path.startswith("http") else source.path
     stem, last = os.path.splitext(path.lower())
     compression = last if last in _COMPRESSIONS else ""
-    return _KINDS.get(os.path.splitext(stem)[1] if compression else last, WHOLE), compression
+    return _KINDS.get(os.path.splitext(stem)[1] if compression else last, DOCUMENT), compression
 
 
 def documents(piece: Piece, text_key: str) -> Iterator[bytes]:
-    """The text of each document of ``piece``, UTF-8. Raises DataError with path and line or row."""
+    """Yield the text of each document of ``piece``, UTF-8.
+
+    Raises:
+        DataError: The text cannot be read; the message has path and line or row.
+    """
     source = piece.source
     kind, compression = kind_of(source)
     try:
@@ -57,7 +64,7 @@ def documents(piece: Piece, text_key: str) -> Iterator[bytes]:
             yield from _rows(piece, text_key)
         else:
             with open_source(source) as raw, _decompressed(raw, compression) as file:
-                if kind == WHOLE:
+                if kind == DOCUMENT:
                     yield file.read()
                 elif kind == LIST_OR_LINES and _is_list(file):
                     yield from _list(file, source.path, text_key)
@@ -69,12 +76,12 @@ def documents(piece: Piece, text_key: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def open_source(source: Source) -> Iterator[IO[bytes]]:
-    """The bytes of ``source`` as they are stored. Local files and buckets can be seeked in."""
+    """Context manager: the stored bytes of ``source``. Local files and objects in buckets are seekable."""
     if source.local:
         with open(source.path, "rb") as file:
             yield file
     elif source.path.startswith("gs://"):
-        # The package's reader looks for ends of lines byte by byte.
+        # The package's own reader searches line ends byte by byte.
         with gcs.open_object(source) as raw, io.BufferedReader(raw, 1 << 20) as file:  # pyright: ignore[reportArgumentType]
             yield file
     else:
@@ -83,7 +90,7 @@ def open_source(source: Source) -> Iterator[IO[bytes]]:
 
 
 def row_groups(source: Source) -> list[int]:
-    """The uncompressed bytes of each row group of a Parquet file."""
+    """Return the uncompressed bytes of each row group of a Parquet file."""
     with _parquet(source) as file:
         return [file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups)]
 
@@ -104,9 +111,9 @@ def _decompressed(raw: IO[bytes], compression: str) -> Iterator[IO[bytes]]:
 
 
 class _Zstandard(io.RawIOBase):
-    """Frames one after the other. Unlike the package's own reader it refuses a file that ends within a frame."""
+    """Consecutive frames. Unlike the package's own reader it rejects a file that ends within a frame."""
 
-    def __init__(self, raw: IO[bytes]):
+    def __init__(self, raw: IO[bytes]) -> None:
         try:
             import zstandard
         except ImportError:
@@ -114,10 +121,11 @@ class _Zstandard(io.RawIOBase):
         self._raw, self._error = raw, zstandard.ZstdError
         self._new = zstandard.ZstdDecompressor().decompressobj
         self._frame: Any = None
-        self._rest = b""  # compressed, not looked at yet
+        self._rest = b""  # compressed, not decompressed yet
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -145,7 +153,7 @@ class _Zstandard(io.RawIOBase):
 
 
 def _is_list(file: IO[bytes]) -> bool:
-    """Whether the first sign is ``[``. Leaves the file where it was."""
+    """Return whether the first character is ``[``, without moving the file's position."""
     peek = getattr(file, "peek", None)
     start = peek(64) if peek else b""
     return start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
@@ -162,7 +170,7 @@ def _list(file: IO[bytes], path: str, text_key: str) -> Iterator[bytes]:
 
 def _lines(file: IO[bytes], piece: Piece, text_key: str) -> Iterator[bytes]:
     path, position = piece.source.path, piece.start
-    if position:  # a line that starts before belongs to the piece before; one that starts just here does not
+    if position:  # a line that starts earlier belongs to the previous piece
         file.seek(position - 1)
         position += len(file.readline()) - 1
     for number, line in enumerate(file, 1):
@@ -182,7 +190,7 @@ def _text(value: Any, where: str, text_key: str) -> bytes:
     text = value.get(text_key) if isinstance(value, dict) else None
     if not isinstance(text, str):
         raise DataError(f"{where}: has no text under {text_key!r} (data.text_key names the field)")
-    return text.encode("utf-8", "replace")  # a lone surrogate in one page is not the end of a corpus
+    return text.encode("utf-8", "replace")  # a lone surrogate in one page must not end the build
 
 
 # ---------------------------------------------------------------------------------------------------------- Parquet
@@ -197,12 +205,12 @@ def _parquet(source: Source) -> Iterator[Any]:
         raise DataError(f"{source.path} needs the package pyarrow: pip install pyarrow") from None
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_source(source))
-        if source.path.startswith("http"):  # its index is at the end: a stream has to be on the disk first
-            whole = stack.enter_context(tempfile.TemporaryFile())
+        if source.path.startswith("http"):  # its index is at the end, so that a stream is stored first
+            stored = stack.enter_context(tempfile.TemporaryFile())
             while part := file.read(1 << 20):
-                whole.write(part)
-            whole.seek(0)
-            file = whole
+                stored.write(part)
+            stored.seek(0)
+            file = stored
         try:
             yield stack.enter_context(ParquetFile(file))
         except ArrowException as error:

@@ -1,4 +1,4 @@
-"""Files behind http(s), read as a stream that survives a dropped connection. Standard library only."""
+"""Files behind http(s), read as a stream that reconnects. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from midstream_engine.data.errors import DataError, NotThere
+from midstream_engine.data.errors import DataError, SourceNotFoundError
 from midstream_engine.data.sources.source_file import Source
 
 TIMEOUT = 60.0  # seconds without a byte
-ATTEMPTS = 6  # in a row without progress
+ATTEMPTS = 6  # consecutive requests without progress
 FIRST_DELAY = 0.5  # seconds before the second attempt; doubles with each
-_ABSENT = (403, 404, 410)  # a bucket answers 403 where it may not be listed
-_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+_ABSENT = (403, 404, 410)  # a bucket without permission to list answers 403
+_RETRIED = (408, 425, 429, 500, 502, 503, 504)
 
 
 def describe(url: str) -> Source:
-    """What the server says about ``url``. DataError where it has no such file or does not answer."""
+    """Return what the server reports about ``url``.
+
+    Raises:
+        DataError: It has no such file or does not respond.
+    """
     if any(sign in url for sign in "*["):
-        raise DataError(f"data: {url!r}: https has no listing for a glob; name the files with braces")
+        raise DataError(f"data: {url!r}: https has no listing for a glob (hint: name the files with braces)")
     response = _request(url, {}, method="HEAD")
     if response is None:  # a server without HEAD
         response = _request(url, {"Range": "bytes=0-0"})
@@ -35,7 +39,11 @@ def describe(url: str) -> Source:
 
 
 def get(url: str) -> bytes:
-    """The whole of a small file. NotThere where there is none, or none that may be seen."""
+    """Return the bytes of a small file.
+
+    Raises:
+        SourceNotFoundError: There is no such file, or it is not readable.
+    """
     response = _request(url, {})
     assert response is not None
     with response:
@@ -43,7 +51,7 @@ def get(url: str) -> bytes:
 
 
 def open_stream(source: Source) -> io.BufferedReader:
-    """The bytes of ``source`` from the start."""
+    """Open ``source`` as a stream of bytes."""
     return io.BufferedReader(_Stream(source), 1 << 18)
 
 
@@ -52,19 +60,19 @@ def _version(response: http.client.HTTPResponse) -> str:
 
 
 def _request(url: str, headers: dict[str, str], method: str = "GET") -> http.client.HTTPResponse | None:
-    """The response, after as many attempts as it takes. None where the server does not know the method."""
+    """Return the response after at most ``ATTEMPTS`` requests, None if the server does not support the method."""
     delay = FIRST_DELAY
     for attempt in range(ATTEMPTS):
         try:
-            # Identity: what is asked for by byte range must be the bytes of the file.
+            # Identity: byte ranges must be those of the stored file.
             wanted = urllib.request.Request(url, headers={"Accept-Encoding": "identity", **headers}, method=method)
             return urllib.request.urlopen(wanted, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             error.close()
             if method == "HEAD" and error.code in (403, 405, 501):
                 return None
-            if error.code not in _AGAIN or attempt == ATTEMPTS - 1:
-                kind = NotThere if error.code in _ABSENT else DataError
+            if error.code not in _RETRIED or attempt == ATTEMPTS - 1:
+                kind = SourceNotFoundError if error.code in _ABSENT else DataError
                 raise kind(f"data: {url}: HTTP {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
             if attempt == ATTEMPTS - 1:
@@ -78,15 +86,16 @@ def _request(url: str, headers: dict[str, str], method: str = "GET") -> http.cli
 
 
 class _Stream(io.RawIOBase):
-    """Goes on where it was after a connection that broke, if the file is still the same one."""
+    """Continues at the same position after a lost connection, if the file has not changed."""
 
-    def __init__(self, source: Source):
+    def __init__(self, source: Source) -> None:
         self._source, self._position = source, 0
         self._response: http.client.HTTPResponse | None = None
-        self._idle = 0  # connections in a row that gave nothing
+        self._idle = 0  # consecutive connections without data
         self._ended = False
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -100,7 +109,7 @@ class _Stream(io.RawIOBase):
                 count = 0
                 broken = True
             else:
-                # http.client ends an answer that was cut short like one that is whole.
+                # http.client ends a truncated response like a complete one.
                 broken = not count and 0 <= self._position < self._source.size
             if count:
                 self._position += count
@@ -128,8 +137,8 @@ class _Stream(io.RawIOBase):
         assert response is not None
         self._response = response
         if self._source.version and _version(response) not in ("", self._source.version):
-            raise DataError(f"data: {self._source.path} has changed while it was read; start again")
-        if self._position and response.status != 206:  # no ranges: walk there
+            raise DataError(f"data: {self._source.path} has changed while it was read (hint: start again)")
+        if self._position and response.status != 206:  # the server has no ranges: read up to the position
             left = self._position
             while left:
                 left -= len(response.read(min(left, 1 << 20))) or left

@@ -1,4 +1,4 @@
-"""Hugging Face datasets, through the package datasets where it is installed."""
+"""Hugging Face datasets, through the package datasets if it is installed."""
 
 from __future__ import annotations
 
@@ -12,30 +12,34 @@ from midstream_engine.data.errors import DataError
 from midstream_engine.data.sources.source_file import Source
 
 SCHEME = "hf://"
-_SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves
+_SAVED = ("dataset_dict.json", "state.json")  # files of save_to_disk
 
 
-class NoSplit(DataError):
+class NoSplitError(DataError):
     """The dataset has no split of that name."""
 
 
 def dataset_url(dataset: str, name: str | None, split: str) -> str:
-    """How a split of a dataset is named among urls."""
+    """Return the URL of a split of a dataset."""
     query = urllib.parse.urlencode({"split": split, **({"name": name} if name else {})})
     return f"{SCHEME}{urllib.parse.quote(dataset)}?{query}"
 
 
 def describe(url: str) -> Source:
-    """The dataset as it is now: downloaded and prepared by the package, identified by its fingerprint."""
+    """Download and prepare the dataset; its version is the package's fingerprint."""
     rows = _load(url)
     return Source(url, url, -1, rows._fingerprint, len(rows))
 
 
 def texts(source: Source, text_key: str, start: int, end: int) -> Iterator[bytes]:
-    """The texts of rows [start, end). DataError where the split has changed, or has no column ``text_key``."""
+    """Yield the texts of rows [start, end).
+
+    Raises:
+        DataError: The split has changed, or has no column ``text_key``.
+    """
     rows = _load(source.path)
     if rows._fingerprint != source.version:
-        raise DataError(f"data: {source.path} has changed while it was read; start again")
+        raise DataError(f"data: {source.path} has changed while it was read (hint: start again)")
     if text_key not in rows.column_names:
         raise DataError(
             f"data: {source.path} has no column {text_key!r} (data.text_key); it has {', '.join(rows.column_names)}"
@@ -54,7 +58,7 @@ def _load(url: str) -> Any:
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise DataError(f"data.id: {dataset!r} needs the package datasets: pip install 'midstream[datasets]'") from None
+        raise DataError(f"data.id: {dataset!r} needs the package datasets: pip install datasets") from None
     directory = resolved_path(dataset)
     try:
         if any(os.path.isfile(os.path.join(directory, name)) for name in _SAVED):
@@ -64,13 +68,13 @@ def _load(url: str) -> Any:
     except DataError:
         raise
     except Exception as error:  # noqa: BLE001 (the package raises whatever its loaders raise)
-        kind = NoSplit if "unknown split" in str(error).lower() else DataError
+        kind = NoSplitError if "unknown split" in str(error).lower() else DataError
         raise kind(f"data.id: {dataset!r}, split {split}: {' '.join(str(error).split())}") from None
 
 
 def _saved(found: Any, dataset: str, split: str) -> Any:
-    """The split of what ``save_to_disk`` wrote; one set alone is its training split."""
+    """Return a split of what ``save_to_disk`` wrote; a single set is its training split."""
     splits = found if isinstance(found, dict) else {"train": found}
     if split not in splits:
-        raise NoSplit(f"data.id: {dataset!r} has no split {split}; it has {', '.join(splits)}")
+        raise NoSplitError(f"data.id: {dataset!r} has no split {split}; it has {', '.join(splits)}")
     return splits[split]

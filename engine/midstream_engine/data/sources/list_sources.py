@@ -1,4 +1,4 @@
-"""Where text comes from: urls to files. What is in a file is read by ``formats``."""
+"""List the files of URLs; ``formats`` reads their contents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def expand_braces(url: str) -> list[str]:
-    """``a.{1..3}.{x,y}`` -> every combination, in order. Numbers keep the width of a zero-padded first one."""
+    """Expand ``a.{1..3}.{x,y}`` to every combination, in order. Numbers have the width of a zero-padded first one."""
     match = _BRACES.search(url)
     if match is None:
         return [url]
@@ -33,9 +33,10 @@ def expand_braces(url: str) -> list[str]:
 
 
 def list_sources(urls: Sequence[str]) -> list[Source]:
-    """The files that ``urls`` name: urls in order, the matches of a glob sorted by name.
+    """Return the files of ``urls``: URLs in order, the matches of a glob sorted by name.
 
-    Raises DataError for a url that names nothing, cannot be reached, or has a scheme that is not known.
+    Raises:
+        DataError: A URL matches nothing, is unreachable, or has an unknown scheme.
     """
     sources: list[Source] = []
     for url in urls:
@@ -50,8 +51,7 @@ def list_sources(urls: Sequence[str]) -> list[Source]:
 
 
 def documents(sources: Sequence[Source], *, text_key: str, max_bytes: int | None) -> Iterator[bytes]:
-    """The text of each document, UTF-8. Stops before the document that would exceed ``max_bytes`` in total, unless it
-    is the first."""
+    """Yield the text of each document, UTF-8, up to ``max_bytes`` in total; the first one always."""
     total = 0
     for source in sources:
         for text in formats.documents(formats.Piece(source), text_key):
@@ -73,7 +73,7 @@ def _listed(pattern: str) -> list[Source]:
         return gcs.list_objects(pattern)
     if scheme in ("http", "https"):
         return [http.describe(pattern)]
-    raise DataError(f"data: {pattern!r}: the scheme {scheme} is not read here; use a local path, gs:// or https://")
+    raise DataError(f"data: {pattern!r}: unknown scheme {scheme} (hint: a local path, gs:// or https://)")
 
 
 def _local(pattern: str) -> list[Source]:

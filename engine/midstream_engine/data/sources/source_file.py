@@ -1,4 +1,4 @@
-"""One file (or dataset) of text, as it was when it was listed."""
+"""One file or dataset of text, as it was listed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """``path``: an absolute local path or a url. ``name`` does not depend on the machine where that can be avoided."""
+    """One listed file. ``path``: absolute local path or URL. ``name`` is the same on every machine if possible."""
 
     path: str
     name: str
-    size: int  # bytes as stored; -1 where the server does not say
+    size: int  # stored bytes; -1 if the server does not report it
     version: str  # changes with the content: modification time, ETag, generation, fingerprint
     rows: int | None = None  # of a dataset that is read by row
 
     @property
     def local(self) -> bool:
+        """Whether it is a local file."""
         return "://" not in self.path

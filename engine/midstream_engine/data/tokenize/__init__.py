@@ -1,0 +1,1 @@
+"""Tokenization of text sources by worker processes."""

@@ -1,4 +1,4 @@
-"""How far tokenizing is: a bar where stderr is a terminal, else a line in the log every few seconds."""
+"""Progress of tokenizing: a bar if stderr is a terminal, else a line in the log every few seconds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LINE_EVERY = 10.0  # seconds
 _WIDTH = 24
 
 
-class Progress:
-    """Counts units and bytes. ``reused``: units that an earlier start had finished."""
+class ProgressBar:
+    """Counts units and bytes. ``reused``: units that an earlier process had finished."""
 
-    def __init__(self, units: int, size: int):
-        """``size``: bytes of all units as stored, 0 where unknown."""
+    def __init__(self, units: int, size: int) -> None:
+        """Start with ``units`` units of ``size`` stored bytes in all, 0 if unknown."""
         self.units, self.size = units, size
         self.done = self.reused = self.bytes = self.tokens = 0
         self._fresh = 0  # bytes tokenized by this start
@@ -23,7 +23,7 @@ class Progress:
         self._terminal = sys.stderr.isatty()
 
     def add(self, size: int, tokens: int, reused: bool) -> None:
-        """One more unit is finished."""
+        """Count a finished unit and show the progress."""
         self.done, self.bytes, self.tokens = self.done + 1, self.bytes + size, self.tokens + tokens
         self.reused += reused
         self._fresh += 0 if reused else size
@@ -37,7 +37,7 @@ class Progress:
             log.info("tokenizing: %s", self.text(now))
 
     def text(self, now: float) -> str:
-        """``12 of 340 shards, 1.2 of 30.1 GB, 8.5 MB/s, 310.2 M tokens, 58 min left``."""
+        """Return ``12 of 340 shards, 1.2 of 30.1 GB, 8.5 MB/s, 310.2 M tokens, 58 min left``."""
         parts = [f"{self.done} of {self.units} shards"]
         rate = self._fresh / max(now - self._began, 1e-9)
         if self.size:
@@ -49,6 +49,6 @@ class Progress:
         return ", ".join(parts)
 
     def close(self) -> None:
-        """Leave the terminal's line."""
+        """End the terminal's line."""
         if self._terminal and self.done:
             print(file=sys.stderr)

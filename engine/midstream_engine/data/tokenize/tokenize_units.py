@@ -1,4 +1,4 @@
-"""Units to tokens, in order, by as many processes as there are CPUs. What comes out does not depend on how many."""
+"""Tokenize units in order, with one process per CPU. The result does not depend on the number of processes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ import numpy as np
 
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.tokenize import units
-from midstream_engine.data.tokenize.progress_bar import Progress
+from midstream_engine.data.tokenize.progress_bar import ProgressBar
 from midstream_engine.data.tokenize.tokenizer import Tokenizer
 from midstream_engine.data.tokenize.units import Finished, Unit
 
 log = logging.getLogger(__name__)
-_AHEAD = 4  # units a process in flight or waiting to be taken in order
-_WORTH = 64 << 20  # bytes of text from which starting processes pays
+_AHEAD = 4  # units per process that run or wait for their turn
+_WORTH = 64 << 20  # bytes of text from which several processes are faster than one
 
 
 @dataclass(frozen=True)
 class Task:
-    """What all units share. ``name`` and ``eos_token`` load ``tokenizer`` again in another process."""
+    """Settings of all units. ``name`` and ``eos_token`` load ``tokenizer`` in another process."""
 
     directory: str  # of the finished units
     tokenizer: Tokenizer
@@ -41,6 +41,7 @@ class Task:
     max_bytes: int | None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the settings for a worker."""
         return {
             "directory": self.directory,
             "id": self.tokenizer.id,
@@ -52,7 +53,7 @@ class Task:
 
 
 def processes_for(work: Sequence[Unit], task: Task, wanted: int) -> int:
-    """How many processes: ``wanted``, or for 0 one for each CPU where that pays; 0 means this process itself."""
+    """Return the number of processes: ``wanted``, or for 0 one per CPU if that is faster; 0 means this process."""
     if wanted:
         return min(wanted, len(work))
     size = sum(unit.size for unit in work) or _WORTH
@@ -62,12 +63,14 @@ def processes_for(work: Sequence[Unit], task: Task, wanted: int) -> int:
 
 
 def tokenize(work: Sequence[Unit], task: Task, wanted: int = 0) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
-    """(tokens [tokens], tokens of each document int64 [documents]) of each unit, in order; ends where ``max_bytes`` is
-    reached. Units that are finished already are read, not made again.
+    """Yield (tokens [tokens], tokens of each document int64 [documents]) of each unit, in order, up to ``max_bytes``.
 
-    Raises DataError where text cannot be read or a process dies; what was finished until then stays.
+    Finished units are read, not tokenized again.
+
+    Raises:
+        DataError: Text cannot be read, or a process has ended. Finished units stay.
     """
-    progress = Progress(len(work), sum(unit.size for unit in work))
+    progress = ProgressBar(len(work), sum(unit.size for unit in work))
     total = 0
     with contextlib.ExitStack() as stack:
         stack.callback(progress.close)
@@ -79,7 +82,7 @@ def tokenize(work: Sequence[Unit], task: Task, wanted: int = 0) -> Generator[tup
                 yield tokens, lengths[:, 1]
                 continue
             totals = total + np.cumsum(lengths[:, 0])
-            # The first document is kept whatever its length.
+            # The first document is used whatever its length.
             fits = (totals <= task.max_bytes) | (totals == lengths[:, 0])
             kept = len(fits) if fits.all() else int(np.argmin(fits))
             yield tokens[: int(lengths[:kept, 1].sum())], lengths[:kept, 1]
@@ -87,19 +90,19 @@ def tokenize(work: Sequence[Unit], task: Task, wanted: int = 0) -> Generator[tup
                 break
             total = int(totals[-1]) if len(totals) else total
     if progress.reused:
-        log.info("%d of %d shards were there already", progress.reused, progress.units)
+        log.info("%d of %d shards were already finished", progress.reused, progress.units)
 
 
 def _read(unit: Unit, record: Finished, task: Task) -> tuple[np.ndarray, np.ndarray]:
     dtype = units.token_dtype(task.tokenizer)
     found = units.read(task.directory, unit.number, record, dtype)
     if found is None:
-        log.warning("shard %d is damaged; made again", unit.number)
+        log.warning("shard %d is damaged and is tokenized again", unit.number)
         units.forget(task.directory, unit.number)
         record = units.tokenize(unit, task.directory, task.tokenizer, task.text_key, task.max_bytes)
         found = units.read(task.directory, unit.number, record, dtype)
     if found is None:
-        raise DataError(f"{task.directory}: shard {unit.number} reads back as something else than was written")
+        raise DataError(f"{task.directory}: shard {unit.number} differs from what was written")
     return found
 
 
@@ -124,9 +127,9 @@ def _made(work: Sequence[Unit], task: Task, processes: int) -> Generator[tuple[F
 
 
 class _Processes:
-    """Workers, each used by one thread at a time and started when it is first needed."""
+    """Worker processes, each used by one thread at a time and started on first use."""
 
-    def __init__(self, task: Task, count: int):
+    def __init__(self, task: Task, count: int) -> None:
         self._task = task
         self._idle: queue.LifoQueue[subprocess.Popen[str] | None] = queue.LifoQueue()
         for _ in range(count):
@@ -153,6 +156,7 @@ class _Processes:
             _pipe(process.stdout).close()
 
     def submit(self, unit: Unit) -> Future[tuple[Finished, bool]]:
+        """Tokenize a unit; its record, and whether it was already finished."""
         return self._threads.submit(self._run, unit)
 
     def _run(self, unit: Unit) -> tuple[Finished, bool]:
@@ -161,14 +165,14 @@ class _Processes:
             return before, True
         process = self._idle.get() or self._start()
         try:
-            answer = self._ask(process, json.dumps(unit.to_json()))
+            answer = self._exchange(process, json.dumps(unit.to_json()))
         finally:
             self._idle.put(process)
         if not answer:
             process.wait()
             raise DataError(
                 f"data: a tokenizing process ended with {process.returncode} at {unit.pieces[0].source.path} "
-                "(-9: out of memory?); start again, finished shards are kept"
+                "(-9: out of memory?) (hint: start again; finished shards are reused)"
             )
         value = json.loads(answer)
         if "error" in value:
@@ -176,7 +180,7 @@ class _Processes:
         return Finished(**value["done"]), False
 
     def _start(self) -> subprocess.Popen[str]:
-        # The engine may run from a bundle that is not installed: the child has to find it too.
+        # The engine may run from a bundle that is not installed: the child gets the same path.
         path = os.pathsep.join(filter(None, sys.path))
         with self._lock:
             if self._closed:
@@ -187,15 +191,15 @@ class _Processes:
                 stdout=subprocess.PIPE,
                 text=True,
                 env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
-                start_new_session=True,  # a Ctrl-C is for the parent, which ends them
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its children
             )
             self._started.append(process)
-        self._ask(process, json.dumps(self._task.to_json()), wait=False)
+        self._exchange(process, json.dumps(self._task.to_json()), wait=False)
         return process
 
     @staticmethod
-    def _ask(process: subprocess.Popen[str], line: str, wait: bool = True) -> str:
-        """The answer; empty where the process has died."""
+    def _exchange(process: subprocess.Popen[str], line: str, wait: bool = True) -> str:
+        """Send a line; return the answer, empty if the process has ended."""
         try:
             _pipe(process.stdin).write(line + "\n")
             _pipe(process.stdin).flush()

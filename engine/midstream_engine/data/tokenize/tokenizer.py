@@ -1,9 +1,10 @@
-"""Bytes of text to token ids."""
+"""Tokenizers: bytes of text to token ids."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,18 +15,18 @@ from midstream_engine.data.errors import DataError
 
 
 class Tokenizer(Protocol):
-    """``id`` changes whenever the same text would become other tokens."""
+    """A tokenizer. ``id`` changes whenever the same text would have other tokens."""
 
     id: str
     vocab_size: int
     eos: int
 
     def encode(self, text: bytes) -> np.ndarray:
-        """The ids of one document, without EOS. Shape [tokens]."""
+        """Return the ids of one document, without EOS. Shape [tokens]."""
         ...
 
     def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """The same of several documents: faster than one by one."""
+        """Return the ids of several documents: faster than one by one."""
         ...
 
 
@@ -33,7 +34,7 @@ IDS = "ids:"
 
 
 class ByteTokenizer:
-    """One token a byte: id = the byte's value. EOS is id 256, which no text contains."""
+    """One token per byte: id = the byte's value. EOS is id 256, which no text contains."""
 
     id = "bytes-v1"
     vocab_size = 257
@@ -47,10 +48,9 @@ class ByteTokenizer:
 
 
 class IdTokenizer:
-    """Text that is tokenized already: ``ids:SIZE``, the number of rows that the loss runs over, or ``ids:SIZE:EOS``
-    with the id that documents end with."""
+    """Text that is already tokenized: ``ids:SIZE``, the size of the vocabulary, or ``ids:SIZE:EOS``."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str) -> None:
         size, _, eos = name.removeprefix(IDS).partition(":")
         if not size.isdigit() or not int(size) or (eos and not (eos.isdigit() and int(eos) < int(size))):
             raise DataError(f"data.tokenizer: {name!r}: write ids:SIZE or ids:SIZE:EOS, as ids:50304:50256")
@@ -58,6 +58,7 @@ class IdTokenizer:
         self.eos = int(eos) if eos else self.vocab_size  # none of the ids: where documents end is not marked
 
     def encode(self, text: bytes) -> np.ndarray:
+        del text
         raise DataError(f"data.tokenizer: {self.id} stands for text that is tokenized already, and this is none")
 
     def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
@@ -67,11 +68,12 @@ class IdTokenizer:
 class FileTokenizer:
     """A Hugging Face ``tokenizer.json``. Text that is not UTF-8 is read with replacement characters."""
 
-    def __init__(self, path: str, eos_token: str):
+    def __init__(self, path: str, eos_token: str) -> None:
         try:
             from tokenizers import Tokenizer as HfTokenizer
         except ImportError:
-            raise DataError(f"data.tokenizer: {path} needs the package tokenizers (the extra 'hf')") from None
+            install = f"{sys.executable} -m pip install tokenizers"
+            raise DataError(f"data.tokenizer: {path} needs the package tokenizers (hint: {install})") from None
         with open(path, "rb") as file:
             content = file.read()
         try:
@@ -90,13 +92,17 @@ class FileTokenizer:
 
     def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         decoded = [text.decode("utf-8", errors="replace") for text in texts]
-        # The fast one leaves out where in the text each token lies, which nobody asks for.
+        # The fast variant skips each token's position in the text, which is unused.
         encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
         return [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
 
 
 def load_tokenizer(name: str, eos_token: str) -> Tokenizer:
-    """``bytes``, ``ids:SIZE[:EOS]``, or the path of a ``tokenizer.json`` (or of the folder that holds it)."""
+    """Load ``bytes``, ``ids:SIZE[:EOS]``, or the path of a ``tokenizer.json`` or of its folder.
+
+    Raises:
+        DataError: There is no such tokenizer.
+    """
     if name == "bytes":
         return ByteTokenizer()
     if name.startswith(IDS):

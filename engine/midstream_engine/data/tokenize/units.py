@@ -1,8 +1,8 @@
-"""The pieces of work that tokenizing is cut into, and the finished ones on the disk.
+"""Units of tokenizing, and the finished ones on the disk.
 
-A unit is a function of the sources alone, not of the number of processes. ``<n>.tokens`` holds its token ids, each
-document ended by EOS; ``<n>.lengths`` two int64 a document: bytes of text, tokens; ``<n>.json`` is written last and
-makes it count. What a killed program had finished is found again, what it had begun is not.
+A unit depends on the sources alone, not on the number of processes. ``<n>.tokens`` has its token ids, each document
+ended by EOS; ``<n>.lengths`` has two int64 per document: bytes of text, tokens; ``<n>.json`` is written last and makes
+the unit finished. The units that a killed process had finished are reused.
 """
 
 from __future__ import annotations
@@ -19,35 +19,38 @@ from midstream_engine import records
 from midstream_engine.data.sources import formats
 from midstream_engine.data.sources.formats import Piece
 from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.token_ids import first_unknown, unknown_id
 from midstream_engine.data.tokenize.tokenizer import Tokenizer
 
 UNIT_BYTES = 32 << 20  # of text, about
-_COMPRESSION = 4  # times smaller, about
-_UNKNOWN = 8 << 20  # bytes of a source whose size nobody knows
+_COMPRESSION = 4  # typical ratio of text to compressed bytes
+_UNKNOWN = 8 << 20  # assumed bytes of a source of unknown size
 _DATASET_ROWS = 20_000
 _GROUP = 1 << 20  # bytes of text handed to the tokenizer at a time
 
 
 @dataclass(frozen=True)
 class Unit:
-    """``size``: bytes as stored, 0 where unknown; for showing progress."""
+    """Pieces of sources that are tokenized together. ``size``: stored bytes, 0 if unknown; for progress alone."""
 
     number: int
     pieces: tuple[Piece, ...]
     size: int
 
     def to_json(self) -> dict[str, Any]:
+        """Return the unit as JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Any) -> Unit:
+        """Return the unit of ``to_json``."""
         pieces = tuple(Piece(Source(**piece["source"]), piece["start"], piece["end"]) for piece in value["pieces"])
         return cls(value["number"], pieces, value["size"])
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A unit's ``<n>.json``."""
+    """The record of a finished unit, ``<n>.json``."""
 
     documents: int
     tokens: int
@@ -56,7 +59,7 @@ class Finished:
 
 
 def cut(sources: Sequence[Source], unit_bytes: int = UNIT_BYTES) -> list[Unit]:
-    """Units of about ``unit_bytes`` of text, in order: large files in several, small ones together."""
+    """Divide sources into units of about ``unit_bytes`` of text, in order: large files divided, small ones joined."""
     units: list[Unit] = []
     pieces: list[Piece] = []
     gathered = stored = 0
@@ -79,7 +82,7 @@ def cut(sources: Sequence[Source], unit_bytes: int = UNIT_BYTES) -> list[Unit]:
 
 
 def _pieces(source: Source, unit_bytes: int) -> Iterator[tuple[Piece, int, int]]:
-    """(piece, its text's bytes about, its stored bytes)."""
+    """Yield (piece, estimated bytes of text, stored bytes)."""
     kind, compression = formats.kind_of(source)
     size = max(source.size, 0)
     if kind == formats.DATASET:
@@ -104,18 +107,22 @@ def _pieces(source: Source, unit_bytes: int) -> Iterator[tuple[Piece, int, int]]
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype:
-    """How ids are stored: the smaller of uint16 and uint32 that holds them all, little-endian."""
+    """Return the stored type of ids: uint16 if it represents all, else uint32, little-endian."""
     return np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
 
 
 def finished(directory: str, number: int) -> Finished | None:
-    """The unit's record where it was finished, else None."""
+    """Return the unit's record if it is finished, else None."""
     value = records.read_json_or_none(os.path.join(directory, f"{number}.json"))
     return None if value is None else Finished(**value)
 
 
 def tokenize(unit: Unit, directory: str, tokenizer: Tokenizer, text_key: str, max_bytes: int | None) -> Finished:
-    """Write the unit's files. It stops where its own text alone has exceeded ``max_bytes``."""
+    """Tokenize a unit and write its files, up to the document whose text exceeds ``max_bytes``.
+
+    Raises:
+        DataError: The tokenizer returned an id beyond its vocabulary.
+    """
     dtype = token_dtype(tokenizer)
     eos = np.asarray([tokenizer.eos], dtype).tobytes()
     lengths: list[tuple[int, int]] = []
@@ -127,6 +134,8 @@ def tokenize(unit: Unit, directory: str, tokenizer: Tokenizer, text_key: str, ma
         texts = (text for piece in unit.pieces for text in formats.documents(piece, text_key))
         for group in _groups(texts, max_bytes):
             for text, ids in zip(group, tokenizer.encode_all(group), strict=True):
+                if (at := first_unknown(ids, tokenizer.vocab_size)) is not None:
+                    raise unknown_id(_document(unit, text_key, len(lengths)), int(ids[at]), tokenizer.vocab_size)
                 data = ids.astype(dtype).tobytes() + eos
                 file.write(data)
                 crc = google_crc32c.extend(crc, data)
@@ -142,8 +151,20 @@ def tokenize(unit: Unit, directory: str, tokenizer: Tokenizer, text_key: str, ma
     return record
 
 
+def _document(unit: Unit, text_key: str, number: int) -> str:
+    """Return the file of a unit's document and its number there, from 0."""
+    piece = unit.pieces[0]
+    for piece in unit.pieces:
+        count = sum(1 for _ in formats.documents(piece, text_key))
+        if number < count:
+            break
+        number -= count
+    part = f" of the part from {piece.start} on" if piece.start else ""
+    return f"{piece.source.path}: document {number}{part}"
+
+
 def _groups(texts: Iterable[bytes], limit: int | None) -> Iterator[list[bytes]]:
-    """Documents to be tokenized together. The last is the one that makes their bytes exceed ``limit``."""
+    """Yield documents to be tokenized together, up to the one with which their bytes exceed ``limit``."""
     group: list[bytes] = []
     gathered = total = 0
     for text in texts:
@@ -159,8 +180,10 @@ def _groups(texts: Iterable[bytes], limit: int | None) -> Iterator[list[bytes]]:
 
 
 def read(directory: str, number: int, record: Finished, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray] | None:
-    """(tokens [tokens], lengths int64 [documents, 2]) of a finished unit; None where its files are not what was
-    written: after a power cut, say."""
+    """Return (tokens [tokens], lengths int64 [documents, 2]) of a finished unit.
+
+    None if its files differ from what was written, for example after a power cut.
+    """
     try:
         tokens = np.fromfile(os.path.join(directory, f"{number}.tokens"), dtype)
         lengths = np.fromfile(os.path.join(directory, f"{number}.lengths"), "<i8").reshape(-1, 2)
@@ -171,5 +194,5 @@ def read(directory: str, number: int, record: Finished, dtype: np.dtype) -> tupl
 
 
 def forget(directory: str, number: int) -> None:
-    """Make a unit unfinished."""
+    """Delete a unit's record, which makes it unfinished."""
     os.unlink(os.path.join(directory, f"{number}.json"))

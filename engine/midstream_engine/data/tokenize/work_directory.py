@@ -1,4 +1,4 @@
-"""The directory of unfinished tokenizing: one program at a time has it, and the next one goes on in it."""
+"""The directory of unfinished tokenizing, used by one process at a time; the next one continues in it."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ from collections.abc import Iterator
 
 log = logging.getLogger(__name__)
 _WORK = ".tokenizing-"
-_FORGOTTEN = 14 * 86400.0  # seconds after which unfinished work that nobody took up again is removed
+_ABANDONED = 14 * 86400.0  # seconds after which unfinished work is removed
 
 
 @contextlib.contextmanager
-def working_directory(place: str, name: str) -> Iterator[str]:
-    """Where finished units of one request lie until the cache is built. One program at a time has it; it stays where
-    the program fails or is killed, so that the next one goes on."""
-    os.makedirs(place, exist_ok=True)
-    _remove_forgotten(place)
-    directory = os.path.join(place, f"{_WORK}{name}")
+def work_directory(data_root: str, name: str) -> Iterator[str]:
+    """Context manager: the directory of one request's finished units, until the cache is built.
+
+    One process at a time has it. It stays if the process fails or is killed, so that the next one continues.
+    """
+    os.makedirs(data_root, exist_ok=True)
+    _remove_abandoned(data_root)
+    directory = os.path.join(data_root, f"{_WORK}{name}")
     while True:
         try:
             os.makedirs(directory, exist_ok=True)
             descriptor = os.open(lock_file(directory), os.O_RDWR | os.O_CREAT, 0o644)
-        except (FileNotFoundError, FileExistsError):  # whoever had it removes it just now
+        except (FileNotFoundError, FileExistsError):  # its owner is removing it
             continue
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                log.info("another program tokenizes the same text: waiting for it")
+                log.info("waiting for another process that tokenizes the same text")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not _still(directory, descriptor):  # the one before was done with it
+            if not _still(directory, descriptor):  # the previous owner has removed it
                 continue
             for left in os.listdir(directory):
                 if left.endswith(".tmp"):
                     os.unlink(os.path.join(directory, left))
             yield directory
-            done = f"{directory}.{os.getpid()}"  # gone at once: nobody finds it half removed
+            done = f"{directory}.{os.getpid()}"  # renamed first: no process finds it partly removed
             os.rename(directory, done)
             shutil.rmtree(done, ignore_errors=True)
             return
@@ -49,7 +51,7 @@ def working_directory(place: str, name: str) -> Iterator[str]:
 
 
 def lock_file(directory: str) -> str:
-    """A file of its own: network file systems lock nothing that is not open for writing."""
+    """Return the path of the lock, a separate file: network file systems lock only files that are open for writing."""
     return os.path.join(directory, ".lock")
 
 
@@ -60,16 +62,16 @@ def _still(directory: str, descriptor: int) -> bool:
         return False
 
 
-def _remove_forgotten(place: str) -> None:
-    for name in os.listdir(place):
+def _remove_abandoned(data_root: str) -> None:
+    for name in os.listdir(data_root):
         if not name.startswith(_WORK):
             continue
-        directory = os.path.join(place, name)
+        directory = os.path.join(data_root, name)
         try:
-            if time.time() - os.stat(directory).st_mtime < _FORGOTTEN:
+            if time.time() - os.stat(directory).st_mtime < _ABANDONED:
                 continue
             descriptor = os.open(lock_file(directory), os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # done, and removed by its owner
+        except FileNotFoundError:  # removed by its owner
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""``python -m midstream_engine.data.tokenize.worker``: a process that tokenizes units for a parent.
+"""Worker process that tokenizes units: ``python -m midstream_engine.data.tokenize.worker``.
 
-The first line of stdin is the task for all units, each further one a unit; each is answered with a line on stdout:
-``{"done": record}`` or ``{"error": line}``. The end of stdin ends the process at once, whatever it does: a parent that
-is killed leaves nobody behind.
+The first line of stdin is the task for all units, each further line a unit; the answer to each is a line on stdout:
+``{"done": record}`` or ``{"error": line}``. The end of stdin ends the process immediately, so that no worker outlives a
+parent that was killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     answers = sys.stdout
-    sys.stdout = sys.stderr  # what a library prints is no answer
+    sys.stdout = sys.stderr  # a library's output must not be read as an answer
     task = json.loads(lines.get())
     tokenizer = None
     while True:
@@ -42,12 +42,12 @@ def main() -> None:
             if tokenizer is None:
                 tokenizer = load_tokenizer(task["tokenizer"], task["eos_token"])
                 if tokenizer.id != task["id"]:
-                    raise DataError(f"data.tokenizer: {task['tokenizer']} has changed while it was used; start again")
+                    raise DataError(f"data.tokenizer: {task['tokenizer']} has changed during use (hint: start again)")
             done = units.tokenize(unit, task["directory"], tokenizer, task["text_key"], task["max_bytes"])
             answer = {"done": asdict(done)}
         except DataError as error:
             answer = {"error": str(error)}
-        except Exception as error:  # noqa: BLE001 (told to the parent, which raises)
+        except Exception as error:  # noqa: BLE001 (sent to the parent, which raises it)
             traceback.print_exc(file=sys.stderr)
             answer = {"error": f"{unit.pieces[0].source.path}: {type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)

@@ -1,4 +1,4 @@
-"""``config.json`` of Hugging Face's, and our model configuration. What has no counterpart is refused, never dropped."""
+"""Translate between Hugging Face's ``config.json`` and our model configuration; unknown features are rejected."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _ACTIVATIONS = {
 
 
 def from_huggingface(found: dict[str, Any]) -> tuple[LmConfig, int]:
-    """Our configuration and the number of rows of the vocabulary.
+    """Return our configuration and the size of the vocabulary.
 
-    Raises ConversionError for a model type, or a feature of one, that we do not have.
+    Raises:
+        ConversionError: The model type, or a feature of it, is unsupported.
     """
     kind = found.get("model_type")
     try:
@@ -39,7 +40,11 @@ def from_huggingface(found: dict[str, Any]) -> tuple[LmConfig, int]:
 
 
 def to_huggingface(config: LmConfig, vocab_size: int, dtype: str) -> dict[str, Any]:
-    """``config.json`` as both the present and older versions of transformers read it."""
+    """Return ``config.json`` for present and older versions of transformers.
+
+    Raises:
+        ConversionError: Hugging Face has no such model.
+    """
     common = {"vocab_size": vocab_size, "torch_dtype": dtype, "initializer_range": config.initializer_range}
     match config:
         case Gpt2Config():
@@ -58,6 +63,10 @@ def to_huggingface(config: LmConfig, vocab_size: int, dtype: str) -> dict[str, A
             if not config.use_layer_norm_weight:
                 raise ConversionError(
                     "model.use_layer_norm_weight is false, and Hugging Face's Llama norms have weights"
+                )
+            if config.epsilon_outside_root:
+                raise ConversionError(
+                    "model.epsilon_outside_root is true, and Hugging Face's Llama norms have epsilon inside the root"
                 )
             return common | _shape(config) | _rope(config.rope, {}) | {
                 "architectures": ["LlamaForCausalLM"], "model_type": "llama",
@@ -163,7 +172,7 @@ def _neox(found: dict[str, Any]) -> NeoxConfig:
 
 
 def _rope_from(found: dict[str, Any], theta: float) -> tuple[RopeConfig, float | None]:
-    """Rotary positions, and which part of a head they turn where ``rope_parameters`` says so."""
+    """Return rotary positions, and the rotated part of a head if ``rope_parameters`` has it."""
     scaling = found.get("rope_parameters") or found.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     theta = float(scaling.get("rope_theta") or found.get("rope_theta") or theta)

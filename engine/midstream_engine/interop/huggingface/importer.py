@@ -1,6 +1,6 @@
-"""Hugging Face's model directories: a checkpoint of step 0 from one, and one from a checkpoint.
+"""Import and export of Hugging Face model directories: checkpoints of step 0, and weights of any checkpoint.
 
-Arrays stream: reading, what is in memory at a time are the cells under way; writing, one tensor.
+Arrays are streamed: memory has the chunks that are being written, or on export one tensor.
 """
 
 from __future__ import annotations
@@ -18,30 +18,38 @@ import numpy as np
 import yaml
 
 from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.array_names import LogicalArray, flatten
-from midstream_engine.checkpoint.format.boxes import Box, extent, whole, within
+from midstream_engine.checkpoint.format.boxes import Box, extent, full_box, within
 from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.format.packed_arrays import unpack
-from midstream_engine.checkpoint.loading.list_checkpoints import read_train
+from midstream_engine.checkpoint.loading.checkpoint_records import read_train
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.checkpoint.saving.save import commit, train_document, write
+from midstream_engine.checkpoint.saving.checkpoint_writer import train_document, write
+from midstream_engine.checkpoint.saving.commit import commit
 from midstream_engine.checkpoint.saving.snapshot import HostArray
-from midstream_engine.config.load import from_mapping
+from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.model import LmConfig
+from midstream_engine.config.reading.load import from_mapping
 from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.data.errors import DataError
+from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.exact_numbers import checked
+from midstream_engine.interop.foreign_run import state_arrays
 from midstream_engine.interop.huggingface.configuration import from_huggingface, to_huggingface
 from midstream_engine.interop.huggingface.names import CONSTANTS, Rule, rules_of, tied_head
-from midstream_engine.interop.safetensors import Outgoing, read_tensors, write_tensors
+from midstream_engine.interop.tensor_files import Outgoing, read_tensors, write_tensors
 from midstream_engine.interop.tokenizer_files import FOLDER, carry, files_at
+from midstream_engine.precision import Precision
 from midstream_engine.records import (
     IMPORTED,
+    MANIFEST,
     PACKED,
     ArrayEntry,
     Manifest,
     RunPaths,
     checkpoint_name,
+    parse_checkpoint_name,
     tokenizer_digests,
 )
 
@@ -51,11 +59,12 @@ _MODEL = "model/"
 
 @dataclasses.dataclass(frozen=True)
 class _Converted(HostArray):
-    """An array of ours whose contents are made from their tensors when they are asked for."""
+    """An array of ours whose contents are made from Hugging Face's tensors on demand."""
 
     sources: Sequence[np.ndarray] = ()  # one a layer, or one
     rule: Rule | None = None  # None: zeros
     vocab_size: int = 0
+    rounds: bool = False  # whether numbers may be rounded to the dtype
 
     def part(self, box: Box, out: np.ndarray | None = None) -> np.ndarray:
         result = np.empty(extent(box), numpy_dtype(self.dtype)) if out is None else out
@@ -77,15 +86,25 @@ class _Converted(HostArray):
         present = tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(box, real, strict=True))
         if present != box:
             result[...] = 0  # the rows that pad the vocabulary
-        result[within(present, box)] = view[tuple(slice(*part) for part in present)]
+        part = view[tuple(slice(*part) for part in present)]
+        result[within(present, box)] = checked(self.name, part, numpy_dtype(self.dtype), rounds=self.rounds)
 
 
-def import_model(source: str, directory: str, final: str) -> Manifest:
-    """Write ``directory``: ``checkpoints/step-0-a000`` with the model of the Hugging Face directory ``source`` and a
-    fresh optimizer, the tokenizer's files, and ``train.yaml``, a configuration that starts from it.
+def import_model(source: str, directory: str, final: str, parameters: str | None = None) -> Manifest:
+    """Import the Hugging Face model ``source`` as a checkpoint of step 0 with a fresh optimizer.
 
-    ``final``: the path that ``directory`` will have when all is done. Raises ConversionError unless every tensor of
-    the source is used, and every array of the model is there in the right shape.
+    Writes ``directory``: ``checkpoints/step-0-a000``, the tokenizer's files, and ``train.yaml``, a configuration that
+    starts from it.
+
+    Args:
+        source: The model directory.
+        directory: Where to write.
+        final: The path to which ``directory`` will be renamed.
+        parameters: Type to which parameters are rounded; None: float32, which must keep every number.
+
+    Raises:
+        ConversionError: A tensor of the source is unused, an array of the model is missing or has another shape, or a
+            number is not finite or would be rounded.
     """
     found, model, vocab_size = described(source)
     files = files_at(source)
@@ -96,8 +115,10 @@ def import_model(source: str, directory: str, final: str) -> Manifest:
         os.makedirs(os.path.join(directory, FOLDER))
         _copy(files, os.path.join(directory, FOLDER))
     mapping = started_with(model, source, final, carried)
+    if parameters is not None:
+        mapping["trainer"]["mp"] = str(Precision.parse("f32").with_parameters(parameters))
     config = from_mapping(mapping).config
-    arrays = list(converted(config, vocab_size, read_tensors(source)))
+    arrays = list(converted(config, vocab_size, read_tensors(source), rounds=parameters is not None))
     state = {
         "step": 0, "optimizer_count": 0, "schedule_count": 0, "next_sample": 0,
         "batch_schedule": config.trainer.batch_schedule().to_json(), "seed": config.trainer.seed,
@@ -118,32 +139,39 @@ def import_model(source: str, directory: str, final: str) -> Manifest:
 
 
 def described(source: str) -> tuple[dict[str, Any], LmConfig, int]:
-    """A model directory's config.json, our model, and the rows of its vocabulary."""
+    """Return a model directory's config.json, our model configuration, and the size of its vocabulary."""
     found = _read_json(os.path.join(source, "config.json"))
     model, vocab_size = from_huggingface(found)
-    # Whatever size the tokenizer turns out to have, the embedding keeps this many rows.
+    # The embedding has this many rows, whatever the size of the tokenizer.
     return found, dataclasses.replace(model, pad_vocab_to_multiple=model.padded_vocab(vocab_size)), vocab_size
 
 
 def export_model(
     source: str, directory: str, *, vocab_size: int | None, tokenizer: str | None, dtype: str, largest: int
 ) -> list[str]:
-    """Write ``directory``: config.json, safetensors files and the tokenizer's, from the checkpoint ``source`` (or the
-    run, or the folder, that holds it); returns the names of the weights' files.
+    """Export a checkpoint: config.json, safetensors files and the tokenizer's files; return the weights' file names.
 
-    ``vocab_size``: rows of the vocabulary to keep; None: what the tokenizer has. ``tokenizer``: a folder with its
-    files; None: the one that the run was trained with, where it is here. ``largest``: bytes a file.
+    Args:
+        source: The checkpoint, its run, or its folder.
+        directory: Where to write.
+        vocab_size: Rows of the vocabulary to export; None: those of the tokenizer.
+        tokenizer: Folder of the tokenizer's files; None: the run's own, if it is here.
+        dtype: Type of the exported weights.
+        largest: Bytes of a file, at most.
+
+    Raises:
+        ConversionError: The checkpoint is not sound, or cannot be exported.
     """
     checkpoint = newest_checkpoint(source)
     report = verify_checkpoint(checkpoint)
     if not report.sound:
         raise ConversionError(f"{checkpoint} is not sound: {report.flaws[0]}")
-    told = read_train(checkpoint)
-    provenance = told.get("provenance") or {}
+    train = read_train(checkpoint)
+    provenance = train.get("provenance") or {}
     if "config" not in provenance:
         raise ConversionError(f"{checkpoint}: train.json names no configuration, so the model's shape is unknown")
     config = from_mapping(provenance["config"]).config
-    files = files_at(tokenizer) if tokenizer else _tokenizer_files(config, checkpoint, told["state"])
+    files = files_at(tokenizer) if tokenizer else _tokenizer_files(config, checkpoint, train["state"])
     rows: int = vocab_size or provenance.get("vocab_size") or _vocab_size(config, files)
     entries = {
         entry.name.removeprefix(_MODEL): entry
@@ -159,9 +187,11 @@ def export_model(
 
 
 def newest_checkpoint(path: str) -> str:
-    """The checkpoint at ``path``, or the newest complete one of the run or folder there."""
-    from midstream_engine.records import MANIFEST, parse_checkpoint_name
+    """Return the checkpoint at ``path``, or the newest complete one of the run or folder there.
 
+    Raises:
+        ConversionError: There is none.
+    """
     for folder in (path, os.path.join(path, "checkpoints")):
         if os.path.exists(os.path.join(folder, MANIFEST)):
             return folder
@@ -178,7 +208,7 @@ def newest_checkpoint(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Folder(RunPaths):
-    """A run's layout without a root above it."""
+    """A run's layout in a directory without a root."""
 
     @property
     def dir(self) -> str:
@@ -188,10 +218,18 @@ class _Folder(RunPaths):
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def converted(config: TrainLmConfig, vocab_size: int, tensors: dict[str, np.ndarray]) -> Iterator[HostArray]:
-    """Every array of the state before the first update."""
+def converted(
+    config: TrainLmConfig, vocab_size: int, tensors: dict[str, np.ndarray], *, rounds: bool = False
+) -> Iterator[HostArray]:
+    """Yield every array of the state before the first update.
+
+    ``rounds``: parameters may be rounded to the configuration's type.
+
+    Raises:
+        ConversionError: A tensor is missing, unused, or has another shape.
+    """
     tensors = _with_prefix(config.model, tensors)
-    wanted = _state_arrays(config, vocab_size)
+    wanted = state_arrays(config, vocab_size)
     used = _check_tied(config.model, tensors)
     rules = {_MODEL + rule.ours: rule for rule in rules_of(config.model)}
     strange = sorted(name for name in wanted if name.startswith(_MODEL) and name not in rules)
@@ -202,7 +240,7 @@ def converted(config: TrainLmConfig, vocab_size: int, tensors: dict[str, np.ndar
         if rule is None:
             value = array.value
             if isinstance(value, jax.Array):
-                piece = (whole(array.shape), np.asarray(value))
+                piece = (full_box(array.shape), np.asarray(value))
                 arrays.append(HostArray(name, array.axes, array.shape, array.dtype, [piece]))
             else:
                 arrays.append(_Converted(name, array.axes, array.shape, array.dtype, []))
@@ -217,31 +255,17 @@ def converted(config: TrainLmConfig, vocab_size: int, tensors: dict[str, np.ndar
                 raise ConversionError(f"{one} has shape {tensors[one].shape}, config.json calls for {expected}")
         used.update(names)
         sources = [tensors[one] for one in names]
-        arrays.append(_Converted(name, array.axes, array.shape, array.dtype, [], None, sources, rule, vocab_size))
+        arrays.append(
+            _Converted(name, array.axes, array.shape, array.dtype, [], None, sources, rule, vocab_size, rounds)
+        )
     unused = sorted(name for name in tensors if name not in used and not CONSTANTS.fullmatch(name))
     if unused:
         raise ConversionError(f"{len(unused)} tensors of the source have no place in the model: {', '.join(unused)}")
     yield from arrays
 
 
-def _state_arrays(config: TrainLmConfig, vocab_size: int) -> dict[str, LogicalArray]:
-    """The state's arrays as shapes; the run's key, which is no zero, as itself."""
-    import jmp
-
-    from midstream_engine.optim.adam import build_optimizer
-    from midstream_engine.optim.schedule import learning_rate
-    from midstream_engine.trainer.loop.train_state import abstract_state, initializer
-
-    rate = learning_rate(config.optimizer, config.trainer.num_train_steps)
-    optimizer = build_optimizer(config.optimizer, rate)
-    policy = jmp.get_policy(config.trainer.mp)
-    state = abstract_state(initializer(config, vocab_size, optimizer, policy))
-    key = jax.random.split(jax.random.key(config.trainer.seed))[1]
-    return flatten(dataclasses.replace(state, key=key))
-
-
 def _with_prefix(config: LmConfig, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """GPT-2 as OpenAI published it was saved without its head, hence without the prefix ``transformer.``."""
+    """Add the prefix ``transformer.`` to OpenAI's GPT-2, which was saved without its head and without the prefix."""
     first = rules_of(config)[0].theirs
     prefix = first.split(".")[0] + "."
     if first in tensors or first.removeprefix(prefix) not in tensors:
@@ -250,7 +274,7 @@ def _with_prefix(config: LmConfig, tensors: dict[str, np.ndarray]) -> dict[str, 
 
 
 def _check_tied(config: LmConfig, tensors: dict[str, np.ndarray]) -> set[str]:
-    """The name of a tied head that is stored a second time, after making sure that it is the same."""
+    """Return the name of a tied head that is stored twice, after a check that both are equal."""
     tied = tied_head(config)
     if tied is None or tied[0] not in tensors or tied[1] not in tensors:
         return set()
@@ -261,17 +285,19 @@ def _check_tied(config: LmConfig, tensors: dict[str, np.ndarray]) -> set[str]:
 
 
 def started_with(model: LmConfig, source: str, final: str, tokenizer: str | None) -> dict[str, Any]:
-    """A configuration that begins with the model at ``final``. ``tokenizer``: what ``data.tokenizer`` calls its own."""
+    """Return a configuration that begins with the model at ``final``.
+
+    ``tokenizer``: value of ``data.tokenizer``; None: there is none, and training needs one.
+    """
     import draccus
 
-    data: dict[str, Any] = {"tokenizer": "bytes", "train_urls": []}
+    data: dict[str, Any] = {"tokenizer": tokenizer, "train_urls": []}
     if tokenizer is not None:
-        data["tokenizer"] = tokenizer
         eos = _eos_token(source)
         if eos is not None:
             data["eos_token"] = eos
     encoded: dict[str, Any] = draccus.encode(TrainLmConfig(model=model))["model"]
-    return {"data": data, "model": encoded, "trainer": {"initialize_from": final}}
+    return {"data": data, "model": encoded, "trainer": {"initialize_model_from": final}}
 
 
 def _eos_token(source: str) -> str | None:
@@ -330,10 +356,10 @@ def _outgoing(
 
 
 def _stored(checkpoint: str, entry: ArrayEntry, packed: dict[str, np.ndarray]) -> HostArray:
-    """An array of a checkpoint as views of its mapped objects."""
+    """Return an array of a checkpoint as views of its mapped objects."""
     axes, shape = tuple(entry.axes), tuple(entry.shape)
     if not entry.grid:
-        return HostArray(entry.name, axes, shape, entry.dtype, [(whole(shape), packed[entry.name])])
+        return HostArray(entry.name, axes, shape, entry.dtype, [(full_box(shape), packed[entry.name])])
     pieces = []
     for index, box in chunks_of(shape, entry.grid):
         path = os.path.join(checkpoint, zarr.chunk_path(entry.name, index))
@@ -346,11 +372,13 @@ def _unpadded(axes: Sequence[str], shape: Sequence[int], vocab_size: int) -> tup
 
 
 def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: dict[str, Any]) -> dict[str, str]:
-    """Those that the run was trained with, where they are here: named by the configuration, with its data, or beside
-    it."""
+    """Return the files of the run's tokenizer, if they are here.
+
+    They are named by the configuration, imported with the data, or in the run's directory.
+    """
     folder = os.path.dirname(os.path.dirname(os.path.abspath(checkpoint)))  # of the run, or of what an import wrote
-    name = config.data.tokenizer
-    places = [name.removeprefix(IMPORTED)] if name != "bytes" else []
+    name = config.data.tokenizer or ""
+    places = [] if name in ("", "bytes") else [name.removeprefix(IMPORTED)]
     for data in (os.path.join(folder, "data"), os.path.join(os.path.dirname(os.path.dirname(folder)), "data")):
         places += [os.path.join(data, digest) for digest in tokenizer_digests(name)]
         places.append(os.path.join(data, state.get("data_digest") or "-", FOLDER))
@@ -364,13 +392,10 @@ def _copy(files: dict[str, str], directory: str) -> None:
 
 
 def _vocab_size(config: TrainLmConfig, files: dict[str, str]) -> int:
-    from midstream_engine.data.errors import DataError
-    from midstream_engine.data.tokenize.tokenizer import load_tokenizer
-
-    name = config.data.tokenizer
     try:
+        name = config.data.given_tokenizer
         return load_tokenizer(
             files.get("tokenizer.json", name) if name.startswith(IMPORTED) else name, config.data.eos_token
         ).vocab_size
-    except DataError as error:
-        raise ConversionError(f"how many tokens there are is not known here ({error}); give --vocab-size") from None
+    except (ConfigError, DataError) as error:
+        raise ConversionError(f"the size of the vocabulary is unknown: {error} (hint: give --vocab-size)") from None

@@ -1,4 +1,4 @@
-"""Which tensor of Hugging Face's is which array of ours, and how one is laid out as the other."""
+"""Names and layouts: which tensor of Hugging Face's is which array of ours."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """A layout of theirs, for an array of ours of a shape (one layer of it, where it is stacked). Views where numpy
-    can."""
+    """Hugging Face's layout of an array of ours (of one layer, if it is stacked). Views if numpy can."""
 
     shape: Callable[[Shape], Shape]  # ours -> theirs
     ours: Callable[[np.ndarray, Shape], np.ndarray]  # their array, our shape -> our array
@@ -25,7 +24,7 @@ class Form:
 
 
 def _linear(inputs: int) -> Form:
-    """[out, in] of theirs, [in..., out...] of ours with ``inputs`` axes of input."""
+    """Return the layout [out, in] of theirs, [in..., out...] of ours with ``inputs`` axes of input."""
     return Form(
         lambda shape: (math.prod(shape[inputs:]), math.prod(shape[:inputs])),
         lambda array, shape: array.T.reshape(shape),
@@ -34,7 +33,7 @@ def _linear(inputs: int) -> Form:
 
 
 def _conv1d(inputs: int) -> Form:
-    """[in, out] of theirs (GPT-2's Conv1D), [in..., out...] of ours."""
+    """Return the layout [in, out] of theirs (GPT-2's Conv1D), [in..., out...] of ours."""
     return Form(
         lambda shape: (math.prod(shape[:inputs]), math.prod(shape[inputs:])),
         lambda array, shape: array.reshape(shape),
@@ -45,9 +44,9 @@ def _conv1d(inputs: int) -> Form:
 _VECTOR = Form(
     lambda shape: (math.prod(shape),), lambda array, shape: array.reshape(shape), lambda array: array.reshape(-1)
 )
-_TABLE = Form(lambda shape: shape, lambda array, shape: array, lambda array: array)
+_TABLE = Form(lambda shape: shape, lambda array, _: array, lambda array: array)
 
-# NeoX keeps query, key and value of a head together: [heads * 3 * head_size, embed]; ours [embed, 3, heads, head_size].
+# NeoX has query, key, value of a head together: [heads * 3 * head_size, embed]; ours [embed, 3, heads, head_size].
 _QKV_WEIGHT = Form(
     lambda shape: (math.prod(shape[1:]), shape[0]),
     lambda array, shape: array.reshape(shape[2], 3, shape[3], shape[0]).transpose(3, 1, 0, 2),
@@ -62,7 +61,7 @@ _QKV_BIAS = Form(
 
 @dataclass(frozen=True)
 class Rule:
-    """Our array ``model/<ours>`` and their tensor; ``{}`` in its name is the layer, where ours is stacked."""
+    """Our array ``model/<ours>`` and their tensor; ``{}`` in its name is the layer of a stacked array."""
 
     ours: str
     theirs: str
@@ -70,17 +69,18 @@ class Rule:
 
     @property
     def stacked(self) -> bool:
+        """Whether ours has a ``layers`` axis."""
         return "{}" in self.theirs
 
 
 def _both(ours: str, theirs: str, form: Form, bias: bool = True, bias_form: Form = _VECTOR) -> list[Rule]:
-    """Weight and, where it has one, bias."""
+    """Return the rules of a weight and its bias, if it has one."""
     rules = [Rule(f"{ours}/weight", f"{theirs}.weight", form)]
     return [*rules, Rule(f"{ours}/bias", f"{theirs}.bias", bias_form)] if bias else rules
 
 
 def rules_of(config: LmConfig) -> list[Rule]:
-    """Every array of a model of this kind, in the order of their files."""
+    """Return the rules of every array of a model of this kind, in the order of Hugging Face's files."""
     match config:
         case Gpt2Config():
             layer, ours = "transformer.h.{}.", "blocks/stacked/"
@@ -130,7 +130,7 @@ def rules_of(config: LmConfig) -> list[Rule]:
 
 
 def tied_head(config: LmConfig) -> tuple[str, str] | None:
-    """(head, embedding) of theirs where both are one array, which some files hold twice; else None."""
+    """Return (head, embedding) of theirs if both are one array, which some files have twice; else None."""
     match config:
         case Gpt2Config():
             return "lm_head.weight", "transformer.wte.weight"

@@ -1,10 +1,11 @@
-"""A run that begins with a Hugging Face model: the model, a fresh optimizer, and the data that its configuration names.
+"""Import a Hugging Face model as a run: the model, a fresh optimizer, and the data of the configuration.
 
-A model directory says nothing of data or training: that comes from flags of the engine's.
+A model directory has no data or training configuration: those are given by flags of the engine.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 import time
@@ -15,22 +16,31 @@ from typing import Any
 import numpy as np
 import yaml
 
-from midstream_engine.checkpoint.format.boxes import Box, whole
+from midstream_engine.checkpoint.format.boxes import Box, full_box
 from midstream_engine.checkpoint.saving.snapshot import HostArray
-from midstream_engine.config.load import load_config
+from midstream_engine.config.reading.load import load_config
 from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.data.prepared_data import open_training
 from midstream_engine.data.tokenize.tokenizer import Tokenizer, load_tokenizer
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun
 from midstream_engine.interop.huggingface.importer import converted, described, started_with
-from midstream_engine.interop.imported_array import Incoming, Piece
-from midstream_engine.interop.safetensors import read_tensors
+from midstream_engine.interop.imported_array import ImportedArray, Piece
+from midstream_engine.interop.tensor_files import read_tensors
 from midstream_engine.interop.tokenizer_files import files_at
 
 
-def open_model(source: str, overrides: Sequence[str]) -> ForeignRun:
-    """The model directory ``source`` as a run's state before its first update. ``overrides``: the engine's flags, with
-    the data at least (``--data.train_urls``). ConversionError where there is none, or the model does not fit."""
+def open_model(source: str, overrides: Sequence[str], parameters: str | None = None) -> ForeignRun:
+    """Open a model directory as a run's state before its first update.
+
+    Args:
+        source: The directory.
+        overrides: Flags of the engine, at least the data (``--data.train_urls``).
+        parameters: Type to which parameters are rounded; None: that of the flags, which must keep every number.
+
+    Raises:
+        ConversionError: There is no data, or the model does not match it or the flags.
+    """
     found, model, vocab_size = described(source)
     own = os.path.join(source, "tokenizer.json")
     mapping = started_with(model, source, source, own if os.path.isfile(own) else None)
@@ -39,21 +49,26 @@ def open_model(source: str, overrides: Sequence[str]) -> ForeignRun:
         file.flush()
         loaded = load_config(["--config_path", file.name, *overrides])
     config = loaded.config
+    if parameters is not None:
+        mp = str(config.trainer.precision().with_parameters(parameters))
+        config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, mp=mp))
     if config.model != model:
-        raise ConversionError(f"{source}: the flags say another model than its config.json")
+        raise ConversionError(f"{source}: the flags describe another model than its config.json")
     if not (config.data.train_urls or config.data.configs or config.data.id):
-        raise ConversionError(f"{source}: a model has no data: name it with -- --data.train_urls FILES")
-    tokenizer = load_tokenizer(config.data.tokenizer, config.data.eos_token)
+        raise ConversionError(f"{source}: a model has no data (hint: -- --data.train_urls FILES)")
+    tokenizer = load_tokenizer(config.data.given_tokenizer, config.data.eos_token)
     rows = model.padded_vocab(vocab_size)
     if tokenizer.vocab_size > rows:
         raise ConversionError(
             f"data.tokenizer: {config.data.tokenizer} has {tokenizer.vocab_size} tokens, the embedding {rows} rows"
         )
-    arrays = [_incoming(array) for array in converted(config, vocab_size, read_tensors(source))]
+    arrays = [
+        _incoming(array) for array in converted(config, vocab_size, read_tensors(source), rounds=parameters is not None)
+    ]
     mapping = config.resolved()
     for name in ("id", "root"):
         mapping["trainer"][name] = None
-    notes = [*loaded.notes, "a model brings no optimizer: moments, counts and schedule begin with it"]
+    notes = [*loaded.notes, "a model has no optimizer: moments, counts and schedule start at zero"]
     state = {
         "step": 0, "optimizer_count": 0, "schedule_count": 0, "next_sample": 0,
         "batch_schedule": config.trainer.batch_schedule().to_json(), "seed": config.trainer.seed,
@@ -65,34 +80,33 @@ def open_model(source: str, overrides: Sequence[str]) -> ForeignRun:
     }  # fmt: skip
     weights = sorted(name for name in os.listdir(source) if name.endswith((".safetensors", ".json")))
     stamp: list[Any] = [[name, os.stat(os.path.join(source, name)).st_mtime_ns] for name in weights]
-    bring = partial(_tokenized, config, tokenizer)
-    return ForeignRun("huggingface", 0, mapping, arrays, state, provenance, notes, stamp, list, _sound, bring,
-                   {} if config.data.tokenizer == "bytes" else files_at(config.data.tokenizer))  # fmt: skip
+    stamp.append(config.trainer.mp)  # decides the type of the parameters
+    link = partial(_tokenized, config, tokenizer)
+    return ForeignRun("huggingface", 0, mapping, arrays, state, provenance, notes, stamp, list, _sound, link,
+                   {} if config.data.given_tokenizer == "bytes" else files_at(config.data.given_tokenizer))  # fmt: skip
 
 
 def _sound() -> None:
-    """safetensors has no checksums."""
+    """Do nothing: the format safetensors has no checksums."""
 
 
-def _incoming(array: HostArray) -> Incoming:
-    """A layer at a time, where there are such."""
+def _incoming(array: HostArray) -> ImportedArray:
+    """Return an array that is imported layer by layer, if it has layers."""
     planes = array.shape[0] if array.axes[:1] == ("layers",) else 1
 
     def box_of(plane: int) -> Box:
-        return whole(array.shape) if planes == 1 else ((plane, plane + 1), *whole(array.shape[1:]))
+        return full_box(array.shape) if planes == 1 else ((plane, plane + 1), *full_box(array.shape[1:]))
 
     def pieces(plane: int, read: np.ndarray) -> list[Piece]:
         return [(box_of(plane), read)]
 
-    return Incoming(
+    return ImportedArray(
         array.name, array.axes, array.shape, array.dtype, pieces, lambda plane: array.part(box_of(plane)), planes
     )
 
 
 def _tokenized(config: TrainLmConfig, tokenizer: Tokenizer, place: str, given: Sequence[str]) -> str:
-    """The tokens of the configuration's text, made under ``place``; returns where they lie."""
-    from midstream_engine.data.tokenize.prepare import open_training
-
+    """Tokenize the configuration's text under ``place``; return the directory of the tokens."""
     if given:
-        raise ConversionError("--data names data of another trainer's; a model's is in data.train_urls")
+        raise ConversionError("--data names data of another trainer (hint: a model's is in data.train_urls)")
     return open_training(os.path.dirname(place), config.data, tokenizer, seq_len=config.model.seq_len).directory

@@ -1,5 +1,7 @@
-"""Levanter's arrays on the disk: zarr 2 in a directory each (format A), or zarr 3 in one OCDBT store (B; C has a
-``manifest.json`` beside it, too). Read with TensorStore, a part at a time."""
+"""Levanter's arrays on the disk, read with TensorStore in parts.
+
+They are zarr 2 in a directory each (format A), or zarr 3 in one OCDBT store (B; C also has a ``manifest.json``).
+"""
 
 from __future__ import annotations
 
@@ -13,26 +15,33 @@ import numpy as np
 from midstream_engine.interop.errors import ConversionError
 
 METADATA = "metadata.json"
+ZARR2 = "A"  # the format of Levanter 1.2; later releases write B and C
 _OCDBT = "manifest.ocdbt"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An array of the checkpoint; nothing of it is in memory."""
+    """An array of the checkpoint that is not in memory."""
 
     name: str
     store: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Its shape."""
         return tuple(self.store.shape)
 
     @property
     def dtype(self) -> np.dtype:
+        """Its element type."""
         return np.dtype(self.store.dtype.numpy_dtype)
 
     def read(self, layer: int | None = None) -> np.ndarray:
-        """All of it, or one layer."""
+        """Return the array, or one layer.
+
+        Raises:
+            ConversionError: It cannot be read.
+        """
         try:
             part = self.store if layer is None else self.store[layer]
             return np.asarray(part.read().result())
@@ -41,9 +50,10 @@ class Stored:
 
 
 def find(path: str) -> str:
-    """The checkpoint at ``path``: its own directory, or the newest by step of the run's that holds several.
+    """Return the checkpoint at ``path``: its own directory, or the newest by step in the run's directory.
 
-    Raises ConversionError where there is none that was finished.
+    Raises:
+        ConversionError: There is no finished one.
     """
     if os.path.exists(os.path.join(path, METADATA)):
         return path
@@ -59,21 +69,29 @@ def find(path: str) -> str:
 
 
 def read_metadata(directory: str) -> dict[str, Any]:
-    """``{step, timestamp, is_temporary}``."""
+    """Return ``{step, timestamp, is_temporary}``.
+
+    Raises:
+        ConversionError: The file is damaged or has no step.
+    """
     path = os.path.join(directory, METADATA)
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
     except ValueError as error:
-        raise ConversionError(f"{path}: not JSON: it was cut off ({_line(error)})") from None
+        raise ConversionError(f"{path}: not JSON, perhaps truncated ({_line(error)})") from None
     if not isinstance(found, dict) or "step" not in found:
-        raise ConversionError(f"{path}: says no step")
+        raise ConversionError(f"{path}: has no step")
     return found
 
 
 def open_arrays(directory: str) -> tuple[str, dict[str, Stored]]:
-    """Which format it is, and every array by name. Raises ConversionError where one cannot be opened."""
-    import tensorstore as ts
+    """Return the format, and every array by name.
+
+    Raises:
+        ConversionError: An array cannot be opened.
+    """
+    import tensorstore as ts  # loads slowly, and only this import needs it
 
     base = {"driver": "file", "path": os.path.abspath(directory) + "/"}
     if os.path.exists(os.path.join(directory, _OCDBT)):
@@ -86,7 +104,7 @@ def open_arrays(directory: str) -> tuple[str, dict[str, Stored]]:
         names = [key.removesuffix("/zarr.json") for key in keys if key.endswith("/zarr.json")]
         specs = {name: {"driver": "zarr3", "kvstore": {**root, "path": f"{name}/"}} for name in names}
     else:
-        kind = "A"
+        kind = ZARR2
         names = [os.path.relpath(parent, directory) for parent, _, files in os.walk(directory) if ".zarray" in files]
         specs = {
             name: {"driver": "zarr", "kvstore": {**base, "path": os.path.join(os.path.abspath(directory), name) + "/"}}

@@ -1,36 +1,54 @@
-"""Levanter's YAML as our configuration: its code's defaults written out, a line for every field that ours lacks."""
+"""Translate Levanter's YAML to our configuration, with its code's defaults.
+
+A field without a counterpart is left out with a line, or refused by name where it changes the training; nothing is said
+about a value that changes nothing (``config/reading/levanter_fields.py``).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from dataclasses import replace
 from typing import Any
 
-from midstream_engine.config import yaml_file
+from midstream_engine.arithmetic.learning_rate import LEVANTER_1_2, RULES, ScheduleError, rate_parts, rate_settings
 from midstream_engine.config.errors import ConfigError
-from midstream_engine.config.load import from_mapping
+from midstream_engine.config.reading import levanter_fields, yaml_file
+from midstream_engine.config.reading.load import from_mapping
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.data import USED
+from midstream_engine.interop.levanter.optimizer_state import MOMENTS, never_skips
 
-# What Levanter's code takes where a file says nothing, where that is not what ours takes.
+# Defaults of Levanter's code that differ from ours.
 _OPTIMIZER = {"learning_rate": 6e-4, "weight_decay": 0.1}
 _TRAINER = {"train_batch_size": 512, "num_train_steps": 400_000, "steps_per_eval": 1000, "seed": 0}
 _MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"seq_len": 1024, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embed_pdrop": 0.0},
     "llama": {"seq_len": 2048, "hidden_dim": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 32},
 }
+# Fields that say where a run began, or which machine and directories it had. The imported run has its own.
+_OF_THE_START = (
+    "initialize_from_checkpoint_path", "initialize_from_hf", "initialize_model_from_checkpoint_path",
+    "pad_tokenizer_to_match_model", "trainer.allow_partial_checkpoint", "trainer.checkpointer.base_path",
+    "trainer.checkpointer.temporary_base_path", "trainer.distributed", "trainer.id", "trainer.initialize_from",
+    "trainer.jax_compilation_cache_dir", "trainer.load_checkpoint", "trainer.load_checkpoint_path", "trainer.log_dir",
+)  # fmt: skip
 _UNKNOWN = re.compile(r"unknown key ([A-Za-z0-9_.]+)")
 _PLACES = ("config.yaml", "train_lm.yaml", "../config.yaml", "../../config.yaml")
 
 
 def read_config(directory: str, given: str | None) -> tuple[dict[str, Any], str]:
-    """The run's YAML, and where it lies: ``given``, or with the checkpoint or the run. ConversionError where there is
-    none."""
+    """Return the run's YAML and its path: ``given``, or in the directory of the checkpoint or the run.
+
+    Raises:
+        ConversionError: There is none.
+    """
     candidates = [given] if given else [os.path.join(directory, place) for place in _PLACES]
     path = next((one for one in candidates if os.path.isfile(one)), None)
     if path is None:
         raise ConversionError(
-            f"{given or directory}: the run's configuration is not there; name its YAML with --config"
+            f"{given or directory}: the run's configuration is missing (hint: name its YAML with --config)"
         )
     try:
         value = yaml_file.load(path)
@@ -41,8 +59,20 @@ def read_config(directory: str, given: str | None) -> tuple[dict[str, Any], str]
     return value, path
 
 
-def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bool) -> dict[str, Any]:
-    """Our mapping. ``rows``: of the embedding; ``ordered``: the data and its order come along, in another way."""
+def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bool, rules: str) -> dict[str, Any]:
+    """Return our mapping.
+
+    Args:
+        found: Levanter's configuration.
+        rows: Rows of the embedding.
+        notes: Gets a line for each key without a counterpart, and for each choice.
+        ordered: The data and its order are imported separately.
+        rules: Rules of the learning-rate schedule of the release that wrote the checkpoint, unless ``found`` has
+            ``optimizer.schedule_rules``.
+
+    Raises:
+        ConversionError: A value is not supported.
+    """
     model = dict(found.get("model") or {})
     kind = model.get("type", "llama")
     if kind not in _MODELS:
@@ -50,8 +80,14 @@ def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bo
     if "max_seq_len" in model:
         model["seq_len"] = model.pop("max_seq_len")
     optimizer = dict(found.get("optimizer") or {})
-    if optimizer.get("type", "adam") != "adam":
-        raise ConversionError(f"optimizer.type: {optimizer['type']!r} is not read; adam is")
+    if optimizer.get("type", "adam") not in MOMENTS:
+        raise ConversionError(f"optimizer.type: {optimizer['type']!r} is not read; {', '.join(MOMENTS)} are")
+    defaults = dict(_OPTIMIZER)
+    if optimizer.get("type") == "muon":
+        defaults |= {"weight_decay": 0.0, "coefficient_type": "simple" if rules == LEVANTER_1_2 else "quintic"}
+    if never_skips(optimizer):
+        notes.append("optimizer.skip_bad_steps: 1 is what Levanter makes of true: a window of one update skips none")
+        optimizer["skip_bad_steps"] = False
     data = dict(found.get("data") or {})
     tokenizer = str(data.get("tokenizer") or "")
     local = os.path.exists(os.path.expanduser(tokenizer)) and tokenizer != ""
@@ -60,21 +96,85 @@ def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bo
             f"data.tokenizer: {tokenizer} is no path here: ids:{rows} stands for it, and for text tokenized already"
         )
     kept = {key: data[key] for key in ("block_cross_document_attention",) if key in data}
-    notes += [
-        f"data.{key} has no counterpart" + ("" if ordered else ": the order of the data is not carried over")
-        for key in sorted(data)
-        if key not in (*kept, "tokenizer", *(USED if ordered else ()))
-    ]
+    ignored = data.get("ignore_token_id")
+    if ignored is not None and ignored >= 0:
+        kept["ignore_token_id"] = ignored
+    left = {key: item for key, item in data.items() if key not in (*kept, "tokenizer", "ignore_token_id")}
+    if ordered:
+        for key in sorted(left.keys() - USED):
+            notes += _left_out(f"data.{key}", left[key])
+    elif dropped := [f"data.{key}" for key in sorted(left) if not _is_neutral(f"data.{key}", left[key])]:
+        notes.append(f"{', '.join(dropped)}: not carried over; neither is the order of the data")
     mapping: dict[str, Any] = {
+        **{key: item for key, item in found.items() if key not in ("data_seed", "train_seq_len")},
         "data": {"tokenizer": tokenizer if local else f"ids:{rows}", **kept},
         "model": {"type": kind, **_MODELS[kind], **model, "pad_vocab_to_multiple": rows},
-        "optimizer": {**_OPTIMIZER, **optimizer},
+        "optimizer": {**defaults, "schedule_rules": rules, **optimizer},
         "trainer": {**_TRAINER, **dict(found.get("trainer") or {})},
     }
-    notes += [f"{key} has no counterpart" for key in sorted(found) if key not in (*mapping, "data_seed")]
-    for name in ("id", "load_checkpoint", "load_checkpoint_path", "initialize_from"):
-        mapping["trainer"].pop(name, None)
-    return _without_unknown(mapping, notes)
+    for name in _OF_THE_START:
+        _remove(mapping, name)
+    resolved = _without_unknown(mapping, notes)
+    notes += _schedule_notes(resolved)
+    return resolved
+
+
+def _schedule_notes(resolved: dict[str, Any]) -> list[str]:
+    """Return a line on the rules of the learning-rate schedule if other rules give these settings other rates.
+
+    Raises:
+        ConversionError: The settings have no schedule.
+    """
+    steps, settings = int(resolved["trainer"]["num_train_steps"]), rate_settings(resolved["optimizer"])
+    try:
+        parts = rate_parts(settings, steps)
+    except ScheduleError as error:
+        raise ConversionError(f"optimizer.{error}") from None
+    notes = []
+    for rules in RULES:
+        with contextlib.suppress(ScheduleError):  # a release that rejects the settings did not write the checkpoint
+            others = rate_parts(replace(settings, schedule_rules=rules), steps)
+            if [replace(part, settings=settings) for part in others] != parts:
+                notes.append(
+                    f"optimizer.schedule_rules: {settings.schedule_rules}; {rules} gives other learning rates (hint: "
+                    "the checkpoint's format decides, unless the YAML has schedule_rules)"
+                )
+    return notes
+
+
+def _left_out(name: str, item: Any) -> list[str]:
+    """Return the lines about a field that is left out.
+
+    Raises:
+        ConversionError: It changes the training.
+    """
+    if not levanter_fields.covers(name):
+        return _unknown(name, item)
+    try:
+        return list(levanter_fields.left_out(name, item))
+    except ConfigError as error:
+        raise ConversionError(str(error)) from None
+
+
+def _is_neutral(name: str, item: Any) -> bool:
+    try:
+        return not item or (levanter_fields.covers(name) and not list(levanter_fields.left_out(name, item)))
+    except ConfigError:
+        return False
+
+
+def _unknown(name: str, item: Any) -> list[str]:
+    """Return the line about a field of a release that is unknown here.
+
+    Raises:
+        ConversionError: It is set, so that it may change the training.
+    """
+    if item not in (None, False, "", [], {}):
+        raise ConversionError(
+            f"{name}: {item!r} is unknown here and may change the training (hint: remove it from the configuration if "
+            "it does not)"
+        )
+    return [f"{name} is unknown here, and is not set"]
 
 
 def _without_unknown(mapping: dict[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -83,9 +183,9 @@ def _without_unknown(mapping: dict[str, Any], notes: list[str]) -> dict[str, Any
             loaded = from_mapping(mapping)
         except ConfigError as error:
             unknown = _UNKNOWN.search(str(error))
-            if unknown is None or not _remove(mapping, unknown[1]):
+            if unknown is None or not _has(mapping, unknown[1]):
                 raise ConversionError(str(error)) from None
-            notes.append(f"{unknown[1]} has no counterpart")
+            notes += _unknown(unknown[1], _remove(mapping, unknown[1]))
             continue
         notes += loaded.notes
         resolved = loaded.config.resolved()
@@ -94,11 +194,18 @@ def _without_unknown(mapping: dict[str, Any], notes: list[str]) -> dict[str, Any
         return resolved
 
 
-def _remove(mapping: dict[str, Any], name: str) -> bool:
-    *parents, last = name.split(".")
-    for parent in parents:
-        inner = mapping.get(parent)
-        if not isinstance(inner, dict):
-            return False
-        mapping = inner
-    return mapping.pop(last, None) is not None or last not in mapping
+def _remove(mapping: dict[str, Any], name: str) -> Any:
+    """Remove a field, given by its dotted name, and return its value. Mappings on the way to it are copied."""
+    first, _, rest = name.partition(".")
+    if not rest:
+        return mapping.pop(first, None)
+    if not isinstance(mapping.get(first), dict):
+        return None
+    mapping[first] = dict(mapping[first])
+    return _remove(mapping[first], rest)
+
+
+def _has(mapping: dict[str, Any], name: str) -> bool:
+    first, _, rest = name.partition(".")
+    inner = mapping.get(first)
+    return first in mapping and (not rest or (isinstance(inner, dict) and _has(inner, rest)))

@@ -1,8 +1,8 @@
-"""What a Levanter configuration says about its data: which token caches, in which order.
+"""The data of a Levanter configuration: token caches and their order.
 
-Two generations of configurations are read: those with ``components``, and those of Levanter 1.2 with ``configs`` or
-with one dataset's fields at the top. They have other defaults: the first shuffles in blocks and always mixes, the
-second does not shuffle, and does not mix what is one dataset.
+Two generations of configurations are supported: those with ``components``, and those of Levanter 1.2 with ``configs``
+or with one dataset's fields at the top. Their defaults differ: the first shuffles in blocks and always mixes; the
+second does not shuffle, and does not mix a single dataset.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 from midstream_engine.config.trainer import TrainerConfig
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported.levanter_cache import LEDGER, Cache, in_bucket, open_cache
+from midstream_engine.data.imported.levanter_cache import INDEX, LevanterCache, in_bucket, open_cache
 from midstream_engine.data.imported.levanter_order import PERMUTATIONS
 from midstream_engine.data.order import threefry
 from midstream_engine.interop.errors import ConversionError
 
-# What Levanter's code takes where a file says nothing.
+# Defaults of Levanter's code.
 _CACHE_DIR, _BLOCK = "cache/", 2048
 _BLOCKS = {"io_block_size": 256, "window_blocks": 512}
 _REFUSED = ("experiment_budget", "target_budget", "max_train_batches", "num_validation_sequences")
-# Of the data: what has been used when this is done, or does not matter to a cache that is built.
+# Fields of the data that are used here, or do not matter for a finished cache.
 USED = {
     "components", "configs", "cache_dir", "cache_options", "enforce_eos", "auto_build_caches", "shuffle", "train_urls",
     "permutation_type", "train_weights", "stop_strategy", "mixture_block_size", "vocab_size", "format", "id", "name",
@@ -34,26 +34,42 @@ USED = {
 
 @dataclass(frozen=True)
 class Data:
-    """``order``: as :mod:`midstream_engine.data.imported.levanter_order` reads it. ``eos``: the id that documents end
-    with."""
+    """Token caches and their order.
 
-    caches: dict[str, Cache]
+    ``order`` is that of :mod:`midstream_engine.data.imported.levanter_order`; ``eos`` is the id that ends documents.
+    """
+
+    caches: dict[str, LevanterCache]
     order: dict[str, Any]
     eos: int | None
 
 
 def names_data(found: Mapping[str, Any]) -> bool:
-    """Whether a configuration says what it reads."""
+    """Return whether a configuration names its data."""
     data = found.get("data") or {}
-    return any(data.get(key) for key in ("components", "configs", "train_urls", "cache_dir", "id"))
+    texts = ("components", "configs", "train_urls", "id")
+    if any(data.get(key) for key in texts):
+        return True
+    # Levanter's own dumps have every field, so its default says nothing there.
+    dumped = any(key in data for key in texts)
+    return bool(data.get("cache_dir")) and not (dumped and data["cache_dir"] == _CACHE_DIR)
 
 
 def read_data(
     found: Mapping[str, Any], near: Sequence[str], given: Sequence[str], trainer: TrainerConfig, seed: int
 ) -> Data:
-    """The data of the configuration ``found``. ``near``: directories from which its relative paths may be meant;
-    ``given``: where the caches lie now, in place of what it says. ConversionError where a cache is missing or the order
-    is one that is not known."""
+    """Open the data of the configuration ``found``.
+
+    Args:
+        found: Levanter's configuration.
+        near: Directories to which its paths may be relative.
+        given: Present paths of the caches, instead of those of the configuration.
+        trainer: Our trainer configuration.
+        seed: Seed of the run.
+
+    Raises:
+        ConversionError: A cache is missing, or the order is unknown.
+    """
     data = dict(found.get("data") or {})
     for key in _REFUSED:
         if data.get(key) is not None:
@@ -61,35 +77,35 @@ def read_data(
     if data.get("stop_strategy", "restart") != "restart":
         raise ConversionError(f"data.stop_strategy: {data['stop_strategy']} is not carried over; restart is")
     new = "components" in data
-    bodies = dict(data.get("components") or data.get("configs") or {})
-    weights = _stages(data.get("train_weights"), bodies, trainer)
-    names = [name for name in bodies if any(stage.get(name, 0) > 0 for _, stage in weights)] or [""]
+    datasets = dict(data.get("components") or data.get("configs") or {})
+    weights = _stages(data.get("train_weights"), datasets, trainer)
+    names = [name for name in datasets if any(stage.get(name, 0) > 0 for _, stage in weights)] or [""]
     for name in names:
-        _check_body(name, bodies.get(name) or data, new)
+        _check_dataset(name, datasets.get(name) or data, new)
     if given and len(given) != len(names):
         raise ConversionError(f"--data names {len(given)} token caches, the run has {len(names)}: {', '.join(names)}")
-    places = given or [_place(name, bodies.get(name) or {}, data) for name in names]
+    places = given or [_place(name, datasets.get(name) or {}, data) for name in names]
     try:
-        caches = {name: open_cache(_lying(place, near)) for name, place in zip(names, places, strict=True)}
+        caches = {name: open_cache(_resolved(place, near)) for name, place in zip(names, places, strict=True)}
     except DataError as error:
-        raise ConversionError(f"{error}; --data names another place, --without-data leaves it out") from None
+        raise ConversionError(f"{error} (hint: --data names its path, --without-data skips it)") from None
     key = threefry.seeded(seed if found.get("data_seed") is None else int(found["data_seed"]))
     order = {
         "key": (key if found.get("data_seed") is not None else threefry.split(key, 4)[0]).tolist(),
         "shuffle": _shuffle(data, new),
-        "mixture": _mixture(names, weights, int(data.get("mixture_block_size", _BLOCK))) if bodies else None,
+        "mixture": _mixture(names, weights, int(data.get("mixture_block_size", _BLOCK))) if datasets else None,
     }
     return Data(caches, order, _eos(data, list(caches.values()), near))
 
 
-def _stages(weights: Any, bodies: Mapping[str, Any], trainer: TrainerConfig) -> list[tuple[int, dict[str, float]]]:
-    """First sample and weights of each stage. Levanter counts in updates."""
+def _stages(weights: Any, datasets: Mapping[str, Any], trainer: TrainerConfig) -> list[tuple[int, dict[str, float]]]:
+    """Return first sample and weights of each stage. Levanter counts in updates."""
     if isinstance(weights, list):
         batches = trainer.batch_schedule()
         return [
             (batches.first_sample(int(step)), {key: float(one) for key, one in held.items()}) for step, held in weights
         ]
-    held = weights if weights else dict.fromkeys(bodies, 1.0)
+    held = weights if weights else dict.fromkeys(datasets, 1.0)
     return [(0, {str(key): float(one) for key, one in held.items()})]
 
 
@@ -104,52 +120,52 @@ def _mixture(names: Sequence[str], stages: Sequence[tuple[int, dict[str, float]]
 
 
 def _shuffle(data: Mapping[str, Any], new: bool) -> dict[str, Any]:
-    told = data.get("shuffle", _BLOCKS if new else False)
+    given = data.get("shuffle", _BLOCKS if new else False)
     kind = data.get("permutation_type") or ("feistel" if new else "linear")
-    if isinstance(told, Mapping):
-        kind = told.get("perm_type", "feistel")
-        shuffle = {"kind": "blocks", **{key: int(told[key]) for key in _BLOCKS}, "permutation": kind}
-    elif told is True:
+    if isinstance(given, Mapping):
+        kind = given.get("perm_type", "feistel")
+        shuffle = {"kind": "blocks", **{key: int(given[key]) for key in _BLOCKS}, "permutation": kind}
+    elif given is True:
         shuffle = {"kind": "full", "permutation": kind}
-    elif told and not new:
-        shuffle = {"kind": "eras", "length": int(told), "permutation": kind}
-    elif told:
-        raise ConversionError(f"data.shuffle: {told!r} is not known: true, false and blocks are")
+    elif given and not new:
+        shuffle = {"kind": "eras", "length": int(given), "permutation": kind}
+    elif given:
+        raise ConversionError(f"data.shuffle: {given!r} is unknown (hint: true, false or blocks)")
     else:
         return {"kind": "none"}
     if kind not in PERMUTATIONS:
-        raise ConversionError(f"data.permutation_type: {kind!r} is not known: {', '.join(PERMUTATIONS)} are")
+        raise ConversionError(f"data.permutation_type: {kind!r} is unknown (hint: {', '.join(PERMUTATIONS)})")
     return shuffle
 
 
-def _check_body(name: str, body: Mapping[str, Any], new: bool) -> None:
+def _check_dataset(name: str, dataset: Mapping[str, Any], new: bool) -> None:
     where = f"data.{'components' if new else 'configs'}.{name}" if name else "data"
-    kind = body.get("format") or {}
+    kind = dataset.get("format") or {}
     kind = kind.get("type", "text") if isinstance(kind, Mapping) else kind
-    if kind != "text" or body.get("type", "cached") not in ("cached", "url", "hf") or body.get("pack"):
+    if kind != "text" or dataset.get("type", "cached") not in ("cached", "url", "hf") or dataset.get("pack"):
         raise ConversionError(f"{where}: text in a token cache, not packed, is carried over alone; use --without-data")
 
 
-def _place(name: str, body: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """The folder of a body's cache, as Levanter puts it together."""
-    own = body.get("cache_dir")
+def _place(name: str, dataset: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """Return the folder of a dataset's cache by Levanter's rule."""
+    own = dataset.get("cache_dir")
     return str(own) if own else os.path.join(str(data.get("cache_dir") or _CACHE_DIR), name)
 
 
-def _lying(place: str, near: Sequence[str]) -> str:
-    """Where a path of the configuration lies: relative ones from the first directory that has it."""
+def _resolved(place: str, near: Sequence[str]) -> str:
+    """Resolve a path of the configuration: a relative one in the first directory that has it."""
     if in_bucket(place):
         return place
     place = os.path.expanduser(place)
     candidates = [os.path.normpath(os.path.join(one, place)) for one in near]
     ends = ("", "train")
     return next(
-        (one for one in candidates if any(os.path.exists(os.path.join(one, end, LEDGER)) for end in ends)), place
+        (one for one in candidates if any(os.path.exists(os.path.join(one, end, INDEX)) for end in ends)), place
     )
 
 
-def _eos(data: Mapping[str, Any], caches: Sequence[Cache], near: Sequence[str]) -> int | None:
-    """The id at which attention is blocked; None where it passes."""
+def _eos(data: Mapping[str, Any], caches: Sequence[LevanterCache], near: Sequence[str]) -> int | None:
+    """Return the id at which attention is blocked; None if it is not."""
     if data.get("block_cross_document_attention", True) is False or data.get("tokenizer") == "passthrough":
         return None
     folder = os.path.expanduser(str(data.get("tokenizer") or ""))
@@ -160,14 +176,14 @@ def _eos(data: Mapping[str, Any], caches: Sequence[Cache], near: Sequence[str]) 
     ends = {cache.end_token() for cache in caches}
     if len(ends) != 1 or None in ends:
         raise ConversionError(
-            f"data.tokenizer: which id ends documents is not known without the files of {folder or 'the tokenizer'}, "
-            "and the token caches do not tell; name its folder there"
+            f"data.tokenizer: the id that ends documents is unknown without the files of {folder or 'the tokenizer'}, "
+            "and the token caches have no common one (hint: name the tokenizer's folder there)"
         )
     return ends.pop()
 
 
 def _eos_of(folder: str) -> int | None:
-    """The end of text of the tokenizer in ``folder``; None where there is none."""
+    """Return the end-of-text id of the tokenizer in ``folder``, None if there is none."""
     try:
         with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as file:
             token = json.load(file).get("eos_token")

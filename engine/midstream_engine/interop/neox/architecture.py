@@ -1,7 +1,7 @@
-"""NeoX's configuration as ours: which model it is, how it is trained. What cannot be carried over is refused or told.
+"""Translate NeoX's configuration to ours: model and training. What has no counterpart is rejected or noted.
 
-Defaults are NeoX's own where a file leaves a name out. Shapes are taken from the tensors, not from the file: what
-``intermediate_size`` means has changed between versions.
+Missing names have NeoX's defaults. Shapes are those of the tensors, not of the file: the meaning of
+``intermediate_size`` has changed between versions.
 """
 
 from __future__ import annotations
@@ -15,25 +15,35 @@ from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.model import LlamaConfig, LmConfig, NeoxConfig
 from midstream_engine.config.rope import DefaultRopeConfig
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.neox.revision import BLOCKED, OUTSIDE, Heads, Revision
 
-# NeoX's defaults for what is read here.
-_DEFAULTS: dict[str, Any] = {
-    "norm": "layernorm", "layernorm_epsilon": 1e-5, "rms_norm_epsilon": 1e-8, "pos_emb": "learned",
-    "no_weight_tying": False, "rotary_pct": 1.0, "rotary_emb_base": 10000, "activation": "gelu",
-    "bias_gelu_fusion": False, "gpt_j_residual": False, "gpt_j_tied": False, "use_bias_in_attn_linear": True,
-    "use_bias_in_mlp": True, "use_bias_in_norms": True, "use_qk_layernorm": False, "use_mup": False,
-    "hidden_dropout": 0.0, "attention_dropout": 0.0, "num_kv_heads": None, "sliding_window_width": None,
-    "apply_query_key_layer_scaling": False, "moe_num_experts": 1, "precision": None, "seed": 1234, "train_iters": None,
-    "reset_attention_mask": False, "eod_mask_loss": False, "weight_decay": 0.1, "gradient_clipping": 1.0,
-    "init_method_std": 0.02, "round_robin_gradients": False, "soft_prompt_tuning": None, "attention_config": None,
-    "num_unique_layers": None, "output_layer_parallelism": "column", "label_smoothing": 0.0,
+# NeoX's defaults of what is read here.
+DEFAULTS: dict[str, Any] = {
+    "norm": "layernorm", "layernorm_epsilon": 1e-5, "rms_norm_epsilon": 1e-8, "rmsnorm_fusion": False,
+    "pos_emb": "learned", "no_weight_tying": False, "rotary_pct": 1.0, "rotary_emb_base": 10000, "activation": "gelu",
+    "bias_gelu_fusion": False, "gpt_j_residual": False, "use_bias_in_attn_linear": True, "use_bias_in_mlp": True,
+    "num_kv_heads": None, "precision": None, "seed": 1234, "train_iters": None, "weight_decay": 0.1,
+    "gradient_clipping": 1.0, "init_method_std": 0.02, "attention_config": None, "mlp_type": "regular",
+    "lr_decay_style": "linear", "lr_decay_iters": None, "lr_decay_fraction": None, "min_lr": 0.0, "warmup": 0.01,
+    "gradient_accumulation_steps": 1,
 }  # fmt: skip
 _ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
 @dataclass(frozen=True)
+class Choices:
+    """What a user says of the NeoX that wrote a checkpoint (``revision``); None: as the checkpoint shows."""
+
+    gqa_layout: str | None = None
+    rms_epsilon: str | None = None
+
+
+AS_FOUND = Choices()
+
+
+@dataclass(frozen=True)
 class Shapes:
-    """What the tensors say. ``mlp``: rows of the first product of an MLP, all ranks together, gate included."""
+    """Shapes of the tensors. ``mlp``: rows of the first product of an MLP, of all ranks, with the gate."""
 
     layers: int
     hidden: int
@@ -43,40 +53,36 @@ class Shapes:
 
 
 class Settings:
-    """The stored configuration with defaults; remembers what was asked for, so that the rest can be told."""
+    """The stored configuration with NeoX's defaults."""
 
-    def __init__(self, found: Mapping[str, Any]):
-        self._found, self.used = dict(found), set[str]()
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self.found = dict(found)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        self.used.add(name)
-        return self._found.get(name, _DEFAULTS.get(name, default))
+    def get(self, name: str) -> Any:
+        """Return a value, or NeoX's default."""
+        return self.found.get(name, DEFAULTS.get(name))
 
     def must(self, name: str) -> Any:
-        """ConversionError where the file does not say."""
+        """Return a value.
+
+        Raises:
+            ConversionError: The file does not have it.
+        """
         value = self.get(name)
         if value is None:
             raise ConversionError(f"configs: {name.replace('_', '-')} is missing")
         return value
 
-    def unused(self) -> dict[str, Any]:
-        return {name: value for name, value in sorted(self._found.items()) if name not in self.used}
 
+def model_of(
+    settings: Settings, shapes: Shapes, revision: Revision, choices: Choices, notes: list[str]
+) -> tuple[LmConfig, str]:
+    """Return our model configuration and the layout of grouped queries.
 
-def model_of(settings: Settings, shapes: Shapes) -> LmConfig:
-    """Our model. Raises ConversionError for what ours does not have, by name."""
+    Raises:
+        ConversionError: Ours lacks a feature, or two models are possible; the message names it.
+    """
     get = settings.get
-    for name, wanted in (
-        ("pos_emb", "rotary"), ("gpt_j_tied", False), ("use_bias_in_norms", True), ("use_qk_layernorm", False),
-        ("use_mup", False), ("sliding_window_width", None), ("apply_query_key_layer_scaling", False),
-        ("moe_num_experts", 1), ("soft_prompt_tuning", None), ("num_unique_layers", None), ("hidden_dropout", 0),
-        ("attention_dropout", 0), ("round_robin_gradients", False), ("eod_mask_loss", False),
-        ("reset_attention_mask", False), ("label_smoothing", 0), ("output_layer_parallelism", "column"),
-    ):  # fmt: skip
-        if (get(name) or None) != (wanted or None):
-            raise ConversionError(
-                f"configs: {name.replace('_', '-')}: {get(name)!r} cannot be carried over, only {wanted!r}"
-            )
     _check_attention(get("attention_config"))
     if shapes.layers != int(settings.must("num_layers")) or shapes.hidden != int(settings.must("hidden_size")):
         raise ConversionError(
@@ -94,23 +100,36 @@ def model_of(settings: Settings, shapes: Shapes) -> LmConfig:
         raise ConversionError(f"configs: no-weight-tying is {get('no_weight_tying')}, but the tensors say otherwise")
     norm, activation, parallel = get("norm"), get("activation"), bool(get("gpt_j_residual"))
     attention_bias, mlp_bias = bool(get("use_bias_in_attn_linear")), bool(get("use_bias_in_mlp"))
+    legacy = get("mlp_type") == "llama"  # its MLP has no biases
+    gated = activation in ("silu", "swish") if legacy else activation == "swiglu"
     try:
-        if norm in ("rmsnorm", "te_rmsnorm") and activation == "swiglu":
+        if norm in ("rmsnorm", "te_rmsnorm") and gated:
             if parallel or float(get("rotary_pct")) != 1.0:
                 raise ConversionError(
                     "configs: RMSNorm with gpt-j-residual or a rotary-pct below 1 is no model that is known here"
                 )
+            if shapes.hidden % heads:
+                raise ConversionError(f"configs: num-attention-heads {heads} does not divide hidden-size")
+            layout = revision.gqa_layout(Heads(heads, groups, shapes.hidden // heads), choices.gqa_layout, notes)
+            epsilon, fused = float(get("rms_norm_epsilon")), bool(get("rmsnorm_fusion")) or norm == "te_rmsnorm"
+            place = revision.rms_epsilon(epsilon, fused, choices.rms_epsilon, notes)
             return LlamaConfig(
                 **common, num_kv_heads=groups, intermediate_dim=shapes.mlp // 2, attention_bias=attention_bias,
-                mlp_bias=mlp_bias, layer_norm_epsilon=float(get("rms_norm_epsilon")),
-            )  # fmt: skip
-        if norm in ("layernorm", "te_layernorm") and activation in _ACTIVATIONS and groups == heads and mlp_bias:
+                mlp_bias=mlp_bias and not legacy, layer_norm_epsilon=epsilon, epsilon_outside_root=place == OUTSIDE,
+            ), layout  # fmt: skip
+        if (
+            norm in ("layernorm", "te_layernorm")
+            and activation in _ACTIVATIONS
+            and groups == heads
+            and mlp_bias
+            and not legacy
+        ):
             kind = "gelu_new" if activation == "gelu" and get("bias_gelu_fusion") else _ACTIVATIONS[activation]
             return NeoxConfig(
                 **common, intermediate_dim=shapes.mlp, activation_function=kind, use_parallel_residual=parallel,
                 rotary_pct=float(get("rotary_pct")), attention_bias=attention_bias,
                 layer_norm_epsilon=float(get("layernorm_epsilon")),
-            )  # fmt: skip
+            ), BLOCKED  # fmt: skip
     except ConfigError as error:
         raise ConversionError(f"configs: {error}") from None
     raise ConversionError(
@@ -120,10 +139,24 @@ def model_of(settings: Settings, shapes: Shapes) -> LmConfig:
 
 
 def optimizer_of(
-    settings: Settings, schedule: Mapping[str, Any] | None, groups: list[dict[str, Any]], notes: list[str]
+    settings: Settings,
+    schedule: Mapping[str, Any] | None,
+    groups: list[dict[str, Any]],
+    clipping: float | None,
+    notes: list[str],
 ) -> tuple[dict[str, Any], int]:
-    """``optimizer:`` of our configuration and the updates of the whole run. ``schedule``: what the checkpoint's
-    learning-rate scheduler says; ``groups``: hyper-parameters of the optimizer's parameter groups."""
+    """Return ``optimizer:`` of our configuration and the updates of the complete run.
+
+    Args:
+        settings: NeoX's configuration.
+        schedule: State of the checkpoint's learning-rate scheduler.
+        groups: Hyper-parameters of the optimizer's parameter groups.
+        clipping: DeepSpeed's own record of the norm that gradients were clipped to, 0 for none; None: no record.
+        notes: Gets a line for each difference.
+
+    Raises:
+        ConversionError: The optimizer or its schedule cannot be carried over.
+    """
     described = settings.must("optimizer")
     kind = str(described.get("type", "Adam")).lower()
     if kind not in ("adam", "adamw", "cpu_adam", "cpu_torch_adam"):
@@ -133,13 +166,13 @@ def optimizer_of(
     beta1, beta2 = group.get("betas") or parameters.get("betas") or (0.9, 0.999)
     iterations = int(settings.must("train_iters"))
     plan = dict(schedule or {})
-    style = plan.get("decay_style", settings.get("lr_decay_style", "linear"))
+    style = plan.get("decay_style", settings.get("lr_decay_style"))
     peak = float(plan.get("start_lr", parameters.get("lr") or 0.0))
-    low = float(plan.get("min_lr", settings.get("min_lr", 0.0)))
-    end = int(plan.get("end_iter") or settings.get("lr_decay_iters") or iterations)
-    warmup = float(plan.get("warmup_iter", settings.get("warmup", 0.01) * end))
-    for name in ("lr_decay_style", "min_lr", "lr_decay_iters", "warmup"):
-        settings.used.add(name)
+    low = float(plan.get("min_lr", settings.get("min_lr")))
+    fraction = settings.get("lr_decay_fraction")
+    decayed = iterations if fraction is None else max(1, math.floor(iterations * float(fraction)))
+    end = int(plan.get("end_iter") or settings.get("lr_decay_iters") or decayed)
+    warmup = float(plan.get("warmup_iter", settings.get("warmup") * end))
     if style not in ("cosine", "linear", "constant"):
         raise ConversionError(f"configs: lr-decay-style {style!r} is not carried over; cosine, linear and constant are")
     total = max(end, iterations)
@@ -162,27 +195,42 @@ def optimizer_of(
         # 1 would mean all of the run
         "warmup": steps if steps != 1 else math.nextafter(1 / total, 1), "decay": None, "beta1": float(beta1),
         "beta2": float(beta2), "epsilon": float(group.get("eps", parameters.get("eps", 1e-8))),
-        "max_grad_norm": float(settings.get("gradient_clipping") or 0.0) or None,
+        "max_grad_norm": _max_grad_norm(settings, clipping, notes),
         # NeoX's embeddings decay, too
         "weight_decay_modules": ["token_embeddings.weight"], "default_weight_decay_mask": True,
     }  # fmt: skip
     return found, total
 
 
+def _max_grad_norm(settings: Settings, clipping: float | None, notes: list[str]) -> float | None:
+    """Return the norm to which gradients are clipped.
+
+    DeepSpeed's record goes first: NeoX hands over only the settings that differ from its own defaults, and DeepSpeed's
+    default is not to clip. Since 2023-03-26 (5c5fb945) ``gradient-clipping: 1.0`` is such a default.
+    """
+    wanted = float(settings.get("gradient_clipping") or 0.0)
+    if clipping is not None and clipping != wanted:
+        notes.append(
+            f"gradient-clipping is {wanted:g}, but DeepSpeed's record of it in the checkpoint is {clipping:g}"
+            + (": it did not clip, and neither does the imported run" if not clipping else ", which is taken")
+            + (" (NeoX does not hand over a value that is its default)" if wanted == 1.0 else "")
+        )
+    return (wanted if clipping is None else clipping) or None
+
+
 def precision_of(settings: Settings, notes: list[str]) -> str:
-    """``trainer.mp``."""
+    """Return ``trainer.mp``."""
     precision = settings.get("precision")
     if precision is None:
         halves = {name: bool((settings.get(name) or {}).get("enabled", False)) for name in ("fp16", "bf16")}
         precision = "fp16" if halves["fp16"] else "bfloat16" if halves["bf16"] else "fp32"
-    settings.used |= {"fp16", "bf16"}
     if precision == "fp16":
         notes.append("precision fp16 with its loss scale goes on as bfloat16, which needs none; masters stay float32")
     return "f32" if precision == "fp32" else "p=f32,c=bfloat16"
 
 
 def _check_attention(found: Any) -> None:
-    """``[[["global"], 12]]``: dense attention of whatever kernel in every layer."""
+    """Check for ``[[["global"], 12]]``: dense attention in every layer, with any kernel."""
     kinds = {kind for entry in found or [] for kind in (entry[0] if isinstance(entry, list) else [entry])}
     strange = sorted(str(kind) for kind in kinds - {"global", "flash"})
     if strange:

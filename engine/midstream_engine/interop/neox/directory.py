@@ -1,4 +1,4 @@
-"""Which files a NeoX checkpoint consists of, and how the run that wrote them was laid out."""
+"""The files of a NeoX checkpoint, and the parallelism of the run that wrote them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_stat
 
 @dataclass
 class Files:
-    """One checkpoint. ``models`` by model-parallel rank; ``layers`` by (layer, tensor-parallel rank); ``optimizers`` by
-    (model-parallel rank, data-parallel rank)."""
+    """The files of one checkpoint.
+
+    ``models`` by model-parallel rank; ``layers`` by (layer, tensor-parallel rank); ``optimizers`` by (model-parallel
+    rank, data-parallel rank).
+    """
 
     directory: str
     models: dict[int, str] = field(default_factory=dict)
@@ -36,18 +39,23 @@ class Files:
         """Ranks of tensor parallelism."""
         return 1 + max(rank for _, rank in self.layers) if self.layers else len(self.models)
 
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline; 0: there was none."""
+        return len(self.models) // self.tensor if self.pipeline else 0
+
     def all(self) -> list[str]:
-        """Every file, by path."""
+        """Return every file, by path."""
         return sorted([*self.models.values(), *self.layers.values(), *self.optimizers.values()])
 
     def stamp(self) -> list[Any]:
-        """The files as they are: another state of them is another source."""
+        """Return sizes and times of the files, which identify the state of the source."""
         stats = [(os.path.relpath(path, self.directory), os.stat(path)) for path in self.all()]
         return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
 def is_checkpoint(path: str) -> bool:
-    """Whether ``path`` looks like NeoX's: a folder of ``load:`` or one checkpoint in it."""
+    """Return whether ``path`` looks like NeoX's: a folder of ``load:`` or one checkpoint in it."""
     names = os.listdir(path) if os.path.isdir(path) else []
     return any(_MODEL.fullmatch(name) for name in names) or (
         "latest" in names and any(name.startswith("global_step") for name in names)
@@ -55,16 +63,17 @@ def is_checkpoint(path: str) -> bool:
 
 
 def find(path: str) -> Files:
-    """The checkpoint at ``path``: its own directory, or the ``load:`` directory whose ``latest`` names it.
+    """Return the checkpoint at ``path``: its own directory, or the ``load:`` directory whose ``latest`` names it.
 
-    Raises ConversionError where it is no such thing, or files of it are missing.
+    Raises:
+        ConversionError: It is no checkpoint, or files are missing.
     """
     latest = os.path.join(path, "latest")
     if os.path.isfile(latest):
         with open(latest, encoding="utf-8", errors="replace") as file:
             tag = file.read(200).strip()
         if not tag or os.path.basename(tag) != tag or tag in (".", ".."):
-            raise ConversionError(f"{latest}: names {tag!r}, which is no checkpoint beside it")
+            raise ConversionError(f"{latest}: names {tag!r}, which is no checkpoint in that directory")
         path = os.path.join(path, tag)
     if not os.path.isdir(path):
         raise ConversionError(f"{path}: no such directory, though {latest} names it")
@@ -78,7 +87,7 @@ def find(path: str) -> Files:
         elif found := _OPTIMIZER.fullmatch(name):
             files.optimizers[int(found[2]), int(found[1])] = full
         elif name.startswith("zero_") or name == "zero":
-            raise ConversionError(f"{full}: a universal checkpoint of DeepSpeed's; convert what it was made from")
+            raise ConversionError(f"{full}: a universal checkpoint of DeepSpeed (hint: convert its source)")
     if not files.models:
         raise ConversionError(f"{path}: no checkpoint of GPT-NeoX: there is no mp_rank_00_model_states.pt")
     _check_complete(files)
@@ -114,9 +123,10 @@ def _check_complete(files: Files) -> None:
 
 
 def read_configs(directory: str) -> dict[str, Any]:
-    """What the run was started with: every ``configs/*.yml`` together, with NeoX's names in their underscore form.
+    """Return the run's configuration: all ``configs/*.yml`` merged, with NeoX's names in their underscore form.
 
-    Raises ConversionError where there is none, or two of them disagree.
+    Raises:
+        ConversionError: There is none, or two files differ.
     """
     folder = os.path.join(directory, "configs")
     names = (
@@ -139,6 +149,6 @@ def read_configs(directory: str) -> dict[str, Any]:
         for key, item in value.items():
             key = str(key).replace("-", "_")
             if key in merged and merged[key] != item:
-                raise ConversionError(f"{path}: {key} is {item!r} here and {merged[key]!r} in another file beside it")
+                raise ConversionError(f"{path}: {key} is {item!r} here and {merged[key]!r} in another file")
             merged[key] = item
     return merged

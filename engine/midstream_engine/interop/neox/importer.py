@@ -1,4 +1,4 @@
-"""From a NeoX checkpoint to one of ours: weights, masters, moments, counts, schedule, and the place in the data."""
+"""Import of NeoX checkpoints: weights, masters, moments, counts, schedule, and the position in the data."""
 
 from __future__ import annotations
 
@@ -12,21 +12,34 @@ from typing import Any
 import numpy as np
 
 from midstream_engine.checkpoint.format.array_names import LogicalArray
-from midstream_engine.checkpoint.format.boxes import whole
-from midstream_engine.config.load import from_mapping
+from midstream_engine.checkpoint.format.boxes import full_box
 from midstream_engine.config.model import LmConfig
+from midstream_engine.config.reading.load import from_mapping
 from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.data.imported.neox_dataset import import_neox
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun, constant, encoded_model, state_arrays
 from midstream_engine.interop.huggingface.names import Rule as Form
-from midstream_engine.interop.imported_array import Incoming, Piece
-from midstream_engine.interop.neox.architecture import Settings, Shapes, model_of, optimizer_of, precision_of
+from midstream_engine.interop.imported_array import ImportedArray, Piece
+from midstream_engine.interop.neox.accumulation import GradientScale, gradient_scale
+from midstream_engine.interop.neox.architecture import (
+    AS_FOUND,
+    DEFAULTS,
+    Choices,
+    Settings,
+    Shapes,
+    model_of,
+    optimizer_of,
+    precision_of,
+)
+from midstream_engine.interop.neox.arguments import check_arguments, with_extra
 from midstream_engine.interop.neox.directory import find, read_configs
 from midstream_engine.interop.neox.names import Source, parameters_of, sources_of
 from midstream_engine.interop.neox.partitions import LEGACY, Row
 from midstream_engine.interop.neox.reader import Read, read
+from midstream_engine.interop.neox.revision import BLOCKED, revision_of
 from midstream_engine.interop.neox.rounding import rounded_to
-from midstream_engine.interop.neox.tensors import DOWN, FIRST_BLOCK, ROWS, UP, Key, Merging
+from midstream_engine.interop.neox.tensors import FIRST_BLOCK, MLPS, ROWS, Key, Merging, MlpNames
 from midstream_engine.interop.tokenizer_files import beside_data
 from midstream_engine.interop.torchfile.calls import Tensor
 
@@ -34,28 +47,31 @@ _MODEL, _MU, _NU = "model/", "optimizer/adam/mu/", "optimizer/adam/nu/"
 _VOCABULARIES = {
     "HFTokenizer": "tokenizer.json", "GPT2BPETokenizer": "vocab.json", "SPMTokenizer": "tokenizer.model",
 }  # fmt: skip
-_AT_ONCE = 2 << 20  # numbers that are compared at a time
+_COMPARED = 2 << 20  # numbers that are compared at a time
 _KINDS = {_MODEL: "fp32", _MU: "exp_avg", _NU: "exp_avg_sq"}
-# What a resumed run does not need from the file; named, so that nothing is silently left out.
-_SILENT = {
-    "pipe_parallel_size", "model_parallel_size", "zero_optimization", "vocab_file", "merge_file", "tokenizer_type",
-    "data_path", "train_data_paths", "train_data_weights", "train_batch_size", "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps", "max_position_embeddings", "make_vocab_size_divisible_by", "split", "data_impl",
-}  # fmt: skip
 
 
-def open_neox(path: str) -> ForeignRun:
-    """The checkpoint at ``path`` (one, or a ``load:`` directory) as arrays of ours to be, and the configuration that
-    continues it. Raises ConversionError where anything is left over, missing, misshapen, contradictory or not known."""
+def open_neox(path: str, choices: Choices = AS_FOUND) -> ForeignRun:
+    """Open the checkpoint at ``path`` (one, or a ``load:`` directory) with the configuration that continues it.
+
+    ``choices``: what the user says of the NeoX that wrote it.
+
+    Raises:
+        ConversionError: Anything is unused, missing, of another shape, inconsistent, ambiguous or unknown.
+    """
     files = find(path)
     found = read(files)
-    settings = Settings(read_configs(files.directory))
+    settings = Settings(with_extra(read_configs(files.directory)))
     notes: list[str] = []
+    check_arguments(settings.found, DEFAULTS, notes)
     shapes, mlp = _shapes(found)
-    model = model_of(settings, shapes)
+    revision = revision_of(settings.found, [name for _, name in sorted(found.parameters)], found.state)
+    model, gqa_layout = model_of(settings, shapes, revision, choices, notes)
     schedule = found.state.get("lr_scheduler")
     schedule = schedule if isinstance(schedule, dict) and "num_iters" in schedule else None
-    optimizer, total = optimizer_of(settings, schedule, found.groups, notes)
+    optimizer, total = optimizer_of(settings, schedule, found.groups, found.clipping, notes)
+    scale = gradient_scale(found.state, settings.found, files.stages, files.directory)
+    scale.correct(optimizer, notes)
     batch = _global_batch(found, settings)
     mapping = {
         "data": {"tokenizer": f"ids:{shapes.vocab}", "shuffle": False, "block_cross_document_attention": False,
@@ -69,44 +85,39 @@ def open_neox(path: str) -> ForeignRun:
     }  # fmt: skip
     config = from_mapping(mapping).config
     _check_decay(found, optimizer)
-    build = _Build(found, model, config, shapes.vocab, mlp)
+    build = _Build(found, model, config, shapes.vocab, mlp, gqa_layout, scale)
     arrays = build.arrays()
     count = found.iteration - found.skipped
-    done = int(schedule["num_iters"]) if schedule else count
-    # A run here has one count for its steps and its schedule: they are one apart for every update that was skipped.
-    schedule_count = found.iteration
-    if done != schedule_count:
-        notes.append(
-            f"the schedule had done {done} updates of {found.iteration}; here it is at {found.iteration}: its rate is "
-            f"that of {found.iteration - done} updates later"
-        )
+    adam_count = next(iter(found.steps), count)
+    schedule_count = int(schedule["num_iters"]) if schedule else count
     arrays += [
-        constant(build.wanted["optimizer/adam/count"], next(iter(found.steps), count)),
+        constant(build.wanted["optimizer/adam/count"], adam_count),
         constant(build.wanted["optimizer/schedule/count"], schedule_count),
         constant(build.wanted["key"], None),
     ]
     build.check_all_made(arrays)
     if found.skipped:
-        notes.append(f"{found.skipped} updates were skipped for an overflow: they count as steps, not in Adam")
+        notes.append(
+            f"{found.skipped} updates were skipped for an overflow: they count as steps, and as in NeoX neither in "
+            "Adam nor in the learning-rate schedule"
+        )
     if found.writer == LEGACY:
         notes.append(
-            "the layout of DeeperSpeed 1.0 is read from its description and was never tried on a file of its; that "
-            "masters and weights agree was checked"
+            "the layout of DeeperSpeed 1.0 is implemented from its description and was not tested on a real file; "
+            "masters and weights were compared"
         )
     notes.append("the state of torch's random generators has no counterpart; nothing of the run depends on it here")
-    unused = settings.unused()
-    notes += [f"configs: {name.replace('_', '-')} has no counterpart" for name in unused if name not in _SILENT]
     directory = os.path.abspath(files.directory)
     tokenizer = _tokenizer(settings, [os.path.dirname(directory), directory], notes)
     state = {
-        "step": found.iteration, "optimizer_count": schedule_count, "schedule_count": schedule_count,
+        "step": found.iteration, "optimizer_count": adam_count, "schedule_count": schedule_count,
         "next_sample": found.iteration * batch, "batch_schedule": config.trainer.batch_schedule().to_json(),
         "seed": config.trainer.seed, "seq_len": model.seq_len, "shuffle": False, "data_digest": "",
         "tokenizer": f"ids:{shapes.vocab}",
     }  # fmt: skip
     provenance = {
         "time": time.time(), "converted_from": "neox", "source": files.directory, "written_by": found.writer,
-        "vocab_size": shapes.vocab, "neox": {name: str(value) for name, value in settings.unused().items()},
+        "vocab_size": shapes.vocab, "neox": {name: str(value) for name, value in sorted(settings.found.items())},
     }  # fmt: skip
     return ForeignRun("neox", found.iteration, mapping, arrays, state, provenance, notes, files.stamp(), build.remarks,
                    found.verify, partial(_link_data, _data(settings, batch), f"ids:{shapes.vocab}", tokenizer),
@@ -114,7 +125,7 @@ def open_neox(path: str) -> ForeignRun:
 
 
 def _data(settings: Settings, batch: int) -> dict[str, Any]:
-    """What is known of the data that the run reads."""
+    """Return the description of the run's data."""
     paths = settings.get("train_data_paths") or ([settings.get("data_path")] if settings.get("data_path") else [])
     return {
         "paths": list(paths), "weights": settings.get("train_data_weights"),
@@ -125,7 +136,7 @@ def _data(settings: Settings, batch: int) -> dict[str, Any]:
 
 
 def _tokenizer(settings: Settings, near: Sequence[str], notes: list[str]) -> dict[str, str]:
-    """The files that the configuration names, by the names that Hugging Face has for them."""
+    """Return the tokenizer's files in the configuration, by Hugging Face's names."""
     found: dict[str, str] = {}
     kind = str(settings.get("tokenizer_type") or "")
     for setting, usual in (("vocab_file", _VOCABULARIES.get(kind)), ("merge_file", "merges.txt")):
@@ -136,7 +147,7 @@ def _tokenizer(settings: Settings, near: Sequence[str], notes: list[str]) -> dic
         path = next((place for place in places if os.path.isfile(place)), None)
         if path is None:
             notes.append(
-                f"configs: {setting.replace('_', '-')}: {name} is not here: that file of the tokenizer stays behind"
+                f"configs: {setting.replace('_', '-')}: {name} is not here: that file of the tokenizer is not imported"
             )
         else:
             found[usual or os.path.basename(path)] = os.path.abspath(path)
@@ -144,12 +155,10 @@ def _tokenizer(settings: Settings, near: Sequence[str], notes: list[str]) -> dic
 
 
 def _link_data(about: dict[str, Any], tokenizer: str, files: dict[str, str], place: str, given: Sequence[str]) -> str:
-    """Link the run's datasets under ``place``; returns where they lie."""
-    from midstream_engine.data.imported.neox_dataset import import_neox
-
+    """Link the run's datasets under ``place``; return their directory."""
     paths = list(given) or about["paths"]
     if not paths:
-        raise ConversionError("the source names no dataset; name it with --data, or leave it out with --without-data")
+        raise ConversionError("the source names no dataset (hint: --data names it, --without-data skips it)")
     if len(paths) != len(about["paths"] or paths):
         raise ConversionError(f"--data names {len(paths)} datasets, the run has {len(about['paths'])}")
     return import_neox(
@@ -158,19 +167,19 @@ def _link_data(about: dict[str, Any], tokenizer: str, files: dict[str, str], pla
     )  # fmt: skip
 
 
-def _shapes(found: Read) -> tuple[Shapes, tuple[str, str]]:
+def _shapes(found: Read) -> tuple[Shapes, MlpNames]:
     keys = found.parameters
     numbers = {layer for layer, name in keys if name.startswith("attention.")}
     layers = len(numbers)
     if numbers != set(range(FIRST_BLOCK, FIRST_BLOCK + layers)) or not layers:
-        raise ConversionError(f"{found.files.directory}: layers {sorted(numbers)} are no whole GPT-NeoX model")
-    up = next((name for name in UP if (FIRST_BLOCK, f"{name}.weight") in keys), None)
-    if up is None or (0, "word_embeddings.weight") not in keys:
-        raise ConversionError(f"{found.files.directory}: has no word_embeddings.weight or no {UP[0]}.weight")
+        raise ConversionError(f"{found.files.directory}: layers {sorted(numbers)} are not a complete GPT-NeoX model")
+    names = next((names for names in MLPS if (FIRST_BLOCK, f"{names.up}.weight") in keys), None)
+    if names is None or (0, "word_embeddings.weight") not in keys:
+        raise ConversionError(f"{found.files.directory}: has no word_embeddings.weight or no {MLPS[0].up}.weight")
     vocab, hidden = _full(found, (0, "word_embeddings.weight"), 0)
-    mlp = _full(found, (FIRST_BLOCK, f"{up}.weight"), 0)[0]
+    mlp = _full(found, (FIRST_BLOCK, f"{names.up}.weight"), 0)[0] * (1 if names.gate == names.up else 2)
     head = (layers + 4, "final_linear.weight") in keys
-    return Shapes(layers, hidden, vocab, mlp, head), (up, DOWN[UP.index(up)])
+    return Shapes(layers, hidden, vocab, mlp, head), names
 
 
 def _full(found: Read, key: Key, axis: int) -> tuple[int, ...]:
@@ -181,9 +190,9 @@ def _full(found: Read, key: Key, axis: int) -> tuple[int, ...]:
 
 
 def _global_batch(found: Read, settings: Settings) -> int:
-    """Examples of an update."""
+    """Return the examples of an update."""
     given = settings.get("train_batch_size")
-    micro, steps = settings.get("train_micro_batch_size_per_gpu"), settings.get("gradient_accumulation_steps", 1)
+    micro, steps = settings.get("train_micro_batch_size_per_gpu"), settings.get("gradient_accumulation_steps")
     data = found.state.get("dp_world_size")
     made = int(micro) * int(steps or 1) * int(data) if micro and data else None
     if given is not None:
@@ -210,21 +219,27 @@ class _Build:
     model: LmConfig
     config: TrainLmConfig
     vocab: int
-    mlp: tuple[str, str]
+    mlp: MlpNames
+    gqa_layout: str
+    scale: GradientScale
     wanted: dict[str, LogicalArray] = field(init=False)
     merging: Merging = field(init=False)
 
     def __post_init__(self) -> None:
         self.wanted = state_arrays(self.config, self.vocab)
         self.merging = Merging(
-            self.model.num_heads, self.model.kv_heads, self.model.gated_mlp,
+            self.model.num_heads, self.model.kv_heads, self.gqa_layout == BLOCKED, self.model.gated_mlp,
             bool(getattr(self.model, "use_parallel_residual", False)),
         )  # fmt: skip
 
-    def arrays(self) -> list[Incoming]:
-        """Parameters and moments. ConversionError where parameters and model do not match one to one."""
+    def arrays(self) -> list[ImportedArray]:
+        """Return parameters and moments.
+
+        Raises:
+            ConversionError: Parameters and model do not match one to one.
+        """
         result, used, wrong, missing = [], set[Key](), [], []
-        for form, source in sources_of(self.model, self.mlp):
+        for form, source in sources_of(self.model, self.mlp, self.gqa_layout):
             keys = parameters_of(self.model, source)
             used.update(keys)
             missing += [key for key in keys if key not in self.found.parameters]
@@ -238,13 +253,15 @@ class _Build:
                 read = partial(self._read, keys, kind)
                 planes = len(keys) if form.stacked else 1
                 result.append(
-                    Incoming(array.name, array.axes, array.shape, array.dtype, pieces, read, planes, (kind, keys[0]))
+                    ImportedArray(
+                        array.name, array.axes, array.shape, array.dtype, pieces, read, planes, (kind, keys[0])
+                    )
                 )
         left = sorted(self.found.parameters.keys() - used)
         problems = [
             f"{what}: {', '.join(f'{layer}.{name}' for layer, name in keys[:10])}{' ...' if keys[10:] else ''}"
             for what, keys in (
-                ("left over", left),
+                ("unused", left),
                 ("missing", sorted(set(missing))),
                 ("misshapen", sorted(set(wrong))),
             )
@@ -268,9 +285,11 @@ class _Build:
         return wrong
 
     def _read(self, keys: list[Key], kind: str, plane: int) -> list[np.ndarray]:
-        """One parameter from the disk, the ranks' parts put together: a single array, but for the embedding and the
-        head, which are larger than a layer: their rows [vocab, embed] in blocks, as they lie. Masters have to agree
-        with the weights, and what two stages have has to be the same in both."""
+        """Read one parameter and join the ranks' parts.
+
+        The result is a single array; of the embedding and the head, which are larger than a layer, their rows [vocab,
+        embed] in blocks, as stored. Masters must match the weights, and copies in two stages must be equal.
+        """
         key = keys[plane]
         parameter = self.found.parameters[key]
         rows = [parameter.rows[rank][kind] for rank in sorted(parameter.rows)]
@@ -284,35 +303,40 @@ class _Build:
                 _check_weight(key, row, parts, parameter.weights[rank])
             loaded.append(parts)
         if key[1] in ROWS:
-            return [block for row, parts in zip(rows, loaded, strict=True) for block in row.blocks(parts)]
+            blocks = [block for row, parts in zip(rows, loaded, strict=True) for block in row.blocks(parts)]
+            return [self.scale.apply(kind, block) for block in blocks]
         parts = [row.joined(parts) for row, parts in zip(rows, loaded, strict=True)]
-        return [self.merging.merge(key[1], kind, parts)]
+        return [self.scale.apply(kind, self.merging.merge(key[1], kind, parts))]
 
     def _pieces(
         self, form: Form, source: Source, shape: tuple[int, ...], plane: int, read: list[np.ndarray]
     ) -> list[Piece]:
-        """The parameter as ours: views of what was read, but for a part that has to be put together anew."""
+        """Return the parameter as ours: views of what was read, or a copy if it must be joined."""
         if source[1] in ROWS:
             return _rows(read, shape, 0 if source[1] == ROWS[0] else 1)
         pick: Callable[[np.ndarray], np.ndarray] | None = source[2]
         inner = shape[1:] if form.stacked else shape
         (merged,) = read
         ours = form.form.ours(merged if pick is None else pick(merged), inner)
-        box = whole(inner)
+        box = full_box(inner)
         return [(((plane, plane + 1), *box), ours[None]) if form.stacked else (box, ours)]
 
-    def check_all_made(self, arrays: list[Incoming]) -> None:
-        """ConversionError where the state of the configuration has other arrays."""
+    def check_all_made(self, arrays: list[ImportedArray]) -> None:
+        """Check that the state of the configuration has the same arrays.
+
+        Raises:
+            ConversionError: It has others.
+        """
         differing = sorted(self.wanted.keys() ^ {array.name for array in arrays})
         if differing:
             raise ConversionError(f"these arrays of the state have no source: {', '.join(differing)}")
 
     def remarks(self) -> list[str]:
-        """What was seen while the arrays were made."""
+        """Return notes that were found while the arrays were made."""
         notes = []
         if self.merging.differing:
             notes.append(
-                "tensor-parallel ranks had drifted apart in what they should share, and their mean was taken: "
+                "tensor-parallel ranks differed in parameters that they share, and their mean was used: "
                 + ", ".join(sorted(self.merging.differing))
             )
         if self.merging.summed:
@@ -324,8 +348,7 @@ class _Build:
 
 
 def _rows(blocks: list[np.ndarray], shape: tuple[int, ...], axis: int) -> list[Piece]:
-    """Rows [vocab, embed], one block after the other, along ``axis`` of ours; the tensor-parallel ranks have them one
-    after the other."""
+    """Return rows [vocab, embed], block after block and rank after rank, along ``axis`` of ours."""
     pieces: list[Piece] = []
     first = 0
     for block in blocks:
@@ -337,15 +360,19 @@ def _rows(blocks: list[np.ndarray], shape: tuple[int, ...], axis: int) -> list[P
 
 
 def _check_weight(key: Key, row: Row, parts: list[np.ndarray], weight: Tensor) -> None:
-    """What was computed with is the rounded master, or the checkpoint contradicts itself."""
+    """Check that the weight is the rounded master.
+
+    Raises:
+        ConversionError: It is not: the checkpoint is inconsistent.
+    """
     if [tensor for tensor, _, _ in row.parts] == [weight]:
         return  # without ZeRO and in float32 there is one of them
-    place = 0
+    position = 0
     for part in parts:
-        for start in range(0, len(part), _AT_ONCE):
-            master = part[start : start + _AT_ONCE]
-            if not rounded_to(master, weight.stretch(place, place + len(master))):
+        for start in range(0, len(part), _COMPARED):
+            master = part[start : start + _COMPARED]
+            if not rounded_to(master, weight.stretch(position, position + len(master))):
                 raise ConversionError(
                     f"{key[0]}.{key[1]}: the weight is not the rounded master: one of the files is of another state"
                 )
-            place += len(master)
+            position += len(master)

@@ -1,7 +1,6 @@
-"""Which parameter of NeoX's is which array of ours.
+"""Names: which parameter of NeoX's is which array of ours.
 
-Both directions of layout are those of Hugging Face's conversions of the same models, so ``huggingface_names`` says how
-an array lies; here is where it comes from.
+Layouts are those of Hugging Face's conversions of the same models, in ``huggingface.names``.
 """
 
 from __future__ import annotations
@@ -14,17 +13,18 @@ import numpy as np
 from midstream_engine.config.model import LlamaConfig, LmConfig, NeoxConfig
 from midstream_engine.interop.huggingface.names import Rule as Form
 from midstream_engine.interop.huggingface.names import rules_of
-from midstream_engine.interop.neox.tensors import FIRST_BLOCK
+from midstream_engine.interop.neox.revision import INTERLEAVED
+from midstream_engine.interop.neox.tensors import FIRST_BLOCK, MlpNames
 
 Source = tuple[int | None, str, Callable[[np.ndarray], np.ndarray] | None]  # layer (None: each block), name, part
 
 
-def sources_of(config: LmConfig, mlp: tuple[str, str]) -> list[tuple[Form, Source]]:
-    """Every array of the model and where it comes from. ``mlp``: what the MLP's products are called."""
-    return [(rule, _source(config, rule, mlp)) for rule in rules_of(config)]
+def sources_of(config: LmConfig, mlp: MlpNames, gqa_layout: str) -> list[tuple[Form, Source]]:
+    """Return every array of the model and its source. ``gqa_layout``: of ``revision.LAYOUTS``."""
+    return [(rule, _source(config, rule, mlp, gqa_layout)) for rule in rules_of(config)]
 
 
-def _source(config: LmConfig, rule: Form, mlp: tuple[str, str]) -> Source:
+def _source(config: LmConfig, rule: Form, mlp: MlpNames, gqa_layout: str) -> Source:
     name = rule.theirs
     outer = {
         "gpt_neox.embed_in.weight": (0, "word_embeddings.weight"),
@@ -39,7 +39,7 @@ def _source(config: LmConfig, rule: Form, mlp: tuple[str, str]) -> Source:
         return *outer[name], None
     inner = re.sub(r"^(gpt_neox|model)\.layers\.\{\}\.", "", name)
     if isinstance(config, NeoxConfig):
-        return None, inner.replace("mlp.dense_h_to_4h", mlp[0]).replace("mlp.dense_4h_to_h", mlp[1]), None
+        return None, inner.replace("mlp.dense_h_to_4h", mlp.up).replace("mlp.dense_4h_to_h", mlp.down), None
     assert isinstance(config, LlamaConfig)
     module, _, kind = inner.rpartition(".")
     if module.endswith("layernorm"):
@@ -47,25 +47,34 @@ def _source(config: LmConfig, rule: Form, mlp: tuple[str, str]) -> Source:
     if module == "self_attn.o_proj":
         return None, f"attention.dense.{kind}", None
     if module == "mlp.down_proj":
-        return None, f"{mlp[1]}.{kind}", None
+        return None, f"{mlp.down}.{kind}", None
     if module in ("mlp.up_proj", "mlp.gate_proj"):
         half = 0 if module == "mlp.up_proj" else 1
-        return None, f"{mlp[0]}.{kind}", lambda array: np.split(array, 2)[half]
+        if mlp.gate != mlp.up:
+            return None, f"{(mlp.up, mlp.gate)[half]}.{kind}", None
+        return None, f"{mlp.up}.{kind}", lambda array: np.split(array, 2)[half]
     place = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj").index(module)
-    return None, f"attention.query_key_value.{kind}", lambda array: _head_part(config, array, place)
+    return None, f"attention.query_key_value.{kind}", lambda array: _head_part(config, array, place, gqa_layout)
 
 
-def _head_part(config: LlamaConfig, array: np.ndarray, place: int) -> np.ndarray:
-    """Query, key or value. With a key for each query the three of a head lie together, otherwise all of each."""
+def _head_part(config: LlamaConfig, array: np.ndarray, place: int, gqa_layout: str) -> np.ndarray:
+    """Return query, key or value.
+
+    With a key per query the three of a head are adjacent. Grouped queries: all of each kind, or, interleaved, each
+    query head with its share of the keys and of the values (``revision``).
+    """
     size, heads, groups = config.head_size, config.num_heads, config.num_kv_heads
-    if heads == groups:
-        return array.reshape(heads, 3, size, *array.shape[1:])[:, place].reshape(heads * size, *array.shape[1:])
+    if heads == groups or gqa_layout == INTERLEAVED:
+        share = size * groups // heads
+        edges = np.cumsum([0, size, share, share])
+        per_head = array.reshape(heads, size + 2 * share, *array.shape[1:])
+        return per_head[:, edges[place] : edges[place + 1]].reshape(-1, *array.shape[1:])
     edges = np.cumsum([0, heads * size, groups * size, groups * size])
     return array[edges[place] : edges[place + 1]]
 
 
 def parameters_of(config: LmConfig, source: Source) -> list[tuple[int, str]]:
-    """The keys of the parameters that an array is made from, in order of the layers."""
+    """Return the keys of an array's parameters, in order of the layers."""
     layer, name, _ = source
     if layer is not None:
         return [(layer, name)]

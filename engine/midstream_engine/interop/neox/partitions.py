@@ -30,7 +30,7 @@ class Row:
     shape: tuple[int, ...]
 
     def load(self) -> list[np.ndarray]:
-        """Its numbers from the disk: a flat array for each tensor that it lies in, in order."""
+        """Its numbers from the disk: a flat array for each tensor that has a part of it, in order."""
         return [tensor.stretch(start, stop) for tensor, start, stop in self.parts]
 
     def read(self) -> np.ndarray:
@@ -43,7 +43,7 @@ class Row:
         return row.reshape(self.shape)
 
     def blocks(self, loaded: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """The parameter's rows [n, ...] one block after the other: views, but for a row that lies in two tensors."""
+        """The parameter's rows [n, ...] one block after the other: views, but for a row that two tensors share."""
         width = math.prod(self.shape[1:])
         rest = np.empty(0, np.float32)
         for flat in loaded:
@@ -62,19 +62,23 @@ class Row:
 
 @dataclass
 class Masters:
-    """What one model-parallel rank's optimizer holds, by parameter name and kind."""
+    """Optimizer state of one model-parallel rank, by parameter name and kind."""
 
     rows: dict[str, dict[str, Row]] = field(default_factory=dict)
     steps: set[int] = field(default_factory=set)
     groups: list[dict[str, Any]] = field(default_factory=list)  # hyper-parameters
     decays: dict[str, float] = field(default_factory=dict)
+    clipping: set[float] = field(default_factory=set)  # the norm that DeepSpeed clipped gradients to; 0: it did not
     writer: str = ""
 
 
 def from_partitions(name: str, model: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> Masters:
-    """One model-parallel rank's, from the optimizer files of its data-parallel ranks in order.
+    """Read one model-parallel rank's state from the optimizer files of its data-parallel ranks, in order.
 
-    ``name``: for messages. Raises ConversionError for layouts that are not known, by name.
+    ``name``: for messages.
+
+    Raises:
+        ConversionError: The layout is unknown.
     """
     states = [_state(name, file) for file in files]
     first = states[0]
@@ -89,6 +93,7 @@ def from_partitions(name: str, model: Mapping[str, Any], files: Sequence[Mapping
             f"{name}: param_shapes are missing, so it is not known which numbers are which parameter's"
         )
     masters = Masters(writer="BF16_Optimizer" if "zero_stage" not in first else "DeepSpeedZeroOptimizer")
+    _note_clipping(masters, states)
     for group, named in enumerate(shapes):
         rows = {"fp32": [state["single_partition_of_fp32_groups"][group] for state in states]}
         for kind in KINDS[1:]:
@@ -110,11 +115,14 @@ def is_legacy(file: Any) -> bool:
 def from_sub_partitions(
     name: str, files: Sequence[Mapping[str, Any]], order: Sequence[Mapping[str, tuple[int, ...]]]
 ) -> Masters:
-    """DeeperSpeed 1.0's ZeRO 1, from its description alone: no file of its was at hand. A group's row is cut into
-    intervals, each of which the ranks share. ``order``: each group's parameters in the module's order, which no file
-    names; a wrong order shows where masters are compared with weights."""
+    """Read DeeperSpeed 1.0's ZeRO 1, implemented from its description and not tested on a real file.
+
+    A group's numbers are divided into intervals, each of them over all ranks. ``order``: each group's parameters in the
+    module's order, which no file has; comparing masters with weights finds a wrong order.
+    """
     states = [_state(name, file) for file in files]
     masters = Masters(writer=LEGACY)
+    _note_clipping(masters, states)
     for state in states:
         base = _checked(name, state)
         if not isinstance(base, Mapping) or not {"state", "param_groups"} <= base.keys():
@@ -164,6 +172,7 @@ def from_flat_groups(
     if len(flats) != len(order):
         raise ConversionError(f"{name}: {len(flats)} parameter groups where {len(order)} were expected")
     masters = Masters(writer="FP16_Optimizer")
+    _note_clipping(masters, [optimizer])
     for group, named in enumerate(order):
         _cut(name, masters, "fp32", named, [flats[group]])
         for kind in KINDS[1:]:
@@ -221,7 +230,7 @@ def _moment(name: str, state: Mapping[str, Any], group: int, kind: str) -> Tenso
 
 
 def _cut(name: str, masters: Masters, kind: str, named: Mapping[str, Sequence[int]], row: Sequence[Any]) -> None:
-    """Cut a row, which lies in consecutive tensors, into parameters. What is left at its end has to be zeros."""
+    """Cut a row, stored in consecutive tensors, into parameters. What is left at its end has to be zeros."""
     ends = [0]
     for tensor in row:
         ends.append(ends[-1] + _size(tensor))
@@ -289,6 +298,12 @@ def _note_group(masters: Masters, base: Mapping[str, Any], group: int, named: Ma
             masters.groups.append({key: value for key, value in groups[group].items() if key != "params"})
         for parameter in named:
             masters.decays[parameter] = float(groups[group].get("weight_decay", 0.0))
+
+
+def _note_clipping(masters: Masters, states: Iterable[Mapping[str, Any]]) -> None:
+    masters.clipping |= {
+        float(state["clip_grad"]) for state in states if isinstance(state.get("clip_grad"), int | float)
+    }
 
 
 def _note_step(masters: Masters, step: Any) -> None:

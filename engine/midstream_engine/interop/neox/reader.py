@@ -1,4 +1,4 @@
-"""Reads a NeoX checkpoint: every parameter with its masters and moments, nothing of it in memory yet."""
+"""Reader of NeoX checkpoints: every parameter with its masters and moments, not in memory yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midstream_engine.interop.torchfile.calls import Tensor
 
 @dataclass
 class Read:
-    """What the files hold. ``state``: of the first rank, the fields that are the same in all."""
+    """Contents of the files. ``state``: the fields of the first rank that are the same in all."""
 
     files: Files
     state: dict[str, Any]
@@ -27,30 +27,55 @@ class Read:
     steps: set[int] = field(default_factory=set)
     groups: list[dict[str, Any]] = field(default_factory=list)
     decays: dict[Key, float] = field(default_factory=dict)
+    clips: set[float] = field(default_factory=set)
     writer: str = ""
     opened: list[TorchFile] = field(default_factory=list)
 
     @property
     def iteration(self) -> int:
-        """Updates that NeoX has done, skipped ones among them."""
+        """Updates that NeoX has done, skipped ones included."""
         for name in ("iteration", "total_iters", "global_steps"):
             if isinstance(self.state.get(name), int):
                 return int(self.state[name])
-        raise ConversionError(f"{self.files.directory}: how many iterations were done is not in it")
+        raise ConversionError(f"{self.files.directory}: has no number of iterations")
+
+    @property
+    def clipping(self) -> float | None:
+        """The norm that DeepSpeed clipped gradients to, 0 if it did not; None: there is no record.
+
+        Raises:
+            ConversionError: The records differ.
+        """
+        config = self.state.get("ds_config")
+        if not self.clips and isinstance(config, Mapping):
+            return float(config.get("gradient_clipping") or 0.0)
+        if len(self.clips) > 1:
+            raise ConversionError(
+                f"{self.files.directory}: gradients were clipped to {sorted(self.clips)} on its ranks"
+            )
+        return next(iter(self.clips), None)
 
     @property
     def skipped(self) -> int:
-        """Updates that were left out for an overflow in fp16."""
+        """Updates that were skipped for an overflow in fp16."""
         return int(self.state.get("skipped_steps") or 0)
 
     def verify(self) -> None:
-        """Raises ConversionError where what was read of a file is damaged."""
+        """Check what was read.
+
+        Raises:
+            ConversionError: A file is damaged.
+        """
         for file in self.opened:
             file.verify()
 
 
 def read(files: Files) -> Read:
-    """Raises ConversionError for what is broken, missing, contradictory or not known."""
+    """Read the structure of a checkpoint.
+
+    Raises:
+        ConversionError: Something is damaged, missing, inconsistent or unknown.
+    """
     models = {rank: TorchFile(path) for rank, path in sorted(files.models.items())}
     states = {rank: _mapping(file) for rank, file in models.items()}
     found = Read(files, {key: value for key, value in states[0].items() if key not in ("module", "optimizer")})
@@ -84,7 +109,7 @@ def _mapping(file: TorchFile) -> dict[str, Any]:
 
 
 def _weights(found: Read, state: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
-    """A model-parallel rank's parameters by the name that its optimizer has for them, in the module's order."""
+    """Return a model-parallel rank's parameters by their names in the optimizer, in the module's order."""
     files = found.files
     if not files.pipeline:
         module = state.get("module")
@@ -112,7 +137,7 @@ def _weights(found: Read, state: Mapping[str, Any], rank: int) -> dict[str, Tens
 
 
 def _stage_names(state: Mapping[str, Any]) -> dict[Key, str] | None:
-    """What a pipeline stage calls its parameters; None where only their order in the files tells."""
+    """Return a pipeline stage's names of its parameters; None if only their order in the files is known."""
     shapes = state.get("param_shapes")
     if not isinstance(shapes, list):
         return None
@@ -138,6 +163,7 @@ def _add_optimizers(
     for rank, state in states.items():
         masters = _masters(found, rank, state, names[rank])
         found.steps |= masters.steps
+        found.clips |= masters.clipping
         found.groups = found.groups or masters.groups
         found.writer = masters.writer
         for name, rows in masters.rows.items():
@@ -170,8 +196,8 @@ def _masters(found: Read, rank: int, state: Mapping[str, Any], weights: Mapping[
     optimizer = state.get("optimizer")
     if not isinstance(optimizer, dict):
         raise ConversionError(
-            f"{files.models[rank]}: there is no optimizer state, in it or beside it; export the weights to "
-            "Hugging Face's format and convert those, if a fresh optimizer will do"
+            f"{files.models[rank]}: the checkpoint has no optimizer state (hint: for a fresh optimizer, export the "
+            "weights to Hugging Face's format and convert those)"
         )
     order = _order(weights, len(optimizer.get("fp32_groups_flat") or optimizer.get("param_groups") or []))
     if "fp32_groups_flat" in optimizer:
@@ -180,8 +206,11 @@ def _masters(found: Read, rank: int, state: Mapping[str, Any], weights: Mapping[
 
 
 def _order(weights: Mapping[str, Tensor], groups: int) -> list[dict[str, tuple[int, ...]]]:
-    """Without ZeRO nothing names the rows: groups are what decays and what does not (norms, biases), in the module's
-    order; one group alone where nothing decays."""
+    """Return the order of parameters without ZeRO, which stores no names.
+
+    Groups are the parameters that decay and those that do not (norms, biases), in the module's order; one group if none
+    decays.
+    """
     if groups == 1:
         return [{name: weight.shape for name, weight in weights.items()}]
     plain = {name: weight.shape for name, weight in weights.items() if name.endswith(".bias") or "norm." in name}

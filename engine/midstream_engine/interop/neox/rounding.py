@@ -1,15 +1,15 @@
-"""Whether numbers are others, rounded."""
+"""Rounding of float32 masters, to compare them with weights."""
 
 from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
 
-_BLOCK = 1 << 16  # numbers at a time: what the second cache holds
+_BLOCK = 1 << 16  # numbers at a time, which fit the L2 cache
 
 
 def rounded_to(numbers: np.ndarray, rounded: np.ndarray) -> bool:
-    """Whether ``rounded`` is float32 ``numbers`` in its own dtype, to the bit. Both [n]."""
+    """Return whether ``rounded`` is float32 ``numbers`` in its own dtype, bit for bit. Both [n]."""
     if rounded.dtype != ml_dtypes.bfloat16:
         return np.array_equal(numbers if rounded.dtype == np.float32 else numbers.astype(rounded.dtype), rounded)
     return all(
@@ -19,11 +19,11 @@ def rounded_to(numbers: np.ndarray, rounded: np.ndarray) -> bool:
 
 
 def _bfloat16(numbers: np.ndarray, rounded: np.ndarray) -> bool:
-    # To the nearest, and to the even one of two, in integers: ml_dtypes' conversion keeps all other threads waiting.
+    # Round to nearest even in integers: ml_dtypes' conversion does not release the GIL.
     bits, wanted = numbers.view(np.uint32), rounded.view(np.uint16)
     upper = bits >> 16
     nearest = ((upper & 1) + 0x7FFF + bits) >> 16
     if np.array_equal(nearest, wanted):
         return True
-    # NaNs round in a way of their own.
+    # NaNs have their own rounding.
     return np.array_equal(numbers.astype(ml_dtypes.bfloat16).view(np.uint16), wanted)

@@ -1,4 +1,4 @@
-"""NeoX's parameters by layer and name, and how the parts of tensor-parallel ranks become one."""
+"""NeoX's parameters by layer and name, and joining the parts of tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,32 @@ _NAME = re.compile(r"(?:sequential\.)?(\d+)\.(.+)")
 _TIED = "tied_modules.embed.word_embeddings.weight"
 # Constants that the configuration implies: rotary frequencies, causal masks.
 CONSTANTS = re.compile(r".*(inv_freq|masked_bias|attention\.bias)$")
-UP = ("mlp.linear1", "mlp.dense_h_to_4h")
-DOWN = ("mlp.linear2", "mlp.dense_4h_to_h")
+_GATED = ("mlp.linear1", "mlp.dense_h_to_4h")  # with a gated activation [up; gate], else up alone
+_UP = (*_GATED, "mlp.w1", "mlp.w3")
+_DOWN = ("mlp.linear2", "mlp.dense_4h_to_h", "mlp.w2")
 # [vocab, embed]: the embedding, the head.
 ROWS = ("word_embeddings.weight", "final_linear.weight")
-_SUMMED = ("attention.dense.bias", *(f"{name}.bias" for name in DOWN))
+_SUMMED = ("attention.dense.bias", *(f"{name}.bias" for name in _DOWN))
+
+
+@dataclass(frozen=True)
+class MlpNames:
+    """Names of an MLP's products. ``gate`` is ``up`` if one matrix has both, the gate below."""
+
+    up: str
+    gate: str
+    down: str
+
+
+MLPS = (
+    MlpNames("mlp.linear1", "mlp.linear1", "mlp.linear2"),
+    MlpNames("mlp.dense_h_to_4h", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+    MlpNames("mlp.w3", "mlp.w1", "mlp.w2"),  # mlp-type llama
+)
 
 
 def key_of(name: str) -> Key:
-    """Of a parameter's name in a module, a layer file (after its layer) or an optimizer."""
+    """Return the key of a parameter's name in a module, a layer file (after its layer) or an optimizer."""
     if name == _TIED:
         return 0, "word_embeddings.weight"
     found = _NAME.fullmatch(name)
@@ -39,8 +56,10 @@ def key_of(name: str) -> Key:
 
 @dataclass
 class Parameter:
-    """One parameter: of each tensor-parallel rank its weight as it computes, and its masters and moments; ``twins``:
-    the same once more, where two pipeline stages have it."""
+    """One parameter: weight, masters and moments of each tensor-parallel rank.
+
+    ``twins`` has the copy of a second pipeline stage, if there is one.
+    """
 
     weights: dict[int, Tensor] = field(default_factory=dict)
     rows: dict[int, dict[str, Row]] = field(default_factory=dict)
@@ -49,28 +68,32 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Merging:
-    """What has to be known to put ranks together."""
+    """The model's properties that are needed to join ranks.
+
+    ``blocked``: grouped queries are [queries; keys; values] on each rank.
+    """
 
     heads: int
     groups: int
+    blocked: bool
     gated: bool
     parallel_residual: bool
     differing: set[str] = field(default_factory=set)  # replicated parameters whose ranks had drifted apart
     summed: set[str] = field(default_factory=set)
 
     def axis(self, name: str) -> int | None:
-        """The axis that ranks share; None: each has all of it."""
-        if name in ROWS or name.startswith("attention.query_key_value") or name.startswith(UP):
+        """Return the axis that is divided over ranks; None: each rank has all of it."""
+        if name in ROWS or name.startswith("attention.query_key_value") or name.startswith(_UP):
             return 0
-        return 1 if name == "attention.dense.weight" or name in [f"{down}.weight" for down in DOWN] else None
+        return 1 if name == "attention.dense.weight" or name in [f"{down}.weight" for down in _DOWN] else None
 
     def merge(self, name: str, kind: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """One array of the ranks' parts. ``kind``: fp32, exp_avg or exp_avg_sq."""
+        """Return one array of the ranks' parts. ``kind``: fp32, exp_avg or exp_avg_sq."""
         if len(parts) == 1:
             return parts[0]
-        if name.startswith("attention.query_key_value") and self.groups != self.heads:
+        if name.startswith("attention.query_key_value") and self.groups != self.heads and self.blocked:
             return _interleaved(parts, [self.heads, self.groups, self.groups])
-        if name.startswith(UP) and self.gated:
+        if name.startswith(_GATED) and self.gated:
             return _interleaved(parts, [1, 1])
         axis = self.axis(name)
         if axis is not None:
@@ -86,7 +109,11 @@ class Merging:
         return np.asarray(np.mean(np.stack(parts), 0, dtype=np.float64), np.float32)
 
     def full_shape(self, name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """The shape of what ``merge`` gives. ConversionError where the ranks' shapes do not fit together."""
+        """Return the shape of ``merge``'s result.
+
+        Raises:
+            ConversionError: The ranks' shapes differ.
+        """
         axis = self.axis(name)
         if len(set(shapes)) != 1:
             raise ConversionError(f"{name} has other shapes on other tensor-parallel ranks: {sorted(set(shapes))}")
@@ -97,7 +124,7 @@ class Merging:
 
 
 def _interleaved(parts: Sequence[np.ndarray], shares: Sequence[int]) -> np.ndarray:
-    """Ranks of which each holds its share of several matrices, one above the other."""
+    """Join ranks that each have their share of several stacked matrices."""
     rows, unit = parts[0].shape[0], sum(shares)
     edges = np.cumsum([0, *(rows * share // unit for share in shares)])
     return np.concatenate([part[start:stop] for start, stop in itertools.pairwise(edges) for part in parts])

@@ -1,4 +1,4 @@
-"""What a checkpoint's pickle may name, and what naming or calling it means here: a table, no lookup in any module."""
+"""The names that a checkpoint's pickle may use, and their meaning here: a table, without lookup in any module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.errors import ConversionError, PickleRejectedError
 
 # torch's storage classes, as their element types. Quantized and complex ones are no part of a training state.
 STORAGES = {
@@ -21,10 +21,11 @@ STORAGES = {
     "BoolStorage": np.dtype("?"),
 }  # fmt: skip
 _MOST_DIMENSIONS = 16
+_SCALARS = (str, int, float, bool, bytes, type(None))
 
 
 class Global(NamedTuple):
-    """A name, and nothing else."""
+    """The name of a global."""
 
     module: str
     name: str
@@ -32,7 +33,7 @@ class Global(NamedTuple):
 
 @dataclass
 class Record:
-    """An object of a class that is known by its name alone: what it was made with, and the state it was given."""
+    """An object of a class that is only named: its arguments and its state."""
 
     kind: Global
     arguments: tuple[Any, ...]
@@ -40,18 +41,20 @@ class Record:
 
 
 class Storage:
-    """A row of numbers in a file."""
+    """Numbers in a file."""
 
     dtype: np.dtype
     size: int  # elements
 
     def read(self) -> np.ndarray:
-        """The whole row, mapped, read-only. [size]. Its CRC is checked the first time."""
+        """Return all numbers, mapped, read-only. [size]. The first call checks the CRC."""
         raise NotImplementedError
 
     def stretch(self, start: int, stop: int) -> np.ndarray:
-        """Numbers [start, stop), read-only, in memory that is free when nothing refers to it. Whether they are damaged
-        shows once the file is verified."""
+        """Return numbers [start, stop), read-only, in memory that is freed with the last reference.
+
+        Damage is found when the file is verified.
+        """
         raise NotImplementedError
 
 
@@ -66,15 +69,16 @@ class Tensor:
 
     @property
     def dtype(self) -> np.dtype:
+        """Element type."""
         return self.storage.dtype
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def read(self) -> np.ndarray:
-        """A read-only view of the mapped storage."""
+        """Return a read-only view of the mapped storage."""
         row = self.storage.read()
         if not self.size:
             return np.empty(self.shape, row.dtype)
@@ -82,16 +86,21 @@ class Tensor:
         return np.lib.stride_tricks.as_strided(row[self.offset :], self.shape, strides, writeable=False)
 
     def stretch(self, start: int, stop: int) -> np.ndarray:
-        """Elements [start, stop) of it in row-major order, as :meth:`Storage.stretch` has them."""
+        """Return elements [start, stop) in row-major order, as :meth:`Storage.stretch` does."""
         without_gaps = [math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
         if any(size > 1 and a != b for size, a, b in zip(self.shape, self.stride, without_gaps, strict=True)):
             return self.read().reshape(-1)[start:stop]
         return self.storage.stretch(self.offset + start, self.offset + stop)
 
 
-def _dict(*arguments: Any) -> dict[Any, Any]:
-    from midstream_engine.interop.torchfile.machine import scalar
+def scalar(value: Any) -> Any:
+    """Return ``value`` if it may be a key, which must be fast to hash."""
+    if not isinstance(value, _SCALARS):
+        raise PickleRejectedError(f"a key of type {type(value).__name__} is not allowed in a checkpoint")
+    return value
 
+
+def _dict(*arguments: Any) -> dict[Any, Any]:
     (pairs,) = arguments or ([],)
     if type(pairs) is not list or any(type(pair) not in (tuple, list) or len(pair) != 2 for pair in pairs):
         raise ConversionError("broken pickle: a dict of what are no pairs")
@@ -99,8 +108,6 @@ def _dict(*arguments: Any) -> dict[Any, Any]:
 
 
 def _set(*arguments: Any) -> set[Any]:
-    from midstream_engine.interop.torchfile.machine import scalar
-
     (items,) = arguments or ([],)
     if type(items) not in (list, tuple):
         raise ConversionError("broken pickle: a set of what is no list")
@@ -114,10 +121,10 @@ def _encoded(text: Any, encoding: Any = "latin1") -> bytes:
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
-    """``_rebuild_tensor_v2``: the rest is requires_grad, hooks (never run) and metadata."""
+    """Make a tensor of ``_rebuild_tensor_v2``; other arguments are requires_grad, hooks (never run) and metadata."""
     if not isinstance(storage, Storage):
         raise ConversionError("broken pickle: a tensor without a storage")
-    shape, stride = _whole(shape), _whole(stride)
+    shape, stride = _sizes(shape), _sizes(stride)
     if type(offset) is not int or offset < 0 or len(shape) != len(stride) or len(shape) > _MOST_DIMENSIONS:
         raise ConversionError("broken pickle: a tensor that makes no sense")
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
@@ -132,14 +139,14 @@ def _parameter(tensor: Any, *_: Any) -> Tensor:
     return tensor
 
 
-def _whole(values: Sequence[Any]) -> tuple[int, ...]:
+def _sizes(values: Sequence[Any]) -> tuple[int, ...]:
     if type(values) not in (tuple, list) or any(type(one) is not int or one < 0 for one in values):
         raise ConversionError("broken pickle: a shape of what are no sizes")
     return tuple(values)
 
 
 def _numpy_scalar(kind: Any, data: Any = b"") -> Any:
-    """A number; its dtype is a record whose first argument is its code."""
+    """Return a number; its dtype is a record whose first argument is its code."""
     codes = {"f8": "<f8", "f4": "<f4", "i8": "<i8", "i4": "<i4", "b1": "?"}
     code = kind.arguments[0] if isinstance(kind, Record) and kind.arguments else None
     if code not in codes or type(data) is not bytes or len(data) != np.dtype(codes[code]).itemsize:
@@ -152,13 +159,13 @@ CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("__builtin__", "set"): _set,
     ("builtins", "set"): _set,
     ("_codecs", "encode"): _encoded,
-    ("torch", "Size"): lambda sizes: _whole(sizes),
+    ("torch", "Size"): lambda sizes: _sizes(sizes),
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("numpy.core.multiarray", "scalar"): _numpy_scalar,
     ("numpy._core.multiarray", "scalar"): _numpy_scalar,
 }
-# Named, perhaps made, never run: they become records.
+# Objects that become records and are never executed.
 _INERT = {
     ("argparse", "Namespace"),
     ("numpy", "dtype"),
@@ -176,13 +183,13 @@ _STORAGES = {("torch", name) for name in STORAGES}
 
 
 def known(module: str, name: str) -> bool:
-    """Whether a checkpoint may name it."""
+    """Return whether a checkpoint may name a global."""
     pair = (module, name)
     return pair in CALLS or pair in _INERT or pair in _STORAGES
 
 
 def call(function: Global, arguments: tuple[Any, ...]) -> Any:
-    """What calling the named thing gives: a plain value, a tensor or a record."""
+    """Return the result of calling a global: a plain value, a tensor or a record."""
     pair = (function.module, function.name)
     if pair in CALLS:
         return CALLS[pair](*arguments)

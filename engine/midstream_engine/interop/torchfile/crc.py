@@ -1,4 +1,4 @@
-"""CRC-32 of what is read in parts, in any order: zip has a checksum of the whole, and nothing is read twice for it."""
+"""CRC-32 of a member that is read in parts, in any order, without reading anything twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _POLYNOMIAL = 0xEDB88320  # reflected, as zip has it: the highest bit is x^0
 
 
 def _times(a: int, b: int) -> int:
-    """The product of two polynomials, modulo CRC-32's."""
+    """Return the product of two polynomials, modulo CRC-32's."""
     product = 0
     while a:
         if a & 1 << 31:
@@ -20,7 +20,7 @@ def _times(a: int, b: int) -> int:
 
 
 def _powers() -> list[int]:
-    """x^(8 * 2^n): what a CRC is multiplied with for 2^n bytes behind it."""
+    """Return x^(8 * 2^n), by which 2^n following bytes multiply a CRC."""
     found = [1 << 23]
     while len(found) < 64:
         found.append(_times(found[-1], found[-1]))
@@ -31,25 +31,25 @@ _POWERS = _powers()
 
 
 def combined(first: int, second: int, size: int) -> int:
-    """The CRC-32 of two stretches of bytes in a row from that of each; ``size``: bytes of the second."""
-    place = 0
+    """Return the CRC-32 of two consecutive parts from that of each; ``size``: bytes of the second."""
+    exponent = 0
     while size:
         if size & 1:
-            first = _times(_POWERS[place], first)
+            first = _times(_POWERS[exponent], first)
         size >>= 1
-        place += 1
+        exponent += 1
     return first ^ second
 
 
 class Parts:
-    """The parts of a row of bytes that were read, and their CRCs."""
+    """The parts of a member that were read, and their CRCs."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int) -> None:
         self._size, self._known = size, dict[int, tuple[int, int]]()  # by start: end, CRC
         self._lock = threading.Lock()
 
     def add(self, start: int, end: int, crc: int) -> bool | None:
-        """Note a part. Whether it is as it was the last time; None where it overlaps with others, and is not noted."""
+        """Record a part; return whether its CRC is that of the last read, None if it overlaps with another part."""
         with self._lock:
             known = self._known.get(start)
             if known is not None and known[0] == end:
@@ -60,17 +60,17 @@ class Parts:
             return True
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """What was not read, as (start, end)."""
-        place = 0
+        """Yield the parts that were not read, as (start, end)."""
+        position = 0
         for start, (end, _) in sorted(self._known.items()):
-            if place < start:
-                yield place, start
-            place = end
-        if place < self._size:
-            yield place, self._size
+            if position < start:
+                yield position, start
+            position = end
+        if position < self._size:
+            yield position, self._size
 
-    def whole(self) -> int:
-        """The CRC of all, once there are no gaps."""
+    def combined(self) -> int:
+        """Return the CRC of the member; there must be no gaps."""
         crc = 0
         for start, (end, part) in sorted(self._known.items()):
             crc = combined(crc, part, end - start)

@@ -1,0 +1,1 @@
+"""An attempt from start to end: restore and verify, standby, replica, promotion."""

@@ -1,5 +1,7 @@
-"""What process 0 finds on its host and decides for all: the order that an attempt was started with, and where the run
-goes on. Hosts may lack files that others have; they never begin differently."""
+"""Consensus at the start of an attempt: process 0 decides on the command and the checkpoint for all processes.
+
+Hosts may lack files that others have; all processes start from the same state.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +15,39 @@ from midstream_engine import records
 from midstream_engine.checkpoint.stores import in_bucket, open_store
 from midstream_engine.errors import EngineError
 from midstream_engine.processes.rendezvous import Processes
-from midstream_engine.trainer.attempt.attempt_record import Attempt
 from midstream_engine.trainer.attempt.resume import Origin
 from midstream_engine.trainer.loop.requests import CommandFile
+from midstream_engine.trainer.runtime.attempt_record import Attempt
 
 T = TypeVar("T")
-TURN = 7 * 24 * 3600.0  # seconds: tokenizing takes as long as it takes; a process that dies at it is noticed
+TURN_TIMEOUT = 7 * 24 * 3600.0  # seconds: tokenizing may take days, and a process that fails is detected anyway
 
 
-def agree_on_command(processes: Processes, orders: CommandFile) -> None:
-    """Give every process the order that process 0 was started with."""
-    if processes.board is None:
+def agree_on_command(processes: Processes, commands: CommandFile) -> None:
+    """Distribute the command that process 0 was started with."""
+    if processes.client is None:
         return
-    order = orders.order
-    text = json.dumps(order.to_json() if order is not None else None).encode()
-    said = json.loads(processes.from_first("first-order", lambda: text))
-    if said is not None:
-        orders.take(records.Command.from_json(said, "the order of process 0"))
+    command = commands.command
+    text = json.dumps(command.to_json() if command is not None else None).encode()
+    value = json.loads(processes.broadcast("first-command", lambda: text))
+    if value is not None:
+        commands.take(records.Command.from_json(value, "the command of process 0"))
 
 
 def agree_on_origin(attempt: Attempt, find: Callable[[], Origin | None]) -> Origin | None:
-    """The checkpoint that process 0 found; its own directories every process has under the root of its own."""
+    """Return the checkpoint that process 0 found, with the path under this process's own root."""
     processes = attempt.processes
-    if processes.board is None:
+    if processes.client is None:
         return find()
 
-    def said() -> bytes:
+    def found() -> bytes:
         origin = find()
         if origin is None:
             return b"null"
         manifest = json.loads(open_store(origin.directory).get(records.MANIFEST))
         return json.dumps({"origin": dataclasses.asdict(origin), "manifest": manifest}).encode()
 
-    value: dict[str, Any] | None = json.loads(processes.from_first("origin", said))
+    value: dict[str, Any] | None = json.loads(processes.broadcast("origin", found))
     if value is None:
         return None
     origin = Origin(**value["origin"])
@@ -56,35 +58,37 @@ def agree_on_origin(attempt: Attempt, find: Callable[[], Origin | None]) -> Orig
 
 
 def _complete_share(attempt: Attempt, origin: Origin, manifest: records.Manifest) -> None:
-    """A share of a spread checkpoint whose host was cut off right before it wrote its manifest: process 0 has
-    committed, and all else was there before."""
-    places, store = attempt.places, open_store(origin.directory)
-    if not manifest.hosts or places is None or not places.leads or store.exists(records.MANIFEST):
+    """Write the missing manifest of this host's share of a spread checkpoint.
+
+    The host was interrupted right before it wrote it. Process 0 has committed, and all objects were written before.
+    """
+    file_systems, store = attempt.file_systems, open_store(origin.directory)
+    if not manifest.hosts or file_systems is None or not file_systems.leads or store.exists(records.MANIFEST):
         return
-    if os.path.isdir(origin.directory) and places.host in {entry.host for entry in manifest.spread_hosts}:
-        dataclasses.replace(manifest, host=places.host).write(os.path.join(origin.directory, records.MANIFEST))
+    if os.path.isdir(origin.directory) and file_systems.host in {entry.host for entry in manifest.spread_hosts}:
+        dataclasses.replace(manifest, host=file_systems.host).write(os.path.join(origin.directory, records.MANIFEST))
 
 
 def in_turn(attempt: Attempt, work: Callable[[], T]) -> T:
-    """``work``, which leaves files behind, done by the first process of each place, then by those that find them."""
-    board, places = attempt.processes.board, attempt.places
-    if board is None or places is None:
+    """Call ``work``, which leaves files, on the leader of each file system first, then on the others."""
+    client, file_systems = attempt.processes.client, attempt.file_systems
+    if client is None or file_systems is None:
         return work()
-    first = places.first[board.process]
-    if first != board.process:
-        board.take("turn", first, patience=TURN)
+    first = file_systems.first[client.process]
+    if first != client.process:
+        client.receive("turn", first, timeout=TURN_TIMEOUT)
     result = work()
-    if first == board.process:
-        for process in places.at(first)[1:]:
-            board.post("turn", b"", process)
+    if first == client.process:
+        for process in file_systems.at(first)[1:]:
+            client.send("turn", b"", process)
     return result
 
 
 def check_alike(processes: Processes, what: str, value: str) -> None:
-    """EngineError naming the process whose ``value`` differs from process 0's."""
-    if processes.board is None:
+    """Raise EngineError that names a process whose ``value`` differs from that of process 0."""
+    if processes.client is None:
         return
-    said = [text.decode() for text in processes.board.exchange(f"alike-{what}", value.encode())]
-    for peer, theirs in zip(processes.board.peers, said, strict=True):
-        if theirs != said[0]:
-            raise EngineError(f"{what} differs: {theirs} on {peer}, {said[0]} on {processes.board.peers[0]}")
+    values = [text.decode() for text in processes.client.exchange(f"alike-{what}", value.encode())]
+    for peer, theirs in zip(processes.client.peers, values, strict=True):
+        if theirs != values[0]:
+            raise EngineError(f"{what} differs: {theirs} on {peer}, {values[0]} on {processes.client.peers[0]}")

@@ -1,4 +1,4 @@
-"""How far a state that was computed twice is apart: the parameters of a shadow against those that the source saved."""
+"""Parameter drift: distance of a replica's parameters from those that the source saved."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ import numpy as np
 
 from midstream_engine import records
 from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.boxes import extent, whole
+from midstream_engine.checkpoint.format.boxes import extent, full_box
 from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.format.packed_arrays import unpack
-from midstream_engine.checkpoint.loading.list_checkpoints import read_manifest
+from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.saving.snapshot import HostArray, snapshot
-from midstream_engine.trainer.attempt.attempt_record import Attempt
-from midstream_engine.trainer.loop.train_state import TrainState
+from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.trainer.runtime.attempt_record import Attempt
 
 log = logging.getLogger(__name__)
-POLL = 0.5  # seconds between two looks for the sealed checkpoint
-PATIENCE = 6 * 3600.0  # seconds after which nobody is taken to bring it any more
-CHECKSUM = 4  # bytes of crc32c at the end of a cell's object
+POLL_INTERVAL = 0.5  # seconds
+CHECKPOINT_TIMEOUT = 6 * 3600.0  # seconds to wait for the sealed checkpoint
+CHECKSUM = 4  # bytes of crc32c at the end of a chunk's object
 
 
 def keep(state: TrainState) -> list[HostArray]:
-    """The parameters in host memory, under their names in a checkpoint."""
+    """Copy the parameters to host memory, under their names in a checkpoint."""
     return snapshot({"model": state.model}, copy=True)
 
 
 def measure(directory: str, kept: list[HostArray]) -> records.ParameterDrift:
-    """The distance between ``kept`` and the checkpoint in ``directory``: Euclidean norms, in float64, relative to the
-    checkpoint's. CheckpointError where it is not complete; OSError where it cannot be read."""
+    """Measure the distance of ``kept`` from the checkpoint in ``directory``, relative to the checkpoint's norm.
+
+    Euclidean norms in float64. Raises CheckpointError where the checkpoint is not complete, OSError where it cannot be
+    read.
+    """
     manifest = read_manifest(directory)
     entries = {entry.name: entry for entry in manifest.array_entries}
     packed: dict[str, np.ndarray] = {}
@@ -54,7 +57,7 @@ def measure(directory: str, kept: list[HostArray]) -> records.ParameterDrift:
                 one, other = _squares(array.part(box), theirs)
                 difference, norm = difference + one, norm + other
         else:
-            difference, norm = _squares(array.part(whole(array.shape)), packed[array.name])
+            difference, norm = _squares(array.part(full_box(array.shape)), packed[array.name])
         relative = math.sqrt(difference / norm) if norm else math.sqrt(difference)
         if relative >= worst:
             worst, worst_array = relative, array.name
@@ -67,33 +70,30 @@ def measure(directory: str, kept: list[HostArray]) -> records.ParameterDrift:
 
 
 def _squares(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-    """(sum of squared differences, sum of squares of ``theirs``)."""
+    """Return the sum of squared differences and the sum of squares of ``theirs``."""
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     return float(np.sum(np.square(a - b))), float(np.sum(np.square(b)))
 
 
 def measure_later(attempt: Attempt, checkpoint: str, kept: list[HostArray]) -> threading.Thread:
-    """Write ``parameter_drift.json`` once ``checkpoint`` is complete among the run's own, in a thread that ends with
-    it."""
+    """Start a thread that writes ``parameter_drift.json`` once the run's ``checkpoint`` is complete."""
 
     def wait_and_measure() -> None:
         directory = attempt.paths.checkpoint(checkpoint)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + CHECKPOINT_TIMEOUT
         while not os.path.exists(os.path.join(directory, records.MANIFEST)):
             if time.monotonic() >= deadline:
-                log.warning("crossing: %s did not come", checkpoint)
+                log.warning("parameter drift not measured: %s did not arrive", checkpoint)
                 return
-            time.sleep(POLL)
+            time.sleep(POLL_INTERVAL)
         try:
             found = measure(directory, kept)
-        except Exception as error:  # noqa: BLE001  whatever it is, training goes on, and the certificate says it lacks
-            log.error("crossing: %s: %s", type(error).__name__, error)
+        except Exception as error:  # noqa: BLE001  training continues; the certificate reports that the file is missing
+            log.error("parameter drift not measured: %s: %s", type(error).__name__, error)
             return
         found.write(attempt.files.parameter_drift)
-        log.info(
-            "crossing: parameters are %.2e apart (worst: %s, %.2e)", found.distance, found.worst_array, found.worst
-        )
+        log.info("parameter drift: %.2e (largest: %s, %.2e)", found.distance, found.worst_array, found.worst)
 
-    thread = threading.Thread(target=wait_and_measure, name="crossing", daemon=True)
+    thread = threading.Thread(target=wait_and_measure, name="parameter-drift", daemon=True)
     thread.start()
     return thread

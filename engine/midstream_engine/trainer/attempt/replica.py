@@ -1,7 +1,7 @@
-"""A shadow: it trains on from an earlier checkpoint while the run itself trains elsewhere, and may become the run.
+"""A replica: it trains on from an earlier checkpoint while the source still trains, and may become the run.
 
-Until it is promoted nothing that it does counts: it writes no checkpoint, tells no tracker, and its lines go to a file
-of their own. The batches are those of the run, so whoever compares the two can see that they agree, step by step.
+Until it is promoted it is not part of the run: it writes no checkpoint, has no trackers, and writes its metrics to
+``replay.jsonl``. It consumes the run's batches, so the two can be compared step by step.
 """
 
 from __future__ import annotations
@@ -13,139 +13,156 @@ from typing import Any
 
 from midstream_engine import records
 from midstream_engine.checkpoint.saving.snapshot import HostArray
-from midstream_engine.data.order.prefetch import Prefetch
+from midstream_engine.data.batches.prefetch import Prefetch
+from midstream_engine.errors import EngineError
 from midstream_engine.tracking.metrics_file import MetricsFile
 from midstream_engine.tracking.metrics_recorder import Recorder
-from midstream_engine.trainer.attempt.attempt_record import Attempt
 from midstream_engine.trainer.attempt.parameter_drift import keep
-from midstream_engine.trainer.attempt.setup import Setup
-from midstream_engine.trainer.attempt.standby import POLL, check_not_passed, unfit, unowned
+from midstream_engine.trainer.attempt.standby import POLL_INTERVAL, check_not_passed, unfit, unowned
 from midstream_engine.trainer.attempt.standby_lease import Lease
-from midstream_engine.trainer.attempt.status_file import StatusFile
+from midstream_engine.trainer.computation.programs import CompiledRun
+from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.loop.requests import Requests, Wanted
-from midstream_engine.trainer.loop.train_state import TrainState
 from midstream_engine.trainer.loop.training_loop import Loop
-from midstream_engine.trainer.runtime.programs import Programs
+from midstream_engine.trainer.runtime.attempt_record import Attempt
+from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
-FENCE_EVERY = 2.0  # seconds between two looks at the fence
+FENCE_INTERVAL = 2.0  # seconds between two reads of the fence
 
 
 class _Unsaved:
-    """In the place of a saver: a shadow saves nothing."""
+    """Saver of a replica, which saves nothing."""
 
     busy, failed = False, 0
 
-    def due(self, step: int, now: float) -> bool:
+    def due(self, _step: int, _now: float) -> bool:
         return False
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a replay ended: with the order that ended it (None: it is to end), and what it held then."""
+    """Result of a replay: the command that ended it (None: the process is to exit) and its state."""
 
-    order: records.Command | None
+    command: records.Command | None
     state: TrainState | None = None
     step: int = 0
-    rows: tuple[dict[str, Any], ...] = ()  # from the order's step on: they count once it is promoted
-    kept: list[HostArray] | None = None  # the parameters of the order's step, where they were kept
+    rows: tuple[dict[str, Any], ...] = ()  # from the command's step on: rows of the run after the promotion
+    kept: list[HostArray] | None = None  # the parameters of the command's step, where they were kept
 
 
 class Replay(Loop):
-    """Trains from ``step`` as a shadow until it is promoted, told to restore another state, or to stop."""
+    """Trains from ``step`` as a replica until a command promotes it, restores another state, or stops it."""
 
     def __init__(
         self,
-        setup: Setup,
-        programs: Programs,
+        compiled: CompiledRun,
         requests: Requests,
         attempt: Attempt,
         status: StatusFile,
         state: TrainState,
         step: int,
-    ):
+    ) -> None:
         metrics = Recorder(MetricsFile(attempt.files.replay))
         unsaved: Any = _Unsaved()
-        super().__init__(setup, programs, unsaved, requests, attempt, status, metrics, state, step)
+        super().__init__(compiled, unsaved, requests, attempt, status, metrics, state, step)
         self._recorder = metrics
         self._kept: tuple[int, list[HostArray]] | None = None
         self._keep_at: int | None = None
         self._promotion: records.Command | None = None
-        self._looked = 0.0
+        self._fence_read = 0.0
 
     def replay(self) -> Outcome:
-        """Raises FencedError where the run is handed past this attempt's epoch, EngineError as training does."""
+        """Train until a command ends the replay.
+
+        Raises FencedError where the run has passed this attempt's epoch, EngineError as training does.
+        """
         source = Prefetch(self._prepare, self.step)
         lease = Lease(self._attempt)
-        self._status.update(state=records.REPLAYING, step=self.step, message="replays as a shadow")
+        self._status.update(state=records.REPLAYING, step=self.step, message="replays as a replica")
         try:
             while True:
+                self._wait_for_boundary(source)
                 wanted = self._requests.look()
+                if self._acts(wanted) or not source.ready:
+                    self._settle()
                 if wanted.stop:
                     self._status.update(
-                        acknowledged=wanted.order.sequence if wanted.order else self._status.value.acknowledged
+                        acknowledged=wanted.command.sequence if wanted.command else self._status.value.acknowledged
                     )
                     return Outcome(None)
-                told = self._take(wanted)
-                if told is not None:
-                    return told
+                outcome = self._take(wanted)
+                if outcome is not None:
+                    return outcome
                 if self._keep_at == self.step:
                     self._kept, self._keep_at = (self.step, keep(self.state)), None
                 promoted = self._promoted()
                 if promoted is not None:
                     return promoted
                 if self._leads and lease.over():
-                    self._status.update(message=f"nobody renewed its lease for {lease.seconds:.0f} s")
+                    self._status.update(message=f"the replica's lease was not renewed for {lease.seconds:.0f} s")
                     return Outcome(None)
-                if time.monotonic() - self._looked > FENCE_EVERY:
-                    self._looked = time.monotonic()
+                if time.monotonic() - self._fence_read > FENCE_INTERVAL:
+                    self._fence_read = time.monotonic()
                     check_not_passed(self._attempt)
-                if self.step < self._trainer.num_train_steps:
+                if self._boundary < self._trainer.num_train_steps:
                     self._update(source)
                 else:
-                    time.sleep(POLL)
+                    time.sleep(POLL_INTERVAL)
         finally:
             source.close()
             self._recorder.close()
 
+    def _acts(self, wanted: Wanted) -> bool:
+        promotion = self._promotion.step if self._promotion is not None else None
+        reached = promotion is not None and self._boundary >= promotion
+        return reached or self._keep_at == self._boundary or super()._acts(wanted)
+
     def _take(self, wanted: Wanted) -> Outcome | None:
-        """Carry an order out, or refuse it."""
-        order = wanted.order
-        if order is None:
+        """Carry a command out, or reject it."""
+        command = wanted.command
+        if command is None:
             return None
-        refusal = self._unfit(order)
+        refusal = self._unfit(command)
         if refusal:
-            log.error("order %d (%s) refused: %s", order.sequence, order.action, refusal)
-            self._status.update(rejected=order.sequence, message=refusal)
+            log.error("command %d (%s) rejected: %s", command.sequence, command.action, refusal)
+            self._status.update(rejected=command.sequence, message=refusal)
             self._status.write()
             return None
-        if order.action == records.STANDBY:
-            self._keep_at = order.step
-        elif order.action == records.PROMOTE:
-            self._promotion = order
-        self._status.update(acknowledged=order.sequence)
+        if command.action == records.STANDBY:
+            self._keep_at = command.step
+        elif command.action == records.PROMOTE:
+            self._promotion = command
+        self._status.update(acknowledged=command.sequence)
         self._status.write()
-        return Outcome(order) if order.action == records.RESTORE else None
+        return Outcome(command) if command.action == records.RESTORE else None
 
-    def _unfit(self, order: records.Command) -> str:
-        """Why the order cannot be carried out; empty where it can."""
-        if order.action == records.RESTORE:
-            return unfit(self._attempt, order)
-        if order.action not in (records.STANDBY, records.PROMOTE):
-            return f"{order.action}: a shadow can be told to hold, to be the run, to restore or to stop"
-        if order.epoch != self._attempt.epoch:
-            return f"the order is of epoch {order.epoch}, and this attempt replays for epoch {self._attempt.epoch}"
-        if order.step is None or (order.action == records.STANDBY and order.step < self.step):
-            return f"{order.action} at step {order.step}: the shadow is at step {self.step} already"
-        return unowned(self._attempt) if order.action == records.PROMOTE else ""
+    def _unfit(self, command: records.Command) -> str:
+        """Return why the command cannot be carried out; empty where it can."""
+        if command.action == records.RESTORE:
+            return unfit(self._attempt, command)
+        if command.action not in (records.STANDBY, records.PROMOTE):
+            return f"{command.action}: a replica accepts standby, promote, restore and stop only"
+        if command.epoch != self._attempt.epoch:
+            return f"the command is of epoch {command.epoch}, and this attempt replays for epoch {self._attempt.epoch}"
+        if command.step is None or (command.action == records.STANDBY and command.step < self.step):
+            return f"{command.action} at step {command.step}: the replica is at step {self.step} already"
+        if command.action == records.PROMOTE and self._finite.reason:
+            return f"the replica's state is not finite: {self._finite.reason}"
+        return unowned(self._attempt) if command.action == records.PROMOTE else ""
 
     def _promoted(self) -> Outcome | None:
-        """The end of the replay, once the state from which it is the run has been reached."""
-        order = self._promotion
-        if order is None or order.step is None or self.step < order.step:
+        """Return the outcome once the step of the promotion is reached; None before.
+
+        Raises EngineError where an update after the command has made the state not finite: the migration rolls back.
+        """
+        command = self._promotion
+        if command is None or command.step is None or self.step < command.step:
             return None
+        if self._finite.reason:
+            raise EngineError(f"the replica is not promoted: its state is not finite: {self._finite.reason}")
         with open(self._attempt.files.replay, encoding="utf-8") as file:
-            rows = [row for row in records.parse_metrics(file) if row["global_step"] >= order.step]
-        kept = self._kept[1] if self._kept is not None and self._kept[0] == order.step else None
+            rows = [row for row in records.parse_metrics(file) if row["global_step"] >= command.step]
+        kept = self._kept[1] if self._kept is not None and self._kept[0] == command.step else None
         self._status.update(message="")
-        return Outcome(order, self.state, self.step, tuple(rows), kept)
+        return Outcome(command, self.state, self.step, tuple(rows), kept)

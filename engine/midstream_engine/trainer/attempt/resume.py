@@ -1,13 +1,15 @@
-"""Where a run goes on: which checkpoint, whether it is the one that was meant, and the evidence."""
+"""Resume a run: find the checkpoint, restore it, and write the evidence that it is the intended one."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,127 +18,136 @@ import numpy as np
 
 from midstream_engine import records
 from midstream_engine.base_directory import resolved_path
-from midstream_engine.checkpoint.loading.list_checkpoints import (
-    list_checkpoints,
-    newest_complete,
-    read_manifest,
-    read_train,
-)
+from midstream_engine.checkpoint.errors import CheckpointMismatchError
+from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
+from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest, read_train
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
-from midstream_engine.checkpoint.saving.save_fence import read_fence
+from midstream_engine.checkpoint.save_fence import read_fence
 from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_checkpoints, open_store
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.errors import EngineError, FencedError
-from midstream_engine.optim.adam import schedule_count
 from midstream_engine.optim.averaging import start_average
-from midstream_engine.trainer.attempt.attempt_record import Attempt
-from midstream_engine.trainer.attempt.reference_losses import TOLERANCE, ReferenceLosses, worst_error
-from midstream_engine.trainer.attempt.setup import Plan, Setup
-from midstream_engine.trainer.loop.train_state import TrainState
+from midstream_engine.optim.optimizer import schedule_count
+from midstream_engine.trainer.computation.reference_losses import TOLERANCE, ReferenceLosses, worst_error
+from midstream_engine.trainer.computation.setup import Plan, Setup
+from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.trainer.runtime.attempt_record import Attempt
 
 log = logging.getLogger(__name__)
-# Where things lie: another host has other places, and the run is the same.
-_PLACES = ("data.cache_dir", "trainer.id", "trainer.jax_compilation_cache_dir", "trainer.log_dir", "trainer.root")
+# Keys whose values are paths or names: they differ between hosts while the run is the same.
+_PATHS = ("data.cache_dir", "trainer.id", "trainer.jax_compilation_cache_dir", "trainer.log_dir", "trainer.root")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A checkpoint to start from. ``root_digest``: what it has to be; None where nobody said."""
+    """A checkpoint to start from. ``root_digest`` is the required one; None where none is given."""
 
     directory: str
-    own: bool  # it lies in the run's own directory
-    same_run: bool  # its run goes on; False: its model alone begins another run (trainer.initialize_from)
+    own: bool  # it is in the run's own directory
+    same_run: bool  # its run continues; False: a new run begins with its model (trainer.initialize_model_from)
     root_digest: str | None
     migration: str
     state: dict[str, Any]  # train.json's state
     validation: dict[str, Any] = field(default_factory=dict)  # the validation sets of its run, by name
-    config: dict[str, Any] = field(default_factory=dict)  # that it was trained with, resolved; empty: not known
+    config: dict[str, Any] = field(
+        default_factory=dict
+    )  # resolved configuration that it was trained with; empty: not recorded
 
     @property
     def name(self) -> str:
+        """The checkpoint's name."""
         return os.path.basename(self.directory)
 
     @property
     def step(self) -> int:
-        """Where training begins: another run begins at 0, with an optimizer that has counted nothing."""
+        """The first step to train: 0 for a new run, whose optimizer starts at 0 too."""
         return self.state["step"] if self.same_run else 0
 
     @property
     def batch_schedule(self) -> BatchSchedule:
+        """The batch schedule recorded with the checkpoint."""
         return BatchSchedule.from_json(self.state["batch_schedule"])
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The state to go on with."""
+    """The restored state."""
 
     state: TrainState
     step: int
     root_digest: str
 
 
-def find_origin(attempt: Attempt, config: TrainLmConfig, order: records.Command | None) -> Origin | None:
-    """The checkpoint that this attempt starts from; None for a fresh start.
+def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Command | None) -> Origin | None:
+    """Return the checkpoint that this attempt starts from; None for a fresh start.
 
-    The ``order`` that it was started with may name it. Otherwise it is the run's own newest complete one that the fence
-    accepts, then ``trainer.load_checkpoint_path``. Raises EngineError rather than answering with a fresh start where
-    the run has a past that cannot be read.
+    The ``command`` that it was started with may name it. Otherwise it is the run's newest complete checkpoint that the
+    fence accepts, then the one that ``trainer`` names. Raises EngineError, and never returns None, where the run has
+    checkpoints or a fence but none that can be used, or ``trainer.load_checkpoint`` is false and it has checkpoints;
+    FencedError where the run has passed this attempt's epoch.
     """
-    if order is not None and order.action in records.STARTS:
-        return origin_of(attempt, order)
+    if command is not None and command.action in records.STARTS:
+        return origin_of(attempt, command)
     fence = read_fence(attempt.paths)
     if attempt.paths.store:
         fence = bucket_fence.newest_fence(attempt.paths, fence)
         if fence is not None and fence.epoch > attempt.epoch:
             raise FencedError(
-                f"run {attempt.paths.run_id} was handed to {fence.owner} (epoch {fence.epoch}, sealed at step "
-                f"{fence.sealed_step}), says {attempt.paths.store}; epoch {attempt.epoch} may not go on with it"
+                f"run {attempt.paths.run_id} has passed to {fence.owner} (epoch {fence.epoch}, sealed at step "
+                f"{fence.sealed_step}) by the fence in {attempt.paths.store}; epoch {attempt.epoch} may not continue it"
             )
     name = newest_complete(attempt.paths, fence)
     wish = config.trainer.load_checkpoint
     if name is not None:
         if wish is False:
-            log.warning("trainer.load_checkpoint is false, but the run goes on from its own %s", name)
+            raise EngineError(
+                f"trainer.load_checkpoint is false, and run {attempt.paths.run_id} has checkpoints, the newest of them "
+                f"{name} (hint: remove it to continue the run, or start a new run with another --trainer.id)"
+            )
         return _origin(attempt.paths.checkpoint(name), True)
     existing = list_checkpoints(attempt.paths)
     if any(found.complete for found in existing):
         raise EngineError(
             f"run {attempt.paths.run_id} has checkpoints, but its fence (epoch {fence.epoch if fence else 0}) "
-            "accepts none of them; restore names one, another --trainer.id starts afresh"
+            "accepts none of them (hint: name one with a restore command, or start a new run with another --trainer.id)"
         )
     if fence is not None and fence.sealed_step is not None:
         raise EngineError(
-            f"run {attempt.paths.run_id} was handed over at step {fence.sealed_step}, and that checkpoint is not here; "
-            "copy it, or start afresh under another --trainer.id"
+            f"run {attempt.paths.run_id} was migrated at step {fence.sealed_step}, and that checkpoint is missing "
+            "(hint: copy it, or start a new run with another --trainer.id)"
         )
     for found in existing:
-        log.warning("checkpoint %s has no manifest: a save that was cut off; passed over", found.name)
+        log.warning("checkpoint %s has no manifest: its save was interrupted; it is skipped", found.name)
     if config.trainer.load_checkpoint_path and wish is not False:
         return _origin(_resolve(config.trainer.load_checkpoint_path, "trainer.load_checkpoint_path"), False)
     if wish is True:
         raise EngineError(f"trainer.load_checkpoint is true, and run {attempt.paths.run_id} has no checkpoint to load")
     if config.trainer.initialize_from:
-        directory = _resolve(config.trainer.initialize_from, "trainer.initialize_from")
+        return _origin(_resolve(config.trainer.initialize_from, "trainer.initialize_from"), False)
+    if config.trainer.initialize_model_from:
+        directory = _resolve(config.trainer.initialize_model_from, "trainer.initialize_model_from")
         return _origin(directory, False, same_run=False)
     return None
 
 
-def origin_of(attempt: Attempt, order: records.Command) -> Origin:
-    """The checkpoint of the run that an order names. EngineError where it names none, CheckpointCorrupt where it is not
-    complete."""
-    if not order.checkpoint or records.parse_checkpoint_name(order.checkpoint) is None:
+def origin_of(attempt: Attempt, command: records.Command) -> Origin:
+    """Return the checkpoint that a command names.
+
+    Raises EngineError where it names none, CheckpointCorruptError where the checkpoint is not complete.
+    """
+    if not command.checkpoint or records.parse_checkpoint_name(command.checkpoint) is None:
         raise EngineError(
-            f"{attempt.files.command_file}: {order.action} names no checkpoint (found {order.checkpoint!r})"
+            f"{attempt.files.command_file}: {command.action} names no checkpoint (found {command.checkpoint!r})"
         )
-    directory = attempt.paths.checkpoint(order.checkpoint)
-    return _origin(directory, True, root_digest=order.root_digest, migration=order.migration)
+    directory = attempt.paths.checkpoint(command.checkpoint)
+    return _origin(directory, True, root_digest=command.root_digest, migration=command.migration)
 
 
 def _origin(
     directory: str, own: bool, *, same_run: bool = True, root_digest: str | None = None, migration: str = ""
 ) -> Origin:
-    read_manifest(directory)  # without one it is none
+    read_manifest(directory)  # raises where the checkpoint is not complete
     train = read_train(directory)
     provenance = train.get("provenance") or {}
     validation, config = (provenance.get(key) or {} for key in ("validation", "config"))
@@ -144,7 +155,10 @@ def _origin(
 
 
 def _resolve(path: str, name: str) -> str:
-    """A checkpoint's directory from its path or that of the folder or run that holds it."""
+    """Return a checkpoint's directory from its path, or from that of its folder or run.
+
+    Raises EngineError where there is no complete checkpoint.
+    """
     path = path.rstrip("/") if in_bucket(path) else os.path.abspath(resolved_path(path))
     for folder in (path, os.path.join(path, "checkpoints")):
         if open_store(folder).exists(records.MANIFEST):
@@ -161,9 +175,9 @@ def _resolve(path: str, name: str) -> str:
 
 
 def batch_schedule_from(origin: Origin | None, config: TrainLmConfig) -> BatchSchedule:
-    """The batch sizes of the whole run: what the run did until ``origin``, what the configuration says from there on.
+    """Return the run's batch sizes: as trained up to ``origin``, as configured from there on.
 
-    So a changed ``trainer.train_batch_size`` neither rewinds nor skips data.
+    A changed ``trainer.train_batch_size`` therefore neither repeats nor skips data.
     """
     wanted = config.trainer.batch_schedule()
     if origin is None or not origin.same_run:
@@ -171,12 +185,12 @@ def batch_schedule_from(origin: Origin | None, config: TrainLmConfig) -> BatchSc
     past = origin.batch_schedule
     schedule = past.then(origin.step, wanted)
     if schedule != past:
-        log.warning("trainer.train_batch_size: was %s, is now %s: the data goes on, unbroken", past, schedule)
+        log.warning("trainer.train_batch_size: was %s, is now %s; no data is repeated or skipped", past, schedule)
     return schedule
 
 
 def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> None:
-    """EngineError where the configuration would read other batches than the run's: the order of data is part of it."""
+    """Raise EngineError where the configuration would read other batches than the run, or in another order."""
     trainer, state = config.trainer, origin.state
     wanted = {
         "trainer.seed": (state["seed"], trainer.seed),
@@ -192,21 +206,21 @@ def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> No
 
 
 def report_changes(origin: Origin, config: TrainLmConfig) -> None:
-    """Say where the configuration is another than the one that ``origin`` was trained with: one line, if any."""
+    """Log one line with the differences from the configuration that ``origin`` was trained with, if any."""
     if not origin.same_run or not origin.config:
         return
     before, now = (_flat(json.loads(json.dumps(each))) for each in (origin.config, config.resolved()))
     changed = [
         f"{key}: was {json.dumps(before.get(key))}, is now {json.dumps(now.get(key))}"
         for key in sorted(before.keys() | now.keys())
-        if key not in _PLACES and before.get(key) != now.get(key)
+        if key not in _PATHS and before.get(key) != now.get(key)
     ]
     if changed:
-        log.warning("the configuration is not that of %s: %s", origin.name, "; ".join(changed))
+        log.warning("the configuration differs from that of %s: %s", origin.name, "; ".join(changed))
 
 
 def _flat(value: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """The values by the names that flags have."""
+    """Return the values by the names of their flags."""
     found: dict[str, Any] = {}
     for key, inner in value.items():
         found |= _flat(inner, f"{above}{key}.") if isinstance(inner, dict) else {above + key: inner}
@@ -214,32 +228,68 @@ def _flat(value: dict[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def restore(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, Any]]:
-    """The state that ``origin`` gives on the devices, and its train.json. Raises EngineError where it is another than
-    meant."""
+    """Restore ``origin`` to the devices; returns the state and its train.json.
+
+    Raises EngineError where it is not the checkpoint that the command names.
+    """
     if not origin.same_run:
         return _begin_with_model(origin, setup)
-    restored = restore_checkpoint(origin.directory, setup.template, setup.shardings)
+    with _named_types(origin, setup):
+        restored = restore_checkpoint(origin.directory, setup.template, setup.shardings)
     if origin.root_digest is not None and restored.root_digest != origin.root_digest:
         raise EngineError(
-            f"{origin.directory} has root digest {restored.root_digest}, the order names {origin.root_digest}; "
+            f"{origin.directory} has root digest {restored.root_digest}, the command names {origin.root_digest}; "
             "not restored"
         )
     state: TrainState = restored.tree
     count = int(np.asarray(schedule_count(state.optimizer)))
     if count != restored.train["state"]["schedule_count"]:
-        raise EngineError(f"{origin.directory}: the schedule has counted {count} updates, train.json says otherwise")
+        raise EngineError(
+            f"{origin.directory}: the schedule has counted {count} updates, train.json has another number"
+        )
     log.info("restored %s in %.2f s: root digest %s", origin.name, restored.seconds, restored.root_digest)
     return Resumed(state, origin.step, restored.root_digest), restored.train
 
 
+# Settings that decide the dtypes of arrays whose names begin so.
+_TYPES = {
+    "model/": "trainer.mp", "optimizer/adam/mu/": "optimizer.mu_dtype", "optimizer/adam/nu/": "optimizer.nu_dtype",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
+    """Report arrays that differ in their dtypes alone by the settings that decide them.
+
+    Raises:
+        EngineError: They do.
+    """
+    try:
+        yield
+    except CheckpointMismatchError as error:
+        pairs = {next((key for key in _TYPES if one.name.startswith(key)), ""): one for one in error.different}
+        if error.missing or error.extra or "" in pairs or any(one.axes or one.shape for one in error.different):
+            raise
+        found = {_TYPES[prefix]: one.dtype for prefix, one in pairs.items() if one.dtype is not None}
+        wanted = {name: stored for name, (stored, _) in found.items()}
+        if "trainer.mp" in wanted:
+            wanted["trainer.mp"] = str(setup.config.trainer.precision().with_parameters(wanted["trainer.mp"]))
+        raise EngineError(
+            f"{origin.directory} has other types than the configuration: "
+            + ", ".join(f"{stored} where {name} means {ours}" for name, (stored, ours) in found.items())
+            + f" (hint: {' '.join(f'--{name} {value}' for name, value in wanted.items())})"
+        ) from None
+
+
 def _begin_with_model(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, Any]]:
-    """The state of step 0, but for the model, which is ``origin``'s. Nothing else of it is read."""
+    """Return the state of step 0 with the model of ``origin``. Nothing else of it is read."""
     fresh = setup.fresh_state()
     optimizer, key = fresh.optimizer, fresh.key
-    del fresh  # and with it its model, before the other is read: devices hold no more than at a fresh start
-    restored = restore_checkpoint(
-        origin.directory, {"model": setup.template.model}, {"model": setup.shardings.model}, only="model/"
-    )
+    del fresh  # free its model before the other is read: peak memory is that of a fresh start
+    with _named_types(origin, setup):
+        restored = restore_checkpoint(
+            origin.directory, {"model": setup.template.model}, {"model": setup.shardings.model}, only="model/"
+        )
     model, average = restored.tree["model"], None
     averaging = setup.config.trainer.model_averaging
     if averaging is not None:
@@ -261,9 +311,18 @@ def prove(
     reference_losses: ReferenceLosses,
     seconds: dict[str, float],
 ) -> records.Restore:
-    """The evidence that the restored state is the saved one and that the next batch is the next batch."""
+    """Measure the evidence that the restored state is the saved one and that the next batch is the expected one.
+
+    Args:
+        origin: The checkpoint that was restored.
+        resumed: The restored state.
+        train: The checkpoint's ``train.json``.
+        setup: The attempt's setup.
+        reference_losses: The program that measures the losses.
+        seconds: Durations of earlier phases, to be part of the evidence.
+    """
     began = time.monotonic()
-    # The batch that was to be next when the state was saved, even where the batch size is now another.
+    # The batch that was next when the state was saved, even where the batch size has changed since.
     expected = setup.batches.under(origin.batch_schedule).batch(resumed.step)
     measured = reference_losses.measure(resumed.state.model, expected)
     recorded = train.get("reference_losses") or {}
@@ -284,9 +343,12 @@ def prove(
     )
     if error > TOLERANCE:
         log.error(
-            "witness: losses differ by %.2e from those recorded with %s (tolerance %.0e)", error, origin.name, TOLERANCE
+            "reference losses differ by %.2e from those recorded with %s (tolerance %.0e)",
+            error,
+            origin.name,
+            TOLERANCE,
         )
     if evidence.batch_digest != evidence.recorded_batch_digest:
         log.error("batch %d is not the one that %s expects next", resumed.step, origin.name)
-    log.info("witness: worst relative difference %.2e over %d sequences", error, len(losses))
+    log.info("reference losses: largest relative difference %.2e over %d sequences", error, len(losses))
     return evidence

@@ -1,4 +1,4 @@
-"""One attempt from its start to its end: prepare, compile, restore, prove, train."""
+"""One attempt from start to end: prepare, compile, restore, verify, train."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import jax
 
 from midstream_engine import records
 from midstream_engine.base_directory import resolved_path
+from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.data.imported.imported_files import tokenizer_path
+from midstream_engine.data.tokenize.tokenizer import load_tokenizer
+from midstream_engine.signals import Signals
 from midstream_engine.tracking.metrics_recorder import Recorder
 from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
-from midstream_engine.trainer.attempt import attempt_record as attempts
 from midstream_engine.trainer.attempt.agreement import agree_on_command, agree_on_origin, check_alike, in_turn
-from midstream_engine.trainer.attempt.attempt_record import Attempt
 from midstream_engine.trainer.attempt.parameter_drift import measure_later
 from midstream_engine.trainer.attempt.replica import Outcome, Replay
 from midstream_engine.trainer.attempt.resume import (
@@ -32,24 +34,29 @@ from midstream_engine.trainer.attempt.resume import (
     report_changes,
     restore,
 )
-from midstream_engine.trainer.attempt.setup import Setup, prepare
-from midstream_engine.trainer.attempt.standby import hold, rehearse
-from midstream_engine.trainer.attempt.status_file import StatusFile, describe_devices, versions
-from midstream_engine.trainer.loop.requests import CommandFile, Requests, Signals
-from midstream_engine.trainer.loop.saving import NotSaved, Saver
-from midstream_engine.trainer.loop.train_state import TrainState
+from midstream_engine.trainer.attempt.standby import rehearse, wait_on_standby
+from midstream_engine.trainer.computation.programs import CompiledRun, Programs
+from midstream_engine.trainer.computation.setup import prepare
+from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.trainer.loop.requests import CommandFile, Requests
+from midstream_engine.trainer.loop.saving import NotSavedError, Saver
 from midstream_engine.trainer.loop.training_loop import Loop
+from midstream_engine.trainer.runtime import attempt_record as attempts
+from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.compile_cache import SharedCache, is_shared
-from midstream_engine.trainer.runtime.programs import Programs
+from midstream_engine.trainer.runtime.status_file import StatusFile, describe_devices, versions
 
 log = logging.getLogger(__name__)
 
 
 def configure_jax(config: TrainLmConfig, root: str) -> str:
-    """The compile cache, which makes a restart quick, and what ``trainer.jax_config`` sets.
+    """Configure jax: the compile cache and the options in ``trainer.jax_config``.
 
-    Returns the directory of the compile cache. Raises ConfigError for an option that jax does not have or a value that
-    it does not take.
+    Returns:
+        The directory of the compile cache.
+
+    Raises:
+        ConfigError: An option or its value is unknown to jax, or a required accelerator is missing.
     """
     trainer = config.trainer
     chosen = trainer.jax_compilation_cache_dir or os.environ.get("JAX_COMPILATION_CACHE_DIR")
@@ -67,70 +74,95 @@ def configure_jax(config: TrainLmConfig, root: str) -> str:
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"trainer.jax_config.{name}: {value!r}: {' '.join(str(error).split())}") from None
     if trainer.require_accelerator and jax.default_backend() == "cpu":
-        raise ConfigError("trainer.require_accelerator is true, and jax sees no accelerator here")
+        raise ConfigError("trainer.require_accelerator is true, but jax finds no accelerator on this host")
     return directory
 
 
 @dataclass(frozen=True)
-class Ready:
-    """All that a state needs to be trained: made before the state exists, and good for any state of the run."""
-
-    setup: Setup
-    programs: Programs
-
-
-@dataclass(frozen=True)
 class Beginning:
-    """The state that training goes on with, and where it comes from."""
+    """The state that training starts with, and its origin."""
 
     state: TrainState
     step: int
     origin: Origin | None
     root_digest: str | None
-    replayed: Outcome | None = None  # where it was computed by a shadow, which is promoted now
+    replayed: Outcome | None = None  # of the replica that computed it and is promoted now
 
 
 def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
-    """Train; returns FINISHED or STOPPED. The status is left for the caller to end."""
-    orders = CommandFile(attempt.files.command_file)
-    agree_on_command(attempt.processes, orders)
-    requests = Requests(signals, orders, attempt.processes)
+    """Train and return FINISHED or STOPPED. The caller closes ``status``.
+
+    Raises:
+        ConfigError: The configuration is invalid on these devices.
+        EngineError: The run cannot be continued; FencedError if it belongs to another attempt.
+    """
+    commands = CommandFile(attempt.files.command_file)
+    agree_on_command(attempt.processes, commands)
+    requests = Requests(signals, commands, attempt.processes)
     configure_jax(config, root)
     devices = describe_devices()
     status.update(devices=devices, versions=versions())
     status.write()
     log.info("attempt %d, epoch %d, on %d %s", attempt.number, attempt.epoch, len(devices), devices[0]["kind"])
 
-    origin = agree_on_origin(attempt, lambda: find_origin(attempt, config, orders.order))
+    origin = agree_on_origin(attempt, lambda: find_origin(attempt, config, commands.command))
+    if origin is not None and origin.own and commands.command is None and origin.step >= config.trainer.num_train_steps:
+        return report_finished(config, origin, status)
     ready = get_ready(config, root, attempt, origin, status)
     if attempt.standby:
         assert origin is not None
-        shadow = orders.order is not None and orders.order.action == records.REPLAY
-        outcome = stand_by(attempt, ready, origin, requests, status, shadow=shadow)
-        if outcome.order is None:
+        replica = commands.command is not None and commands.command.action == records.REPLAY
+        outcome = stand_by(attempt, ready, origin, requests, status, replica=replica)
+        if outcome.command is None:
             return records.STOPPED
         attempts.write_config(attempt.paths, config.resolved())
         status.update(epoch=attempt.epoch)
         if outcome.state is not None:
             promoted = Beginning(outcome.state, outcome.step, origin, status.value.root_digest, outcome)
             return train(config, attempt, status, ready, requests, promoted)
-        origin = origin_of(attempt, outcome.order)
+        requests.answer_at_once()
+        origin = origin_of(attempt, outcome.command)
         ready = get_ready(config, root, attempt, origin, status, ready)
-    elif orders.order is not None and orders.order.action in records.STARTS:
-        status.update(acknowledged=orders.order.sequence)
+    elif commands.command is not None and commands.command.action in records.STARTS:
+        status.update(acknowledged=commands.command.sequence)
     beginning = begin(attempt, ready, origin, status)
     return train(config, attempt, status, ready, requests, beginning)
 
 
+def report_finished(config: TrainLmConfig, origin: Origin, status: StatusFile) -> str:
+    """Report that the run was finished before this attempt, without its data or a compiled program.
+
+    Raises EngineError where the configuration is not the run's.
+    """
+    name = tokenizer_path(config.data.given_tokenizer, config.trainer.resolved_root())
+    check_same_data(origin, config, load_tokenizer(name, config.data.eos_token).id)
+    report_changes(origin, config)
+    status.update(step=origin.step, checkpoint=origin.name, root_digest=read_manifest(origin.directory).root_digest)
+    log.info(
+        "%s has all of the %d steps (hint: raise trainer.num_train_steps to continue)",
+        origin.name, config.trainer.num_train_steps,
+    )  # fmt: skip
+    return records.FINISHED
+
+
 def stand_by(
-    attempt: Attempt, ready: Ready, origin: Origin, requests: Requests, status: StatusFile, *, shadow: bool
+    attempt: Attempt, ready: CompiledRun, origin: Origin, requests: Requests, status: StatusFile, *, replica: bool
 ) -> Outcome:
-    """Rehearse on ``origin``, then wait for the run's state, or replay it as a ``shadow``."""
+    """Rehearse on ``origin``, then wait for the run's state, or replay its batches as a ``replica``.
+
+    Args:
+        attempt: The standby attempt.
+        ready: Its setup and programs.
+        origin: The checkpoint to rehearse on, and to replay from.
+        requests: Commands and signals.
+        status: The attempt's status.
+        replica: Replay instead of waiting.
+    """
     rehearse(origin, ready.setup, ready.programs, status)
-    if not shadow:
-        return Outcome(hold(attempt, requests, status))
+    if not replica:
+        return Outcome(wait_on_standby(attempt, requests, status))
     start = begin(attempt, ready, origin, status)
-    return Replay(ready.setup, ready.programs, requests, attempt, status, start.state, start.step).replay()
+    return Replay(ready, requests, attempt, status, start.state, start.step).replay()
 
 
 def get_ready(
@@ -139,9 +171,22 @@ def get_ready(
     attempt: Attempt,
     origin: Origin | None,
     status: StatusFile,
-    known: Ready | None = None,
-) -> Ready:
-    """Set up for ``origin`` and begin to compile; ``known`` where that is what it needs."""
+    known: CompiledRun | None = None,
+) -> CompiledRun:
+    """Set up for ``origin`` and start to compile; return ``known`` if its schedule and data are the same.
+
+    Args:
+        config: The configuration.
+        root: Root directory of the host.
+        attempt: The attempt.
+        origin: The checkpoint to continue; None for a fresh start.
+        status: The attempt's status.
+        known: Made for an earlier origin.
+
+    Raises:
+        ConfigError: The configuration is invalid on these devices.
+        EngineError: The data or tokenizer is not the run's.
+    """
     schedule = batch_schedule_from(origin, config)
     # An imported run may have come without its data.
     digest = (origin.state["data_digest"] or None) if origin and origin.same_run else None
@@ -155,24 +200,27 @@ def get_ready(
         check_same_data(origin, config, setup.tokenizer.id)
         report_changes(origin, config)
     digest, digests = setup.batches.cache.digest, setup.data_digests
-    status.update(state=records.COMPILING, step=step, data_digest=digest, data_digests=digests)
-    return Ready(setup, Programs(setup, attempt.processes))
+    size = setup.state_bytes
+    status.update(state=records.COMPILING, step=step, data_digest=digest, data_digests=digests, state_bytes=size)
+    return CompiledRun(setup, Programs(setup, attempt.processes))
 
 
-def begin(attempt: Attempt, ready: Ready, origin: Origin | None, status: StatusFile) -> Beginning:
-    """The state of ``origin`` on the devices, with the evidence in ``restore.json``; without one, that of step 0."""
+def begin(attempt: Attempt, ready: CompiledRun, origin: Origin | None, status: StatusFile) -> Beginning:
+    """Restore the state of ``origin`` and write ``restore.json``; without an origin, make the state of step 0."""
     setup, programs = ready.setup, ready.programs
     if origin is None:
         log.info("fresh start")
         state = setup.fresh_state(attempt.processes)
         programs.wait()
+        status.update(compiled_seconds=programs.compiled_seconds)
         return Beginning(state, 0, None, None)
     status.update(state=records.RESTORING)
     began = time.monotonic()
     resumed, train = restore(origin, setup)
     seconds = {"restore": time.monotonic() - began}
-    # What is compiled while the state is restored, or while the attempt was held, is no part of what it took.
+    # Time to compile counts only where training waits for it: not during the restore, and not on standby.
     seconds["compile"] = 0.0 if attempt.standby else programs.wait()
+    status.update(compiled_seconds=programs.compiled_seconds)
     if origin.same_run:
         evidence = prove(origin, resumed, train, setup, programs.reference_losses, seconds)
         if attempt.processes.leads:
@@ -182,7 +230,7 @@ def begin(attempt: Attempt, ready: Ready, origin: Origin | None, status: StatusF
     began = time.monotonic()
     digest = setup.batches.batch(resumed.step).digest
     log.info(
-        "goes on at step %d: sample %d, epoch %.3f of the data, batch %s (found in %.3f s)",
+        "continuing at step %d: sample %d, epoch %.3f of the data, batch %s (found in %.3f s)",
         resumed.step, setup.batch_schedule.first_sample(resumed.step), setup.batches.epoch(resumed.step), digest[:12],
         time.monotonic() - began,
     )  # fmt: skip
@@ -193,17 +241,29 @@ def train(
     config: TrainLmConfig,
     attempt: Attempt,
     status: StatusFile,
-    ready: Ready,
+    ready: CompiledRun,
     requests: Requests,
     beginning: Beginning,
 ) -> str:
-    """Enter the attempt into the lineage and train to its end: FINISHED or STOPPED."""
+    """Record the attempt in the lineage and train to its end; return FINISHED or STOPPED.
+
+    Args:
+        config: The configuration.
+        attempt: The attempt.
+        status: Its status.
+        ready: Setup and programs.
+        requests: Commands and signals.
+        beginning: The first state.
+
+    Raises:
+        EngineError: Training failed; FencedError if another attempt owns the run.
+    """
     origin, step, replayed = beginning.origin, beginning.step, beginning.replayed
-    order = replayed.order if replayed is not None else None
-    first = order.step if order is not None and order.step is not None else step
+    command = replayed.command if replayed is not None else None
+    first = command.step if command is not None and command.step is not None else step
     saver = Saver(ready.setup, attempt, status, ready.programs.reference_losses, time.monotonic())
     if origin is not None and origin.own and replayed is None:
-        saver.holds(step)
+        saver.mark_saved(step)
     attempts.record_start(
         attempt,
         attempts.lineage_entry(
@@ -219,8 +279,8 @@ def train(
     path = attempt.files.metrics if attempt.processes.leads else os.devnull
     metrics = start_recorder(path, config.trainer.tracker, facts, process=attempt.processes.index)
     if attempt.processes.leads:
-        saver.after(metrics)
-    loop = Loop(ready.setup, ready.programs, saver, requests, attempt, status, metrics, beginning.state, step)
+        saver.sync_before_saving(metrics)
+    loop = Loop(ready, saver, requests, attempt, status, metrics, beginning.state, step)
     ended = ""
     try:
         if replayed is not None:
@@ -229,20 +289,20 @@ def train(
     finally:
         status.update(step=loop.step)
         attempts.record_end(attempt, loop.step)
-        if ended:  # trackers may take their time to deliver: a migration need not wait for them
+        if ended:  # before the trackers finish: a migration does not wait for them
             status.update(state=ended)
         metrics.close()
     return ended
 
 
 def promote(attempt: Attempt, replayed: Outcome, saver: Saver, metrics: Recorder) -> None:
-    """What a shadow computed becomes the run's: its lines count, and its state is saved at once."""
-    assert replayed.order is not None
+    """Make a replica's results the run's: write its rows of metrics and save its state."""
+    assert replayed.command is not None
     assert replayed.state is not None
     for row in replayed.rows:
         metrics.write(row)
-    log.info("promoted: the run from step %s on; it is at step %d", replayed.order.step, replayed.step)
-    with contextlib.suppress(NotSaved):  # the saver has said so, and the next one may succeed
+    log.info("promoted: the run from step %s on; it is at step %d", replayed.command.step, replayed.step)
+    with contextlib.suppress(NotSavedError):  # the saver has reported it, and the next save may succeed
         saver.save(replayed.state, replayed.step, "promoted")
-    if replayed.kept is not None and replayed.order.checkpoint:
-        measure_later(attempt, replayed.order.checkpoint, replayed.kept)
+    if replayed.kept is not None and replayed.command.checkpoint:
+        measure_later(attempt, replayed.command.checkpoint, replayed.kept)

@@ -1,7 +1,7 @@
-"""An attempt that waits: compiled and rehearsed, for a state that is still being trained elsewhere.
+"""A standby: an attempt that is compiled and rehearsed, and waits for a state that is still trained elsewhere.
 
-It has no part in the run: no fence, no lineage, no checkpoint, no metrics. What is not done while it waits is done
-while the run stands still, so everything is: a step of every program, the witness, and the memory that they need.
+It is not part of the run: no fence, lineage, checkpoint or metrics. Whatever it leaves undone would add to the
+downtime, so it runs a step of every program, computes the reference losses, and allocates the memory for both.
 """
 
 from __future__ import annotations
@@ -15,31 +15,34 @@ import numpy as np
 
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.loading.list_checkpoints import read_manifest
-from midstream_engine.checkpoint.saving.save_fence import FenceUnreadable, read_fence
+from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
+from midstream_engine.checkpoint.save_fence import FenceUnreadableError, read_fence
 from midstream_engine.errors import EngineError, FencedError
-from midstream_engine.trainer.attempt.attempt_record import Attempt
-from midstream_engine.trainer.attempt.reference_losses import TOLERANCE, worst_error
 from midstream_engine.trainer.attempt.resume import Origin, restore
-from midstream_engine.trainer.attempt.setup import Setup
 from midstream_engine.trainer.attempt.standby_lease import Lease
-from midstream_engine.trainer.attempt.status_file import StatusFile
+from midstream_engine.trainer.computation.programs import Programs
+from midstream_engine.trainer.computation.reference_losses import TOLERANCE, worst_error
+from midstream_engine.trainer.computation.setup import Setup
 from midstream_engine.trainer.loop.requests import Requests
-from midstream_engine.trainer.runtime.programs import Programs
+from midstream_engine.trainer.runtime.attempt_record import Attempt
+from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
-REHEARSED = 3  # updates; the first two may hold what happens only once
-POLL = 0.02  # seconds between two looks at the order
+REHEARSED = 3  # updates; the first two may include one-time work
+POLL_INTERVAL = 0.02  # seconds
 
 
 def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFile) -> float:
-    """Some updates on a copy of ``origin``'s state, which is dropped afterwards; returns the seconds of the last one.
+    """Run a few updates on ``origin``'s state, then drop it. Returns the seconds of the last update.
 
-    Raises EngineError where these devices compute other losses than the checkpoint's writer did, or none at all: found
-    out while the run trains on elsewhere.
+    Raises EngineError where these devices compute other losses than the checkpoint's writer did, or a loss that is not
+    finite: found while the source still trains.
     """
     status.update(state=records.RESTORING, message=f"rehearses on {origin.name}")
     resumed, train = restore(origin, setup)
+    status.update(state=records.COMPILING, message="compiles")  # since the setup, beside the restore
+    programs.wait()
+    status.update(state=records.RESTORING, message=f"rehearses on {origin.name}")
     batch = setup.batches.under(origin.batch_schedule).batch(resumed.step)
     measured = programs.reference_losses.measure(resumed.state.model, batch)
     recorded = [float(loss) for loss in (train.get("reference_losses") or {}).get("losses", [])]
@@ -67,80 +70,80 @@ def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFil
     return seconds
 
 
-def hold(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Command | None:
-    """Wait for an order to restore, and return it; None where the attempt is to end instead: told so, or forgotten.
+def wait_on_standby(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Command | None:
+    """Wait for a command to restore, and return it; None after a stop, or once the lease has expired.
 
-    An order that does not fit (another epoch, a checkpoint that is not here, a fence that does not say so) is refused,
-    and waiting goes on. Raises FencedError where the run was handed past this attempt's epoch.
+    A command that does not fit (another epoch, a missing checkpoint, a fence with another owner) is rejected, and the
+    standby waits on. Raises FencedError where the run has passed this attempt's epoch.
     """
     status.update(state=records.WAITING, message=f"waits for its state, epoch {attempt.epoch}")
     lease = Lease(attempt)
     while jax.process_index() or not lease.over():
         wanted = requests.look()
-        order = wanted.order
+        command = wanted.command
         if wanted.stop:
-            status.update(acknowledged=status.value.acknowledged if order is None else order.sequence, message="")
-            log.info("told to stop while it waited")
+            status.update(acknowledged=status.value.acknowledged if command is None else command.sequence, message="")
+            log.info("stopped while on standby")
             return None
-        if order is not None:
-            refusal = _agreed(attempt, order.sequence, unfit(attempt, order))
+        if command is not None:
+            refusal = _agreed(attempt, command.sequence, unfit(attempt, command))
             if not refusal:
-                status.update(acknowledged=order.sequence, message="")
-                return order
-            log.error("order %d (%s) refused: %s", order.sequence, order.action, refusal)
-            status.update(rejected=order.sequence, message=refusal)
+                status.update(acknowledged=command.sequence, message="")
+                return command
+            log.error("command %d (%s) rejected: %s", command.sequence, command.action, refusal)
+            status.update(rejected=command.sequence, message=refusal)
             status.write()
         check_not_passed(attempt)
-        time.sleep(POLL if jax.process_count() == 1 else 10 * POLL)
-    status.update(message=f"nobody renewed its lease for {lease.seconds:.0f} s")
+        time.sleep(POLL_INTERVAL if jax.process_count() == 1 else 10 * POLL_INTERVAL)
+    status.update(message=f"the standby's lease was not renewed for {lease.seconds:.0f} s")
     return None
 
 
-def _agreed(attempt: Attempt, serial: int, refusal: str) -> str:
-    """The first process's that has one: hosts may lack what others have, and all go on or none does."""
-    board = attempt.processes.board
-    if board is None:
+def _agreed(attempt: Attempt, sequence: int, refusal: str) -> str:
+    """Return the reason of the first process that rejects; hosts may lack files, and all go on or none does."""
+    client = attempt.processes.client
+    if client is None:
         return refusal
-    said = [text.decode() for text in board.exchange(f"fit-{serial}", refusal.encode())]
-    return next((f"{peer}: {text}" for peer, text in zip(board.peers, said, strict=True) if text), "")
+    reasons = [text.decode() for text in client.exchange(f"fit-{sequence}", refusal.encode())]
+    return next((f"{peer}: {text}" for peer, text in zip(client.peers, reasons, strict=True) if text), "")
 
 
-def unfit(attempt: Attempt, order: records.Command) -> str:
-    """Why an order to restore cannot be carried out; empty where it can."""
-    if order.action != records.RESTORE:
-        return f"{order.action}: an attempt that waits can be told to restore or to stop"
-    if order.epoch != attempt.epoch:
-        return f"the order is of epoch {order.epoch}, and this attempt waits for epoch {attempt.epoch}"
-    if not order.checkpoint or not order.root_digest or records.parse_checkpoint_name(order.checkpoint) is None:
-        return f"restore names no checkpoint and root digest (found {order.checkpoint!r})"
+def unfit(attempt: Attempt, command: records.Command) -> str:
+    """Return why a command to restore cannot be carried out; empty where it can."""
+    if command.action != records.RESTORE:
+        return f"{command.action}: a standby accepts restore and stop only"
+    if command.epoch != attempt.epoch:
+        return f"the command is of epoch {command.epoch}, and this attempt waits for epoch {attempt.epoch}"
+    if not command.checkpoint or not command.root_digest or records.parse_checkpoint_name(command.checkpoint) is None:
+        return f"restore names no checkpoint and root digest (found {command.checkpoint!r})"
     try:
-        manifest = read_manifest(attempt.paths.checkpoint(order.checkpoint))
+        manifest = read_manifest(attempt.paths.checkpoint(command.checkpoint))
     except CheckpointError as error:
         return str(error)
-    if manifest.root_digest != order.root_digest:
-        return f"{order.checkpoint} has root digest {manifest.root_digest}, the order names {order.root_digest}"
+    if manifest.root_digest != command.root_digest:
+        return f"{command.checkpoint} has root digest {manifest.root_digest}, the command names {command.root_digest}"
     return unowned(attempt)
 
 
 def unowned(attempt: Attempt) -> str:
-    """Why the fence does not give the run to this attempt; empty where it does."""
+    """Return why this attempt does not own the fence; empty where it does."""
     try:
         fence = read_fence(attempt.paths)
-    except FenceUnreadable as error:
+    except FenceUnreadableError as error:
         return str(error)
     if fence is None or (fence.epoch, fence.owner) != (attempt.epoch, attempt.target):
-        found = "there is none" if fence is None else f"epoch {fence.epoch}, holder {fence.owner}"
-        return f"the fence does not hand the run to {attempt.target} under epoch {attempt.epoch} ({found})"
+        found = "there is none" if fence is None else f"epoch {fence.epoch}, owner {fence.owner}"
+        return f"the fence does not name {attempt.target} as owner of epoch {attempt.epoch} ({found})"
     return ""
 
 
 def check_not_passed(attempt: Attempt) -> None:
-    """FencedError where the run has gone past the epoch that this attempt waits for."""
+    """Raise FencedError where the run has passed the epoch that this attempt waits for."""
     try:
         fence = read_fence(attempt.paths)
-    except FenceUnreadable:
-        return  # an order finds that out, too
+    except FenceUnreadableError:
+        return  # the check of a command reports it
     if fence is not None and fence.epoch > attempt.epoch:
         raise FencedError(
-            f"the run was handed to {fence.owner} (epoch {fence.epoch}): nothing to wait for under {attempt.epoch}"
+            f"the run has passed to {fence.owner} (epoch {fence.epoch}); this attempt waits for epoch {attempt.epoch}"
         )

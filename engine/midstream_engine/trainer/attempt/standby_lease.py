@@ -1,4 +1,4 @@
-"""How long an attempt that stands by lives without a word of whoever told it to."""
+"""Lease of a standby or replica, which the migration renews."""
 
 from __future__ import annotations
 
@@ -6,39 +6,42 @@ import logging
 import os
 import time
 
-from midstream_engine.trainer.attempt.attempt_record import Attempt
+from midstream_engine.trainer.runtime.attempt_record import Attempt
 
 log = logging.getLogger(__name__)
-SECONDS = 3600.0  # accelerators are not held for ever; $MIDSTREAM_STANDBY_SECONDS says otherwise
-LOOK = 1.0  # seconds between two looks at the file
+SECONDS = 3600.0  # bounds the cost of a forgotten standby; $MIDSTREAM_STANDBY_SECONDS overrides it
+POLL_INTERVAL = 1.0  # seconds
 
 
 class Lease:
-    """Renewed whenever the attempt's ``lease`` file is written anew. Counted by this process's own clock from when it
-    sees that: clocks of different machines are not compared. What ends with it has no part in the run: nothing is lost,
-    and a move that goes on starts another attempt."""
+    """Lease that is renewed by rewriting the attempt's ``lease`` file; the attempt exits when it expires.
 
-    def __init__(self, attempt: Attempt):
+    Time is counted by this process's clock from when it reads the change: clocks of different machines are not
+    compared. An attempt with a lease is not part of the run, so its exit loses nothing, and a migration that continues
+    starts another attempt.
+    """
+
+    def __init__(self, attempt: Attempt) -> None:
         self._path = attempt.files.lease
         self.seconds = float(os.environ.get("MIDSTREAM_STANDBY_SECONDS") or SECONDS)
         self._renewed = self._looked = time.monotonic()
-        self._seen = self._mark()
+        self._version = self._read_version()
 
     def over(self) -> bool:
-        """Whether nobody has renewed it in time."""
+        """Report whether the lease has expired."""
         now = time.monotonic()
-        if now - self._looked < LOOK:
+        if now - self._looked < POLL_INTERVAL:
             return False
         self._looked = now
-        mark = self._mark()
-        if mark != self._seen:
-            self._seen, self._renewed = mark, now
+        version = self._read_version()
+        if version != self._version:
+            self._version, self._renewed = version, now
         if now - self._renewed < self.seconds:
             return False
-        log.error("nobody has asked for this attempt for %.0f s: it ends, and frees its devices", self.seconds)
+        log.error("the lease was not renewed for %.0f s: this attempt exits and frees its devices", self.seconds)
         return True
 
-    def _mark(self) -> tuple[int, int] | None:
+    def _read_version(self) -> tuple[int, int] | None:
         try:
             found = os.stat(self._path)
         except FileNotFoundError:

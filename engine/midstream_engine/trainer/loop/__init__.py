@@ -1,0 +1,1 @@
+"""The training loop: updates, requests at their boundaries, saves, profile."""

@@ -1,4 +1,4 @@
-"""A trace of some updates: ``trainer.profiler``."""
+"""Profile of some updates: ``trainer.profiler``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import jax
 
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.config.trainer import TrainerConfig
-from midstream_engine.trainer.attempt.attempt_record import Attempt
+from midstream_engine.trainer.runtime.attempt_record import Attempt
 
 log = logging.getLogger(__name__)
 
 
 class Profile:
-    """Writes one trace an attempt, as TensorBoard and Perfetto read it: ``plugins/profile/<time>/*`` under
-    ``directory``. A profiler that fails is reported and left alone."""
+    """Writes one trace per attempt, for TensorBoard and Perfetto: ``plugins/profile/<time>/*`` under ``directory``.
 
-    def __init__(self, config: TrainerConfig, attempt: Attempt, first_step: int):
-        """``first_step``: the attempt's first; the trace begins ``profiler_start_step`` updates later."""
+    An error of the profiler is a warning, and training continues without a trace.
+    """
+
+    def __init__(self, config: TrainerConfig, attempt: Attempt, first_step: int) -> None:
+        """Start ``profiler_start_step`` updates after ``first_step``, the attempt's first."""
         self.directory = profile_directory(config, attempt)
         self._wanted = config.profiler
         self._perfetto = config.profiler_perfetto_link
@@ -27,8 +29,12 @@ class Profile:
         self._end = self._begin + config.profiler_num_steps
         self._running = False
 
+    def changes(self, step: int) -> bool:
+        """Return whether `before` starts or ends the trace at ``step``; no update may be running then."""
+        return step >= self._end if self._running else self._wanted and step >= self._begin
+
     def before(self, step: int) -> None:
-        """Call before each update."""
+        """Start or end the trace if it is due; call before each update."""
         if self._running and step >= self._end:
             self.close()
         elif self._wanted and not self._running and step >= self._begin:
@@ -41,7 +47,7 @@ class Profile:
             self._running = True
 
     def close(self) -> None:
-        """Write the trace, where one is being taken."""
+        """Write the trace if one is running."""
         if not self._running:
             return
         self._running = False
@@ -54,7 +60,7 @@ class Profile:
 
 
 def profile_directory(config: TrainerConfig, attempt: Attempt) -> str:
-    """Under ``trainer.log_dir`` where that is given, else in the attempt's directory."""
+    """Return the directory of traces: under ``trainer.log_dir`` if that is given, else in the attempt's directory."""
     if config.log_dir:
         return os.path.join(resolved_path(config.log_dir), attempt.paths.run_id, "profiler")
     return os.path.join(attempt.files.dir, "profiler")

@@ -1,8 +1,8 @@
-"""What was asked of the running engine, by signal or by order, and how all its processes come to agree on it.
+"""Requests to the running engine, by signal or command, and the consensus of its processes on them.
 
-Each process holds a vector of int32 with what it knows at a step boundary; the element-wise maximum over all processes
-is what everyone acts on, at the same step, any number of times. Whatever differs between processes (signals, clocks,
-how far a save is) goes through it; whatever does not is decided by each for itself.
+Each process has a vector of int32 with its view at a step boundary. All processes act on the element-wise maximum over
+these vectors at the same step. Whatever differs between processes (signals, clocks, the progress of a save) is part of
+the vector; everything else each process decides for itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,126 +17,105 @@ import numpy as np
 
 from midstream_engine import records
 from midstream_engine.processes.rendezvous import ALONE, Processes
+from midstream_engine.signals import Signals
 
 log = logging.getLogger(__name__)
 
-# Places in the vector.
-SAVES, STOPS, ORDER, EPOCH, DUE, BUSY, FAILED, UNREADABLE = range(8)
-
-
-class Signals:
-    """Counts SIGUSR1 (save and go on) and SIGTERM (save and stop)."""
-
-    def __init__(self) -> None:
-        self.saves = 0
-        self.stops = 0
-
-    def install(self) -> None:
-        """Take the signals over; only the main thread may."""
-        signal.signal(signal.SIGUSR1, self._save)
-        signal.signal(signal.SIGTERM, self._stop)
-
-    @staticmethod
-    def ignore() -> None:
-        """Nothing is left to be asked. The interpreter, as it ends, would give the signals back their default: to kill
-        what has done all that it should."""
-        for number in (signal.SIGUSR1, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-
-    def _save(self, number: int, frame: object) -> None:
-        self.saves += 1
-
-    def _stop(self, number: int, frame: object) -> None:
-        self.stops += 1
+# Indices of the vector.
+SAVES, STOPS, COMMAND, EPOCH, DUE, BUSY, FAILED, UNREADABLE = range(8)
 
 
 class CommandFile:
-    """``command.json``, looked at once a step: a stat, and a read only where it changed."""
+    """``command.json``, polled once per step: one stat, and a read only after a change."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._seen: tuple[int, int] | None = None
-        self.order: records.Command | None = None
+        self._version: tuple[int, int] | None = None
+        self.command: records.Command | None = None
         self.poll()
 
     def poll(self) -> records.Command | None:
-        """The newest order that could be read."""
+        """Return the newest command that could be read."""
         try:
             status = os.stat(self._path)
         except FileNotFoundError:
-            return self.order
-        if (status.st_mtime_ns, status.st_ino) != self._seen:
-            self._seen = (status.st_mtime_ns, status.st_ino)
+            return self.command
+        if (status.st_mtime_ns, status.st_ino) != self._version:
+            self._version = (status.st_mtime_ns, status.st_ino)
             try:
-                order = records.Command.read(self._path)
+                command = records.Command.read(self._path)
             except records.RecordError as error:
-                log.error("order not read: %s", error)
-                return self.order
-            self.take(order)
-        return self.order
+                log.error("command.json cannot be read: %s", error)
+                return self.command
+            self.take(command)
+        return self.command
 
-    def take(self, order: records.Command) -> None:
-        """An order that another process has read."""
-        if self.order is None or order.sequence > self.order.sequence:
-            self.order = order
+    def take(self, command: records.Command) -> None:
+        """Accept a command, possibly read by another process, unless it is older than the present one."""
+        if self.command is None or command.sequence > self.command.sequence:
+            self.command = command
 
 
 @dataclass(frozen=True)
 class Known:
-    """What one process knows at a step boundary, or what all agree on: the largest of each."""
+    """View of one process at a step boundary, or the consensus: the maximum of each field."""
 
-    epoch: int = 0  # of the fence that it sees
-    due: bool = False  # the checkpointer wants a save; process 0's clock alone decides
-    busy: bool = False  # a save is still in flight
-    failed: int = 0  # how the save that has ended went: 0 well, else ``saving.NOT_SAVED`` or ``saving.FENCED``
-    unreadable: bool = False  # the fence cannot be read: nothing is saved meanwhile
+    epoch: int = 0  # of the fence, as the process reads it
+    due: bool = False  # the checkpointer's interval has passed, by the clock of process 0
+    busy: bool = False  # a save is still running
+    failed: int = 0  # outcome of the last save: 0 saved, else ``saving.NOT_SAVED`` or ``saving.FENCED``
+    unreadable: bool = False  # the fence cannot be read: nothing is saved until it can
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be done at this step boundary."""
+    """Actions of this step boundary."""
 
     save: bool = False
     stop: bool = False
-    order: records.Command | None = None  # the one to carry out, which no earlier boundary has
-    known: Known = Known()  # what all processes agree on
+    command: records.Command | None = None  # to be carried out; returned by one boundary only
+    known: Known = Known()  # the consensus of all processes
 
 
 class Requests:
-    """Collects requests and says what is to be done; each request is answered once."""
+    """Collects requests and returns the actions of each step boundary; each request is returned once."""
 
-    def __init__(self, signals: Signals, orders: CommandFile, processes: Processes = ALONE):
-        self._signals, self._orders = signals, orders
+    def __init__(self, signals: Signals, commands: CommandFile, processes: Processes = ALONE) -> None:
+        self._signals, self._commands = signals, commands
         self._processes = processes
-        order = orders.order
-        # What the attempt was started with (a restore, say) is carried out by starting.
-        started = order.sequence if order is not None and order.action in records.STARTS else 0
+        command = commands.command
+        # The command that the attempt was started with, such as a restore, is carried out by starting.
+        started = command.sequence if command is not None and command.action in records.STARTS else 0
         self._done = np.array([0, 0, started], np.int32)
         self._answered = [0, 0]  # signals of this process that are in ``_done``
-        self._told = started  # newest order that this process has told the others
+        self._sent = started  # newest command that this process has sent to the others
         self._ahead: tuple[Any, list[int]] | None = None
-        self._agree: Agreement | None = None
+        self._consensus: Consensus | None = None
 
     def ahead(self, known: Known) -> None:
-        """Several processes: begin to agree on what the next boundary will act on, while the devices are at a step."""
+        """With several processes: start the consensus for the next boundary, before the update that precedes it."""
         if self._processes.count > 1:
             self._ahead = self._submit(known)
 
     def look(self, known: Known | None = None) -> Wanted:
-        """Ask once at each step boundary; ``known``: what this process knows, of no effect after :meth:`ahead`."""
+        """Return the actions of this step boundary; call once at each.
+
+        ``known`` is this process's view; it has no effect after `ahead`, which submitted one.
+        """
         known = known or Known()
         begun, self._ahead = self._ahead or self._submit(known), None
         vector, signals = begun
-        agreed = vector if self._agree is None else self._agree.result(vector)
+        agreed = vector if self._consensus is None else self._consensus.result(vector)
         fresh = agreed[: len(self._done)] > self._done
         self._done = np.maximum(self._done, agreed[: len(self._done)])
         self._answered = signals
-        new = self._order(int(agreed[ORDER])) if fresh[ORDER] else None
+        self._signals.answer_at_boundaries()  # this was one, and another follows
+        new = self._command(int(agreed[COMMAND])) if fresh[COMMAND] else None
         action = new.action if new else ""
         return Wanted(
             save=bool(fresh[SAVES]) or action == records.SAVE,
             stop=bool(fresh[STOPS]) or action == records.STOP,
-            order=new,
+            command=new,
             known=Known(
                 int(agreed[EPOCH]),
                 bool(agreed[DUE]),
@@ -147,54 +125,63 @@ class Requests:
             ),
         )
 
+    def answer_at_once(self) -> None:
+        """No boundary follows for some time: a signal to stop ends the process."""
+        self._signals.answer_at_once()
+
     def _submit(self, known: Known) -> tuple[Any, list[int]]:
-        order = self._orders.poll()
-        serial = order.sequence if order else 0
+        command = self._commands.poll()
+        sequence = command.sequence if command else 0
         signals = [self._signals.saves, self._signals.stops]
-        # One more than all have agreed on, where this process was asked again: so no signal hides behind another's.
-        asked = [done + (now > seen) for done, now, seen in zip(self._done, signals, self._answered, strict=False)]
-        mine = np.array([*asked, serial, known.epoch, known.due, known.busy, known.failed, known.unreadable], np.int32)
-        if self._processes.board is None:
+        # One more than the consensus where this process received another signal: two signals never count as one.
+        counts = [done + (now > seen) for done, now, seen in zip(self._done, signals, self._answered, strict=False)]
+        mine = np.array(
+            [*counts, sequence, known.epoch, known.due, known.busy, known.failed, known.unreadable], np.int32
+        )
+        if self._processes.client is None:
             return mine, signals
-        if order is not None and serial > self._told:
-            self._told = serial
-            self._processes.board.post(f"order-{serial}", json.dumps(order.to_json()).encode())
-        if self._agree is None:
-            self._agree = Agreement(len(mine), self._processes)
-        return self._agree.begin(mine), signals
+        if command is not None and sequence > self._sent:
+            self._sent = sequence
+            self._processes.client.send(f"command-{sequence}", json.dumps(command.to_json()).encode())
+        if self._consensus is None:
+            self._consensus = Consensus(len(mine), self._processes)
+        return self._consensus.begin(mine), signals
 
-    def _order(self, serial: int) -> records.Command | None:
-        """The agreed order, from this host's file or from a process whose host has it."""
-        order, board = self._orders.order, self._processes.board
-        if board is not None and (order is None or order.sequence != serial):
-            order = records.Command.from_json(json.loads(board.take_any(f"order-{serial}")), f"order {serial}")
-            self._orders.take(order)
-            self._told = max(self._told, serial)
-        return order
+    def _command(self, sequence: int) -> records.Command | None:
+        """Return the consensus command, from this host's file or from a process whose host has it."""
+        command, client = self._commands.command, self._processes.client
+        if client is not None and (command is None or command.sequence != sequence):
+            command = records.Command.from_json(
+                json.loads(client.receive_any(f"command-{sequence}")), f"command {sequence}"
+            )
+            self._commands.take(command)
+            self._sent = max(self._sent, sequence)
+        return command
 
 
-class Agreement:
-    """The element-wise maximum of vectors (int32 [length]) over all processes: a program of its own beside the step."""
+class Consensus:
+    """Element-wise maximum of vectors (int32 [length]) over all processes, as a compiled program of its own."""
 
-    def __init__(self, length: int, processes: Processes):
+    def __init__(self, length: int, processes: Processes) -> None:
         import jax
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-        mesh = Mesh(np.array(jax.devices()), ("everyone",))
+        mesh = Mesh(np.array(jax.devices()), ("devices",))
         self._shape = (len(jax.devices()), length)
-        self._each = NamedSharding(mesh, PartitionSpec("everyone"))
+        self._each = NamedSharding(mesh, PartitionSpec("devices"))
         everywhere = NamedSharding(mesh, PartitionSpec())
         vectors = jax.ShapeDtypeStruct(self._shape, np.int32, sharding=self._each)
         compiled = jax.jit(lambda rows: rows.max(axis=0), out_shardings=everywhere).lower(vectors).compile()
-        self._program = processes.consensus("agreement", compiled)
+        self._program = processes.consensus("requests", compiled)
 
     def begin(self, mine: np.ndarray) -> Any:
-        """Hand this process's vector to its devices, and start."""
+        """Put this process's vector on its devices and start the program."""
         import jax
 
-        rows = jax.make_array_from_callback(self._shape, self._each, lambda index: mine[None])
+        rows = jax.make_array_from_callback(self._shape, self._each, lambda _index: mine[None])
         return self._program(rows)
 
     @staticmethod
     def result(begun: Any) -> np.ndarray:
+        """Wait for the maximum."""
         return np.asarray(begun)

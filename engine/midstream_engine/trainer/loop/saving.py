@@ -1,10 +1,11 @@
-"""When the loop saves, and what goes into a checkpoint beside the arrays."""
+"""Saver of the training loop: when it saves, and the records beside the arrays of a checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,34 +14,37 @@ import numpy as np
 
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.saving.background_task import Background
-from midstream_engine.checkpoint.saving.group_save import Group, give_up
+from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError
+from midstream_engine.checkpoint.saving.background_task import BackgroundTask
+from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
-from midstream_engine.checkpoint.saving.save_fence import Fenced, FenceUnreadable
+from midstream_engine.checkpoint.saving.save_group import SaveGroup
+from midstream_engine.checkpoint.saving.save_rendezvous import abort_save
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints
-from midstream_engine.optim.adam import adam_count, schedule_count
+from midstream_engine.optim.optimizer import schedule_count, update_count
 from midstream_engine.records import RecordError
 from midstream_engine.tracking.metrics_recorder import Recorder
-from midstream_engine.trainer.attempt.attempt_record import Attempt
-from midstream_engine.trainer.attempt.reference_losses import ReferenceLosses
-from midstream_engine.trainer.attempt.setup import Setup
-from midstream_engine.trainer.attempt.status_file import StatusFile
-from midstream_engine.trainer.loop.train_state import TrainState
+from midstream_engine.trainer.computation.finiteness import describe, find_not_finite
+from midstream_engine.trainer.computation.reference_losses import Measured, ReferenceLosses
+from midstream_engine.trainer.computation.setup import Setup
+from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.trainer.runtime.attempt_record import Attempt
+from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
-NOT_SAVED, FENCED = 1, 2  # how a save ended that did not end well, as processes tell each other
+NOT_SAVED, FENCED = 1, 2  # outcomes of a failed save in the consensus of the processes; the worst is the maximum
 
 
 def train_state(setup: Setup, step: int, optimizer: Any) -> dict[str, Any]:
-    """``train.json``'s state: what continues with the arrays, the same whatever the mesh. Part of the root digest.
+    """Return the state in ``train.json``, which does not depend on the mesh. Part of the root digest.
 
-    The counts are the ``optimizer``'s own: Adam does not count what SkipStep left out, and an imported run's counts
-    need not be its steps.
+    The counts are the ``optimizer``'s own: Adam does not count updates that SkipStep skips, and an imported run's
+    counts may differ from its steps.
     """
     return {
         "step": step,
-        "optimizer_count": int(np.asarray(adam_count(optimizer))),
+        "optimizer_count": int(np.asarray(update_count(optimizer))),
         "schedule_count": int(np.asarray(schedule_count(optimizer))),
         "next_sample": setup.batch_schedule.first_sample(step),
         "batch_schedule": setup.batch_schedule.to_json(),
@@ -52,16 +56,16 @@ def train_state(setup: Setup, step: int, optimizer: Any) -> dict[str, Any]:
     }
 
 
-class NotSaved(CheckpointError):
-    """A state was not saved; the message says which and why. Training can go on."""
+class NotSavedError(CheckpointError):
+    """A state was not saved; the message has the step and the reason. Training can continue."""
 
 
 class Saver:
-    """Saves states of one attempt behind the training loop and lets retention do its work.
+    """Saves states of one attempt in the background and prunes old checkpoints.
 
-    The loop stands still for the witness and the snapshot alone; one save at a time is written, hashed and committed
-    on a thread of its own, which takes no part in collectives: several processes meet at their board. Every method
-    belongs to the loop's thread, and is called at the same boundaries on all processes, with what they have agreed on.
+    The loop waits only for the reference losses and the snapshot. One save at a time is written, hashed and committed
+    on a thread of its own, which takes no part in collectives: several processes meet at the coordinator. All methods
+    are for the loop's thread, which calls them at the same boundaries on all processes with the same arguments.
     """
 
     def __init__(
@@ -71,145 +75,185 @@ class Saver:
         status: StatusFile,
         reference_losses: ReferenceLosses,
         now: float,
-    ):
-        self._setup, self._attempt, self._status, self._witness = setup, attempt, status, reference_losses
-        self._processes, self._places = attempt.processes, attempt.places
-        self._serial = 0  # of the newest save of this attempt
+    ) -> None:
+        self._setup, self._attempt, self._status, self._reference_losses = setup, attempt, status, reference_losses
+        self._processes, self._file_systems = attempt.processes, attempt.file_systems
+        self._sequence = 0  # of the newest save of this attempt
         self._retention = Retention(setup.config.trainer.checkpointer.policy(), now)
-        self._saved_step: int | None = None  # the newest that is on the disk
-        self._behind = Background[int]("saving")  # labelled with the step
-        self._then: list[Callable[[], None]] = []  # what waits for the save in flight
+        self._saved_step: int | None = None  # the newest on the disk
+        self._task = BackgroundTask[int]("saving")  # labelled with the step
+        self._callbacks: list[Callable[[], None]] = []  # called when the running save is committed
         self._skipped_for: int | None = None
-        self._owed = False  # a save that waits for the fence to be readable
-        self._complaint = ""  # what the status says of a failed save, until one succeeds
-        self._rows: Recorder | None = None
+        self._postponed = False  # a save waits until the fence is readable
+        self._message = ""  # of a failed save, in the status until one succeeds
+        self._metrics: Recorder | None = None
 
-    def after(self, rows: Recorder) -> None:
-        """No checkpoint before the rows of the steps that led to it."""
-        self._rows = rows
+    def sync_before_saving(self, metrics: Recorder) -> None:
+        """Write the rows of ``metrics`` to disk before a checkpoint that includes their steps."""
+        self._metrics = metrics
 
-    def holds(self, step: int) -> None:
-        """The run's directory already has ``step-<step>``: the one that was restored."""
+    def mark_saved(self, step: int) -> None:
+        """Record that the run's directory already has ``step-<step>``, which was restored."""
         self._saved_step = step
 
     @property
     def busy(self) -> bool:
-        """Whether a save is still in flight, as far as this process knows."""
-        return not self._behind.done
+        """Whether this process still writes a save."""
+        return not self._task.done
 
     @property
     def failed(self) -> int:
-        """How the save ended that has not been collected yet: 0 well, else NOT_SAVED or FENCED."""
-        error = self._behind.error
-        return 0 if error is None else FENCED if isinstance(error, Fenced) else NOT_SAVED
+        """Outcome of the save that has not been collected yet: 0 saved, else NOT_SAVED or FENCED."""
+        error = self._task.error
+        return 0 if error is None else FENCED if isinstance(error, FenceRejectedError) else NOT_SAVED
 
     def due(self, step: int, now: float) -> bool:
-        """Whether the checkpointer's policy wants a save here, and there is room for it behind the loop. Of several
-        processes, the first decides.
+        """Return whether a save is due by the checkpointer's policy and can start. Of several processes, 0 decides.
 
-        A temporary checkpoint is put off while another one is being written; a permanent one is worth waiting for.
+        A temporary checkpoint is skipped while another one is being written; a permanent one waits for it.
         """
-        if step in (self._saved_step, self._behind.label):
+        if step in (self._saved_step, self._task.label):
             return False
         kind = self._retention.decide(step, now)
-        if self._owed and self._behind.done:
+        if self._postponed and self._task.done:
             return True
-        if kind == "temporary" and not self._behind.done:
-            if self._skipped_for != self._behind.label:
-                self._skipped_for = self._behind.label
+        if kind == "temporary" and not self._task.done:
+            if self._skipped_for != self._task.label:
+                self._skipped_for = self._task.label
                 log.warning(
                     "step %d: no temporary checkpoint while step-%d is still being written (saves take longer than "
-                    "trainer.checkpointer.save_interval)", step, self._behind.label,
+                    "trainer.checkpointer.save_interval)", step, self._task.label,
                 )  # fmt: skip
             return False
         return kind is not None
 
-    def put_off(self) -> None:
-        """What is due cannot be saved while the fence is unreadable; it is due until it is."""
-        self._owed = True
+    def postpone(self) -> None:
+        """Keep the due save due until the fence is readable."""
+        self._postponed = True
 
     def save(
-        self, state: TrainState, step: int, reason: str, *, last: bool = False, then: Callable[[], None] | None = None
+        self,
+        state: TrainState,
+        step: int,
+        reason: str,
+        *,
+        last: bool = False,
+        callback: Callable[[], None] | None = None,
+        not_finite: str = "",
     ) -> None:
-        """Begin to write ``step-<step>`` unless it is there or under way. A save in flight is waited for.
+        """Start to write ``step-<step>`` unless it exists or is being written.
 
-        ``last``: the loop has nothing else to do, so return when it is on the disk. ``then`` is called on the loop's
-        thread when it is; not where it fails. Raises NotSaved where it failed, Fenced where the run is someone else's.
+        A running save of another step is waited for.
+
+        Args:
+            state: The state to save.
+            step: Updates done.
+            reason: For the log.
+            last: Return when the checkpoint is on the disk, because the loop has nothing else to do.
+            callback: Called on the loop's thread when the checkpoint is on the disk; not if saving fails.
+            not_finite: Which arrays are not finite and since when; such a state is not saved.
+
+        Raises:
+            NotSavedError: The state could not be saved.
+            FenceRejectedError: Another attempt owns the run.
         """
-        if self._behind.label not in (None, step):
+        if self._task.label not in (None, step):
             self._wait()
-        if step not in (self._saved_step, self._behind.label):
-            self._begin(state, step, reason, copy=not last)
-        if self._behind.label == step:
-            self._then += [then] if then else []
+        if step not in (self._saved_step, self._task.label):
+            self._begin(state, step, reason, copy=not last, not_finite=not_finite)
+        if self._task.label == step:
+            self._callbacks += [callback] if callback else []
             if last:
                 error = self._wait()
                 if error is not None:
                     raise error
-        elif then:
-            then()
+        elif callback:
+            callback()
 
     def poll(self, busy: bool | None = None, failed: int = 0) -> None:
-        """Once at each step boundary: what became of the save in flight. A failed one is logged and in the status.
-        ``busy``, ``failed``: of several processes the worst. Raises Fenced where the run is someone else's."""
+        """Collect the outcome of a finished save; call once at each step boundary.
+
+        A failed save is logged and in the status.
+
+        Args:
+            busy: Whether any process still writes; None: only this one counts.
+            failed: The worst outcome of all processes.
+
+        Raises:
+            FenceRejectedError: Another attempt owns the run.
+        """
         if not (self.busy if busy is None else busy):
             self._collect(failed)
 
     def close(self) -> None:
-        """Wait for the save in flight: no end of the loop, however sudden, cuts it off. Raises nothing of it."""
+        """Wait for the running save, also when the loop ends with an error. Errors of the save are logged."""
         try:
             self._wait()
-        except Fenced as error:
+        except FenceRejectedError as error:
             log.error("step not saved: %s", error)
-        self._behind.close()
+        self._task.close()
 
-    def _begin(self, state: TrainState, step: int, reason: str, *, copy: bool) -> None:
+    def _begin(self, state: TrainState, step: int, reason: str, *, copy: bool, not_finite: str) -> None:
         began = time.monotonic()
         self._retention.saved(began)
-        self._owed = False
-        self._serial += 1
-        group = self._group()
-        with self._standing_still(step):
-            measured = self._witness.measure(state.model, self._setup.batches.batch(step))
+        self._postponed = False
+        if not_finite:
+            raise self._failed(step, CheckpointError(f"the state is not finite: {not_finite}"))
+        with self._saving_status(step):
+            measured = self._reference_losses.measure(state.model, self._setup.batches.batch(step))
+            self._check_losses(measured, state, step)
+            self._sequence += 1
+            group = self._group()
             try:
-                if self._rows is not None:
-                    self._rows.settle()
+                if self._metrics is not None:
+                    self._metrics.settle()
                 pending = begin_save(
                     self._attempt.paths,
                     state,
+                    train_document(
+                        train_state(self._setup, step, state.optimizer), self._provenance(), measured.to_json()
+                    ),
                     step=step,
                     attempt=self._attempt.number,
                     epoch=self._attempt.epoch,
-                    state=train_state(self._setup, step, state.optimizer),
-                    provenance=self._provenance(),
-                    reference_losses=measured.to_json(),
                     copy=copy,
                     group=group,
                 )
-            except (CheckpointError, Fenced, OSError) as error:
+            except (CheckpointError, FenceRejectedError, OSError) as error:
                 if group is None:
-                    if isinstance(error, Fenced):
+                    if isinstance(error, FenceRejectedError):
                         raise
                     raise self._failed(step, error) from error
-                # The others wait for this process's share: they learn of it as of a save that failed later.
+                # The others wait for this process's share, so the failure is reported to them as one of the writing.
                 failure = error
-                self._behind.start(step, lambda: give_up(group, failure))
+                self._task.start(step, lambda: abort_save(group, failure))
                 return
         stall = time.monotonic() - began
-        self._behind.start(step, lambda: self._finish(pending, reason, began, stall))
+        self._task.start(step, lambda: self._finish(pending, reason, began, stall))
+
+    def _check_losses(self, measured: Measured, state: TrainState, step: int) -> None:
+        """Check the losses of a state that came from no update of this attempt, and was therefore not checked.
+
+        Raises:
+            NotSavedError: One is not finite.
+        """
+        if not all(map(math.isfinite, measured.losses)):
+            arrays = describe(find_not_finite(state))
+            why = f"the state is not finite: {arrays}" if arrays else "the losses of the next batch are not finite"
+            raise self._failed(step, CheckpointError(why))
 
     def _finish(self, pending: PendingSave, reason: str, began: float, stall: float) -> None:
-        """On the saving thread: write and commit, tell the status, let retention work."""
-        self._sync_rows()
+        """Write and commit, update the status, and prune. Runs on the saving thread."""
+        self._sync_metrics()
         manifest = pending.finish()
         self._status.update(checkpoint=manifest.name, root_digest=manifest.root_digest)
-        self._status.tell()
+        self._status.try_write()
         if not self._processes.leads:
             if manifest.hosts:
-                self._remove_what_the_first_removed()
+                self._remove_pruned_shares()
             return
         log.info(
-            "saved %s (%s): %.1f MB in %.2f s, training stood still for %.2f s, root digest %s",
+            "saved %s (%s): %.1f MB in %.2f s, training waited %.2f s, root digest %s",
             manifest.name, reason, manifest.size / 1e6, time.monotonic() - began, stall, manifest.root_digest,
         )  # fmt: skip
         removed: list[str] = []
@@ -219,80 +263,80 @@ class Saver:
             log.error("old checkpoints not removed: %s", error)
         for name in removed:
             log.info("removed the temporary checkpoint %s", name)
-        if manifest.hosts and self._processes.board is not None:
-            self._processes.board.post(f"removed-{self._serial}", json.dumps(removed).encode())
+        if manifest.hosts and self._processes.client is not None:
+            self._processes.client.send(f"removed-{self._sequence}", json.dumps(removed).encode())
 
-    def _sync_rows(self) -> None:
-        """Before the checkpoint counts: after that their steps are not done again."""
+    def _sync_metrics(self) -> None:
+        """Sync the metrics to disk before the commit: after it, their steps are not repeated."""
         try:
-            if self._rows is not None:
-                self._rows.sync()
+            if self._metrics is not None:
+                self._metrics.sync()
         except OSError as error:
             if self._processes.count == 1:
                 raise
-            log.error("rows of metrics may not be on the disk: %s", error)  # the others are at the same save
+            log.error("rows of metrics may not be on the disk: %s", error)  # the others continue the same save
 
-    def _remove_what_the_first_removed(self) -> None:
-        """The shares of a spread checkpoint go with it; pins lie with process 0."""
-        board, places = self._processes.board, self._places
-        assert board is not None
-        names = json.loads(board.take(f"removed-{self._serial}", 0))
-        if places is None or not places.leads:
+    def _remove_pruned_shares(self) -> None:
+        """Remove this host's shares of the checkpoints that process 0, which has the pins, has pruned."""
+        client, file_systems = self._processes.client, self._file_systems
+        assert client is not None
+        names = json.loads(client.receive(f"removed-{self._sequence}", 0))
+        if file_systems is None or not file_systems.leads:
             return
-        shelf = open_checkpoints(self._attempt.paths.checkpoints)
+        store = open_checkpoints(self._attempt.paths.checkpoints)
         try:
-            for name in set(names) & set(shelf.names()):
-                shelf.set_aside(name)
-                shelf.empty(name)
+            for name in set(names) & set(store.names()):
+                store.set_aside(name)
+                store.empty(name)
         except OSError as error:
             log.error("old checkpoints not removed: %s", error)
 
-    def _group(self) -> Group | None:
-        board = self._processes.board
-        places = None if in_bucket(self._attempt.paths.checkpoints) else self._places
-        return None if board is None else Group(board, self._serial, places)
+    def _group(self) -> SaveGroup | None:
+        client = self._processes.client
+        file_systems = None if in_bucket(self._attempt.paths.checkpoints) else self._file_systems
+        return None if client is None else SaveGroup(client, self._sequence, file_systems)
 
-    def _wait(self) -> NotSaved | None:
-        """Stand still until nothing is in flight; the error that the save ended with, after reporting it."""
-        if self._behind.label is None:
+    def _wait(self) -> NotSavedError | None:
+        """Wait for the running save; return its error, which has been reported."""
+        if self._task.label is None:
             return None
-        with self._standing_still(self._status.value.step):
+        with self._saving_status(self._status.value.step):
             return self._collect()
 
-    def _collect(self, failed: int = 0) -> NotSaved | None:
-        """``failed``: how it went with the worst of the processes; what they wait for together they see alike."""
-        outcome = self._behind.collect()
+    def _collect(self, failed: int = 0) -> NotSavedError | None:
+        """Collect a finished save. ``failed``: the worst outcome of all processes, so that all act alike."""
+        outcome = self._task.collect()
         if outcome is None:
             return None
-        then, self._then = self._then, []
+        callbacks, self._callbacks = self._callbacks, []
         step, error = outcome
         if error is None and failed:
-            error = CheckpointError("another process did not hear that it was; its log says why")
+            error = CheckpointError("the save failed on another process (hint: its log has the reason)")
         if error is None:
             self._saved_step = step
-            if self._complaint and self._status.value.message == self._complaint:
+            if self._message and self._status.value.message == self._message:
                 self._status.update(message="")
-            self._complaint = ""
-            for call in then:
-                call()
+            self._message = ""
+            for callback in callbacks:
+                callback()
             return None
         if isinstance(error, (CheckpointError, OSError)):
             return self._failed(step, error)
         raise error
 
-    def _failed(self, step: int, error: Exception) -> NotSaved:
-        """The error for the loop; the person reads it in the log and in the status at once."""
-        self._owed = self._owed or isinstance(error, FenceUnreadable)
-        failure = NotSaved(f"step {step} not saved: {str(error).partition(chr(10))[0]}")
-        self._complaint = str(failure)
-        log.error(self._complaint)
-        self._status.update(message=self._complaint)
-        self._status.tell()
+    def _failed(self, step: int, error: Exception) -> NotSavedError:
+        """Report the failure in the log and the status, and return the error for the loop."""
+        self._postponed = self._postponed or isinstance(error, FenceUnreadableError)
+        failure = NotSavedError(f"step {step} not saved: {str(error).partition(chr(10))[0]}")
+        self._message = str(failure)
+        log.error(self._message)
+        self._status.update(message=self._message)
+        self._status.try_write()
         return failure
 
     @contextlib.contextmanager
-    def _standing_still(self, step: int) -> Iterator[None]:
-        """The status says ``saving`` as long as the loop waits for it, and no longer."""
+    def _saving_status(self, step: int) -> Iterator[None]:
+        """Set the status to ``saving`` while the loop waits."""
         before = self._status.value.state
         self._status.update(state=records.SAVING, step=step)
         try:

@@ -1,14 +1,20 @@
-"""The training loop: one update after the other, and what was asked for at the boundaries between them."""
+"""The training loop: one update after another, and the requests at the boundaries between them.
+
+One update is in flight while the results of the one before are handled: update k is dispatched, then the loop waits for
+update k - 1, checks it and writes its row. The update is *settled* then. A boundary that has something to do with the
+state settles the running update first, because the next one is given the memory of the state: what is saved or
+evaluated is the checked state of that boundary.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,36 +22,60 @@ import numpy as np
 from haliax import NamedArray
 
 from midstream_engine import records
-from midstream_engine.checkpoint.saving.save_fence import Fenced, FenceUnreadable, read_fence, seal
-from midstream_engine.data.order.batches import Batch
-from midstream_engine.data.order.prefetch import Prefetch
-from midstream_engine.errors import EngineError, FencedError
+from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError, read_fence, seal
+from midstream_engine.data.batches.batches import Batch
+from midstream_engine.data.batches.prefetch import Prefetch
+from midstream_engine.errors import FencedError
 from midstream_engine.tracking.metrics_recorder import Recorder
-from midstream_engine.trainer.attempt.attempt_record import Attempt
-from midstream_engine.trainer.attempt.setup import Setup
-from midstream_engine.trainer.attempt.status_file import StatusFile
+from midstream_engine.trainer.computation.finiteness import float_names
+from midstream_engine.trainer.computation.programs import CompiledRun
+from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.trainer.computation.train_step import StepResult
 from midstream_engine.trainer.loop import flops
-from midstream_engine.trainer.loop.batch_reader import Reader
+from midstream_engine.trainer.loop.batch_reader import BatchReader
+from midstream_engine.trainer.loop.finite_check import FiniteCheck
 from midstream_engine.trainer.loop.profile import Profile
 from midstream_engine.trainer.loop.requests import Known, Requests, Wanted
-from midstream_engine.trainer.loop.saving import NotSaved, Saver
-from midstream_engine.trainer.loop.train_state import TrainState
-from midstream_engine.trainer.loop.train_step import StepResult
+from midstream_engine.trainer.loop.saving import NotSavedError, Saver
+from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.mesh import place
-from midstream_engine.trainer.runtime.programs import Programs
+from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
-LOG_EVERY = 10.0  # seconds between lines of progress in the log
-FENCE_POLL = 1.0  # seconds between two looks at an unreadable fence, once all steps are done
+LOG_INTERVAL = 10.0  # seconds between lines of progress in the log
+FENCE_POLL_INTERVAL = 1.0  # seconds, while the fence is unreadable after the last step
+# Seconds before the expected end of the running update at which the next one is dispatched. Requests that arrive before
+# act at that boundary, so that a long update does not delay them by another one.
+DISPATCH_LEAD = 0.1
+DISPATCH_POLL_INTERVAL = 0.005  # seconds
+
+
+@dataclass(frozen=True)
+class Running:
+    """An update that was dispatched and is not settled."""
+
+    index: int
+    batch: Batch
+    result: StepResult
+    dispatched: float  # seconds of the monotonic clock
+    loading: float  # seconds that the loop waited for the batch
+
+    @property
+    def done(self) -> bool:
+        """Whether the devices have computed it."""
+        loss: Any = self.result.loss  # jax.Array declares no is_ready
+        return loss.is_ready()
 
 
 class Loop:
-    """Trains from ``step`` until the end or until it is told to stop. ``step``: updates done."""
+    """Trains from ``step`` (updates done) until the last step or a request to stop.
+
+    ``step`` counts the settled updates. ``state`` has one more while an update is running.
+    """
 
     def __init__(
         self,
-        setup: Setup,
-        programs: Programs,
+        compiled: CompiledRun,
         saver: Saver,
         requests: Requests,
         attempt: Attempt,
@@ -53,45 +83,71 @@ class Loop:
         metrics: Recorder,
         state: TrainState,
         step: int,
-    ):
+    ) -> None:
+        """Prepare to train.
+
+        Args:
+            compiled: Setup and programs of the run.
+            saver: Saves checkpoints.
+            requests: Commands and signals.
+            attempt: The attempt.
+            status: Its status.
+            metrics: Gets one row per update.
+            state: The first state.
+            step: Updates done in it.
+        """
+        setup = compiled.setup
         self.state, self.step = state, step
         self._leads = attempt.processes.leads
-        self._setup, self._programs, self._saver = setup, programs, saver
+        self._setup, self._programs, self._saver = setup, compiled.programs, saver
         self._requests, self._attempt, self._status, self._metrics = requests, attempt, status, metrics
-        self._reader = Reader(setup, attempt.processes)
+        self._reader = BatchReader(setup, attempt.processes)
         self._trainer = setup.config.trainer
-        self._fence_seen: tuple[int, int] | None = None
-        self._epoch = 0  # of the fence, as it was last seen
-        self._unreadable = ""  # why the fence cannot be read; empty where it can
+        self._finite = FiniteCheck(self._trainer, status, float_names(setup.template))
+        self._running: Running | None = None
+        self._completed = 0.0  # time of the newest settled update, seconds of the monotonic clock
+        self._duration = 0.0  # seconds of that update
+        self._fence_version: tuple[int, int] | None = None  # modification time (ns) and inode of the fence last read
+        self._epoch = 0  # of the fence, as last read
+        self._unreadable = ""  # why the fence cannot be read; empty if it can
         self._logged = 0.0
-        self._later: Wanted | None = None  # an order to stop at a step that is still to come
+        self._later: Wanted | None = None  # a command to stop at a later step
         profiled = self._trainer if self._leads else dataclasses.replace(self._trainer, profiler=False)
         self._profile = Profile(profiled, attempt, step)
-        self._flops = flops.flops_per_token(setup.config.model, setup.tokenizer.vocab_size)
+        self._flops = flops.utilisation_columns(setup.config.model, setup.tokenizer.vocab_size)
         device_peak = flops.peak(jax.devices()[0].device_kind) if "16" in str(setup.policy.compute_dtype) else None
         self._peak = None if device_peak is None else device_peak * setup.layout.mesh.size
 
     def run(self) -> str:
-        """The state in which it ended: FINISHED or STOPPED. Raises EngineError, FencedError, CheckpointError."""
+        """Train and return FINISHED or STOPPED.
+
+        Raises:
+            EngineError: Training cannot continue.
+            FencedError: Another attempt owns the run.
+            CheckpointError: The last checkpoint could not be saved.
+        """
         source = Prefetch(self._prepare, self.step)
         self._status.update(state=records.TRAINING, step=self.step)
         try:
             while True:
-                wanted = self._not_yet(self._requests.look(self._known(self.step)))
+                self._wait_for_boundary(source)
+                wanted = self._hold_back(self._requests.look(self._known(self._boundary)))
+                if self._acts(wanted) or not source.ready:
+                    self._settle()
                 self._check_fence(wanted.known.epoch)
-                with _refused_by_fence():
+                with _fence_errors():
                     self._saver.poll(wanted.known.busy, wanted.known.failed)
                 if wanted.stop and self._stop(wanted):
                     return records.STOPPED
-                if self.step >= self._trainer.num_train_steps:
+                if self._boundary >= self._trainer.num_train_steps:
                     if wanted.known.unreadable:
-                        time.sleep(FENCE_POLL)
+                        time.sleep(FENCE_POLL_INTERVAL)
                         continue
                     self._save("end of training", last=True)
                     return records.FINISHED
                 self._answer(wanted)
                 if wanted.known.due and wanted.known.unreadable:
-                    self._saver.put_off()
+                    self._saver.postpone()
                 elif wanted.known.due:
                     self._try_save("checkpointer")
                 self._update(source)
@@ -107,30 +163,49 @@ class Loop:
         return batch, cut.put(batch.tokens), cut.put(batch.loss_mask)
 
     def _update(self, source: Prefetch[tuple[Batch, NamedArray, NamedArray]]) -> None:
-        self._profile.before(self.step)
+        """Dispatch the next update, then settle the one that was running."""
+        index = self._boundary
+        self._profile.before(index)
         began = time.monotonic()
         batch, tokens, mask = source.next()
         loaded = time.monotonic()
-        number = place(np.array(self.step, np.int32), self._setup.layout.replicated())
+        number = place(np.array(index, np.int32), self._setup.layout.replicated())
+        # Before the update: the devices have the consensus when the running update ends, not one update later.
+        self._requests.ahead(self._known(index + 1))
         self.state, result = self._programs.step(self.state, number, tokens, mask)
-        self._requests.ahead(self._known(self.step + 1))  # while the devices are at it
+        for array in jax.tree.leaves(result):
+            array.copy_to_host_async()
+        before, self._running = self._running, Running(index, batch, result, loaded, loaded - began)
+        if before is not None:
+            self._complete(before)
+
+    def _settle(self) -> None:
+        """Wait for the running update, if there is one, and handle its results."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._complete(running)
+
+    def _complete(self, running: Running) -> None:
+        """Wait for an update, check it, and write its row. With an evaluation due, ``state`` is the one after it."""
+        index, result = running.index, running.result
         loss = float(result.loss)  # waits for the update
-        duration = time.monotonic() - loaded
-        index, self.step = self.step, self.step + 1
-        self._check_finite(loss, index)
-        row = self._row(index, batch, loss, result, duration, loaded - began)
-        if self._programs.evaluate is not None and self._evaluation_due():
+        completed, now = time.monotonic(), time.time()
+        duration = completed - max(running.dispatched, self._completed)
+        self._completed, self._duration = completed, duration
+        self.step = index + 1
+        self._finite.check(np.asarray(result.kinds), loss, index)
+        row = self._row(running, loss, duration, now)
+        if self._evaluation_due(self.step) and self._programs.evaluate is not None:
             row.update(self._programs.evaluate(self.state))
         self._metrics.write(row)
         self._status.update(step=self.step)
-        if time.monotonic() - self._logged > LOG_EVERY or self.step == self._trainer.num_train_steps:
+        if time.monotonic() - self._logged > LOG_INTERVAL or self.step == self._trainer.num_train_steps:
             self._logged = time.monotonic()
             log.info("step %d: loss %.4f, %.0f ms", index, loss, 1000 * duration)
 
-    def _row(
-        self, index: int, batch: Batch, loss: float, result: StepResult, duration: float, loading: float
-    ) -> dict[str, Any]:
-        setup = self._setup
+    def _row(self, running: Running, loss: float, duration: float, now: float) -> dict[str, Any]:
+        """Return the row of metrics of an update that was complete at ``now`` (UTC seconds)."""
+        setup, index, result = self._setup, running.index, running.result
         tokens, samples = setup.tokens_at(index), setup.batch_schedule.first_sample(index + 1)
         row = {
             "global_step": index,
@@ -139,152 +214,175 @@ class Loop:
             "grad/norm/total": float(result.gradient_norm),
             "throughput/tokens_per_second": tokens / duration,
             "throughput/duration": duration,
-            "throughput/loading_time": loading,
+            "throughput/loading_time": running.loading,
             "throughput/total_tokens": samples * setup.config.model.seq_len,
-            "time": time.time(),
-            "batch_digest": self._reader.digest(batch),
+            "time": now,
+            "batch_digest": self._reader.digest(running.batch),
         }
         if result.skipped is not None:
             row["optim/skipped_updates"] = int(result.skipped)
         if self._peak is not None:
-            row["throughput/mfu"] = self._flops * tokens / duration / self._peak
+            for name, per_token in self._flops.items():
+                row[name] = per_token * tokens / duration / self._peak
         return row
 
-    def _evaluation_due(self) -> bool:
-        return self.step % self._trainer.steps_per_eval == 0 or self.step == self._trainer.num_train_steps
-
-    def _check_finite(self, loss: float, index: int) -> None:
-        if math.isnan(loss) and self._trainer.crash_on_nan:
-            raise EngineError(f"the loss of step {index} is NaN (trainer.crash_on_nan: false trains on)")
-        if math.isinf(loss) and self._trainer.crash_on_inf:
-            raise EngineError(f"the loss of step {index} is infinite (trainer.crash_on_inf: false trains on)")
+    def _evaluation_due(self, step: int) -> bool:
+        return step % self._trainer.steps_per_eval == 0 or step == self._trainer.num_train_steps
 
     # ------------------------------------------------------------------------------------------------- boundaries
 
+    @property
+    def _boundary(self) -> int:
+        """Number of updates in ``state``, with the running one."""
+        return self.step + (self._running is not None)
+
+    def _wait_for_boundary(self, source: Prefetch[tuple[Batch, NamedArray, NamedArray]]) -> None:
+        """Wait until the running update is done, or ends soon and the next one's batch is ready."""
+        running = self._running
+        if running is None:
+            return
+        due = max(running.dispatched, self._completed) + self._duration - DISPATCH_LEAD
+        while not (running.done or (source.ready and time.monotonic() >= due)):
+            time.sleep(DISPATCH_POLL_INTERVAL)
+
+    def _acts(self, wanted: Wanted) -> bool:
+        """Return whether this boundary needs the results of the running update, or its state unchanged."""
+        known, step = wanted.known, self._boundary
+        return (
+            wanted.stop or wanted.save or wanted.command is not None
+            or known.due or bool(known.failed) or known.epoch > self._attempt.epoch
+            or step >= self._trainer.num_train_steps or self._profile.changes(step)
+            or (self._evaluation_due(step) and self._programs.evaluate is not None)
+        )  # fmt: skip
+
     def _known(self, step: int) -> Known:
-        """What this process knows, for the boundary at ``step``: see ``requests``."""
+        """Return this process's view for the boundary at ``step``."""
         busy, failed = self._saver.busy, self._saver.failed
         due = self._leads and self._saver.due(step, time.monotonic())
         epoch, unreadable = self._fence_epoch(), bool(self._unreadable)
         return Known(epoch=epoch, due=due, busy=busy, failed=0 if busy else failed, unreadable=unreadable)
 
     def _fence_epoch(self) -> int:
-        """Of the fence on this host: a stat a step, and a read only where it changed, or could not be read."""
-        path, why = self._attempt.paths.fence, ""
+        """Return the epoch of the fence on this host: one stat per step, and a read only after a change or an error."""
+        path, reason = self._attempt.paths.fence, ""
         try:
             status = os.stat(path)
-            if (status.st_mtime_ns, status.st_ino) != self._fence_seen:
-                self._fence_seen = None
+            if (status.st_mtime_ns, status.st_ino) != self._fence_version:
+                self._fence_version = None
                 fence = read_fence(self._attempt.paths)
-                self._fence_seen = (status.st_mtime_ns, status.st_ino)
+                self._fence_version = (status.st_mtime_ns, status.st_ino)
                 self._epoch = fence.epoch if fence is not None else 0
         except FileNotFoundError:
-            # It was there when the attempt began, unless the caller has given the run none.
-            why = f"{path} is not there any more; nothing is committed until it is" if self._epoch else ""
-        except (FenceUnreadable, OSError) as error:
-            why = str(error)
-        if why != self._unreadable:
-            self._tell_unreadable(why)
+            # An attempt that has read a fence cannot commit without it; a run may also have none from the start.
+            reason = f"{path} has been removed; nothing is committed until it exists" if self._epoch else ""
+        except (FenceUnreadableError, OSError) as error:
+            reason = str(error)
+        if reason != self._unreadable:
+            self._report_unreadable(reason)
         return self._epoch
 
-    def _tell_unreadable(self, why: str) -> None:
-        """In the log and the status, once; the status is free again once the fence can be read."""
-        before, self._unreadable = self._unreadable, why
-        if why:
-            log.error("%s", why)
-            self._status.update(message=why)
+    def _report_unreadable(self, reason: str) -> None:
+        """Report in the log and the status, once; clear the status when the fence is readable."""
+        before, self._unreadable = self._unreadable, reason
+        if reason:
+            log.error("%s", reason)
+            self._status.update(message=reason)
         else:
             log.info("the fence can be read again: epoch %d", self._epoch)
             if self._status.value.message == before:
                 self._status.update(message="")
 
     def _check_fence(self, epoch: int) -> None:
-        """A run that was handed to someone else is not trained on. ``epoch``: the highest that any process sees."""
+        """Raise FencedError if the run belongs to another attempt. ``epoch``: the highest that any process has read."""
         if epoch <= self._attempt.epoch:
             return
-        whom = f"on (epoch {epoch})"
+        owner = f"epoch {epoch}"
         fence = None
-        with contextlib.suppress(FenceUnreadable):
+        with contextlib.suppress(FenceUnreadableError):
             fence = read_fence(self._attempt.paths)
-        if fence is not None and fence.epoch == epoch:  # it may be another host's that says so
-            whom = f"to {fence.owner} (epoch {epoch}, sealed at step {fence.sealed_step})"
-        raise FencedError(f"the run was handed {whom}: this attempt ends at step {self.step}")
+        if fence is not None and fence.epoch == epoch:  # this host's fence may be older than another process's
+            owner = f"{fence.owner} (epoch {epoch}, sealed at step {fence.sealed_step})"
+        raise FencedError(f"the run belongs to {owner}: this attempt ends at step {self.step}")
 
-    def _not_yet(self, wanted: Wanted) -> Wanted:
-        """What is wanted, but an order to stop at a step that is still to come, which is put off until then. A newer
-        order takes its place."""
-        order = wanted.order
-        if order is not None:
+    def _hold_back(self, wanted: Wanted) -> Wanted:
+        """Return the requests, with a command to stop at a later step held back until then.
+
+        A newer command replaces it.
+        """
+        command = wanted.command
+        if command is not None:
             self._later = None
-            if order.action == records.STOP and order.step is not None and order.step > self.step:
-                log.info("order %d: stops at step %d", order.sequence, order.step)
+            if command.action == records.STOP and command.step is not None and command.step > self._boundary:
+                log.info("command %d: stops at step %d", command.sequence, command.step)
                 self._later = wanted
-                return dataclasses.replace(wanted, stop=False, order=None)
+                return dataclasses.replace(wanted, stop=False, command=None)
         later = self._later
-        if later is not None and later.order is not None and self.step >= (later.order.step or 0):
+        if later is not None and later.command is not None and self._boundary >= (later.command.step or 0):
             self._later = None
-            return dataclasses.replace(wanted, stop=True, order=later.order)
+            return dataclasses.replace(wanted, stop=True, command=later.command)
         return wanted
 
     def _answer(self, wanted: Wanted) -> None:
-        """Save where asked to; say what cannot be done."""
+        """Save if requested; log a command that does not apply to a run in training."""
         if wanted.save:
-            order = wanted.order if wanted.order is not None and wanted.order.action == records.SAVE else None
-            self._try_save("requested", then=None if order is None else lambda: self._acknowledge(order))
-        if wanted.order is not None and wanted.order.action not in (records.SAVE, records.STOP):
+            command = wanted.command if wanted.command is not None and wanted.command.action == records.SAVE else None
+            self._try_save("requested", callback=None if command is None else lambda: self._acknowledge(command))
+        if wanted.command is not None and wanted.command.action not in (records.SAVE, records.STOP):
             log.warning(
-                "order %d (%s) is not understood by a run that trains", wanted.order.sequence, wanted.order.action
+                "command %d (%s) does not apply to a run in training", wanted.command.sequence, wanted.command.action
             )
 
     def _stop(self, wanted: Wanted) -> bool:
-        """Save, hand the run over where the order says so, and report whether the run is to end.
+        """Save, seal if the command has a higher epoch, and return whether the attempt ends.
 
-        A save that fails ends the run where a signal asked for it, because whoever sent it will not wait. An order can
-        be given again: training goes on, and the status says why.
+        If the save fails after a signal, the attempt ends, because the sender of the signal will not wait. A command
+        can be sent again: training continues, and the status has the reason.
         """
-        order = wanted.order if wanted.order is not None and wanted.order.action == records.STOP else None
+        command = wanted.command if wanted.command is not None and wanted.command.action == records.STOP else None
         self._status.update(state=records.STOPPING, step=self.step)
-        if order is None:
+        if command is None:
             self._save("stop", last=True)
             return True
         if not self._try_save("stop", last=True):
-            self._status.update(state=records.TRAINING, rejected=order.sequence)
+            self._status.update(state=records.TRAINING, rejected=command.sequence)
             return False
-        if order.epoch > self._attempt.epoch:
+        if command.epoch > self._attempt.epoch:
             try:
-                fence = seal(self._attempt.paths, epoch=order.epoch, holder=order.owner, step=self.step)
-            except Fenced as error:
+                fence = seal(self._attempt.paths, epoch=command.epoch, owner=command.owner, step=self.step)
+            except FenceRejectedError as error:
                 raise FencedError(str(error)) from None
-            except FenceUnreadable as error:
-                self._status.update(state=records.TRAINING, rejected=order.sequence, message=str(error))
+            except FenceUnreadableError as error:
+                self._status.update(state=records.TRAINING, rejected=command.sequence, message=str(error))
                 return False
             log.info("sealed at step %d: epoch %d belongs to %s", self.step, fence.epoch, fence.owner)
-        self._acknowledge(order, write=False)
+        self._acknowledge(command, write=False)
         return True
 
-    def _acknowledge(self, order: records.Command, write: bool = True) -> None:
-        self._status.update(acknowledged=order.sequence, message="")
+    def _acknowledge(self, command: records.Command, write: bool = True) -> None:
+        self._status.update(acknowledged=command.sequence, message="")
         if write:
             self._status.write()
-        log.info("order %d (%s) carried out at step %d", order.sequence, order.action, self.step)
+        log.info("command %d (%s) done at step %d", command.sequence, command.action, self.step)
 
-    def _try_save(self, reason: str, **how: Any) -> bool:
-        """Save; where that fails, which the saver reports, training goes on."""
+    def _try_save(self, reason: str, *, last: bool = False, callback: Callable[[], None] | None = None) -> bool:
+        """Save and return whether that succeeded; the saver reports a failure."""
         try:
-            self._save(reason, **how)
-        except NotSaved:
+            self._save(reason, last=last, callback=callback)
+        except NotSavedError:
             return False
         return True
 
-    def _save(self, reason: str, **how: Any) -> None:
-        with _refused_by_fence():
-            self._saver.save(self.state, self.step, reason, **how)
+    def _save(self, reason: str, *, last: bool = False, callback: Callable[[], None] | None = None) -> None:
+        with _fence_errors():
+            self._saver.save(
+                self.state, self.step, reason, last=last, callback=callback, not_finite=self._finite.reason
+            )
 
 
 @contextlib.contextmanager
-def _refused_by_fence() -> Iterator[None]:
-    """What the fence refuses to commit ends the attempt."""
+def _fence_errors() -> Iterator[None]:
+    """Turn the fence's rejection of a commit into the end of the attempt."""
     try:
         yield
-    except Fenced as error:
+    except FenceRejectedError as error:
         raise FencedError(str(error)) from None

@@ -1,8 +1,8 @@
-"""A compile cache in a bucket, for hosts that come and go: fetched before anything is compiled, and sent what is new.
+"""Compile cache in a bucket, shared by hosts: fetched before compiling, and new programs are uploaded.
 
-jax works in a local directory beside it, so a bucket that is slow or gone costs no step: whatever fails here is said in
-the log and otherwise without consequence. Programs are named by what they were compiled from and for, never changed,
-and written once: whoever comes second leaves the first one's.
+jax works in a local directory, so a slow or unreachable bucket delays no step: errors are logged and have no other
+consequence. A program's name is derived from what it was compiled from and for, so its content never changes, and the
+first upload of a name is kept.
 """
 
 from __future__ import annotations
@@ -17,74 +17,76 @@ from midstream_engine.requester_pays import tensorstore_context
 
 log = logging.getLogger(__name__)
 SCHEME = "gs://"
-SUFFIX = "-cache"  # of jax's files; those beside them say when one was used
-EVERY = 20.0  # seconds between two looks for what is new
-FETCH = 300.0  # seconds at most for all that the bucket has
+SUFFIX = "-cache"  # of jax's programs; files with other suffixes have the time of last use
+UPLOAD_INTERVAL = 20.0  # seconds
+REQUEST_TIMEOUT = 300.0  # seconds, for each operation on the bucket
 
 
 def is_shared(chosen: str) -> bool:
+    """Return whether a compile cache's directory is in a bucket."""
     return chosen.startswith(SCHEME)
 
 
 class SharedCache:
-    """``url`` is ``gs://BUCKET/PREFIX``, ``directory`` where jax looks."""
+    """Compile cache under ``url`` (``gs://BUCKET/PREFIX``) with its local ``directory``."""
 
-    def __init__(self, url: str, directory: str):
+    def __init__(self, url: str, directory: str) -> None:
         self.url, self.directory = url.rstrip("/"), directory
-        self._there: set[str] = set()  # in the bucket, as far as we know
-        self._sizes: Mapping[str, int] = {}  # at the last look: a file that still grows is not sent
-        self._said = ""
+        self._uploaded: set[str] = set()  # names that were found in the bucket or uploaded
+        self._sizes: Mapping[str, int] = {}  # at the last check: a file that still grows is not uploaded
+        self._last_error = ""
 
     def start(self) -> None:
-        """Fetch what the bucket has, and send what is new from now on, in the background."""
+        """Fetch the bucket's programs, then upload new ones in the background."""
         try:
             count = self.fetch()
             log.info("compile cache: %d programs from %s", count, self.url)
-        except (OSError, ValueError, RuntimeError, TimeoutError) as error:  # a cache is never worth a run
-            self._say(error)
-        threading.Thread(target=self._send_on, name="compile-cache", daemon=True).start()
+        except (OSError, ValueError, RuntimeError, TimeoutError) as error:  # the run does not need the cache
+            self._log_error(error)
+        threading.Thread(target=self._upload_new, name="compile-cache", daemon=True).start()
 
     def fetch(self) -> int:
-        """How many programs were missing here and came."""
+        """Fetch the programs that are missing in the directory; return their number."""
         store = self._store()
-        names = [key.decode() for key in store.list().result(timeout=FETCH)]
-        self._there = {name for name in names if name.endswith(SUFFIX) and "/" not in name}
+        names = [key.decode() for key in store.list().result(timeout=REQUEST_TIMEOUT)]
+        self._uploaded = {name for name in names if name.endswith(SUFFIX) and "/" not in name}
         os.makedirs(self.directory, exist_ok=True)
-        missing = sorted(self._there - set(self._local()))
+        missing = sorted(self._uploaded - set(self._local()))
         for name, reading in [(name, store.read(name)) for name in missing]:
-            data = bytes(reading.result(timeout=FETCH).value)
+            data = bytes(reading.result(timeout=REQUEST_TIMEOUT).value)
             temporary = os.path.join(self.directory, f".{name}.{os.getpid()}")
             with open(temporary, "wb") as file:
                 file.write(data)
             os.replace(temporary, os.path.join(self.directory, name))
         return len(missing)
 
-    def send(self) -> int:
-        """Send what the bucket lacks and has stood still since the last look. How many that were."""
+    def upload(self) -> int:
+        """Upload missing programs whose size has not changed since the last call; return their number."""
         sizes = self._local()
-        done = [name for name, size in sizes.items() if name not in self._there and self._sizes.get(name) == size]
+        new = [name for name, size in sizes.items() if name not in self._uploaded and self._sizes.get(name) == size]
         self._sizes = sizes
-        store = self._store() if done else None
-        for name in done:
+        store = self._store() if new else None
+        for name in new:
             assert store is not None
-            there = store.read(name).result(timeout=FETCH)
-            if there.state == "missing":  # one that came meanwhile stays: it is the same program
+            existing = store.read(name).result(timeout=REQUEST_TIMEOUT)
+            if existing.state == "missing":  # another host's upload stays: it is the same program
                 with open(os.path.join(self.directory, name), "rb") as file:
-                    store.write(name, file.read(), if_equal=there.stamp.generation).result(timeout=FETCH)
-            self._there.add(name)
-        return len(done)
+                    writing = store.write(name, file.read(), if_equal=existing.stamp.generation)
+                writing.result(timeout=REQUEST_TIMEOUT)
+            self._uploaded.add(name)
+        return len(new)
 
-    def _send_on(self) -> None:
+    def _upload_new(self) -> None:
         pause = threading.Event()
         while True:
-            pause.wait(EVERY)
+            pause.wait(UPLOAD_INTERVAL)
             try:
-                self.send()
-            except (OSError, ValueError, RuntimeError, TimeoutError) as error:  # the next look tries again
-                self._say(error)
+                self.upload()
+            except (OSError, ValueError, RuntimeError, TimeoutError) as error:  # the next call tries again
+                self._log_error(error)
 
     def _local(self) -> dict[str, int]:
-        """Sizes of the programs that lie here."""
+        """Return the sizes of the programs in the directory."""
         found = {}
         if os.path.isdir(self.directory):
             for entry in os.scandir(self.directory):
@@ -99,10 +101,11 @@ class SharedCache:
         path = f"{prefix}/" if prefix else ""
         context = ts.Context(tensorstore_context(self.url))
         spec = {"driver": "gcs", "bucket": bucket, "path": path}
-        return ts.KvStore.open(spec, context=context).result(timeout=FETCH)
+        return ts.KvStore.open(spec, context=context).result(timeout=REQUEST_TIMEOUT)
 
-    def _say(self, error: Exception) -> None:
-        words = " ".join(str(error).split())[:300] or type(error).__name__
-        if words != self._said:
-            self._said = words
-            log.warning("compile cache: %s: %s; it goes on without", self.url, words)
+    def _log_error(self, error: Exception) -> None:
+        """Log the error unless the one before was the same."""
+        message = " ".join(str(error).split())[:300] or type(error).__name__
+        if message != self._last_error:
+            self._last_error = message
+            log.warning("compile cache: %s: %s; continuing without it", self.url, message)

@@ -1,12 +1,14 @@
-"""On a CPU the devices' memory is the process's own: what a step frees, the next one is to find still there.
+"""Allocator settings for training on a CPU, where the devices' memory is the process's own.
 
-XLA allocates a program's temporary buffers for each call. glibc hands blocks of that size back to the system at once,
-and every step then faults all of its pages in again: a quarter of the processor's time, where it was measured.
+XLA allocates a program's temporary buffers for each call. By default glibc returns blocks of that size to the system
+immediately, and every step faults all of its pages in again, which took a quarter of the processor's time.
 """
 
 from __future__ import annotations
 
 import ctypes
+import glob
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping
@@ -15,15 +17,40 @@ from collections.abc import Mapping
 _OPTIONS = {"M_ARENA_MAX": (-8, 1), "M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1)}
 
 
-def keep_host_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Keep freed memory where jax is told to run on the CPU; returns whether. To be called before any thread starts.
+# Files of devices that jax may train on, and the packages through which it does.
+_NVIDIA_FILES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/dxg")
+_OTHER_FILES = ("/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
+_PACKAGES = ("jax_plugins", "libtpu")
 
-    The process stays as large as it was at its largest.
+
+def keep_host_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """Keep freed memory in the process if jax trains on the CPU; return whether. Call before any thread starts.
+
+    The process keeps its largest size.
     """
-    if environment.get("JAX_PLATFORMS") != "cpu" or not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or not devices_are_cpus(environment):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:  # another C library
         return False
     return all(mallopt(option, value) == 1 for option, value in _OPTIONS.values())
+
+
+def devices_are_cpus(environment: Mapping[str, str]) -> bool:
+    """Return whether jax will train on the CPU. Does not import jax, which starts threads.
+
+    ``JAX_PLATFORMS`` decides if it is set. Else jax takes an accelerator if this host has the device's file and a
+    package for it.
+    """
+    chosen = environment.get("JAX_PLATFORMS", "").split(",")[0]
+    if chosen:
+        return chosen == "cpu"
+    hidden = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    patterns = _OTHER_FILES if hidden else (*_NVIDIA_FILES, *_OTHER_FILES)
+    return not any(map(glob.glob, patterns)) or not any(map(importlib.util.find_spec, _PACKAGES))
+
+
+def tunables() -> str:
+    """Return the same settings as the value of ``GLIBC_TUNABLES``, for programs that do not set them themselves."""
+    return ":".join(f"glibc.malloc.{name.removeprefix('M_').lower()}={value}" for name, (_, value) in _OPTIONS.items())

@@ -1,4 +1,4 @@
-"""The log: stderr, and the attempt's file where no launcher redirected it there."""
+"""Log output: stderr, and the attempt's file if no launcher has redirected stderr to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FORMAT = "%(asctime)s %(levelname).1s %(message)s"
 
 
 def start_logging(*paths: str | None) -> None:
-    """Log to stderr and to those of ``paths`` that are given; one that cannot be written is a warning. UTC."""
+    """Log to stderr and to ``paths`` (None is skipped), in UTC. A path that cannot be written is a warning."""
     formatter = logging.Formatter(FORMAT, "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime
     root = logging.getLogger()
@@ -33,4 +33,4 @@ def start_logging(*paths: str | None) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.captureWarnings(True)
     for error in refused:
-        root.warning("no log is written there: %s", error)
+        root.warning("this log file is not written: %s", error)

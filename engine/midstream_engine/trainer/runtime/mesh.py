@@ -1,9 +1,10 @@
-"""Which device holds what: the mesh, and the mappings from named axes to its axes."""
+"""The mesh of devices, and the mappings from named axes to its axes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,48 +14,82 @@ import numpy as np
 from haliax import NamedArray
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from midstream_engine.arithmetic.mesh_division import (
+    DATA,
+    MODEL,
+    AxisMapping,
+    axis_mappings,
+    axis_uses,
+    device_counts,
+    divisors,
+    partition,
+    shard_count,
+    undivided,
+)
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.trainer import TrainerConfig
+from midstream_engine.models.axes import BATCH, EMBED, HEAD_SIZE, HEADS, KEY_POSITION, KV_HEADS, MLP, POSITION, VOCAB
+from midstream_engine.models.sharding import resting_mapping
 
-DATA, MODEL = "data", "model"  # the mesh's axes
-Mapped = Mapping[str, tuple[str, ...]]
+# Axes of the activations, array by array; attention scores have the heads of the keys.
+_ACTIVATIONS = (
+    *((BATCH, POSITION, axis) for axis in (EMBED, MLP, VOCAB)),
+    *((BATCH, POSITION, heads, HEAD_SIZE) for heads in (HEADS, KV_HEADS)),
+)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The mesh, and which of its axes each named axis is cut over: at rest (``parameters``) and in ``compute``."""
+    """The mesh, and the mesh axes that shard each named axis: at rest (``parameters``) and in ``compute``."""
 
     mesh: Mesh
-    parameters: Mapped
-    compute: Mapped
+    parameters: AxisMapping
+    compute: AxisMapping
     batch_axis: str
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Inside, haliax constrains activations by the compute mapping."""
-        with hax.partitioning.set_mesh(self.mesh), hax.axis_mapping(dict(self.compute)):
+        """Context in which haliax constrains activations by the compute mapping."""
+        mesh, compute = hax.partitioning.set_mesh(self.mesh), hax.axis_mapping(dict(self.compute))
+        with mesh, compute, resting_mapping(self.parameters, self.phases):
             yield
 
     @property
+    def platform(self) -> str:
+        """The devices' platform: "cpu", "tpu" or "gpu"."""
+        return self.mesh.devices.flat[0].platform
+
+    @property
     def batch_shards(self) -> int:
-        """Over how many parts of the mesh a batch is cut."""
-        return _ways(self.mesh.shape, self.compute.get(self.batch_axis, ()))
+        """Number of shards of a batch."""
+        return shard_count(self.mesh.shape, self.compute.get(self.batch_axis, ()))
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """The factors of ``batch_shards`` over which a TPU slice sums gradients, one after the other.
+
+        Over a plane or a cube of chips at once its compiler makes an all-reduce of a reduce-scatter, which sends twice
+        the bytes. Along one side, or a ring of two rows, it does not; there is one phase then: ().
+        """
+        devices = self.mesh.devices[:, 0]
+        if self.platform != "tpu" or len(devices) != self.batch_shards:
+            return ()
+        sides = [len(set(side)) for side in zip(*(_place(device) for device in devices), strict=True)]
+        sizes = tuple(size for size in sides if size > 1)
+        ring = len(sizes) < 2 or (len(sizes) == 2 and min(sizes) == 2)
+        return () if ring or math.prod(sizes) != len(devices) else sizes
 
     def replicated(self) -> NamedSharding:
+        """Return the sharding of an array that every device has completely."""
         return NamedSharding(self.mesh, PartitionSpec())
 
-    def sharding(self, axes: Sequence[str], mapping: Mapped) -> NamedSharding:
-        """The sharding of an array with these named axes. A mesh axis cuts the first axis that asks for it."""
-        taken: set[str] = set()
-        parts: list[Any] = []
-        for axis in axes:
-            wanted = tuple(name for name in mapping.get(axis, ()) if name not in taken)
-            taken.update(wanted)
-            parts.append(wanted[0] if len(wanted) == 1 else wanted or None)
+    def sharding(self, axes: Sequence[str], mapping: AxisMapping) -> NamedSharding:
+        """Return the sharding of an array with these named axes. A mesh axis shards the first axis mapped to it."""
+        parts = [names[0] if len(names) == 1 else names or None for names in partition(axes, mapping)]
         return NamedSharding(self.mesh, PartitionSpec(*parts))
 
     def at_rest(self, tree: Any) -> Any:
-        """One sharding for each array of ``tree``, in the place of the NamedArray; plain arrays are replicated."""
+        """Return ``tree`` with a sharding instead of each NamedArray or array; plain arrays are replicated."""
 
         def sharding(leaf: Any) -> NamedSharding:
             if isinstance(leaf, NamedArray):
@@ -64,29 +99,31 @@ class Layout:
         return jax.tree.map(sharding, tree, is_leaf=_is_named)
 
     def constrained(self, tree: Any) -> Any:
-        """``tree`` inside jit, its named arrays held to their shardings at rest."""
+        """Constrain the named arrays of ``tree``, inside jit, to their shardings at rest."""
         return jax.lax.with_sharding_constraint(tree, self.at_rest(tree))
 
 
 def place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """``array``, which every process has the whole of, on the devices; no process waits for another one, so any thread
-    may call it."""
+    """Put ``array``, which every process has completely, on the devices.
+
+    No process waits for another one, so any thread may call it.
+    """
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def build_layout(config: TrainerConfig, devices: Sequence[Any] | None = None) -> Layout:
-    """The mesh (data, model) over ``devices`` and the mappings that the configuration asks for.
+    """Build the mesh (data, model) over ``devices`` and the mappings of the configuration.
 
-    Raises ConfigError where ``model_axis_size`` does not divide the devices or a mesh axis is not known.
+    Raises:
+        ConfigError: ``model_axis_size`` does not divide the devices, or a mesh axis is unknown.
     """
     devices = list(jax.devices() if devices is None else devices)
     if len(devices) % config.model_axis_size:
-        fitting = [size for size in range(1, len(devices) + 1) if len(devices) % size == 0]
         raise ConfigError(
             f"trainer.model_axis_size: {config.model_axis_size} does not divide the {len(devices)} devices; "
-            f"use one of {', '.join(map(str, fitting))}"
+            f"use one of {', '.join(map(str, divisors(len(devices))))}"
         )
     # haliax 1.4 breaks on Explicit axes, which are jax's default.
     mesh = jax.make_mesh(
@@ -95,68 +132,68 @@ def build_layout(config: TrainerConfig, devices: Sequence[Any] | None = None) ->
         axis_types=(AxisType.Auto, AxisType.Auto),
         devices=devices,
     )
-    tensor = {axis: [MODEL] for axis in config.tensor_parallel_axes}
-    shared = {**tensor, **config.axis_resources}
-    parameters = {**{axis: [DATA] for axis in config.fsdp_axis}, **shared, **config.parameter_axis_resources}
-    compute = {config.batch_axis: [DATA], **shared, **config.compute_axis_resources}
+    parameters, compute = axis_mappings(vars(config))
     for mapping in (parameters, compute):
         for axis, names in mapping.items():
             for name in names:
                 if name not in (DATA, MODEL):
                     raise ConfigError(f"trainer: axis {axis!r} is mapped to {name!r}; the mesh has {DATA} and {MODEL}")
-    return Layout(mesh, _tuples(parameters), _tuples(compute), config.batch_axis)
+            if len(set(names)) < len(names):
+                raise ConfigError(f"trainer: axis {axis!r} is mapped to the same mesh axis twice: {', '.join(names)}")
+    return Layout(mesh, parameters, compute, config.batch_axis)
 
 
-def check_divides(layout: Layout, state: Any, batch_size: int) -> None:
-    """Refuse, before anything is compiled, a mapped axis that its part of the mesh does not divide.
+def check_fits(layout: Layout, state: Any, batch_size: int) -> None:
+    """Check, before anything is compiled, that the mesh divides every mapped axis and no axes of an array collide.
 
-    ``state`` is the training state or its shapes. Raises ConfigError naming the axis and the device
-    counts that would do.
+    ``state`` is the training state or its shapes.
+
+    Raises:
+        ConfigError: An axis is not divided (the message has valid device counts), or two axes of an activation are
+            mapped to the same mesh axis.
     """
     sizes: dict[str, set[int]] = {}
     for leaf in jax.tree.leaves(state, is_leaf=_is_named):
         if isinstance(leaf, NamedArray):
             for axis in leaf.axes:
                 sizes.setdefault(axis.name, set()).add(axis.size)
-    uses = [
-        (axis, size, names)
-        for mapping in (layout.parameters, layout.compute)
-        for axis, names in mapping.items()
-        for size in (sizes.get(axis, set()) if axis != layout.batch_axis else {batch_size})
-    ]
-
-    def fits(data: int, model: int) -> list[str]:
-        shape = {DATA: data, MODEL: model}
-        return [
-            f"axis {axis!r} of size {size} does not divide over the {_ways(shape, names)} devices of {', '.join(names)}"
-            for axis, size, names in uses
-            if size % _ways(shape, names)
-        ]
-
-    shape = layout.mesh.shape
-    refused = fits(shape[DATA], shape[MODEL])
-    if refused:
-        good = [
-            f"{count} ({count // shape[MODEL]}x{shape[MODEL]})"
-            for count in range(shape[MODEL], 4 * shape[DATA] * shape[MODEL] + 1, shape[MODEL])
-            if not fits(count // shape[MODEL], shape[MODEL])
-        ]
+    _check_activations(layout.compute, KV_HEADS if KV_HEADS in sizes else HEADS)
+    sizes[layout.batch_axis] = {batch_size}
+    uses = axis_uses((layout.parameters, layout.compute), sizes)
+    misfits = undivided(uses, layout.mesh.shape)
+    if misfits:
+        axis, size, names = misfits[0]
+        model = layout.mesh.shape[MODEL]
+        good = [f"{n} ({n // model}x{model})" for n in device_counts(uses, model, 4 * layout.mesh.size)]
         raise ConfigError(
-            f"{refused[0]}; device counts that would do (data x model): "
+            f"axis {axis!r} of size {size} does not divide over the {shard_count(layout.mesh.shape, names)} devices of "
+            f"{', '.join(names)}; device counts that divide it (data x model): "
             f"{', '.join(good) or 'none with this model_axis_size'}"
         )
 
 
-def _ways(shape: Mapping[str, int], names: Sequence[str]) -> int:
-    ways = 1
-    for name in names:
-        ways *= shape[name]
-    return ways
+def _check_activations(compute: AxisMapping, key_heads: str) -> None:
+    """Raise ConfigError where the mapping gives two axes of an activation the same mesh axis.
 
-
-def _tuples(mapping: Mapping[str, Sequence[str]]) -> Mapped:
-    return {axis: tuple(names) for axis, names in mapping.items() if names}
+    Parameters at rest need no check: a mesh axis shards the first axis mapped to it (`Layout.sharding`).
+    """
+    for axes in (*_ACTIVATIONS, (BATCH, key_heads, POSITION, KEY_POSITION)):
+        first: dict[str, str] = {}
+        for axis in axes:
+            for name in compute.get(axis, ()):
+                if name in first:
+                    raise ConfigError(
+                        f"trainer.axis_resources: {first[name]!r} and {axis!r}, axes of the same array, are both "
+                        f"mapped to the mesh axis {name} (hint: map one of them only, or stored parameters alone with "
+                        "trainer.fsdp_axis or trainer.parameter_axis_resources)"
+                    )
+                first[name] = axis
 
 
 def _is_named(node: Any) -> bool:
     return isinstance(node, NamedArray)
+
+
+def _place(device: Any) -> tuple[int, ...]:
+    """Return the position of a TPU device: of its chip in the slice, and its own on the chip."""
+    return (*device.coords, device.core_on_chip)

@@ -1,0 +1,46 @@
+"""Read what a checkpoint says about itself: its manifest and ``train.json``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from midstream_engine.checkpoint.errors import CheckpointCorruptError
+from midstream_engine.checkpoint.stores import open_store
+from midstream_engine.checkpoint.stores.manifest import json_object, manifest_of, with_place
+from midstream_engine.records import TRAIN, Manifest
+
+
+def read_manifest(directory: str) -> Manifest:
+    """Return the manifest of the complete checkpoint in ``directory``.
+
+    Raises:
+        CheckpointCorruptError: There is none, or it cannot be read.
+    """
+    return manifest_of(open_store(directory))
+
+
+def read_train(directory: str) -> dict[str, Any]:
+    """Return ``train.json``: ``state``, ``provenance`` and ``reference_losses``.
+
+    Raises:
+        CheckpointCorruptError: It is missing or damaged.
+    """
+    path = os.path.join(directory, TRAIN)
+    try:
+        return check_train(json_object(open_store(directory), TRAIN), path)
+    except FileNotFoundError as error:
+        raise CheckpointCorruptError(f"{directory}: object {TRAIN}: missing") from error
+    except ValueError as error:
+        raise CheckpointCorruptError(with_place(str(error), directory)) from error
+
+
+def check_train(value: Any, where: str) -> dict[str, Any]:
+    """Return ``value`` if it has the shape of ``train.json``.
+
+    Raises:
+        CheckpointCorruptError: It has another shape.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("state"), dict):
+        raise CheckpointCorruptError(f"{where}: lacks 'state'")
+    return value

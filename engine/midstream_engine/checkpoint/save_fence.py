@@ -1,0 +1,68 @@
+"""The fence on disk: which epoch may commit. :class:`midstream_engine.records.Fence` defines the rule."""
+
+from __future__ import annotations
+
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.records import Fence, RecordError, RunPaths, locked
+
+
+class FenceRejectedError(Exception):
+    """Another owner has the run: what this process would commit is not in the accepted lineage."""
+
+
+class FenceUnreadableError(CheckpointError):
+    """The fence exists and cannot be read, so the owner of the run is unknown.
+
+    Training continues; nothing is committed until the fence is readable.
+    """
+
+
+def read_fence(paths: RunPaths) -> Fence | None:
+    """Return the run's fence, None if it has none yet.
+
+    Raises:
+        FenceUnreadableError: The fence exists and cannot be read.
+    """
+    try:
+        return Fence.read_or_none(paths.fence)
+    except (RecordError, OSError) as error:
+        raise FenceUnreadableError(f"{error}; nothing is committed until the fence can be read") from error
+
+
+def check(paths: RunPaths, epoch: int, step: int) -> Fence | None:
+    """Return the fence if it accepts ``step-<step>`` of ``epoch``.
+
+    The result stays valid only while the caller holds ``records.locked(paths.lock)``.
+
+    Raises:
+        FenceRejectedError: The fence does not accept that step of that epoch.
+        FenceUnreadableError: The fence cannot be read.
+    """
+    fence = read_fence(paths)
+    if fence is not None and not fence.accepts(epoch, step):
+        raise FenceRejectedError(
+            f"run {paths.run_id} is owned by {fence.owner} under epoch {fence.epoch}, "
+            f"sealed at step {fence.sealed_step}: step {step} of epoch {epoch} is not accepted; this attempt must end"
+        )
+    return fence
+
+
+def seal(paths: RunPaths, *, epoch: int, owner: str, step: int) -> Fence:
+    """Give the run to ``owner`` under ``epoch`` and seal older epochs at ``step``; return the new fence.
+
+    Takes the run's lock. Repeating a seal changes nothing.
+
+    Raises:
+        FenceRejectedError: The fence is at this epoch or past it, for another owner or step.
+        FenceUnreadableError: The fence cannot be read.
+    """
+    with locked(paths.lock):
+        old = read_fence(paths) or Fence(epoch - 1, "")
+        if (old.epoch, old.owner, old.sealed_step) == (epoch, owner, step):
+            return old
+        try:
+            new = old.sealed(epoch, owner, step)
+        except RecordError as error:
+            raise FenceRejectedError(f"run {paths.run_id}: {error}") from error
+        new.write(paths.fence)
+        return new

@@ -1,0 +1,204 @@
+"""Write the objects of a checkpoint: chunks, packed arrays, metadata and ``train.json``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from midstream_engine.checkpoint.bounded_pool import run_bounded
+from midstream_engine.checkpoint.errors import CheckpointError, CheckpointFullError
+from midstream_engine.checkpoint.format import zarr
+from midstream_engine.checkpoint.format.boxes import Box, extent, full_box, slabs, volume
+from midstream_engine.checkpoint.format.chunk_grid import chunk_shape, chunks_of, grid_of
+from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_engine.checkpoint.format.packed_arrays import pack
+from midstream_engine.checkpoint.host_buffers import BufferPool, bytes_of
+from midstream_engine.checkpoint.saving.snapshot import HostArray
+from midstream_engine.checkpoint.stores import open_store
+from midstream_engine.checkpoint.stores.hashed_objects import write_chunk, write_object
+from midstream_engine.records import (
+    MANIFEST,
+    PACKED,
+    TRAIN,
+    ArrayEntry,
+    ObjectEntry,
+    canonical_json,
+    root_digest,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """The objects that were written, as :func:`commit` needs them."""
+
+    arrays: list[ArrayEntry]
+    objects: list[ObjectEntry]
+    root_digest: str
+
+
+class _Target(Protocol):
+    def write(self, path: str, blocks: Any) -> None: ...
+
+
+def train_document(
+    state: Mapping[str, Any], provenance: Mapping[str, Any], reference_losses: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return ``train.json``, with values as JSON reads them back, so that hashes are reproducible.
+
+    Raises:
+        CheckpointError: JSON has no such value (NaN and infinity included).
+    """
+    try:
+        return json.loads(
+            canonical_json({"state": state, "provenance": provenance, "reference_losses": reference_losses})
+        )
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{TRAIN} cannot represent this training state: {error}") from error
+
+
+def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Written:
+    """Write everything but the manifest to ``directory``; what an interrupted save left there is replaced."""
+    store = open_store(directory)
+    store.prepare(stored_bytes(arrays))
+    try:
+        written = write_objects(store, arrays, document)
+        store.sync()
+    finally:
+        store.close()
+    return written
+
+
+def stored_bytes(arrays: list[HostArray]) -> int:
+    """Return about how many bytes the arrays need on the disk, with headers and file system blocks."""
+    return sum(math.prod(array.shape) * numpy_dtype(array.dtype).itemsize for array in arrays) + (1 << 16)
+
+
+def write_objects(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> Written:
+    """Write arrays and ``train.json`` to ``store``, in threads, with a limit on bytes in memory."""
+    objects = [*write_chunks(store, arrays), *write_rest(store, arrays, document)]
+    return written_of(describe_arrays(arrays), objects, document)
+
+
+def written_of(entries: list[ArrayEntry], objects: list[ObjectEntry], document: dict[str, Any]) -> Written:
+    """Return arrays and objects, sorted, with their root digest."""
+    hashes = {entry.path: entry.sha256 for entry in objects}
+    ordered = sorted(objects, key=lambda entry: entry.path)
+    return Written(entries, ordered, root_digest(entries, hashes, document["state"]))
+
+
+def describe_arrays(arrays: list[HostArray]) -> list[ArrayEntry]:
+    """Return the arrays as the manifest lists them."""
+    entries = []
+    for array in arrays:
+        grid = grid_of(array.axes, array.shape, array.dtype)
+        paths = zarr.object_paths(array.name, array.shape, grid) if grid else [PACKED]
+        sha256 = "" if grid else hashlib.sha256(bytes_of(array.part(full_box(array.shape)))).hexdigest()
+        axes, shape = list(array.axes), list(array.shape)
+        entries.append(ArrayEntry(array.name, axes, shape, array.dtype, list(grid), paths, sha256))
+    return entries
+
+
+def write_chunks(
+    store: _Target, arrays: list[HostArray], mine: Callable[[HostArray, int, Box], bool] | None = None
+) -> list[ObjectEntry]:
+    """Write the chunks of arrays for which ``mine(array, number of the chunk, box)`` is true; None: all."""
+    blocks = BufferPool()
+    work: list[tuple[int, Callable[[], ObjectEntry]]] = []
+    for array in arrays:
+        grid = grid_of(array.axes, array.shape, array.dtype)
+        if not grid:
+            continue
+        size = math.prod(chunk_shape(array.shape, grid)) * numpy_dtype(array.dtype).itemsize
+        for number, (index, box) in enumerate(chunks_of(array.shape, grid)):
+            if mine is None or mine(array, number, box):
+                work.append(
+                    (size, partial(_write_chunk, store, array, zarr.chunk_path(array.name, index), box, blocks))
+                )
+    return _run(work)
+
+
+def write_rest(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> list[ObjectEntry]:
+    """Write the objects that are no chunks: metadata of chunked arrays, packed arrays, ``train.json``."""
+    texts: dict[str, bytes] = {}
+    small: dict[str, np.ndarray] = {}
+    for array in arrays:
+        grid = grid_of(array.axes, array.shape, array.dtype)
+        if grid:
+            texts[zarr.metadata_path(array.name)] = zarr.metadata(array.axes, array.shape, array.dtype, grid)
+        else:
+            small[array.name] = array.part(full_box(array.shape))
+    if small:
+        texts[PACKED] = pack(small)
+    texts[TRAIN] = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+    return _run([(len(text), partial(write_object, store, path, memoryview(text))) for path, text in texts.items()])
+
+
+def _run(work: list[tuple[int, Callable[[], ObjectEntry]]]) -> list[ObjectEntry]:
+    objects: list[ObjectEntry] = []  # list.append is atomic
+
+    def task(make: Callable[[], ObjectEntry]) -> Callable[[], None]:
+        return lambda: objects.append(make())
+
+    run_bounded([(size, task(make)) for size, make in work])
+    return objects
+
+
+def _write_chunk(store: _Target, array: HostArray, path: str, box: Box, blocks: BufferPool) -> ObjectEntry:
+    with blocks.lend() as buffer:
+        return write_chunk(store, path, _bytes_of_chunk(array, box, buffer))
+
+
+def _bytes_of_chunk(array: HostArray, box: Box, buffer: np.ndarray) -> Iterator[memoryview]:
+    """Yield the elements of ``box`` in row-major order, in blocks; each is valid until the next is requested."""
+    dtype = numpy_dtype(array.dtype)
+    for slab in slabs(box, max(1, len(buffer) // dtype.itemsize)):
+        out = buffer[: volume(slab) * dtype.itemsize].view(dtype).reshape(extent(slab))
+        yield bytes_of(array.part(slab, out))
+
+
+# No space, over quota, over the limit on a file's size (RLIMIT_FSIZE).
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _no_room(directory: str, needed: int, why: str) -> str:
+    return (
+        f"{directory}: no room for the checkpoint: {needed} bytes needed, {why}; older checkpoints are unchanged "
+        "(hint: free some and save again)"
+    )
+
+
+@contextlib.contextmanager
+def removed_on_failure(directory: str, needed: int) -> Iterator[None]:
+    """Context manager that removes what a failed save wrote.
+
+    A process that is killed leaves a partial directory, and a bucket keeps what was written.
+    """
+    with reported(directory, needed):
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError, CheckpointError):  # the save's own error is raised
+                store = open_store(directory)
+                if not store.exists(MANIFEST):
+                    store.abandon()
+            raise
+
+
+@contextlib.contextmanager
+def reported(directory: str, needed: int) -> Iterator[None]:
+    """Translate errors of the file system into CheckpointFullError or CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise CheckpointFullError(_no_room(directory, needed, error.strerror or "")) from error
+        raise CheckpointError(f"{directory}: cannot be written: {error}") from error

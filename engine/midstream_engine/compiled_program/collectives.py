@@ -1,0 +1,141 @@
+"""The collectives of a compiled program: what each device sends, and what of it no computation hides.
+
+Bytes are those that a device sends in a ring of n devices: of an all-gather or a reduce-scatter of B bytes (of the
+complete array) B(n-1)/n, of an all-reduce twice as many, of an all-to-all B(n-1)/n, of a permutation B (Thakur,
+Rabenseifner & Gropp, "Optimization of collective communication operations in MPICH", 2005).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from midstream_engine.compiled_program.hlo_text import Computation, Instruction, computations, run_counts
+
+ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER = "all-gather", "all-reduce", "reduce-scatter"
+ALL_TO_ALL, PERMUTE = "all-to-all", "collective-permute"
+_KINDS = (ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, ALL_TO_ALL, PERMUTE)
+
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
+_LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]*)\}")
+_STEP_OF = re.compile(r'channel_id=(\d+).*?chain_id="(\d+)"')
+_STARTS = ("call-start", "async-start")
+# A fusion that computes is none that only moves its collective's parts.
+_COMPUTES = frozenset(("dot", "convolution", "reduce", "exponential", "divide", "scatter", "custom-call", "fusion"))
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of the program."""
+
+    kind: str
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of the complete arrays
+    devices: int  # in a group
+    times: float  # that it runs in one run of the program
+    nbytes: float  # that a device sends in one run of the program
+    exposed: bool  # whether the device computes nothing during this time
+    source: str  # the operation of the traced function
+
+
+def collectives(text: str) -> list[Collective]:
+    """Return the collectives of a program's text in which more than one device takes part."""
+    program = computations(text)
+    counts = run_counts(program)
+    callers = {name: (each, caller) for caller in program.values() for each in caller.instructions
+               for name in each.called.values()}  # fmt: skip
+    found: list[Collective] = []
+    steps: dict[tuple[str, str], tuple[Collective, bool]] = {}
+    for computation in program.values():
+        for index, each in enumerate(computation.instructions):
+            kind = each.operation.removesuffix("-start")
+            if kind not in _KINDS or not counts[computation.name]:
+                continue
+            exposed = not each.operation.endswith("-start") or not _computes_before_done(computation, index)
+            caller = callers.get(computation.name)
+            if caller and caller[0].operation in _STARTS:  # on a core of its own
+                exposed = not _computes_before_done(caller[1], caller[1].instructions.index(caller[0]))
+            is_scatter = kind == ALL_REDUCE and computation.name.startswith("all-reduce-scatter")
+            one = _collective(each, REDUCE_SCATTER if is_scatter else kind, counts[computation.name], exposed=exposed)
+            if one.devices < 2:
+                continue
+            step = _STEP_OF.search(each.text)
+            if step and caller and caller[0].operation == "fusion":
+                # The steps of one collective, each in a fusion: it is hidden where one of them computes too.
+                hides = _computes(computation, each)
+                before = steps.get((step[1], step[2]))
+                steps[step[1], step[2]] = (one, hides or (before is not None and before[1]))
+            else:
+                found.append(one)
+    for one, hides in steps.values():
+        found.append(Collective(**{**vars(one), "exposed": not hides}))
+    return found
+
+
+def _collective(each: Instruction, kind: str, times: float, *, exposed: bool) -> Collective:
+    devices = _group_size(each.text)
+    arrays, sizes = each.shapes, each.nbytes
+    if each.operation.endswith("-start") and kind != ALL_REDUCE:  # (operands, results, numbers of its own)
+        half = sum(dtype != "u32" or shape != () for dtype, shape in arrays) // 2
+        arrays, sizes = arrays[half : 2 * half], sizes[half : 2 * half]
+    total = float(sum(sizes))
+    if kind == REDUCE_SCATTER and each.operation.startswith(REDUCE_SCATTER):
+        total *= devices  # the result is a device's share
+    share = 1.0 if kind == PERMUTE else (devices - 1) / devices
+    source = re.search(r'op_name="([^"]*)"', each.text)
+    return Collective(
+        kind,
+        tuple(dtype for dtype, _ in arrays),
+        tuple(shape for _, shape in arrays),
+        devices,
+        times,
+        times * total * share * (2 if kind == ALL_REDUCE else 1),
+        exposed,
+        source[1] if source else "",
+    )
+
+
+def _group_size(text: str) -> int:
+    """Return the devices of a group; 2 for a permutation, which names pairs."""
+    mesh = _MESH_GROUPS.search(text)
+    if mesh:
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", mesh[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']+)'", mesh[2]))
+    iota = _IOTA_GROUPS.search(text)
+    if iota:
+        return int(iota[2])
+    listed = _LISTED_GROUPS.search(text)
+    if listed:
+        return len(listed[1].split(","))
+    return 2
+
+
+def _computes_before_done(computation: Computation, start: int) -> bool:
+    """Return whether the device computes between a ``-start`` and its ``-done``."""
+    name = computation.instructions[start].name
+    for each in computation.instructions[start + 1 :]:
+        if each.operation.endswith("-done") and re.search(rf"%?{re.escape(name)}\b", each.text):
+            return False
+        if each.operation in ("fusion", "dot", "convolution", "custom-call", "while", "call") and any(
+            shape != ()
+            for _, shape in each.shapes  # a scalar is a counter of a loop
+        ):
+            return True
+    return False
+
+
+def _computes(computation: Computation, collective: Instruction) -> bool:
+    return any(each.operation in _COMPUTES for each in computation.instructions if each is not collective)
+
+
+def total_bytes(found: list[Collective], *, exposed: bool = False) -> float:
+    """Return the bytes that a device sends in one run of the program, or only those that nothing hides."""
+    return sum(one.nbytes for one in found if one.exposed or not exposed)
+
+
+def by_kind(found: list[Collective]) -> Mapping[str, float]:
+    """Return the bytes that a device sends in one run of the program, by kind."""
+    return {kind: sum(one.nbytes for one in found if one.kind == kind) for kind in _KINDS}

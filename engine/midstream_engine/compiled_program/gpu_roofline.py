@@ -1,0 +1,184 @@
+"""Estimate the time of a step compiled for GPUs, kernel by kernel: by its products and by the bytes that it moves.
+
+Programs for GPUs have no cycles. Each instruction of the scheduled text that is not within a fusion is one kernel; it
+takes the longer of its products at the peak and its operands and results at the memory's bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from midstream_engine.accelerator_types import AcceleratorType
+from midstream_engine.accelerators import find_accelerator
+from midstream_engine.compiled_program.collectives import collectives
+from midstream_engine.compiled_program.hlo_text import Computation, Instruction, computations, run_counts
+from midstream_engine.compiled_program.roofline import KERNEL_SHARE, LINK_SHARE, StepTime, exposed_seconds
+
+# Share of the peak that products reach, and of the bandwidth that other kernels reach: lowest, expected, highest.
+PRODUCT_SHARE = (0.5, 0.7, 0.85)
+BANDWIDTH_SHARE = (0.6, 0.8, 0.95)
+# Seconds that a kernel takes at least, one after the other: most, expected, least. Small models have only these.
+LAUNCH_SECONDS = (4e-6, 2e-6, 1e-6)
+# FLOPs of cuDNN's attention forward, and of its derivatives, which compute the scores again: products of
+# [positions, keys] by [keys, head_size].
+FORWARD, BACKWARD = 2, 5
+# The same of our kernels of attention within documents: each derivative computes scores and gradients of weights again.
+DOCUMENT_KERNELS = {"forward": 2, "query_gradient": 3, "key_gradients": 4}
+_DOCUMENT = re.compile(r"/document_attention_(\w+)/pallas_call")
+_NO_KERNEL = frozenset(
+    ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "call", "conditional", "after-all",
+     "partition-id", "replica-id", "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
+     "opt-barrier")
+)  # fmt: skip
+_SLICES = frozenset(("dynamic-slice", "slice", "gather"))
+_SHAPES = re.compile(r"\b(?:bf16|f16|f32)\[([\d,]+)\]")
+_LAYOUTS = re.compile(r"operand_layout_constraints=\{(.*?\})\}", re.DOTALL)
+_NAMES = re.compile(r"%([\w.\-]+)")
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_CUBLAS = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+
+
+def gpu_step_time(text: str, accelerators: AcceleratorType) -> StepTime:
+    """Estimate the time of a program for GPUs.
+
+    Args:
+        text: ``compiled.as_text()``.
+        accelerators: What it is compiled for.
+
+    Raises:
+        ValueError: The table of accelerators has no bandwidth of these, or the turns of a loop are not in the text.
+    """
+    device = find_accelerator(accelerators.kind)
+    if device is None or device.bandwidth is None:
+        raise ValueError(f"the bandwidth of {accelerators.kind} is not in the table of accelerators")
+    program = _Program(text)
+    kernels = [(times, kernel, program.flops(home, kernel), program.moved(home, kernel))
+               for times, home, kernel in program.kernels()]  # fmt: skip
+    attention = sum(times * _attention_flops(kernel) for times, kernel, _, _ in kernels) / device.peak_flops
+    exposed = exposed_seconds(collectives(text), accelerators, device)
+    bandwidth = device.bandwidth
+
+    def computed(product: float, move: float, launch: float) -> float:
+        return sum(
+            times * max(flops / device.peak_flops / product, moved / bandwidth / move, launch)
+            for times, kernel, flops, moved in kernels
+            if not _attention_flops(kernel)
+        )
+
+    shares = zip(PRODUCT_SHARE, BANDWIDTH_SHARE, LAUNCH_SECONDS, KERNEL_SHARE, LINK_SHARE, strict=True)
+    sums = [
+        computed(product, move, launch) + attention / kernel + exposed / link
+        for product, move, launch, kernel, link in shares
+    ]
+    compute = computed(PRODUCT_SHARE[1], BANDWIDTH_SHARE[1], LAUNCH_SECONDS[1])
+    return StepTime(compute, attention / KERNEL_SHARE[1], exposed / LINK_SHARE[1], sums[2], sums[0])
+
+
+class _Program:
+    """The computations of a program, and what its kernels compute and move."""
+
+    def __init__(self, text: str) -> None:
+        self._computations = computations(text)
+        self._named = {
+            name: {each.name: each for each in computation.instructions}
+            for name, computation in self._computations.items()
+        }
+
+    def kernels(self) -> Iterator[tuple[float, Computation, Instruction]]:
+        """Yield how often each kernel runs, its computation, and the kernel."""
+        within = {
+            name for each in self._computations.values() for one in each.instructions
+            for part, name in one.called.items()
+            if one.operation == "fusion" or (part == "to_apply" and one.operation != "call")
+        }  # fmt: skip
+        for name, times in run_counts(self._computations).items():
+            if not times or name in within:
+                continue
+            for each in self._computations[name].instructions:
+                if each.operation not in _NO_KERNEL and not each.operation.endswith(("-start", "-done")):
+                    yield times, self._computations[name], each
+
+    def flops(self, home: Computation, kernel: Instruction) -> float:
+        """Return the FLOPs of the products of a kernel."""
+        inner = self._inner(kernel)
+        return (
+            self._product(home, kernel) if inner is None else sum(self._product(inner, e) for e in inner.instructions)
+        )
+
+    def moved(self, home: Computation, kernel: Instruction) -> float:
+        """Return the bytes that a kernel reads and writes. Of an operand that is only sliced, the slices count."""
+        operands, inner = self._operands(home, kernel), self._inner(kernel)
+        if inner is None:
+            read = 0 if kernel.operation in _SLICES else sum(sum(each.nbytes) for each in operands)
+            return float(read + sum(kernel.nbytes))
+        read = sum(self._read(inner, index, sum(each.nbytes)) for index, each in enumerate(operands))
+        return float(read + self._written(inner, kernel))
+
+    def _inner(self, kernel: Instruction) -> Computation | None:
+        return self._computations.get(kernel.called.get("calls", "")) if kernel.operation == "fusion" else None
+
+    def _product(self, home: Computation, each: Instruction) -> float:
+        contracted = _CONTRACTED.search(each.text) if each.operation == "dot" else None
+        if each.operation == "custom-call" and "__cublas" in each.text:
+            contracted = _CUBLAS.search(each.text)
+        operands = self._operands(home, each) if contracted is not None else []
+        if contracted is None or not each.shapes or not operands or not operands[0].shapes:
+            return 0.0
+        left = operands[0].shapes[0][1]
+        axes = [int(axis) for axis in re.findall(r"\d+", contracted[1])]
+        return 2.0 * math.prod(each.shapes[0][1]) * math.prod(left[axis] for axis in axes)
+
+    def _read(self, inner: Computation, index: int, size: int) -> int:
+        """Return the bytes of operand ``index``, of ``size`` bytes, that a fusion reads."""
+        parameter = next(
+            (each for each in inner.instructions
+             if each.operation == "parameter" and f"parameter({index})" in each.text), None
+        )  # fmt: skip
+        if parameter is None:
+            return size
+        total = 0
+        for user in inner.instructions:
+            used = self._operands(inner, user)
+            if not any(each is parameter for each in used):
+                continue
+            if user.operation in _SLICES:
+                total += sum(user.nbytes)
+            elif not (user.operation == "dynamic-update-slice" and used[0] is parameter):
+                return size
+        return min(total, size)
+
+    def _written(self, inner: Computation, kernel: Instruction) -> int:
+        """Return the bytes that a fusion writes: of an array that is updated in place, the update."""
+        updates = [each for each in inner.instructions if each.operation == "dynamic-update-slice"]
+        saved = sum(sum(each.nbytes) - sum(self._operands(inner, each)[1].nbytes) for each in updates)
+        return max(0, sum(kernel.nbytes) - saved)
+
+    def _operands(self, home: Computation, each: Instruction) -> list[Instruction]:
+        named = self._named[home.name]
+        start = each.text.find("(") + 1
+        depth, end = 1, start
+        while end < len(each.text) and depth:
+            depth += (each.text[end] == "(") - (each.text[end] == ")")
+            end += 1
+        return [named[name] for name in _NAMES.findall(each.text[start:end]) if name in named]
+
+
+def _attention_flops(kernel: Instruction) -> float:
+    """Return the FLOPs of an attention kernel, cuDNN's or our own; 0 for others. Causal attention counts half."""
+    ours = _DOCUMENT.search(kernel.text)
+    if kernel.operation != "custom-call" or not (ours or "fmha" in kernel.text):
+        return 0.0
+    layouts = _LAYOUTS.search(kernel.text)
+    arrays = [tuple(map(int, sizes.split(","))) for sizes in _SHAPES.findall(layouts[1])] if layouts else []
+    if len(arrays) < 2 or len(arrays[0]) != 4:
+        return 0.0
+    batch, positions, heads, head = arrays[0]
+    if ours is not None:
+        products, causal = DOCUMENT_KERNELS.get(ours[1], FORWARD), True
+    else:
+        products = BACKWARD if "Backward" in kernel.text else FORWARD
+        causal = '"mask_type": "CAUSAL"' in kernel.text or '"mask_type":"CAUSAL"' in kernel.text
+    half = 0.5 if causal else 1.0
+    return half * products * 2.0 * batch * heads * positions * arrays[1][1] * head

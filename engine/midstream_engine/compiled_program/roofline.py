@@ -1,0 +1,138 @@
+"""Estimate the time of a compiled step from its text: computation, attention kernels, exposed collectives.
+
+For TPUs the computation is what the compiler itself estimates, in cycles. Two things it does not estimate are added:
+kernels, by their own arithmetic, and the bytes of collectives during which the device computes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from midstream_engine.accelerator_types import AcceleratorType
+from midstream_engine.accelerators import Accelerator, find_accelerator
+from midstream_engine.compiled_program.collectives import Collective, collectives
+from midstream_engine.compiled_program.hlo_text import (
+    Computation,
+    Instruction,
+    computations,
+    estimated_cycles,
+    run_counts,
+)
+
+# Products of [positions, positions] by [positions, head_size] in a kernel of splash attention: forward; of the
+# derivatives, dkv computes the scores again, and the gradients of weights, values and keys; dq the first two, and one.
+SPLASH_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
+# Share of the peak that attention kernels reach: lowest, expected, highest.
+KERNEL_SHARE = (0.35, 0.55, 0.8)
+# Share of the links' bandwidth that a collective reaches: lowest, expected, highest.
+LINK_SHARE = (0.5, 0.8, 1.0)
+# The compiler's cycles over those that the devices take: lowest, expected, highest time.
+CYCLES_SHARE = (0.85, 1.0, 1.15)
+_WIDTH = 128  # of a product in the matrix units of TPU v4 and v5
+_WIDTHS = {"TPU v6 lite": 256, "TPU7x": 256}
+
+_OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?\})\}", re.DOTALL)
+_ARRAY = re.compile(r"\b(bf16|f16|f32)\[([\d,]+)\]")
+_BLOCK = re.compile(r'block_kv\\?": (\d+)')
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step, by what a device does; ``low`` and ``high`` bound the sum by the shares of this module."""
+
+    compute: float
+    kernels: float
+    exposed: float  # of collectives during which a device computes nothing
+    low: float
+    high: float
+
+    @property
+    def seconds(self) -> float:
+        """The estimate."""
+        return self.compute + self.kernels + self.exposed
+
+
+def step_time(text: str, accelerators: AcceleratorType) -> StepTime:
+    """Estimate the time of a program for TPUs.
+
+    Args:
+        text: ``compiled.as_text()``.
+        accelerators: What it is compiled for.
+
+    Raises:
+        ValueError: The table of accelerators has no clock of these, or the turns of a loop are not in the text.
+    """
+    device = find_accelerator(accelerators.kind)
+    if device is None or device.clock is None:
+        raise ValueError(f"the clock of {accelerators.kind} is not in the table of accelerators")
+    program = computations(text)
+    compute = estimated_cycles(program) / device.clock
+    kernels = kernel_flops(program, _WIDTHS.get(accelerators.kind, _WIDTH)) / device.peak_flops
+    exposed = exposed_seconds(collectives(text), accelerators, device)
+    ends = [
+        compute * cycles + kernels / kernel + exposed / link
+        for cycles, kernel, link in zip(CYCLES_SHARE, KERNEL_SHARE[::-1], LINK_SHARE[::-1], strict=True)
+    ]
+    return StepTime(compute, kernels / KERNEL_SHARE[1], exposed / LINK_SHARE[1], ends[0], ends[2])
+
+
+def kernel_flops(program: Mapping[str, Computation], width: int) -> float:
+    """Return the FLOPs of the kernels of splash attention in one run of a program, on one device.
+
+    Of causal attention the blocks above the diagonal are not computed. A head narrower than the matrix unit counts as
+    wide as ``width``, the time that it takes.
+    """
+    counts = run_counts(program)
+    return sum(
+        counts[name] * _splash_flops(each, width)
+        for name, computation in program.items()
+        for each in computation.instructions
+        if each.operation == "custom-call" and counts[name]
+    )
+
+
+def _splash_flops(kernel: Instruction, width: int) -> float:
+    products = next((count for name, count in SPLASH_PRODUCTS.items() if kernel.name.startswith(name)), 0)
+    operands = _OPERANDS.search(kernel.text)
+    arrays = [tuple(map(int, sizes.split(","))) for _, sizes in _ARRAY.findall(operands[1])] if operands else []
+    arrays = [sizes for sizes in arrays if len(sizes) >= 3]
+    if not products or len(arrays) < 2:
+        return 0.0
+    *batch_and_heads, positions, head = arrays[0]
+    keys = arrays[1][-2]
+    block = _BLOCK.search(kernel.text)
+    computed = (1 + min(1.0, int(block[1]) / keys if block else 0.0)) / 2
+    padded = math.ceil(head / width) * width
+    return products * 2.0 * math.prod(batch_and_heads) * positions * keys * padded * computed
+
+
+def exposed_seconds(found: Sequence[Collective], accelerators: AcceleratorType, device: Accelerator) -> float:
+    """Return the seconds of the collectives that nothing hides, at the links' full bandwidth."""
+    if device.interconnect is None:
+        return 0.0
+    return sum(
+        one.nbytes / (device.interconnect * usable_links(accelerators, one.devices)) for one in found if one.exposed
+    )
+
+
+def usable_links(accelerators: AcceleratorType, devices: int) -> float:
+    """Return the share of its links that a device of a TPU uses in a collective of groups of ``devices``.
+
+    Each side of the slice has two links of a chip. A side of one chip has none; one whose ends are not connected lets
+    a ring use half. A group smaller than the slice is taken as a ring along one side.
+    """
+    if not accelerators.sides:
+        return 1.0
+    shares = sorted(
+        (
+            (1.0 if wraps else 0.5)
+            for side, wraps in zip(accelerators.sides, accelerators.wrapped, strict=True)
+            if side > 1
+        ),
+        reverse=True,
+    )
+    used = shares if devices >= accelerators.devices else shares[:1]
+    return sum(used) / len(accelerators.sides) if used else 1.0

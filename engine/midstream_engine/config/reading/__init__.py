@@ -1,0 +1,1 @@
+"""Reading of configurations: YAML files, command-line flags, and the keys of other trainers."""

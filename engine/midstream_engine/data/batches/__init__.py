@@ -1,0 +1,1 @@
+"""Batches of examples: of one dataset or a mixture, with prefetch."""

@@ -1,0 +1,205 @@
+"""Open the data that a configuration describes, tokenizing only what no cache has."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from midstream_engine import records
+from midstream_engine.config.data import DataConfig, SourceConfig
+from midstream_engine.data.batches import mixture
+from midstream_engine.data.batches.batches import Validation
+from midstream_engine.data.batches.mixture import Mixture
+from midstream_engine.data.cache import token_cache
+from midstream_engine.data.cache.cache_directory import CacheDirectory, data_root, request_of
+from midstream_engine.data.cache.token_cache import TokenCache
+from midstream_engine.data.errors import DataError
+from midstream_engine.data.imported.imported_data import Imported
+from midstream_engine.data.imported.imported_files import SCHEME as IMPORTED
+from midstream_engine.data.imported.imported_files import link_imported, tokenizer_path
+from midstream_engine.data.sources import hugging_face_hub, list_sources
+from midstream_engine.data.tokenize import tokenize_units, units
+from midstream_engine.data.tokenize.tokenizer import Tokenizer
+from midstream_engine.data.tokenize.work_directory import work_directory
+
+log = logging.getLogger(__name__)
+_NOTHING = "data.train_urls is empty: name files, or stdlib:**/*.py to try things"
+
+
+def open_training(
+    root: str, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, wanted: str | None = None
+) -> TokenCache | Mixture | Imported:
+    """Open the training data: the tokens of one dataset, a mixture, or documents packed into ``seq_len``.
+
+    Args:
+        root: Root directory of the host.
+        config: ``data`` of the configuration.
+        tokenizer: Tokenizer of the run.
+        seq_len: Tokens of an example.
+        wanted: Digest from a checkpoint; see :func:`open_cache`.
+
+    Raises:
+        DataError: The data cannot be opened, or the configuration has another order than ``wanted``.
+    """
+    directory = data_root(root)
+    parts = config.configs or {"": config}
+    counts = config.block_counts() if config.configs else {"": 1}
+    block = config.mixture_block_size if config.configs else 1
+    pack = seq_len if config.pack else None
+    if len(urls := training_urls(config)) == 1 and urls[0].startswith(IMPORTED):
+        if wanted is None or not os.path.exists(os.path.join(directory, wanted)):
+            digest = link_imported(urls[0], directory)
+        else:
+            digest = wanted
+        if wanted is not None and wanted != digest:
+            raise _other_content(directory, wanted, digest)
+        wanted = digest
+    if wanted is not None and os.path.exists(os.path.join(directory, wanted, records.MANIFEST)):
+        found = mixture.open_data(os.path.join(directory, wanted))
+        mixture.check_same_order(found, counts, block, pack)
+        _check_tokenizer(found, tokenizer)
+        return found
+    plain = len(counts) == 1 and pack is None
+    wanted_cache = wanted if plain else None
+    opened = {
+        name: open_cache(
+            root, training_urls(parts[name]), dataset_config(config, parts[name]), tokenizer, wanted=wanted_cache
+        )
+        for name in counts
+    }
+    if plain:
+        return next(iter(opened.values()))
+    mixed = mixture.assemble(directory, opened, counts, block, pack)
+    if wanted is not None and mixed.digest != wanted:
+        raise _other_content(directory, wanted, mixed.digest)
+    return mixed
+
+
+def open_validation(
+    root: str, config: DataConfig, tokenizer: Tokenizer, known: Mapping[str, Mapping[str, str]] | None = None
+) -> Validation | None:
+    """Open the validation sets by name (of a single dataset the name is empty); None if there are none.
+
+    ``known`` is a checkpoint's record of the run's sets (``Validation.to_json``). If the configuration still requests
+    the same text and this host has that cache, it is used, even if the URLs have changed or are unreachable.
+    """
+    sets, requests = {}, {}
+    for name, part in sorted((config.configs or {"": config}).items()):
+        urls = validation_urls(part)
+        if not urls:
+            continue
+        dataset = dataset_config(config, part)
+        requests[name] = request_of(urls, dataset, tokenizer)
+        before = (known or {}).get(name, {})
+        directory = os.path.join(data_root(root), before.get("digest", ""))
+        if before.get("request") == requests[name] and os.path.exists(os.path.join(directory, records.MANIFEST)):
+            sets[name] = TokenCache(directory)
+            continue
+        try:
+            sets[name] = open_cache(root, urls, dataset, tokenizer)
+        except hugging_face_hub.NoSplitError as error:
+            log.warning("%s: no evaluation on it (hint: data.validation_urls names other text)", error)
+    return Validation(sets, requests) if sets else None
+
+
+def training_urls(part: SourceConfig) -> list[str]:
+    """Return the URLs of a dataset's training text."""
+    return [*part.train_urls, *([hugging_face_hub.dataset_url(part.id, part.name, "train")] if part.id else [])]
+
+
+def validation_urls(part: SourceConfig) -> list[str]:
+    """Return the URLs of its validation text; given URLs replace a Hugging Face dataset's validation split."""
+    if part.validation_urls or part.id is None:
+        return part.validation_urls
+    return [hugging_face_hub.dataset_url(part.id, part.name, "validation")]
+
+
+def open_cache(
+    root: str,
+    urls: Sequence[str],
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    *,
+    wanted: str | None = None,
+    unit_bytes: int = units.UNIT_BYTES,
+    object_bytes: int = token_cache.OBJECT_BYTES,
+) -> TokenCache:
+    """Open the tokens of ``urls``, from a cache of the same files here or under ``data.cache_dir``, else build them.
+
+    A new cache is also stored in ``data.cache_dir`` if that is a bucket. If another process builds the same cache, this
+    one waits for it.
+
+    Args:
+        root: Root directory of the host.
+        urls: The text.
+        config: ``data`` of the configuration, for one dataset.
+        tokenizer: Tokenizer of the run.
+        wanted: Digest from a checkpoint. A cache of that digest is used, even if the URLs have changed; without one,
+            the URLs must still have exactly that content.
+        unit_bytes: See :func:`units.cut`.
+        object_bytes: Bytes of an object of the cache.
+
+    Raises:
+        DataError: The text cannot be read, or is not that of ``wanted``.
+    """
+    caches = CacheDirectory(root, config)
+    if wanted is not None and (found := caches.find(wanted)) is not None:
+        _check_tokenizer(found, tokenizer)
+        return found
+    if not urls:
+        raise DataError(_NOTHING)
+    url_request = request_of(urls, config, tokenizer)
+    try:
+        listed = list_sources.list_sources(urls)
+    except DataError as error:
+        found = caches.find_remote_request(url_request, wanted)
+        if found is None:
+            raise
+        log.info("%s; using the cache of the same URLs: %s", error, found.directory)
+        return found
+    request = request_of([dataclasses.astuple(source) for source in listed], config, tokenizer)
+    found = caches.find_request(request, wanted)
+    if found is not None:
+        return caches.share(found, [request, url_request])
+    with work_directory(caches.path, f"{request}-{unit_bytes}") as directory:
+        found = caches.find_request(request, wanted)  # from the process that this one waited for
+        if found is not None:
+            return caches.share(found, [request, url_request])
+        began = time.monotonic()
+        task = tokenize_units.Task(
+            directory, tokenizer, tokenizer_path(config.given_tokenizer, root), config.eos_token, config.text_key,
+            config.max_bytes,
+        )  # fmt: skip
+        made = tokenize_units.tokenize(units.cut(listed, unit_bytes), task, config.num_tokenize_workers)
+        with contextlib.closing(made):
+            built = token_cache.build_from_tokens(caches.path, made, tokenizer, object_bytes)
+        log.info(
+            "tokenized %d documents, %d tokens in %.1f s: %s",
+            built.documents, built.tokens, time.monotonic() - began, built.directory,
+        )  # fmt: skip
+        caches.remember(built, request)
+    if wanted is not None and built.digest != wanted:
+        raise _other_content(caches.path, wanted, built.digest)
+    return caches.share(built, [request, url_request])
+
+
+def dataset_config(config: DataConfig, part: SourceConfig) -> DataConfig:
+    """Return the configuration of one dataset: the tokenizer from ``config``, the text from ``part``."""
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(SourceConfig)}
+    return dataclasses.replace(config, **fields, configs={}, train_weights={})
+
+
+def _check_tokenizer(found: TokenCache | Mixture | Imported, tokenizer: Tokenizer) -> None:
+    if found.tokenizer != tokenizer.id:
+        raise DataError(f"data.tokenizer: {tokenizer.id} is not the run's, which is {found.tokenizer}")
+
+
+def _other_content(directory: str, wanted: str, digest: str) -> DataError:
+    return DataError(
+        f"data: the run trains on tokens {wanted[:12]}, the URLs now have {digest[:12]} "
+        f"(hint: copy {os.path.join(directory, wanted)} from the source host)"
+    )

@@ -1,0 +1,121 @@
+"""Muon: momentum made orthogonal by Newton-Schulz iterations, for the matrices of the blocks (Jordan et al. 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from haliax import NamedArray
+
+from midstream_engine.config.optimizers.muon import COEFFICIENTS, MuonConfig
+from midstream_engine.models.layers import Linear
+from midstream_engine.optim.adam import ADAM
+from midstream_engine.optim.decay import decay_mask
+from midstream_engine.optim.partition import both, on_part, others
+from midstream_engine.optim.stored_dtypes import stored_as
+
+MUON = "muon"  # the name of the part that holds the momentum
+_HEAD = "lm_head"
+
+
+class MuonState(NamedTuple):
+    """The decaying sum of gradients, like the matrices; None instead of the model's other arrays. Saved."""
+
+    momentum: Any
+
+
+def muon_parts(config: MuonConfig) -> list[tuple[str, optax.GradientTransformation]]:
+    """Return the named parts: clip and Adam for all but the matrices, Muon for these, decay for each.
+
+    Updates of Adam's arrays are multiplied by ``adam_lr`` / ``learning_rate``: the schedules of both have the same
+    shape, so the learning rate by which the chain multiplies everything is then ``adam_lr``'s.
+    """
+    rest = others(matrices)
+    adam = stored_as(optax.scale_by_adam(config.beta1, config.beta2, config.epsilon), mu="float32", nu="float32")
+    parts = [
+        (MUON, on_part(stored_as(scale_by_muon(config), momentum="float32"), matrices)),
+        (ADAM, on_part(adam, rest)),
+    ]
+    if config.max_grad_norm:
+        parts.insert(0, ("clip", on_part(optax.clip_by_global_norm(config.max_grad_norm), rest)))
+    decays = {"decay": (config.weight_decay, matrices), "adam_decay": (config.adam_weight_decay, rest)}
+    for name, (wanted, selection) in decays.items():
+        decay = config.weight_decay if wanted is None else wanted
+        if decay > 0:
+            parts.append((name, optax.add_decayed_weights(decay, mask=both(selection, decay_mask(config)))))
+    parts.append(("adam_lr", on_part(optax.scale(config.adam_lr / config.learning_rate), rest)))
+    return parts
+
+
+def matrices(model: Any) -> Any:
+    """Return the same tree with True for the weights of linear layers in blocks, False for every other array."""
+
+    def mark(path: tuple[Any, ...], node: Any) -> Any:
+        if isinstance(node, Linear):
+            inside = getattr(path[0], "name", "") != _HEAD
+            return dataclasses.replace(
+                node, weight=None if node.weight is None else inside, bias=None if node.bias is None else False
+            )
+        return False
+
+    return jax.tree_util.tree_map_with_path(mark, model, is_leaf=lambda node: isinstance(node, (Linear, NamedArray)))
+
+
+def scale_by_muon(config: MuonConfig) -> optax.GradientTransformation:
+    """Return Muon without decay and learning rate, for trees whose arrays are weights of linear layers.
+
+    momentum = ``config.momentum`` * momentum + gradient; the update is that momentum, or with ``nesterov`` the next one
+    with the same gradient, made orthogonal and multiplied by a factor of its shape.
+    """
+
+    def init(params: Any) -> MuonState:
+        return MuonState(jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
+        del params
+        added = jax.tree.map(lambda past, gradient: config.momentum * past + gradient, state.momentum, updates)
+        ahead = jax.tree.map(lambda past, gradient: config.momentum * past + gradient, added, updates)
+        wanted = ahead if config.nesterov else added
+        changed = jax.tree.map(
+            lambda node: _orthogonal(node, config), wanted, is_leaf=lambda node: isinstance(node, Linear)
+        )
+        return changed, MuonState(added)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _orthogonal(layer: Linear, config: MuonConfig) -> Linear:
+    """Return ``layer`` with its weight, as matrices [inputs, outputs], orthogonal; stacked layers one by one."""
+    if layer.weight is None:
+        return layer
+    own = (*layer.In, *layer.Out)
+    stack = tuple(axis for axis in layer.weight.axes if axis not in own)
+    ordered = layer.weight.rearrange((*stack, *own))
+    inputs, outputs = (math.prod(axis.size for axis in side) for side in (layer.In, layer.Out))
+    flat = ordered.array.reshape(-1, inputs, outputs)
+    found = orthogonal(flat, COEFFICIENTS[config.coefficient_type], config.backend_steps, config.muon_epsilon)
+    factor = 0.2 * math.sqrt(max(inputs, outputs)) if config.use_kimi_scaling else math.sqrt(max(1, outputs / inputs))
+    weight = NamedArray((factor * found).reshape(ordered.array.shape), ordered.axes)
+    return dataclasses.replace(layer, weight=weight.rearrange(layer.weight.axes))
+
+
+def orthogonal(
+    matrix: jax.Array, coefficients: tuple[tuple[float, float, float], ...], steps: int, epsilon: float
+) -> jax.Array:
+    """Return matrices [..., rows, columns] with singular values near 1 and the same singular vectors.
+
+    X = M / (|M| + epsilon), then ``steps`` times X = a X + (b A + c A A) X with A = X X^T, which maps each singular
+    value s to a s + b s^3 + c s^5 (K. Jordan, "Muon: an optimizer for hidden layers in neural networks", 2024).
+    """
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    found = jnp.swapaxes(matrix, -1, -2) if tall else matrix  # the smaller of the two products
+    found = found / (jnp.linalg.norm(found, axis=(-2, -1), keepdims=True) + epsilon)
+    for step in range(steps):
+        a, b, c = coefficients[step % len(coefficients)]
+        square = found @ jnp.swapaxes(found, -1, -2)
+        found = a * found + (b * square + c * (square @ square)) @ found
+    return jnp.swapaxes(found, -1, -2) if tall else found

@@ -1,0 +1,46 @@
+"""Optimizers whose state and parameters may be stored in less than float32; the arithmetic is float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def computed_in_float32(inner: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """Wrap ``inner`` to compute in float32; each array of the new state has the dtype that it had in the old one.
+
+    Without that, optax returns what JAX's promotion gives: the mean of gradients of a bfloat16 state as float32.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        wide, after = inner.update(widened(updates), widened(state), widened(params), **extra)
+        return wide, jax.tree.map(lambda new, old: new.astype(old.dtype), after, state)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def stored_as(inner: optax.GradientTransformation, **dtypes: str) -> optax.GradientTransformation:
+    """Wrap ``inner``, whose state is a named tuple, to begin with its fields (``mu``, ``nu``) in ``dtypes``."""
+
+    def init(params: Any) -> Any:
+        state: Any = inner.init(params)
+        fields = {name: optax.tree.cast(getattr(state, name), dtype) for name, dtype in dtypes.items()}
+        return state._replace(**fields)
+
+    return optax.GradientTransformation(init, inner.update)
+
+
+def widened(tree: Any) -> Any:
+    """Return ``tree`` with every floating-point array below float32 as float32."""
+
+    def widen(leaf: Any) -> Any:
+        narrow = (
+            jnp.issubdtype(leaf.dtype, jnp.floating)
+            and jnp.dtype(leaf.dtype).itemsize < jnp.dtype(jnp.float32).itemsize
+        )
+        return leaf.astype(jnp.float32) if narrow else leaf
+
+    return jax.tree.map(widen, tree)

@@ -1,0 +1,80 @@
+"""Precision of a run: the element types of ``trainer.mp``, in the notation of jmp.
+
+The engine computes with them and the planner predicts their memory. Standard library alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+_DTYPES = {
+    "f32": "float32", "float32": "float32", "full": "float32",
+    "bf16": "bfloat16", "bfloat16": "bfloat16",
+    "f16": "float16", "float16": "float16", "half": "float16",
+}  # fmt: skip
+_PARTS = {"p": "parameters", "params": "parameters", "c": "compute", "compute": "compute", "o": "output",
+          "output": "output"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Element types by numpy's names: ``float32``, ``bfloat16`` or ``float16``.
+
+    ``half`` is float16 on every device. (In jmp it is bfloat16 on a TPU, so a migration would change it.)
+    """
+
+    parameters: str  # at rest
+    compute: str  # of the forward and backward pass
+    output: str
+
+    @classmethod
+    def parse(cls, text: str) -> Precision:
+        """Parse one type for all (``bfloat16``), or parts (``p=f32,c=bfloat16``).
+
+        Parameters are float32 if the parts leave them out; compute follows parameters, and output follows compute.
+
+        Raises:
+            ValueError: The text is no policy.
+        """
+        if "=" not in text:
+            dtype = _dtype(text, text)
+            return cls(dtype, dtype, dtype)
+        found: dict[str, str] = {}
+        for part in text.split(","):
+            key, _, name = part.partition("=")
+            if key.strip() not in _PARTS:
+                raise ValueError(f"{text!r}: {part.strip()!r} is no part of a policy")
+            found[_PARTS[key.strip()]] = _dtype(name, text)
+        parameters = found.get("parameters", "float32")
+        compute = found.get("compute", parameters)
+        return cls(parameters, compute, found.get("output", compute))
+
+    def __str__(self) -> str:
+        """Return the shortest text that ``parse`` reads as this."""
+        if self.parameters == self.compute == self.output:
+            return self.parameters
+        more = "" if self.output == self.compute else f",o={self.output}"
+        return f"p={self.parameters},c={self.compute}{more}"
+
+    @property
+    def reduced(self) -> bool:
+        """Whether a part of the computation has less than float32."""
+        return self.parameters != "float32" or self.compute != "float32"
+
+    def with_parameters(self, dtype: str) -> Precision:
+        """Return the same with parameters of ``dtype``."""
+        return replace(self, parameters=dtype)
+
+
+def precision_of(mp: object) -> Precision:
+    """Return the precision in a configuration that was read from a host; float32 where it is no policy."""
+    try:
+        return Precision.parse(str(mp or "f32"))
+    except ValueError:
+        return Precision.parse("f32")
+
+
+def _dtype(name: str, text: str) -> str:
+    if name.strip() not in _DTYPES:
+        raise ValueError(f"{text!r}: {name.strip()!r} is not one of {', '.join(_DTYPES)}")
+    return _DTYPES[name.strip()]

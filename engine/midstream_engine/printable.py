@@ -1,0 +1,13 @@
+"""Messages in one printable line of limited length: they may have values of any configuration or file."""
+
+from __future__ import annotations
+
+LONGEST = 1000  # characters
+
+
+def printable(text: str) -> str:
+    r"""Return ``text`` with control characters as Python escapes (``\x1b``, ``\n``), cut to `LONGEST` characters."""
+    cut = text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
+    if cut.isprintable():
+        return cut
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)

@@ -1,0 +1,158 @@
+"""Atomic writes and bounded reads of the files of a run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+from typing import Any, BinaryIO, Generator, List, Set, Union
+
+from midstream_engine.records.errors import DamagedRecordError, RecordError
+
+LARGEST_FILE = 1 << 26  # bytes of a JSON file that is read: a manifest of a hundred thousand objects has about 20 MB
+_unfinished: Set[str] = set()  # temporary files that this process writes now, in any thread
+
+
+def canonical_json(value: Any) -> bytes:
+    """Encode ``value`` in its one canonical form, which digests are computed over.
+
+    Sorted keys, no spaces, UTF-8, no NaN.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def write_json(path: str, value: Any, *, durable: bool = True) -> None:
+    """Replace ``path`` atomically. ``durable`` also waits until the new name is on the disk."""
+    write_bytes(path, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n", durable=durable)
+
+
+def write_bytes(path: str, data: bytes, *, durable: bool = True, mode: int = 0o644) -> None:
+    """Replace ``path`` atomically with ``data``."""
+    temporary = f"{path}.tmp-{os.getpid()}-{time.monotonic_ns()}"
+    _unfinished.add(temporary)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    finally:
+        _unfinished.discard(temporary)
+    if durable:
+        sync_directory(os.path.dirname(path) or ".")
+
+
+def remove_unfinished_files() -> None:
+    """Remove the temporary files of writes in progress, for a process that exits at once while its threads write."""
+    for temporary in list(_unfinished):
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def append_line(descriptor: int, line: bytes) -> None:
+    """Append ``line`` to a file that has no other writer.
+
+    Raises OSError where the disk is full; the file then ends where it ended before.
+    """
+    size = os.fstat(descriptor).st_size
+    left = memoryview(line)
+    try:
+        while left:  # a disk that fills up accepts a part of the line; only the next write fails
+            left = left[os.write(descriptor, left) :]
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
+def sync_directory(path: str) -> None:
+    """Wait until the names in a directory are on the disk, where the file system supports it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def open_regular(path: str) -> BinaryIO:
+    """Open a regular file for reading, without blocking on a FIFO or a device.
+
+    Raises FileNotFoundError where it is absent, DamagedRecordError where it is a directory, a FIFO or a device.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise DamagedRecordError(f"{path}: not a regular file")
+
+
+def read_bytes(path: str, limit: int) -> bytes:
+    """Read a regular file of at most ``limit`` bytes.
+
+    Raises FileNotFoundError where it is absent, DamagedRecordError where it is not a regular file or is larger.
+    """
+    with open_regular(path) as file:
+        pieces: List[bytes] = []
+        left = limit + 1
+        while left > 0:
+            piece = file.read(left)
+            if not piece:
+                break
+            pieces.append(piece)
+            left -= len(piece)
+    if left <= 0:
+        raise DamagedRecordError(f"{path}: larger than {limit} bytes")
+    return b"".join(pieces)
+
+
+def parse_json(data: Union[bytes, str], where: str) -> Any:
+    """Decode JSON. Raises RecordError that names ``where`` for anything else, at any depth of nesting."""
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise RecordError(f"{where}: not JSON ({error})" if data else f"{where}: it is empty") from error
+    except (RecursionError, MemoryError):
+        raise RecordError(f"{where}: not JSON that can be read (nested too deeply, or too large)") from None
+
+
+def read_json(path: str, limit: int = LARGEST_FILE) -> Any:
+    """Read the JSON value in ``path``.
+
+    Raises FileNotFoundError where it is absent, DamagedRecordError where it is partial, not a regular file, or larger
+    than ``limit`` bytes.
+    """
+    try:
+        return parse_json(read_bytes(path, limit), path)
+    except RecordError as error:
+        raise DamagedRecordError(str(error)) from None
+
+
+def read_json_or_none(path: str, limit: int = LARGEST_FILE) -> Any:
+    """Read the JSON value in ``path``; None where the file is absent. Raises DamagedRecordError."""
+    try:
+        return read_json(path, limit)
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Generator[None, None, None]:
+    """Hold an exclusive advisory lock (flock) on ``path``, which is created where it is missing."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,103 @@
+"""The training state: the arrays that training changes, and their first values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import optax
+from haliax import NamedArray
+from jaxtyping import PRNGKeyArray
+
+from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.models.initialization import init_model
+from midstream_engine.models.lm import LmModel
+from midstream_engine.optim.averaging import ModelAverage, start_average
+from midstream_engine.processes.rendezvous import ALONE, Processes
+from midstream_engine.trainer.runtime.mesh import Layout, place
+
+
+class TrainState(eqx.Module):
+    """All arrays of a checkpoint. ``key`` never changes: randomness is a function of it and of the example."""
+
+    model: LmModel
+    optimizer: Any  # optax state: moments like the model, counts int32 []
+    key: PRNGKeyArray
+    average: ModelAverage | None = None  # with trainer.model_averaging
+
+    @property
+    def evaluated(self) -> LmModel:
+        """The model to evaluate: the average if there is one."""
+        return self.model if self.average is None else self.average.model
+
+
+def policy_of(config: TrainLmConfig) -> jmp.Policy:
+    """Return the run's precision as jmp's policy."""
+    precision = config.trainer.precision()
+    return jmp.Policy(*(jnp.dtype(name) for name in (precision.parameters, precision.compute, precision.output)))
+
+
+def initializer(
+    config: TrainLmConfig, vocab_size: int, optimizer: optax.GradientTransformation, policy: jmp.Policy
+) -> Callable[[PRNGKeyArray], TrainState]:
+    """Return the function from the run's key to the state before the first update."""
+
+    def init(key: PRNGKeyArray) -> TrainState:
+        key_model, key_train = jax.random.split(key)
+        model = policy.cast_to_param(init_model(config.model, vocab_size, key_model))
+        average = start_average(config.trainer.model_averaging, model)
+        return TrainState(model, optimizer.init(model), key_train, average)  # pyright: ignore[reportArgumentType]
+
+    return init
+
+
+def abstract_state(init: Callable[[PRNGKeyArray], TrainState]) -> TrainState:
+    """Return the state's shapes, NamedArrays of ShapeDtypeStruct, without allocating arrays."""
+    return eqx.filter_eval_shape(lambda: init(jax.random.key(0)))
+
+
+def fresh_state(
+    init: Callable[[PRNGKeyArray], TrainState], layout: Layout, seed: int, processes: Processes = ALONE
+) -> TrainState:
+    """Make the state before the first update in place: no device ever has more than its shards.
+
+    Bit-identical on any mesh: jax's default generator is partitionable, and see ``models.layers.normal``.
+    """
+    key = run_key(seed)
+    begin = processes.consensus("initialisation", compile_fresh_state(init, layout))
+    return begin(place(key, layout.replicated()))
+
+
+def run_key(seed: int) -> np.ndarray:
+    """Return the raw key (uint32 [2]) from which a run's state is drawn. Jax compiles two small programs for it."""
+    return np.asarray(jax.random.key_data(jax.random.key(seed)))
+
+
+def compile_fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout) -> Any:
+    """Compile ``init`` to a program that makes the state in place, from the raw key (uint32 [2])."""
+    # The program runs once: LLVM's optimisation would take ten times as long as it saves.
+    options = {"xla_backend_optimization_level": 0} if layout.platform == "cpu" else None
+    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+
+    def begin(raw: jax.Array) -> TrainState:
+        return init(jax.random.wrap_key_data(raw))
+
+    with layout.active():
+        jitted = jax.jit(begin, out_shardings=layout.at_rest(abstract_state(init)), compiler_options=options)
+        return jitted.lower(jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=layout.replicated())).compile()
+
+
+def with_shardings(template: Any, shardings: Any) -> Any:
+    """Attach each array's sharding to ``template`` (shapes), for lowering ahead of time."""
+
+    def attach(leaf: Any, sharding: Any) -> Any:
+        if isinstance(leaf, NamedArray):
+            return NamedArray(attach(leaf.array, sharding), leaf.axes)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(attach, template, shardings, is_leaf=lambda node: isinstance(node, NamedArray))

@@ -1,0 +1,123 @@
+"""``status-<p>.json``: state and heartbeat of this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from typing import Any
+
+from midstream_engine import records
+
+log = logging.getLogger(__name__)
+PASSING = frozenset({records.COMPILING, records.RESTORING, records.TRAINING, records.REPLAYING, records.SAVING})
+HEARTBEAT = 1.5  # seconds; readers expect one at least every two
+_PROGRESS = ("state", "step", "checkpoint", "acknowledged")
+
+
+class StatusFile:
+    """Writes the status: durably at each change of state, otherwise with the heartbeat.
+
+    ``progress`` is the time of the last change of state, step, checkpoint or command, which the training loop makes
+    and the heartbeat thread does not.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        run_id: str,
+        attempt: int,
+        epoch: int,
+        num_train_steps: int,
+        process: int = 0,
+        processes: int = 1,
+        host: str = "",
+    ) -> None:
+        identity = records.this_process()
+        self._path = path
+        self._lock = threading.Lock()
+        self._status = records.Status(
+            state=records.STARTING, step=0, process=process, heartbeat=time.time(), run_id=run_id, attempt=attempt,
+            epoch=epoch, num_train_steps=num_train_steps, processes=processes, host=host, progress=time.time(),
+            **identity.to_json(),
+        )  # fmt: skip
+        self._ended = threading.Event()
+        self._write(durable=True)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    @property
+    def value(self) -> records.Status:
+        """The present status."""
+        return self._status
+
+    def update(self, **changes: Any) -> None:
+        """Change fields. A new ``state`` is written immediately, the rest with the next heartbeat."""
+        with self._lock:
+            before = self._status
+            if before.state == records.FAILED:  # final, even while other threads still run
+                return
+            self._status = dataclasses.replace(before, **changes)
+            if any(getattr(before, name) != getattr(self._status, name) for name in _PROGRESS):
+                self._status = dataclasses.replace(self._status, progress=time.time())
+            changed = self._status.state != before.state
+        if changed and changes["state"] in PASSING:
+            self._write_or_log(durable=True)
+        elif changed:
+            self._write(durable=True)
+
+    def write(self) -> None:
+        """Write the present fields now. Raises OSError."""
+        self._write(durable=True)
+
+    def try_write(self) -> None:
+        """Write now; on a full disk leave it to the next heartbeat."""
+        self._write_or_log(durable=True)
+
+    def close(self) -> None:
+        """Stop the heartbeat. The file keeps the last status."""
+        self._ended.set()
+        self._thread.join(timeout=5)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT):
+            self._write_or_log(durable=False)
+
+    def _write_or_log(self, *, durable: bool) -> None:
+        try:
+            self._write(durable=durable)
+        except OSError as error:  # a full disk must not stop training
+            log.warning("status not written: %s", error)
+
+    def _write(self, *, durable: bool) -> None:
+        with self._lock:
+            self._status = dataclasses.replace(self._status, heartbeat=time.time())
+            self._status.write(self._path, durable=durable)
+
+
+def describe_devices() -> list[dict[str, Any]]:
+    """Return ``[{"kind", "platform", "memory_bytes"}]`` of all devices; memory_bytes may be None."""
+    import jax
+
+    described = []
+    for device in jax.devices():
+        stats = device.memory_stats() if device.platform != "cpu" else None
+        memory = (stats or {}).get("bytes_limit")
+        described.append({"kind": device.device_kind, "platform": device.platform, "memory_bytes": memory})
+    return described
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the interpreter and of the packages that affect results."""
+    import platform
+    from importlib import metadata
+
+    found = {"python": platform.python_version()}
+    for package in ("midstream", "jax", "jaxlib", "haliax", "equinox", "optax", "numpy"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:  # the engine bundle is not an installed distribution
+            continue
+    return found
