@@ -1,4 +1,4 @@
-"""The operator's side of midstream. It never imports jax."""
+"""The operator program of midstream. It never imports jax."""
 
 from midstream_engine import __version__
 

@@ -1,16 +1,61 @@
-"""Files that come with midstream and are no Python: configs and lock files."""
+"""Configs and lock files bundled with midstream."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import shlex
+import sys
 from pathlib import Path
 
-from midstream.errors import MidstreamError
+from midstream.errors import MidstreamError, UsageError
+from midstream.suggestions import did_you_mean
+
+CONFIGS = "configs"
 
 
 def shipped(name: str) -> Path:
-    """The file ``name`` ("configs/gpt2_nano.yaml"), from the source tree or from the installed wheel."""
+    """Return the path of a bundled file, such as "configs/gpt2_nano.yaml", in the source tree or the wheel.
+
+    Raises:
+        MidstreamError: The installation lacks the file.
+    """
     package = Path(__file__).parent
     for root in (package.parents[1], package / "_shipped"):
         if (root / name).is_file():
             return root / name
-    raise MidstreamError(f"{name} is missing from this installation", "install midstream again")
+    raise MidstreamError(f"{name} is missing from this installation", "reinstall midstream")
+
+
+def config_path(name: str | Path) -> Path:
+    """Return the path of a config: a file of the user, else the bundled one of that name (``configs/gpt2_nano.yaml``).
+
+    Raises:
+        UsageError: There is neither.
+    """
+    path = Path(name).expanduser()
+    if path.exists() or path.is_absolute():
+        return path
+    if path.parts[:1] == (CONFIGS,) and ".." not in path.parts:
+        with contextlib.suppress(MidstreamError):
+            return shipped(path.as_posix())
+        hint = did_you_mean(str(name), config_names())
+        raise UsageError(f"{name}: no such file, and midstream ships {', '.join(config_names())}", hint)
+    return path
+
+
+def config_names() -> list[str]:
+    """Return the names of the bundled configs."""
+    directory = shipped(f"{CONFIGS}/gpt2_nano.yaml").parent
+    return [f"{CONFIGS}/{path.name}" for path in sorted(directory.glob("*.yaml")) if path.name != "fleet.example.yaml"]
+
+
+def engine_packages_hint() -> str:
+    """Return the command that installs the engine's packages beside this midstream: from its lock file, by hash.
+
+    midstream is on no package index, so that a name such as ``midstream[engine]`` would be another project's.
+    """
+    installer = [sys.executable, "-m", "pip", "install"]
+    if importlib.util.find_spec("pip") is None:  # an environment that uv made
+        installer = ["uv", "pip", "install", "--python", sys.executable]
+    return shlex.join([*installer, "-r", str(shipped("locks/engine-cpu.txt"))])

@@ -1,27 +1,46 @@
-"""The command line: flags choose one mode. Imports no screen, no SSH and no Google module itself."""
+"""The command line: dispatch flags to one mode.
+
+Each mode imports its own packages inside its function, so that `--help` loads no screen, SSH or Google module.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError
 from midstream.flags import parse
-from midstream_engine import records
 
-# Flags that are a mode of their own, and need the fleet file.
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+    from midstream.output import Output
+
+# Flags that select a mode and need the fleet file.
 MODES = (
-    "status", "metrics", "log", "config", "check", "launch", "migrate", "guard", "stop", "repair", "verify", "diff",
-    "delete",
+    "status", "cost", "metrics", "log", "check", "launch", "migrate", "guard", "stop", "repair", "verify", "diff",
+    "compare", "delete",
+    "config",  # the last, because --migrate PATH has a --config too
 )  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of one command."""
-    options, engine = parse(sys.argv[1:] if arguments is None else arguments)
-    from midstream.output import Output
+OPEN_FILES = 1024
 
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["--print-names"]:  # from the scripts of shell completion
+        return _print_names(words[1:])
+    options, engine = parse(words)
+    from midstream.output import Output
+    from midstream_engine import records
+
+    _raise_file_limit()
     output = Output(options.json)
     try:
         return int(_dispatch(options, engine, output))
@@ -29,55 +48,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.error(error)
         return int(error.code)
     except records.RecordError as error:
-        output.error(MidstreamError(str(error), "what lies on the disk is damaged, or of another version"))
+        output.error(MidstreamError(str(error), "the file is damaged or of another version"))
         return int(Exit.FAILED)
     except KeyboardInterrupt:
-        output.talk("midstream: interrupted")
+        output.message("midstream: interrupted")
         return int(Exit.INTERRUPTED)
     except BrokenPipeError:
         return int(Exit.FAILED)
 
 
-def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> int:
-    if options.demo:
-        from midstream import demo
+def _print_names(words: Sequence[str]) -> int:
+    from midstream.completion.local_names import KINDS, local_names
 
-        return demo.run(options, output)
-    if options.init:
-        from midstream import headless
+    if not words or words[0] not in KINDS:
+        return Exit.USAGE
+    print(*local_names(words[0], words[1:]), sep="\n")
+    return Exit.DONE
 
-        return headless.init(options.fleet, output)
-    if options.doctor:
-        from midstream import headless
 
-        return headless.doctor(options, output)
-    if options.continue_ or options.rollback:
-        from midstream import headless
+def _raise_file_limit() -> None:
+    """Permit `OPEN_FILES` open files, as Linux does: macOS permits 256, and each watched host takes a few."""
+    import resource
 
-        # A migration carries the fleet file that it was planned with.
-        return headless.resume(options, output)
-    if options.verify:
-        from midstream.headless.verify_migration import is_migration, recheck
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a system with a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
-        if is_migration(options.verify):
-            return recheck(options, output)
-    if options.verify and headless_path(options.verify):
-        from midstream import headless
 
-        return headless.verify(_stores(options, options.verify), options, output)
-    if options.diff and all(map(headless_path, options.diff)):
-        from midstream import headless
-
-        return headless.diff(_stores(options, *options.diff), options, output)
-    if options.checkpoints and headless_path(options.checkpoints):
-        from midstream import headless
-
-        return headless.show_tree(_stores(options, options.checkpoints), options, output)
-    if options.replay:
-        return _replay(options)
+def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
+    code = _without_fleet(options, output)
+    if code is not None:
+        return code
     fleet = _load_fleet(options)
-    if fleet.comes_and_goes:
-        from midstream.headless.tpu_slices import with_slices
+    if fleet.has_slices and not _needs_no_slices(options):
+        from midstream.headless.fleet.slice_creation import with_slices
 
         fleet = with_slices(fleet, options, output, engine)
     chosen = next((mode for mode in MODES if getattr(options, mode)), None)
@@ -89,16 +95,57 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output) -> i
         return _screen(fleet, options)
     from midstream import headless
 
-    if chosen in ("launch", "migrate") and fleet.comes_and_goes:
-        return _on_slices(getattr(headless, chosen), fleet, options, engine, output)
-    if chosen in ("check", "launch", "migrate"):
-        return getattr(headless, chosen)(fleet, options, engine, output)
-    return getattr(headless, chosen)(fleet, options, output)
+    if chosen in ("launch", "migrate") and fleet.has_slices:
+        return _on_slices(headless.mode(chosen), fleet, options, engine, output)
+    if chosen in ("check", "compare", "launch", "migrate"):
+        return headless.mode(chosen)(fleet, options, engine, output)
+    return headless.mode(chosen)(fleet, options, output)
 
 
-def _on_slices(mode, fleet, options: argparse.Namespace, engine: tuple[str, ...], output) -> int:
-    """A slice that was made for a command which then failed is not forgotten."""
-    from midstream.headless.tpu_slices import made_in_vain
+def _without_fleet(options: argparse.Namespace, output: Output) -> int | None:
+    """Run a mode that needs no fleet file and return its exit code; None for the other modes."""
+    if options.demo:
+        from midstream.demo.run_demo import run_demo
+
+        return run_demo(options, output)
+    if options.replay:
+        return _replay(options)
+    if not any((options.init, options.doctor, options.continue_, options.rollback, options.verify, options.diff)):
+        if not (options.checkpoints and is_local_or_bucket(options.checkpoints)):
+            return None
+        from midstream import headless
+
+        return headless.mode("show_tree")(_stores(options, options.checkpoints), options, output)
+    from midstream import headless
+
+    if options.init:
+        return headless.mode("init")(options.fleet, output)
+    if options.doctor:
+        return headless.mode("doctor")(options, output)
+    if options.continue_ or options.rollback:
+        # A migration has a copy of the fleet file that it was planned with.
+        return headless.mode("resume")(options, output)
+    if options.diff:
+        checkpoints = options.diff
+        return (
+            headless.mode("diff")(_stores(options, *checkpoints), options, output)
+            if all(map(is_local_or_bucket, checkpoints))
+            else None
+        )
+    if headless.mode("is_migration")(options.verify):
+        return headless.mode("recheck")(options, output)
+    return (
+        headless.mode("verify")(_stores(options, options.verify), options, output)
+        if is_local_or_bucket(options.verify)
+        else None
+    )
+
+
+def _on_slices(
+    mode: Callable[..., int], fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output
+) -> int:
+    """Run a mode; report or delete a slice that was created for it if it fails."""
+    from midstream.headless.fleet.slice_creation import settle_unused_slice
 
     code = int(Exit.FAILED)
     try:
@@ -108,36 +155,46 @@ def _on_slices(mode, fleet, options: argparse.Namespace, engine: tuple[str, ...]
         raise
     finally:
         if code != Exit.DONE:
-            made_in_vain(fleet, options, code, output)
+            settle_unused_slice(fleet, options, code, output)
     return code
 
 
-def headless_path(text: str) -> bool:
-    """Whether it names a directory of this machine or a bucket: then no fleet file is needed."""
-    import os
+def _needs_no_slices(options: argparse.Namespace) -> bool:
+    """Return True for the comparison of a config: a slice's accelerators are in the fleet file."""
+    if not options.compare:
+        return False
+    from midstream import headless
 
+    return bool(headless.mode("is_config")(options.compare))
+
+
+def is_local_or_bucket(text: str) -> bool:
+    """Return True for a directory of this machine or a bucket URL, which need no fleet file."""
     if text.startswith("gs://"):
         return True
     return "/" in text and ":" not in text.split("/")[0] and os.path.isdir(text)
 
 
-def _stores(options: argparse.Namespace, *places: str):
-    """The fleet file, where a bucket is to be read and there is one: it may say in whose name."""
+def _stores(options: argparse.Namespace, *locations: str) -> Fleet | None:
+    """Load the fleet file, if there is one, for the credentials of a bucket."""
     from midstream.fleet.fleet_file import default_fleet_path, load_fleet
 
-    wanted = any(place.startswith("gs://") for place in places)
+    wanted = any(location.startswith("gs://") for location in locations)
     return load_fleet(options.fleet) if wanted and (options.fleet or default_fleet_path().exists()) else None
 
 
-def _load_fleet(options: argparse.Namespace):
-    """The fleet file. Where there is none yet, and a person sits at a screen, an empty fleet: the screen offers to
-    write one."""
+def _load_fleet(options: argparse.Namespace) -> Fleet:
+    """Load the fleet file; without one the terminal UI starts with an empty fleet and offers to create it."""
     from midstream.fleet.fleet import Fleet
     from midstream.fleet.fleet_file import default_fleet_path, load_fleet
     from midstream.output import has_screen
 
     screen = not any(getattr(options, mode) for mode in MODES) and options.checkpoints is options.clean is None
-    if screen and not options.fleet and has_screen() and not default_fleet_path().exists():
+    if (
+        ((screen and has_screen()) or _needs_no_slices(options))
+        and not options.fleet
+        and not default_fleet_path().exists()
+    ):
         return Fleet()
     return load_fleet(options.fleet)
 
@@ -155,31 +212,33 @@ def _needs_a_terminal() -> None:
 
 def _replay(options: argparse.Namespace) -> int:
     _needs_a_terminal()
-    from midstream.tui.app import replay_tui
+    from midstream.tui.run_tui import replay_tui
 
     return replay_tui(options.replay, ascii_only=options.ascii)
 
 
-def _screen(fleet, options: argparse.Namespace) -> int:
+def _screen(fleet: Fleet, options: argparse.Namespace) -> int:
     _needs_a_terminal()
+    gc.disable()  # until the first frame: there is nothing to free yet
     from midstream.fleet.fleet_file import load_fleet
-    from midstream.hosts.host_pool import Hosts
-    from midstream.tui.app import run_tui
-    from midstream.tui.screens.fleet.add_hosts import RELOAD
+    from midstream.hosts.host_pool import HostPool
+    from midstream.tui.base_app import RELOAD_EXIT_CODE
+    from midstream.tui.run_tui import run_tui
 
-    look = {"readonly": options.readonly, "ascii_only": options.ascii, "record": options.record}
-    move = None
+    display = {"readonly": options.readonly, "ascii_only": options.ascii, "record": options.record}
+    request = None
     while True:
-        hosts = Hosts(fleet)
+        hosts = HostPool(fleet)
         try:
-            code, move, _ = run_tui(fleet, hosts, **look, move=move)
+            code, request, _ = run_tui(fleet, hosts, **display, request=request)
         finally:
+            gc.enable()
             hosts.close()
-        if code != RELOAD:
+        if code != RELOAD_EXIT_CODE:
             return code
         fleet = load_fleet(options.fleet)
-        if fleet.comes_and_goes:
-            from midstream.headless.tpu_slices import with_slices
+        if fleet.has_slices:
+            from midstream.headless.fleet.slice_creation import with_slices
             from midstream.output import Output
 
             fleet = with_slices(fleet, options, Output(False))

@@ -1,4 +1,4 @@
-"""Exit codes, and the errors that reach a person: what is wrong, and what to do about it."""
+"""Exit codes, and errors with a message and a hint for the user."""
 
 from __future__ import annotations
 
@@ -6,23 +6,35 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Exit codes of the command line. docs/cli.md lists them too."""
+    """Exit codes of the command line; `MEANINGS` says what each means."""
 
     DONE = 0
-    FAILED = 1  # failed; a migration was rolled back
-    USAGE = 2  # flags, fleet file, config or names
-    REFUSED = 3  # preflight refused; nothing was changed
-    INTERRUPTED = 4  # interrupted, or the rollback is incomplete: can be continued
-    NOT_CERTIFIED = 5  # the certificate failed; rolled back
-    NOT_RUNNING = 6  # rolled back, and the run does not run: its process or its host went by itself
+    FAILED = 1
+    USAGE = 2
+    REFUSED = 3
+    INTERRUPTED = 4
+    NOT_CERTIFIED = 5
+    NOT_RUNNING = 6
+
+
+# For --help, the man page and docs/reference/cli.md.
+MEANINGS = {
+    Exit.DONE: "done",
+    Exit.FAILED: "failed; a migration was rolled back, and the run is as it was before",
+    Exit.USAGE: "usage: flags, names, fleet file or config",
+    Exit.REFUSED: "refused before anything was changed: preflight, a failed check, or no --yes",
+    Exit.INTERRUPTED: "interrupted, or the rollback is incomplete: midstream --continue MIGRATION",
+    Exit.NOT_CERTIFIED: "not certified; rolled back, the source trains again",
+    Exit.NOT_RUNNING: "rolled back, and the run is not running: the message says how to start it",
+}
 
 
 class MidstreamError(Exception):
-    """One line for a person. ``fix`` is the line that mends it; ``code`` the exit code of a command that ends here."""
+    """An error shown as one line. ``hint`` says what to do; ``code`` is the exit code of the command."""
 
     code = Exit.FAILED
 
-    def __init__(self, message: str, hint: str = "", code: Exit | None = None):
+    def __init__(self, message: str, hint: str = "", code: Exit | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -34,29 +46,31 @@ class MidstreamError(Exception):
 
 
 class UsageError(MidstreamError):
-    """Flags, names or a file's content are wrong. Nothing was touched."""
+    """Invalid flags, names or file content. Nothing was changed."""
 
     code = Exit.USAGE
 
 
 class HostError(MidstreamError):
-    """A host cannot be reached, does not prove its identity, or refused what was asked of it."""
+    """A host cannot be reached, does not prove its identity, or refused a request."""
 
 
-class LostContact(HostError):
-    """The connection is gone. What runs on the host is not known to have stopped."""
+class ConnectionLostError(HostError):
+    """The connection to a host was lost. Processes on the host may still run."""
 
 
 class RemoteError(HostError):
-    """A function failed on the far side. ``kind`` is the far exception's class name."""
+    """A function failed on the host. ``kind`` is the class name of its exception."""
 
-    def __init__(self, message: str, kind: str = "", hint: str = ""):
+    def __init__(self, message: str, kind: str = "", hint: str = "") -> None:
         super().__init__(message, hint)
         self.kind = kind
 
 
 class DamagedError(RemoteError):
-    """Records of a run on a host cannot be read. They are not taken for absent: nobody acts on the run before they are
-    repaired."""
+    """Records of a run on a host cannot be read.
+
+    They do not count as absent: the run is not changed before they are repaired.
+    """
 
     code = Exit.REFUSED

@@ -1,185 +1,335 @@
-"""The flags of the command line, and what goes with what."""
+"""Flags of the command line, by task, and their valid combinations.
+
+docs/reference/cli.md, the man page and shell completion are made from this parser: `make pages`.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from midstream import __version__
-from midstream.errors import Exit
+from midstream.errors import MEANINGS
+from midstream.flag_parser import SCREEN, FlagParser, PrintAndExit, number
+from midstream.migrate.modes import MODES as MIGRATION_MODES
 
-USAGE = """midstream [--fleet FILE]                                     the terminal UI
-       midstream --demo [--headless] [--json]                       two local targets and a real run, ready to migrate
-       midstream --init                                             write a fleet file from ~/.ssh/config
-       midstream --status [--json]                                  hosts, runs, checkpoints, once
-       midstream --doctor [--json]                                  is this machine's side in order?
-       midstream --check TARGET [--rehearse [CONFIG]] [--json]      is a target fit? each fault with what mends it
-       midstream --launch CONFIG --on TARGET [--run-id ID] [-- ENGINE FLAGS]
-       midstream --migrate RUN --to TARGET [--mode warm|cold|live] [--checkpoint now|latest|STEP]
-                 [--dry-run] [--yes]
-       midstream --continue MIGRATION | --rollback MIGRATION | --stop RUN
-       midstream --repair RUN [--on HOST] [--yes]                   records that cannot be read, from the evidence left
-       midstream --guard RUN --to TARGET[,TARGET...] [--tries N] [--yes]
-                                                                    move it when its machine is certainly gone or going
-       midstream --delete TARGET|PROJECT/ZONE/NAME [--yes]          delete a TPU slice
-       midstream --checkpoints [RUN] | --checkpoints RUN|CHECKPOINT --tree [--deep]
-       midstream --metrics RUN[,RUN...] | --log RUN [--process P] | --config RUN [--attempts A[,B]] [--json]
-       midstream --verify CHECKPOINT|MIGRATION [--deep] | --diff A B | --clean [RUN] [--yes]"""
+USAGE = f"""\
+midstream [--fleet FILE]                   {SCREEN}
+       midstream MODE [FLAGS] [-- ENGINE FLAGS]   one command, without it"""
+DESCRIPTION = "Migrate a training run to other accelerators, and prove that nothing was lost."
+EXAMPLES = (
+    ("midstream --demo", "try it on this machine"),
+    ("midstream --init", "write a fleet file"),
+    ("midstream --status", "hosts and runs"),
+    ("midstream --check rented", "test a target"),
+    ("midstream --launch configs/gpt2_nano.yaml --on lab --run-id webtext", ""),
+    ("midstream --migrate webtext --to rented --dry-run", "print the plan"),
+    ("midstream --migrate webtext --to rented", "migrate, certify, follow"),
+    ("midstream --compare webtext --with v5e-16,v5p-8", "before anything is rented"),
+    ("midstream --metrics webtext --json | tail -n 1", "the newest step"),
+    ("midstream --stop webtext", "save and stop"),
+)
+SHELLS = ("bash", "zsh", "fish")
+AXES = ("step", "tokens", "time")
+_OF_PLOT = ("metric", "x_axis", "x_range", "y_range", "log_x", "log_y", "smoothing")
+_CONSENT = ("--launch", "--migrate", "--guard", "--rollback", "--repair", "--delete", "--clean")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        self.exit(int(Exit.USAGE), f"midstream: {message} (midstream --help lists the flags)\n")
-
-
-def parser() -> argparse.ArgumentParser:
-    """All flags. Modes exclude each other; no mode is the terminal UI."""
-    result = _Parser(
-        prog="midstream",
-        usage=USAGE,
-        description="Move a training run to other accelerators in mid-run, and prove that nothing was lost.",
-        epilog="Exit codes: 0 done, 1 failed or rolled back, 2 usage or config, 3 preflight refused, "
-        "4 interrupted or rollback incomplete (can be continued), 5 not certified, rolled back.",
-        allow_abbrev=False,
-    )
-    modes = result.add_argument_group("modes").add_mutually_exclusive_group()
-    modes.add_argument("--demo", action="store_true", help="a fleet of two local targets with a real run")
-    modes.add_argument("--init", action="store_true", help="write a fleet file from ~/.ssh/config")
-    modes.add_argument("--status", action="store_true", help="hosts, runs and checkpoints, once")
-    modes.add_argument("--doctor", action="store_true", help="check this machine's side")
-    modes.add_argument("--check", metavar="TARGET", help="check a target, before anything is started there")
-    modes.add_argument("--launch", metavar="CONFIG", help="start a training run")
-    modes.add_argument(
-        "--migrate", metavar="RUN", help="move a run to other accelerators; or PATH, HOST:PATH: adopt another trainer's"
-    )
-    modes.add_argument("--continue", metavar="MIGRATION", dest="continue_", help="go on with an interrupted migration")
-    modes.add_argument("--rollback", metavar="MIGRATION", help="take a migration back, until its source is retired")
-    modes.add_argument("--stop", metavar="RUN", help="save and stop a run")
-    modes.add_argument("--guard", metavar="RUN", help="move a run when its machine is certainly gone or going")
-    modes.add_argument(
-        "--repair", metavar="RUN", help="name records that cannot be read, and what would be written; --yes writes it"
-    )
-    modes.add_argument("--delete", metavar="TARGET", help="delete a TPU slice: a target, or PROJECT/ZONE/NAME")
-    modes.add_argument(
-        "--checkpoints",
-        metavar="RUN",
-        nargs="?",
-        const="",
-        help="checkpoints of a run, or of all; of a CHECKPOINT arrays",
-    )
-    modes.add_argument(
-        "--metrics", metavar="RUN[,RUN...]", help="the run's curve: one line a step, of accepted attempts"
-    )
-    modes.add_argument("--config", metavar="RUN", help="what the run's newest attempt was configured with")
-    modes.add_argument(
-        "--log", metavar="RUN", help="the log of the run's newest attempt: of process 0, or of --process"
-    )
-    modes.add_argument("--diff", metavar=("A", "B"), nargs=2, help="what differs between two checkpoints, by manifest")
-    modes.add_argument("--clean", metavar="RUN", nargs="?", const="", help="name what killed saves left; --yes removes")
-    modes.add_argument(
-        "--verify",
-        metavar="CHECKPOINT",
-        help="re-hash a checkpoint (directory, HOST:PATH, gs://, RUN), or re-check a MIGRATION",
-    )
-
-    common = result.add_argument_group("common")
-    common.add_argument("--fleet", metavar="FILE", help="default: $MIDSTREAM_FLEET or ~/.config/midstream/fleet.yaml")
-    common.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
-    common.add_argument("--version", action="version", version=f"midstream {__version__}")
-
-    looked = result.add_argument_group("runs and checkpoints")
-    looked.add_argument("--tree", action="store_true", help="with --checkpoints: the arrays of a run's newest one")
-    looked.add_argument("--deep", action="store_true", help="with --verify, --checkpoints: decode every array")
-
-    looked.add_argument("--attempts", metavar="A[,B]", help="with --config: of attempt A; what B has otherwise")
-
-    screen = result.add_argument_group("terminal UI")
-    screen.add_argument("--readonly", action="store_true", help="look, and touch nothing")
-    screen.add_argument("--ascii", action="store_true", help="no signs beyond ASCII")
-    screen.add_argument("--record", metavar="FILE", help="write the session to a file, to be shown again")
-    screen.add_argument("--replay", metavar="FILE", help="show a recorded session")
-    screen.add_argument("--headless", action="store_true", help="with --demo: without a terminal")
-
-    check = result.add_argument_group("check")
-    check.add_argument(
-        "--rehearse",
-        metavar="CONFIG",
-        nargs="?",
-        const="",
-        help="with --check: install engine and environment there, and compile (default: a small model's config)",
-    )
-
-    read = result.add_argument_group("read")
-    read.add_argument("--process", type=int, default=0, metavar="P", help="with --log: of a run on several hosts")
-
-    launch = result.add_argument_group("launch")
-    launch.add_argument("--on", metavar="TARGET", help="where to start")
-    launch.add_argument("--run-id", metavar="ID", help="default: random")
-
-    migrate = result.add_argument_group("migrate")
-    migrate.add_argument("--to", metavar="TARGET", help="where to")
-    migrate.add_argument(
-        "--mode",
-        help="warm: the target waits, compiled, for the state (default); cold: seal, copy, start again; live: "
-        "the target replays the run until it is level. With --continue: a live migration goes on as a warm one",
-    )
-    migrate.add_argument("--checkpoint", default="now", metavar="now|latest|STEP", help="default: now, a final save")
-    migrate.add_argument("--source-lost", action="store_true", help="the run's machine is certainly gone")
-    migrate.add_argument("--certify-steps", type=int, default=16, metavar="K", help="losses compared (default 16)")
-    migrate.add_argument(
-        "--healthy-steps", type=int, default=100, metavar="N", help="then the source is retired (default 100)"
-    )
-    migrate.add_argument("--tries", type=int, default=3, metavar="N", help="moves a --guard may begin (default 3)")
-    migrate.add_argument(
-        "--keep-slice", action="store_true", help="what was made for this command stays where it is refused"
-    )
-    migrate.add_argument("--dry-run", action="store_true", help="plan and preflight; touch nothing")
-    migrate.add_argument("--yes", action="store_true", help="agree to the loss, the price, the deletion that is named")
+def parser() -> FlagParser:
+    """Return the parser of all flags. At most one mode; without one the terminal UI starts."""
+    result = FlagParser(prog="midstream", usage=USAGE, description=DESCRIPTION, epilog=_epilog())
+    _add_start(result)
+    _add_look(result)
+    _add_plot(result)
+    _add_train(result)
+    _add_migrate(result)
+    _add_recover(result)
+    _add_checkpoints(result)
+    _add_screen(result)
+    _add_common(result)
     return result
 
 
+def _add_start(flags: FlagParser) -> None:
+    start = flags.section("start")
+    start.mode("--demo", action="store_true", help="run a demo: two local targets and a training run")
+    start.flag("--headless", of=("--demo",), action="store_true", help="run without a terminal")
+    start.mode("--init", action="store_true", help="write a fleet file from ~/.ssh/config")
+    start.mode("--doctor", action="store_true", help="check this machine")
+    start.mode(
+        "--check", metavar="TARGET", engine=True, completes="targets", help="check a target before a run starts there"
+    )
+    start.flag(
+        "--rehearse", of=("--check",), metavar="CONFIG", nargs="?", const="", default_text="a small model's",
+        completes="configs", help="install engine and environment on the target, and compile",
+    )  # fmt: skip
+
+
+def _add_look(flags: FlagParser) -> None:
+    look = flags.section("look at runs")
+    look.mode("--status", action="store_true", help="print hosts, runs and checkpoints once")
+    look.flag("--filter", of=("--status",), metavar="EXPR", help="only the runs that pass a filter: 'loss<2.5 age>5m'")
+    look.mode("--cost", action="store_true", help="print hours and money by host, run and migration")
+    look.mode(
+        "--compare", metavar="RUN|CONFIG", needs=("--with",), engine=True, completes="runs",
+        help="estimate fit, speed, time and cost on other accelerators, by compiling for them; none is needed",
+    )  # fmt: skip
+    look.flag(
+        "--with", of=("--compare",), metavar="NAME[,NAME...]", dest="with_", completes="targets",
+        help="accelerators, as v5e-16, v5p-8, h100x8, a100-80x8, and targets of the fleet file",
+    )  # fmt: skip
+    look.flag(
+        "--price", of=("--compare",), metavar="NAME=PRICE[,...]", default_text="the fleet file's",
+        help="prices of an hour, by the names of --with",
+    )  # fmt: skip
+    look.flag(
+        "--compile-on", of=("--compare",), metavar="HOST", default_text="this machine", completes="targets",
+        help="compile on a host of the fleet file",
+    )  # fmt: skip
+    look.flag("--since", of=("--cost",), metavar="TIME", default_text="30d", help="the period, as 12h or 30d")
+    look.mode(
+        "--metrics", metavar="RUN[,RUN...]", completes="runs",
+        help="print the metrics of a run, one line per step; several runs side by side",
+    )  # fmt: skip
+    look.flag(
+        "--system", of=("--metrics",), metavar="SECONDS", nargs="?", const=15, type=number, default_text="15",
+        help="watch the run's hosts so long, and print their own metrics",
+    )  # fmt: skip
+    look.mode("--log", metavar="RUN", completes="runs", help="print the log of a run's newest attempt")
+    look.flag("--process", of=("--log",), type=number, default=0, metavar="P", help="process number")
+    look.flag(
+        "--search", of=("--log",), metavar="REGEX",
+        help="only the lines with a match, each with its number; the pattern is one of filters, and ignores case",
+    )  # fmt: skip
+    look.mode(
+        "--config", of=("--migrate",), metavar="RUN|FILE", completes="runs",
+        help="print the configuration of a run's newest attempt; with --migrate PATH: the YAML file of a Levanter run, "
+        "a path on the checkpoint's host",
+    )  # fmt: skip
+    look.flag(
+        "--attempts", of=("--config",), metavar="A[,B]", default_text="the newest",
+        help="configuration of attempt A, or differences between A and B",
+    )  # fmt: skip
+
+
+def _add_plot(flags: FlagParser) -> None:
+    of = {"of": ("--metrics",), "of_text": "--metrics RUN --plot FILE"}
+    plot = flags.section("plot")
+    plot.flag(
+        "--plot", of=("--metrics",), metavar="FILE", completes="files",
+        help="write one metric to a .csv, .svg or .png file",
+    )  # fmt: skip
+    plot.flag("--metric", **of, metavar="NAME", default_text="train/loss", help="the metric")
+    plot.flag("--x-axis", **of, choices=AXES, default_text="step", help="what the metric is drawn over")
+    plot.flag("--x-range", **of, metavar="LOW:HIGH", help="part of the x axis; one end may be missing")
+    plot.flag("--y-range", **of, metavar="LOW:HIGH", help="part of the y axis; one end may be missing")
+    plot.flag("--log-x", **of, action="store_true", help="logarithmic x axis")
+    plot.flag("--log-y", **of, action="store_true", help="logarithmic y axis")
+    plot.flag("--smoothing", **of, metavar="FACTOR", default_text="0", help="average, from 0 to 0.999")
+
+
+def _add_train(flags: FlagParser) -> None:
+    train = flags.section("start and stop runs")
+    train.mode(
+        "--launch", metavar="CONFIG", needs=("--on",), engine=True, completes="configs", help="start a training run"
+    )
+    train.flag(
+        "--on", of=("--launch", "--repair"), metavar="TARGET", completes="targets", help="where; of --repair the host"
+    )
+    train.flag("--run-id", of=("--launch",), metavar="ID", default_text="random", help="the run's name")
+    train.mode("--stop", metavar="RUN", completes="runs", help="save and stop a run")
+
+
+def _add_migrate(flags: FlagParser) -> None:
+    move = flags.section("migrate")
+    move.mode(
+        "--migrate", metavar="RUN", needs=("--to",), engine=True, completes="runs",
+        help="migrate a run, or import another trainer's checkpoint (PATH, HOST:PATH)",
+    )  # fmt: skip
+    move.mode(
+        "--guard", metavar="RUN", needs=("--to",), completes="runs",
+        help="watch a run and migrate it when its host is preempted",
+    )  # fmt: skip
+    move.flag(
+        "--to", of=("--migrate", "--guard"), metavar="TARGET", completes="targets",
+        help="target; several for --guard: TARGET[,TARGET...]",
+    )  # fmt: skip
+    move.flag(
+        "--mode", of=("--migrate", "--continue"), choices=MIGRATION_MODES, default_text="warm",
+        help="warm: the target compiles before the source stops; cold: stop, copy, start; live: the source "
+        "trains until the target has caught up. With --continue: warm, for a live migration",
+    )  # fmt: skip
+    move.flag("--dry-run", of=("--migrate",), action="store_true", help="print plan and preflight; change nothing")
+    move.flag(
+        "--checkpoint", of=("--migrate",), default="now", metavar="now|latest|STEP", completes="steps",
+        help="state to migrate; now: a final save",
+    )  # fmt: skip
+    move.flag(
+        "--source-lost", of=("--migrate",), action="store_true", help="confirm that the source host is lost for good"
+    )
+    move.flag(
+        "--certify-steps",
+        of=("--migrate",),
+        type=number,
+        default=16,
+        metavar="K",
+        help="steps whose losses are compared",
+    )
+    move.flag(
+        "--healthy-steps", of=("--migrate",), type=number, default=100, metavar="N",
+        help="steps until the source is retired",
+    )  # fmt: skip
+    move.flag("--tries", of=("--guard",), type=number, default=3, metavar="N", help="migrations to start")
+    move.flag(
+        "--keep-slice", of=("--migrate", "--launch"), action="store_true",
+        help="keep a slice created for this command if the command is refused",
+    )  # fmt: skip
+    imports = flags.section("import another trainer's checkpoint")
+    imports.flag(
+        "--gqa-layout", of=("--migrate",), of_text="--migrate PATH",
+        choices=("interleaved", "blocked"), default_text="the checkpoint's evidence",
+        help="of GPT-NeoX: which of two layouts the rows of grouped queries have",
+    )  # fmt: skip
+    imports.flag(
+        "--rms-epsilon", of=("--migrate",), of_text="--migrate PATH",
+        choices=("outside", "inside"), default_text="the checkpoint's evidence",
+        help="of GPT-NeoX: where RMSNorm adds its epsilon, outside or inside of the root",
+    )  # fmt: skip
+    imports.flag(
+        "--cast-parameters", of=("--migrate",), of_text="--migrate PATH",
+        choices=("bfloat16", "float16", "float32"),
+        default_text="refused where numbers would change", help="round the imported parameters to this type",
+    )  # fmt: skip
+
+
+def _add_recover(flags: FlagParser) -> None:
+    recover = flags.section("recover")
+    recover.mode(
+        "--continue", metavar="MIGRATION", dest="continue_", completes="migrations",
+        help="continue an interrupted migration, or follow a running one",
+    )  # fmt: skip
+    recover.mode(
+        "--rollback", metavar="MIGRATION", completes="migrations",
+        help="roll back a migration whose source is not retired: return the run to its source",
+    )  # fmt: skip
+    recover.mode(
+        "--repair",
+        metavar="RUN",
+        completes="runs",
+        help="show unreadable records and their replacement; --yes writes it",
+    )
+    recover.mode(
+        "--clean", metavar="RUN", nargs="?", const="", completes="runs",
+        help="list what killed saves and creations left; --yes removes it",
+    )  # fmt: skip
+    recover.mode(
+        "--delete", metavar="TARGET", completes="targets", help="delete a TPU slice (a target or PROJECT/ZONE/NAME)"
+    )
+    recover.flag("--yes", of=_CONSENT, action="store_true", help="agree to the loss, price or deletion that is named")
+
+
+def _add_checkpoints(flags: FlagParser) -> None:
+    checkpoints = flags.section("checkpoints")
+    checkpoints.mode(
+        "--checkpoints", metavar="RUN", nargs="?", const="", completes="checkpoints",
+        help="list the checkpoints of a run or of all runs, or the arrays of a CHECKPOINT",
+    )  # fmt: skip
+    checkpoints.flag(
+        "--tree", of=("--checkpoints",), action="store_true", help="show the arrays of the newest checkpoint"
+    )
+    checkpoints.mode(
+        "--verify", metavar="CHECKPOINT", completes="checkpoints",
+        help="verify a checkpoint (directory, HOST:PATH, gs://, RUN) or a MIGRATION again",
+    )  # fmt: skip
+    checkpoints.flag("--deep", of=("--verify", "--checkpoints"), action="store_true", help="decode every array")
+    checkpoints.mode(
+        "--diff",
+        metavar=("A", "B"),
+        nargs=2,
+        completes="checkpoints",
+        help="compare two checkpoints by their manifests",
+    )
+
+
+def _add_screen(flags: FlagParser) -> None:
+    screen = flags.section(SCREEN)
+    screen.flag("--readonly", of=(SCREEN, "--demo"), action="store_true", help="refuse every change")
+    screen.flag("--ascii", of=(SCREEN, "--demo", "--replay"), action="store_true", help="use ASCII characters only")
+    screen.flag("--record", of=(SCREEN,), metavar="FILE", completes="files", help="record the session to a file")
+    screen.mode("--replay", metavar="FILE", completes="files", help="show a recorded session")
+
+
+def _add_common(flags: FlagParser) -> None:
+    common = flags.section("common")
+    common.flag(
+        "--fleet", metavar="FILE", default_text="$MIDSTREAM_FLEET, ~/.config/midstream/fleet.yaml", completes="files",
+        help="the fleet file: hosts, targets and stores",
+    )  # fmt: skip
+    common.flag("--json", action="store_true", help="print one JSON object per line on stdout")
+    common.flag(
+        "--verbose",
+        of=("--launch", "--check", "--demo"),
+        action="store_true",
+        help="show the output of installers instead of one line of progress",
+    )
+    common.flag(
+        "--print-completion", action=PrintAndExit, text=_completion, choices=SHELLS,
+        help="print the completion script of a shell",
+    )  # fmt: skip
+    common.flag(
+        "--version",
+        action=PrintAndExit,
+        text=_version,
+        nargs=0,
+        help="print the version, and the commit if it is known",
+    )
+    common.flag("--help", "-h", action="help", help="print this help")
+
+
+def _epilog() -> str:
+    width = max(len(command) for command, text in EXAMPLES if text) + 3
+    codes = [f"  {int(code)}  {text}" for code, text in MEANINGS.items()]
+    examples = [f"  {command:<{width}}{text}".rstrip() for command, text in EXAMPLES]
+    return "\n".join(["exit codes:", *codes, "", "examples:", *examples])
+
+
+def _version(_: object) -> str:
+    from midstream.version import version_text
+
+    return f"midstream {version_text()}\n"
+
+
+def _completion(shell: str) -> str:
+    from midstream.completion.scripts import script
+
+    return script(parser(), shell)
+
+
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """The flags, and what stands after ``--``: the engine's own."""
+    """Parse the flags. Return them, and the engine's flags after ``--``.
+
+    Raises:
+        SystemExit: The flags are invalid, or `--help` or `--version` was printed.
+    """
     words = list(arguments)
     engine: list[str] = []
     if "--" in words:
         cut = words.index("--")
         words, engine = words[:cut], words[cut + 1 :]
     flags = parser()
-    options = flags.parse_args(words)
-    if engine and not (options.launch or options.migrate or options.rehearse is not None):
-        flags.error("flags after -- are the engine's: they go with --launch, --migrate or --rehearse")
-    if options.rehearse is not None and not options.check:
-        flags.error("--rehearse goes with --check TARGET")
-    if options.launch and not options.on:
-        flags.error("--launch needs --on TARGET")
-    if options.migrate and not options.to:
-        flags.error("--migrate needs --to TARGET")
-    if options.guard and not options.to:
-        flags.error("--guard needs --to TARGET[,TARGET...]: where the run may go")
-    if options.to and not (options.migrate or options.guard):
-        flags.error("--to goes with --migrate and --guard")
-    if options.on and not (options.launch or options.repair):
-        flags.error("--on goes with --launch and --repair")
-    if options.run_id and not options.launch:
-        flags.error("--run-id goes with --launch")
-    for name in ("dry_run", "source_lost"):
-        if getattr(options, name) and not options.migrate:
-            flags.error(f"--{name.replace('_', '-')} goes with --migrate")
-    if options.attempts and not options.config:
-        flags.error("--attempts goes with --config RUN")
-    if options.tree and not options.checkpoints:
-        flags.error("--tree goes with --checkpoints RUN or --checkpoints CHECKPOINT")
-    if options.deep and not (options.verify or options.checkpoints):
-        flags.error("--deep goes with --verify and --checkpoints")
-    agreeing = (options.launch, options.migrate, options.guard, options.rollback, options.delete, options.repair)
-    if options.yes and not any(agreeing) and options.clean is None:
-        flags.error("--yes goes with --launch, --migrate, --guard, --rollback, --repair, --delete and --clean")
-    for name in ("certify_steps", "healthy_steps"):
-        if getattr(options, name) < 0:
-            flags.error(f"--{name.replace('_', '-')} is a number of steps, not below 0")
-    if options.record and options.replay:
-        flags.error("--record and --replay exclude each other")
-    if options.headless and not options.demo:
-        flags.error("--headless goes with --demo; every other mode has no screen anyway")
+    options = flags.parse_words(words, engine)
+    for message in _conflicts(options, engine):
+        flags.error(message)
     return options, tuple(engine)
+
+
+def _conflicts(options: argparse.Namespace, engine: Sequence[str]) -> Iterator[str]:
+    """Yield a message for each rule that is about more than which flags go together."""
+    if engine and options.check and options.rehearse is None:
+        yield "flags after -- are the engine's: --check needs --rehearse to use them"
+    for name in _OF_PLOT:
+        if getattr(options, name) and not options.plot:
+            yield f"--{name.replace('_', '-')} goes with --metrics RUN --plot FILE"
+    if options.tree and not options.checkpoints:
+        yield "--tree goes with --checkpoints RUN or --checkpoints CHECKPOINT"
+    if options.deep and not (options.verify or options.checkpoints):
+        yield "--deep goes with --verify and --checkpoints RUN"

@@ -1,4 +1,4 @@
-"""What the flags print: stdout is data, stderr is talk. With --json every line of stdout is one JSON object."""
+"""Output of the headless modes: data on stdout, messages on stderr. With --json each line of stdout is an object."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from midstream.printable import excerpt, printable
 
 
 class Output:
-    """Where a headless command writes."""
+    """Output streams of a headless command."""
 
-    def __init__(self, as_json: bool, data: TextIO | None = None, talk: TextIO | None = None):
+    def __init__(self, as_json: bool, data: TextIO | None = None, messages: TextIO | None = None) -> None:
         self.as_json = as_json
         self._data = data or sys.stdout
-        self._talk = talk or sys.stderr
+        self._messages = messages or sys.stderr
 
     def value(self, value: dict[str, Any], text: str | list[str] = "") -> None:
-        """A datum: the JSON object under --json, else its text. A result always holds its exit code."""
+        """Write a value: the JSON object with --json, else the text. A result always has its exit code."""
         if self.as_json:
             if value.get("event") == "result":
                 value = {"exit_code": int(Exit.DONE if value["ok"] else Exit.FAILED), **value}
@@ -29,13 +29,21 @@ class Output:
             for line in ([text] if text else []) if isinstance(text, str) else text:
                 self._write(self._data, line)
 
-    def talk(self, line: str) -> None:
-        """A line for the person who waits."""
-        self._write(self._talk, line)
+    def message(self, line: str) -> None:
+        """Write a line about the progress of the command."""
+        self._write(self._messages, line)
+
+    def alert(self, text: str) -> None:
+        """Ring the bell and show a desktop notification, if the messages go to a terminal."""
+        if self._messages.isatty():
+            from midstream.terminal_alert import alert
+
+            self._messages.write(alert(text))
+            self._messages.flush()
 
     def error(self, error: MidstreamError) -> None:
-        """The one line that says what is wrong and what to do."""
-        self.talk(f"midstream: {excerpt(error.message)}" + (f" ({error.hint})" if error.hint else ""))
+        """Write an error: its message and hint."""
+        self.message(f"midstream: {excerpt(error.message)}" + (f" ({error.hint})" if error.hint else ""))
         if self.as_json:
             self.value(
                 {
@@ -54,12 +62,12 @@ class Output:
 
 
 def has_screen() -> bool:
-    """Whether a person sits there: keys come from stdin, the screen is drawn on stderr, and stdout is no pipe."""
+    """Return True if stdin, stdout and stderr are terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def size(count: float) -> str:
-    """Bytes for people: ``4.2 MB``."""
+    """Format bytes: ``4.2 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -67,8 +75,21 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def duration(seconds: float) -> str:
+    """Format a duration: ``0.4s``, ``12s``, ``3m20``, ``2h05``, ``4d``."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f}s"
+    if seconds < 99.5:
+        return f"{seconds:.0f}s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60}m{int(seconds) % 60:02d}"
+    if seconds < 172800:
+        return f"{int(seconds) // 3600}h{int(seconds) % 3600 // 60:02d}"
+    return f"{int(seconds) // 86400}d"
+
+
 def age(then: float | None, now: float | None = None) -> str:
-    """Seconds since ``then`` for people: ``12s``, ``4m``, ``3h``, ``2d``; ``-`` where unknown."""
+    """Format the seconds since ``then``: ``12s``, ``4m``, ``3h``, ``2d``; ``-`` if unknown."""
     if not then:
         return "-"
     seconds = max(0.0, (time.time() if now is None else now) - then)
@@ -79,7 +100,7 @@ def age(then: float | None, now: float | None = None) -> str:
 
 
 def table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as their widest cell."""
+    """Format rows in columns as wide as their widest cell."""
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

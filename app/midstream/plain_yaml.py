@@ -1,5 +1,7 @@
-"""YAML from a host: plain values, as midstream itself writes them. Neither tags nor aliases, with which a text of a
-kilobyte can stand for gigabytes."""
+"""YAML from a host: plain values without tags and aliases.
+
+Aliases let a kilobyte of text expand to gigabytes.
+"""
 
 from __future__ import annotations
 
@@ -18,5 +20,11 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def load_plain(text: str) -> Any:
-    """The value of a YAML text. yaml.YAMLError, ValueError or RecursionError where it is none, or no plain one."""
+    """Parse a YAML text.
+
+    Raises:
+        yaml.YAMLError: The text is not YAML, or has tags or aliases.
+        ValueError: A value is invalid, such as a date.
+        RecursionError: It is nested too deeply.
+    """
     return yaml.load(text, _PlainLoader)

@@ -1,4 +1,4 @@
-"""Text from hosts, files and links, made safe to show: what a terminal would carry out is shown as an escape."""
+"""Text from hosts, files and links, made safe for a terminal: control characters are shown as escapes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str, keep: str = "") -> str:
-    """``text`` with control characters as Python escapes (``\\x1b``, ``\\n``, ``\\u202e``), save those in ``keep``."""
+    r"""Return ``text`` with control characters as Python escapes (``\x1b``, ``\n``, ``\u202e``), except ``keep``."""
     if text.isprintable():
         return text
     return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
 
 
 def excerpt(text: str, most: int = 1000) -> str:
-    """``text``, or its first ``most`` characters and how many there are: a host's error can fill a terminal."""
+    """Return ``text``, cut to ``most`` characters with its length: a host's error can fill a terminal."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 def without_controls(text: str) -> str:
-    """``text`` without control characters: for places where its width must stay what it is."""
+    """Return ``text`` without control characters, which keeps its width on the screen."""
     return text if text.isprintable() else _UNSAFE.sub("", text)
 
 
 def printable_values(value: Any) -> Any:
-    """A JSON value whose texts are `printable`."""
+    """Return a JSON value with every text made `printable`."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

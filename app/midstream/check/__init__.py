@@ -1,1 +1,1 @@
-"""Is this machine, is a target fit for what will be asked of it? Every check says what mends it."""
+"""Checks of this machine and of targets. Every check that fails has a hint."""

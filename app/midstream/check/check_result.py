@@ -1,4 +1,4 @@
-"""One line of a check."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PASS, WARN, FAIL = "pass", "warn", "fail"
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, how it is, and the line that mends it. ``host`` where it is one host's."""
+    """A check's name, state, detail and hint. ``host`` is empty if it is not about one host."""
 
     name: str
     state: str  # PASS, WARN or FAIL
@@ -19,5 +19,5 @@ class Check:
 
 
 def judge(name: str, good: bool, detail: str, hint: str = "", host: str = "", otherwise: str = FAIL) -> Check:
-    """PASS where it is good, else ``otherwise`` with its fix."""
+    """Return PASS if it is good, else ``otherwise`` with the hint."""
     return Check(name, PASS, detail, "", host) if good else Check(name, otherwise, detail, hint, host)

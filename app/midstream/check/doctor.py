@@ -1,4 +1,4 @@
-"""``midstream --doctor``: this machine's side, without reaching any other."""
+"""``midstream --doctor``: checks of this machine, without a connection to any other."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pathlib import Path
 
 from midstream.bundled_files import shipped
 from midstream.check.check_result import FAIL, PASS, WARN, Check, judge
+from midstream.counts import count
 from midstream.errors import UsageError
 from midstream.fleet.fleet_file import default_fleet_path, load_fleet
 from midstream.remote.machine import checks
+from midstream.state_directory import state_directory
 
 PACKAGES = ("paramiko", "textual", "draccus", "PyYAML")
 GOOGLE = ("google-cloud-storage", "google-cloud-tpu")
 
 
 def doctor(fleet_path: str | None) -> Iterator[Check]:
-    """The checks, one after the other. Nothing is changed."""
+    """Yield the checks one after the other. Nothing is changed."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield judge("python", sys.version_info >= (3, 11), f"{version} ({sys.executable})", "midstream needs 3.11 or newer")
     yield from _packages()
@@ -30,13 +32,13 @@ def doctor(fleet_path: str | None) -> Iterator[Check]:
     yield _terminal()
     synchronized = checks.clock_synchronized()
     words = {
-        True: "it follows a time server",
-        False: "it follows no time server",
-        None: "nobody says whether it is set",
+        True: "synchronized with a time server",
+        False: "not synchronized with a time server",
+        None: "this system does not report whether it is synchronized",
     }
     yield judge("clock", synchronized is not False, words[synchronized], "timedatectl set-ntp true", otherwise=WARN)
     uv = shutil.which("uv")
-    yield Check("uv", PASS, uv or "not installed: environments of this machine are made with venv and pip")
+    yield Check("uv", PASS, uv or "not installed: environments of this machine are built with venv and pip")
 
 
 def _packages() -> Iterator[Check]:
@@ -44,9 +46,9 @@ def _packages() -> Iterator[Check]:
         missing = [name for name in names if _version(name) is None]
         found = ", ".join(f"{name} {_version(name)}" for name in names if name not in missing)
         words = f"{', '.join(missing)} is missing" if missing else found
-        yield judge("packages", not missing, words, "install midstream again: make setup", otherwise=hard)
+        yield judge("packages", not missing, words, "install midstream again", otherwise=hard)
     missing = [name for name in ("engine-cpu.txt", "python.json") if not _shipped(f"locks/{name}")]
-    words = f"{', '.join(missing)} is missing" if missing else "the lock files are here"
+    words = f"{', '.join(missing)} is missing" if missing else "the lock files are installed"
     yield judge("locks", not missing, words, "install midstream again")
 
 
@@ -75,19 +77,26 @@ def _fleet(path: str | None) -> Check:
         return Check("fleet file", WARN if missing else FAIL, error.message, error.hint)
     for name, host in fleet.hosts.items():
         for secret, source in host.secrets.items():
-            kind, _, place = source.partition(":")
-            if kind == "env" and place not in os.environ:
+            kind, _, variable = source.partition(":")
+            if kind == "env" and variable not in os.environ:
                 return Check(
-                    "fleet file", WARN, f"hosts.{name}.secrets.{secret}: {place} is not set", f"export {place}=..."
+                    "fleet file",
+                    WARN,
+                    f"hosts.{name}.secrets.{secret}: {variable} is not set",
+                    f"export {variable}=...",
                 )
-    return Check("fleet file", PASS, f"{fleet.path}: {len(fleet.hosts)} hosts, {len(fleet.target_names)} targets")
+    return Check(
+        "fleet file",
+        PASS,
+        f"{fleet.path}: {count(len(fleet.hosts), 'host')}, {count(len(fleet.target_names), 'target')}",
+    )
 
 
 def _state() -> Check:
-    path = Path(os.environ.get("MIDSTREAM_STATE") or "~/.local/state/midstream").expanduser()
+    path = state_directory()
     existing = next(each for each in (path, *path.parents) if each.exists())
     good = os.access(existing, os.W_OK | os.X_OK)
-    return judge("state", good, f"{path}", f"chown {existing}, or MIDSTREAM_STATE names another directory")
+    return judge("state", good, f"{path}", f"chown {existing}, or set MIDSTREAM_STATE to another directory")
 
 
 def _ssh() -> Iterator[Check]:
@@ -115,6 +124,6 @@ def _terminal() -> Check:
     encoding = (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "")
     if encoding != "utf8":
         return Check(
-            "terminal", WARN, f"it writes {encoding or 'an unknown encoding'}", "export LANG=C.UTF-8, or --ascii"
+            "terminal", WARN, f"its encoding is {encoding or 'an unknown encoding'}", "export LANG=C.UTF-8, or --ascii"
         )
     return Check("terminal", PASS, f"{os.environ.get('TERM', 'none')}, UTF-8")

@@ -1,36 +1,38 @@
-"""The checks of one host of a target: can the engine run there, and is anything in its way?"""
+"""Checks of one host of a target: whether the engine can run there, and what prevents it."""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping
-from typing import Any
+import re
+from collections.abc import Iterator
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check, judge
 from midstream.errors import HostError
 from midstream.fleet.fleet import HostConfig
 from midstream.hosts.host import Host
-from midstream.launch.environment import MINIMUM
 from midstream.launch.errors import LaunchError
-from midstream.launch.interpreter import python_build
-from midstream.launch.variant import choose_variant
+from midstream.launch.install.environment import MINIMUM
+from midstream.launch.install.interpreter import python_build
+from midstream.launch.install.variant import choose_variant
+from midstream.launch.install.wheelhouse import glibc_version
+from midstream.remote.machine import environments
+from midstream.remote.machine.checks import Survey
 
 DISK = 10e9  # bytes: an environment, an engine, and room for a checkpoint
 GLIBC, GLIBC_TPU = (2, 27), (2, 31)
 SKEW_LIMIT = 5.0  # seconds; more confuses a reader of logs and fails certificates, no decision depends on clocks
-LIBTPU_LOCK = "/tmp/libtpu_lockfile"
 
 
-def check_host(host: Host, config: HostConfig, survey: Mapping[str, Any], skew: float) -> Iterator[Check]:
-    """``survey``: what ``remote.checks.survey`` says of the host; ``skew``: its clock minus ours, in seconds."""
+def check_host(host: Host, config: HostConfig, survey: Survey, skew: float) -> Iterator[Check]:
+    """Yield the checks of one host. ``skew`` is its clock minus this machine's, in seconds."""
     name = host.name
     packages = check_packages(name, config, survey)
     yield packages
     yield from _accelerators(name, config, survey)
     yield check_python(host, config, survey)
     tpu = packages.detail.startswith("tpu")
-    yield check_libc(name, survey["libc"], GLIBC_TPU if tpu else GLIBC)
-    free = survey["disk_free"]
+    yield check_libc(name, survey.facts.libc, GLIBC_TPU if tpu else GLIBC)
+    free = survey.facts.disk_free
     yield judge(
         "disk",
         free > DISK,
@@ -41,158 +43,162 @@ def check_host(host: Host, config: HostConfig, survey: Mapping[str, Any], skew: 
     )
     yield judge(
         "root",
-        survey["root_writable"],
-        f"{host.root} can be written" if survey["root_writable"] else f"{host.root} cannot be written",
+        survey.facts.root_writable,
+        f"{host.root} can be written" if survey.facts.root_writable else f"{host.root} cannot be written",
         f"chown it on {name}, or set root: in the fleet file",
         name,
     )
-    memory = survey["memory_available"]
+    memory = survey.facts.memory_available
     yield judge("memory", memory > 4e9, f"{memory / 1e9:.1f} GB available", "stop what uses it", name, WARN)
     yield _clock(name, survey, skew)
     yield from _dirty(name, survey, virtual=config.devices is not None)
     yield _outlives(name, survey)
 
 
-def _accelerators(name: str, config: HostConfig, survey: Mapping[str, Any]) -> Iterator[Check]:
-    found = survey["accelerators"]
-    kinds = found["gpus"] or found["tpus"]
+def _accelerators(name: str, config: HostConfig, survey: Survey) -> Iterator[Check]:
+    found = survey.accelerators
+    kinds = found.gpus or found.tpus
     if config.devices is not None:
         yield Check("accelerators", PASS, f"{config.devices} virtual CPU devices", host=name)
     elif not kinds:
         yield Check(
             "accelerators",
             WARN,
-            "none was found: the CPU is one device",
-            "where there is a GPU: install the NVIDIA driver; devices: N in the fleet file makes virtual ones",
+            "none found: the CPU is one device",
+            "if it has a GPU: install the NVIDIA driver; devices: N in the fleet file creates virtual devices",
             name,
         )
     else:
         counted = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
-        driver = f", driver {found['driver']}, CUDA {found['cuda'] or 'unknown'}" if found["gpus"] else ""
+        driver = f", driver {found.driver}, CUDA {found.cuda or 'unknown'}" if found.gpus else ""
         yield Check("accelerators", PASS, counted + driver, host=name)
-    down = [port for port in survey["infiniband"] if port["state"] != "active"]
+    down = [port for port in survey.infiniband if port.state != "active"]
     for port in down:
         yield Check(
             "InfiniBand",
             WARN,
-            f"port {port['port']} of {port['device']} is {port['state']}",
-            "ibstat there tells more; NCCL goes over Ethernet without it",
+            f"port {port.port} of {port.device} is {port.state}",
+            "run ibstat there; without InfiniBand NCCL uses Ethernet",
             name,
         )
 
 
-def check_packages(name: str, config: HostConfig, survey: Mapping[str, Any]) -> Check:
-    """Which build of the engine's packages the host gets."""
+def check_packages(name: str, config: HostConfig, survey: Survey) -> Check:
+    """Check which build of the engine's packages the host gets."""
     try:
-        variant = choose_variant(name, config, survey["accelerators"])
+        variant = choose_variant(name, config, survey.accelerators)
     except LaunchError as error:
         return Check("packages", FAIL, error.message.removeprefix(f"{name}: "), error.hint, name)
     return Check("packages", PASS, f"{variant.name} ({variant.why})", host=name)
 
 
-def check_python(host: Host, config: HostConfig, survey: Mapping[str, Any]) -> Check:
-    """Whether there is an interpreter for the engine, or one can be brought."""
+def check_python(host: Host, config: HostConfig, survey: Survey) -> Check:
+    """Check that there is an interpreter for the engine, or that one can be installed."""
     if config.python:
-        found = host.call(
-            "machine.environments.ask",
-            argv=[config.python, "-I", "-c", "import sys; print(*sys.version_info[:3])"],
-            env={},
+        found = host.call(environments.run_command)(
+            argv=[config.python, "-I", "-c", "import sys; print(*sys.version_info[:3])"], env={}
         )
-        if found["code"]:
+        if found.code:
             return Check(
-                "python", FAIL, f"{config.python}: {found['error']}", "mend python: in the fleet file", host.name
+                "python", FAIL, f"{config.python}: {found.error}", "correct python: in the fleet file", host.name
             )
-        version = tuple(int(part) for part in found["output"].split())
+        parts = re.fullmatch(r"(\d{1,4}) (\d{1,4}) (\d{1,4})\s*", found.output, re.ASCII)
+        if parts is None:
+            detail = f"{config.python} prints no version: {found.output.strip()[:60]!r}"
+            return Check("python", FAIL, detail, "correct python: in the fleet file", host.name)
+        version = tuple(int(part) for part in parts.groups())
         words = f"{'.'.join(map(str, version))} ({config.python})"
         return judge("python", version >= MINIMUM, words, "the engine needs 3.11 or newer: name another", host.name)
-    found = survey["interpreters"]
-    if found["python"]:
-        return Check("python", PASS, f"{found['version']} ({found['python']})", host=host.name)
+    found = survey.interpreters
+    if found.python:
+        return Check("python", PASS, f"{found.version} ({found.python})", host=host.name)
     try:
-        build = python_build(survey["machine"])
+        build = python_build(survey.facts.machine)
     except LaunchError as error:
-        return Check("python", FAIL, f"only {found['newest']}; {error.message}", error.hint, host.name)
-    words = f"only {found['newest']}: {build.version} is brought there at the first launch"
+        return Check("python", FAIL, f"only {found.newest}; {error.message}", error.hint, host.name)
+    words = f"only {found.newest}: {build.version} is brought there at the first launch"
     return Check("python", PASS, words, host=host.name)
 
 
 def check_libc(name: str, libc: str, floor: tuple[int, int] = GLIBC) -> Check:
-    """Whether jax's wheels load there."""
-    kind, _, version = libc.partition(" ")
-    if kind != "glibc" or not version:
+    """Check that jax's wheels load on the host."""
+    version = glibc_version(libc)
+    if version is None:
         return Check("glibc", FAIL, f"{libc or 'unknown'}: jax's wheels need glibc", "a system with glibc", name)
-    good = tuple(int(part) for part in version.split(".")[:2]) >= floor
-    return judge("glibc", good, version, f"jax needs {floor[0]}.{floor[1]}: a newer system", name)
+    words = libc.removeprefix("glibc ")
+    return judge("glibc", version >= floor, words, f"jax needs {floor[0]}.{floor[1]}: a newer system", name)
 
 
-def _clock(name: str, survey: Mapping[str, Any], skew: float) -> Check:
+def _clock(name: str, survey: Survey, skew: float) -> Check:
     words = f"{skew * 1000:+.0f} ms against this machine"
     if abs(skew) > SKEW_LIMIT:
         return Check("clock", FAIL, words, f"timedatectl set-ntp true on {name} (or here)", name)
-    if survey["clock_synchronized"] is False:
+    if survey.clock_synchronized is False:
         return Check("clock", WARN, f"{words}; it follows no time server", f"timedatectl set-ntp true on {name}", name)
     return Check("clock", PASS, words, host=name)
 
 
-def _dirty(name: str, survey: Mapping[str, Any], virtual: bool) -> Iterator[Check]:
-    """What holds the accelerators, what a crash left, which engines run. Virtual devices nobody holds."""
-    holders = [] if virtual else survey["holders"]
-    for process in holders:
-        pid, who = process["pid"], process["user"] or "another user"
+def _dirty(name: str, survey: Survey, virtual: bool) -> Iterator[Check]:
+    """Check for processes on the accelerators, stale locks and running engines. Virtual devices have no owner."""
+    users = [] if virtual else survey.accelerator_users
+    for process in users:
+        pid, user = process.pid, process.user or "another user"
         yield Check(
             "accelerators are free",
             FAIL,
-            f"process {pid} of {who} holds them: {process['command']}",
-            f"where it is not needed: kill {pid} on {name}; a run of ours: midstream --stop RUN",
+            f"process {pid} of {user} uses them: {process.command}",
+            f"if it is not needed: kill {pid} on {name}; if it is a run of midstream: midstream --stop RUN",
             name,
         )
-    if not holders:
-        yield Check("accelerators are free", PASS, "no process holds them", host=name)
-    for lock in () if virtual else survey["locks"]:
-        if lock["holders"] or holders:
-            continue  # it belongs to whoever is named above
+    if not users:
+        yield Check("accelerators are free", PASS, "no process uses them", host=name)
+    for lock in () if virtual else survey.locks:
+        if lock.pids or users:
+            continue  # it belongs to a process that is reported above
         yield Check(
             "stale lock",
-            FAIL if lock["foreign"] else WARN,
-            f"{lock['path']} (of {lock['user']}) was left by a process that is gone",
-            f"{'sudo ' if lock['foreign'] else ''}rm {lock['path']} on {name}: libtpu takes it for a living process",
+            FAIL if lock.foreign else WARN,
+            f"{lock.path} (of {lock.user}) was left by a process that has exited",
+            f"{'sudo ' if lock.foreign else ''}rm {lock.path} on {name}: libtpu takes it for a running process",
             name,
         )
-    for run in survey["engines"]:
+    for run in survey.engines:
         yield Check(
             "nothing trains there",
             WARN,
-            f"run {run['run']} trains there (attempt {run['attempt']})",
-            f"midstream --stop {run['run']}, or expect both to be slow",
+            f"run {run.run} trains there (attempt {run.attempt})",
+            f"midstream --stop {run.run}, or expect both to be slow",
             name,
         )
-    if not survey["engines"]:
-        yield Check("nothing trains there", PASS, "no run of this root is alive", host=name)
+    if not survey.engines:
+        yield Check("nothing trains there", PASS, "no run of this root is running", host=name)
 
 
-def _outlives(name: str, survey: Mapping[str, Any]) -> Check:
-    if not survey["kills_left_behind"]:
-        return Check("outlives the login", PASS, "a session of its own is enough", host=name)
-    if survey["scope"]:
-        return Check("outlives the login", PASS, "in a scope of systemd (KillUserProcesses is on)", host=name)
+def _outlives(name: str, survey: Survey) -> Check:
+    if not survey.kills_left_behind:
+        return Check("outlives the login", PASS, "the engine has its own session", host=name)
+    if survey.scope:
+        return Check(
+            "outlives the login", PASS, "the engine has its own systemd scope (KillUserProcesses is on)", host=name
+        )
     return Check(
         "outlives the login",
         FAIL,
-        "systemd-logind kills what a user leaves behind (KillUserProcesses), and gives no scope",
+        "systemd-logind kills the processes of users who log out (KillUserProcesses), and allows no scope",
         f"loginctl enable-linger on {name}, once",
         name,
     )
 
 
 def reach(host: Host) -> Check:
-    """Whether the host answers at all, with a Python for our own functions."""
+    """Check that the host answers and has a Python for `midstream.remote`."""
     try:
         host.connect()
     except HostError as error:
         return Check("answers", FAIL, error.message.removeprefix(f"{host.name}: "), error.hint, host.name)
-    if not host.far_python:
-        words = "no Python 3.8 or newer: one is brought there at the first launch; until then the rest is not known"
+    if not host.remote_python:
+        words = "no Python 3.8 or newer: one is installed at the first launch; until then nothing else can be checked"
         return Check(
-            "answers", WARN, words, f"midstream --launch brings one; or install python3 on {host.name}", host.name
+            "answers", WARN, words, f"midstream --launch installs one; or install python3 on {host.name}", host.name
         )
     return Check("answers", PASS, posixpath.join(host.root, ""), host=host.name)

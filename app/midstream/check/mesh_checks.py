@@ -1,35 +1,33 @@
-"""The checks of several hosts as one mesh: do they reach each other, are they alike, what do they share?"""
+"""Checks of several hosts as one mesh: links, equal hardware and packages, clocks, shared file systems."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check, judge
 from midstream.fleet.fleet import Fleet, HostConfig, Target
 from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
-from midstream.launch.rendezvous import all_links, check_numbers, share_root
-from midstream.launch.variant import choose_variant
+from midstream.launch.host_links import all_links, check_numbers, hosts_apart
+from midstream.launch.install.variant import choose_variant
+from midstream.remote.machine.checks import Survey
 
-APART = 2.0  # seconds between two clocks of one mesh
+MAX_CLOCK_SPREAD = 2.0  # seconds between two clocks of one mesh
 
 
 def check_together(
     fleet: Fleet,
     target: Target,
     hosts: Sequence[Host],
-    surveys: Mapping[str, Mapping[str, Any]],
+    surveys: Mapping[str, Survey],
     skews: Mapping[str, float],
 ) -> Iterator[Check]:
-    """For a target of at least two hosts, all of which answer."""
+    """Yield the checks of a target with at least two hosts, all of which answer."""
     yield from _links(fleet, target, hosts)
     yield from _alike(fleet, hosts, surveys)
     spread = max(skews.values()) - min(skews.values())
-    yield judge(
-        "clocks agree", spread <= APART, f"within {spread * 1000:.0f} ms", "timedatectl set-ntp true on all of them",
-        otherwise=WARN,
-    )  # fmt: skip
+    hint = "timedatectl set-ntp true on all of them"
+    yield judge("clocks agree", spread <= MAX_CLOCK_SPREAD, f"within {spread * 1000:.0f} ms", hint, otherwise=WARN)
     yield _shared(target, hosts)
     if target.tpu is not None:
         yield _numbered(hosts)
@@ -53,26 +51,25 @@ def _links(fleet: Fleet, target: Target, hosts: Sequence[Host]) -> Iterator[Chec
         )
     if not closed:
         slowest = max(links, key=lambda link: link.seconds)
-        words = (
-            f"all {len(links)} ways are open; {slowest.seconds * 1000:.1f} ms from {slowest.source} to {slowest.target}"
-        )
+        words = f"all {len(links)} links are open; the slowest: {slowest.source} to {slowest.target}"
+        words += f", {slowest.seconds * 1000:.1f} ms"
         yield Check("ports between hosts", PASS, words)
 
 
-def _alike(fleet: Fleet, hosts: Sequence[Host], surveys: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
-    """One program runs on all of them: the same accelerators, driver, packages."""
+def _alike(fleet: Fleet, hosts: Sequence[Host], surveys: Mapping[str, Survey]) -> Iterator[Check]:
+    """Check that all hosts have the same accelerators, driver and packages, because one program runs on all."""
     each = {host.name: _described(fleet.hosts[host.name], surveys[host.name]) for host in hosts}
     for name in ("accelerators", "driver", "packages", "machine"):
         found = {host: described[name] for host, described in each.items()}
         same = len(set(found.values())) == 1
         words = next(iter(found.values())) if same else ", ".join(f"{host}: {value}" for host, value in found.items())
         hard = FAIL if name == "accelerators" else WARN
-        yield judge(f"same {name}", same, words, "hosts of one target have to be alike", otherwise=hard)
+        yield judge(f"same {name}", same, words, "the hosts of one target have to be equal", otherwise=hard)
 
 
-def _described(config: HostConfig, survey: Mapping[str, Any]) -> dict[str, str]:
-    found = survey["accelerators"]
-    kinds = found["gpus"] or found["tpus"]
+def _described(config: HostConfig, survey: Survey) -> dict[str, str]:
+    found = survey.accelerators
+    kinds = found.gpus or found.tpus
     if config.devices is not None:
         kinds = ["virtual CPU device"] * config.devices
     try:
@@ -81,9 +78,9 @@ def _described(config: HostConfig, survey: Mapping[str, Any]) -> dict[str, str]:
         variant = f"none ({error.message.removeprefix(': ')})"
     return {
         "accelerators": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none",
-        "driver": found["driver"] or "none",
+        "driver": found.driver or "none",
         "packages": config.python or variant,
-        "machine": f"{survey['machine']}, {survey['libc']}",
+        "machine": f"{survey.facts.machine}, {survey.facts.libc}",
     }
 
 
@@ -92,18 +89,18 @@ def _numbered(hosts: Sequence[Host]) -> Check:
         check_numbers(hosts)
     except LaunchError as error:
         return Check("worker numbers", FAIL, error.message, error.hint)
-    return Check("worker numbers", PASS, "as the service lists them")
+    return Check("worker numbers", PASS, "as in the list of the TPU service")
 
 
 def _shared(target: Target, hosts: Sequence[Host]) -> Check:
     try:
-        apart = share_root(hosts)
+        apart = hosts_apart(hosts)
     except OSError as error:
         return Check("shared file system", WARN, str(error))
     if not apart:
-        return Check("shared file system", PASS, f"all see {hosts[0].root}")
+        return Check("shared file system", PASS, f"all share {hosts[0].root}")
     if target.shared_root:
-        words = f"{', '.join(apart)} does not see {hosts[0].name}:{target.shared_root}"
-        return Check("shared file system", FAIL, words, "mount it there, or take shared_root out")
+        words = f"{', '.join(apart)} does not share {hosts[0].name}:{target.shared_root}"
+        return Check("shared file system", FAIL, words, "mount it there, or remove shared_root")
     words = f"none under {hosts[0].root}: what is needed is copied to each host"
     return Check("shared file system", PASS, words)

@@ -1,35 +1,72 @@
-"""The engine's own rehearsal on a target: it compiles the run's programs there, and says what they need."""
+"""The engine's rehearsal on a target: compile the run's programs there and report the memory that they need."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from midstream.check.check_result import FAIL, PASS, Check
-from midstream.errors import HostError, MidstreamError
+from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.fleet.fleet import Fleet, Target
-from midstream.hosts.host_pool import Hosts
+from midstream.hosts.host_pool import HostPool
+from midstream.hosts.rpc.result_checks import printed_value
 from midstream.launch.config_file import read_config
 from midstream.launch.host_group_start import prepare_target
 from midstream.launch.start_attempt import Launch, engine_environment
+from midstream.remote.machine import checks
 from midstream.remote.runs.attempts import with_setup
 
-TIMEOUT = 3600.0  # seconds to compile
-MODULE = "midstream_engine.rehearse_model"
+COMPILE_TIMEOUT = 3600.0  # seconds
+MODULE = "midstream_engine.rehearse"
+
+
+@dataclass(frozen=True)
+class _Memory:
+    total: int  # bytes on each device
+
+
+@dataclass(frozen=True)
+class _Program:
+    name: str
+    seconds: float  # that its compilation took
+    memory: _Memory
+
+
+@dataclass(frozen=True)
+class _Rehearsal:
+    """The parts that are shown of what the engine's rehearsal prints."""
+
+    event: Literal["rehearsal"]
+    parameters: int
+    devices: int
+    device_kind: str
+    programs: list[_Program]
+    fits: bool | None  # None: the devices do not report their memory
+    memory_limit: int | None  # bytes
 
 
 def rehearse(
     fleet: Fleet,
-    hosts: Hosts,
+    hosts: HostPool,
     target: Target,
-    config_path: Path,
+    config_path: str | Path,
     overrides: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Check]:
-    """Puts engine and environment on the target and compiles the config's programs on each host, for that host's own
-    devices. Writes engines, environments and the compile cache there, and no run."""
+    """Compile the config's programs on each host of the target, for the host's own devices.
+
+    Engine and environment are installed first. Writes engines, environments and the compile cache, and no run.
+
+    Args:
+        fleet: The fleet.
+        hosts: Connections to its hosts.
+        target: The target.
+        config_path: The config.
+        overrides: Flags for the engine.
+        say: Called with each line of progress.
+    """
     text = read_config(config_path)
     try:
         prepared = prepare_target(hosts, fleet, target, say)
@@ -42,42 +79,38 @@ def rehearse(
 
 
 def _one(
-    hosts: Hosts, fleet: Fleet, target: Target, name: str, text: str, engine: str, python: str, overrides: Sequence[str]
+    hosts: HostPool,
+    fleet: Fleet,
+    target: Target,
+    name: str,
+    text: str,
+    engine: str,
+    python: str,
+    overrides: Sequence[str],
 ) -> Check:
     host, config = hosts.get(name), fleet.hosts[name]
     env = engine_environment(host.root, config, engine, Launch("rehearsal", target.name), 0)
     command = [python, "-P", "-m", MODULE, "--config_path", "{config}", "--trainer.root", host.root, *overrides]
-    answer: dict[str, Any] = host.call(
-        "machine.checks.rehearse",
-        timeout=TIMEOUT + 60,
-        root=host.root,
-        config=text,
-        argv=with_setup(command, config.setup),
-        env=env,
-        seconds=TIMEOUT,
+    answer = host.call(checks.rehearse, timeout=COMPILE_TIMEOUT + 60)(
+        root=host.root, config=text, argv=with_setup(command, config.setup), env=env, seconds=COMPILE_TIMEOUT
     )
-    report = _report(answer["output"])
-    if report is None:
-        why = (answer["error"] or f"exit code {answer['code']}").removeprefix("midstream: ")
-        return Check("rehearsal", FAIL, why, "what the engine says above; its log is on stderr there", name)
-    steps = [program for program in report["programs"] if program["name"] == "step"]
-    need = max(program["memory"]["total"] for program in steps)
-    seconds = sum(program["seconds"] for program in report["programs"])
+    line = next((line for line in reversed(answer.output.splitlines()) if line.startswith("{")), "")
+    if answer.code or not line:
+        why = (answer.error or f"exit code {answer.code}").removeprefix("midstream: ")
+        return Check("rehearsal", FAIL, why, "correct the config as the engine's message says", name)
+    try:
+        report = printed_value(name, "the engine's rehearsal", _Rehearsal, line)
+    except RemoteError as error:
+        return Check("rehearsal", FAIL, error.message.removeprefix(f"{name}: "), error.hint, name)
+    need = max((program.memory.total for program in report.programs if program.name == "step"), default=0)
+    seconds = sum(program.seconds for program in report.programs)
     words = (
-        f"{report['parameters'] / 1e6:.1f} M parameters on {report['devices']} x {report['device_kind']}: compiled in "
+        f"{report.parameters / 1e6:.1f} M parameters on {report.devices} x {report.device_kind}: compiled in "
         f"{seconds:.0f} s, a step needs {need / 2**20:.0f} MiB a device"
     )
-    if report["fits"] is False:
-        limit = report["memory_limit"] / 2**20
+    if report.fits is False and report.memory_limit is not None:
+        limit = report.memory_limit / 2**20
         return Check(
-            "rehearsal", FAIL, f"{words}, it has {limit:.0f}", "trainer.per_device_parallelism: fewer at a time", name
+            "rehearsal", FAIL, f"{words}, it has {limit:.0f}", "set a smaller trainer.per_device_parallelism", name
         )
     return Check("rehearsal", PASS, words, host=name)
-
-
-def _report(output: str) -> dict[str, Any] | None:
-    for line in reversed(output.splitlines()):
-        if line.startswith("{"):
-            found = json.loads(line)
-            return found if found.get("event") == "rehearsal" else None
-    return None

@@ -1,4 +1,4 @@
-"""``midstream --check TARGET``: everything that can be known before something is started there."""
+"""``midstream --check TARGET``: all checks that are possible before an engine is started there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from midstream.check.check_result import FAIL, PASS, Check
 from midstream.check.host_checks import check_host, reach
@@ -14,28 +13,30 @@ from midstream.check.mesh_checks import check_together
 from midstream.errors import HostError, RemoteError
 from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host import Host
-from midstream.hosts.host_pool import Hosts
+from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import read_line
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.result_checks import HINT
-from midstream.stores import host_identity
+from midstream.remote.machine import checks
+from midstream.remote.runs import slurm
 from midstream.stores.bucket_access import access_for
+from midstream.stores.host_identity import identity_problem
 
-AT_ONCE = 32
-EXCHANGES = 5
+CONCURRENCY = 32
+CLOCK_EXCHANGES = 5
 CLOCK_LIMIT = 256  # bytes of a time as text
-SURVEY = 120.0  # seconds for one host to look at itself
+SURVEY_TIMEOUT = 120.0  # seconds
 
 
-def check_target(fleet: Fleet, hosts: Hosts, target: Target) -> Iterator[Check]:
-    """The checks, one after the other. No side effects but a token file that is removed again."""
-    members = [hosts.peek(name) for name in target.hosts]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+def check_target(fleet: Fleet, hosts: HostPool, target: Target) -> Iterator[Check]:
+    """Yield the checks one after the other. The only side effect is a token file that is removed again."""
+    members = [hosts.lookup(name) for name in target.hosts]
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
         reached = list(pool.map(reach, members))
         yield from reached
         there = [host for host, check in zip(members, reached, strict=True) if check.state == PASS]
         surveys = dict(zip([host.name for host in there], pool.map(_survey, there), strict=True))
-    known: dict[str, Any] = {}
+    known: dict[str, checks.Survey] = {}
     skews: dict[str, float] = {}
     for host in there:
         survey = surveys[host.name]
@@ -51,21 +52,23 @@ def check_target(fleet: Fleet, hosts: Hosts, target: Target) -> Iterator[Check]:
         yield from _slurm(there[0])
 
 
-def _survey(host: Host) -> tuple[dict[str, Any], float] | HostError:
-    """What the host says of itself, and its clock minus ours."""
+def _survey(host: Host) -> tuple[checks.Survey, float] | HostError:
+    """Return the host's survey of itself, and its clock minus this machine's in seconds."""
     try:
-        return host.call("machine.checks.survey", timeout=SURVEY, root=host.root), clock_skew(host)
+        return host.call(checks.survey, timeout=SURVEY_TIMEOUT)(root=host.root), clock_skew(host)
     except HostError as error:
         return error
 
 
 def clock_skew(host: Host) -> float:
-    """Seconds that the host's clock is ahead of ours: of a few exchanges the quickest, whose error is at most half of
-    the time that it took."""
-    process = start_program(host, "machine.checks.clock", {})
+    """Return the seconds that the host's clock is ahead of this machine's.
+
+    Of a few exchanges the quickest counts: its error is at most half of its duration.
+    """
+    process = start_program(host, checks.clock)()
     try:
-        found = []
-        for _ in range(EXCHANGES):
+        found: list[tuple[float, float]] = []
+        for _ in range(CLOCK_EXCHANGES):
             began = time.time()
             process.stdin.write(b"\n")
             process.stdin.flush()
@@ -77,37 +80,43 @@ def clock_skew(host: Host) -> float:
 
 
 def _time_of(host: Host, line: bytes) -> float:
-    """UTC seconds of a line of ``machine.checks.clock``. RemoteError where it is no time."""
+    """Parse a line of ``machine.checks.clock`` as UTC seconds.
+
+    Raises:
+        RemoteError: It is no time.
+    """
     try:
         seconds = float(line)
     except ValueError:
         seconds = math.nan
     if not math.isfinite(seconds):
-        raise RemoteError(f"{host.name}: checks.clock answered no time: {line[:40]!a}", "Answer", HINT)
+        raise RemoteError(f"{host.name}: the answer of checks.clock is no time: {line[:40]!a}", "Answer", HINT)
     return seconds
 
 
 def _store(fleet: Fleet, host: Host) -> Iterator[Check]:
-    """Of a host whose runs keep their checkpoints in a bucket: whether its engines ask there as the fleet file says."""
+    """Check the identity of a host's engines, if its checkpoints are in a bucket."""
     store = fleet.store_of(host.name)
     if store and access_for(fleet, store).impersonate:
-        why, hint = host_identity.why_not(fleet, host, store)
+        why, hint = identity_problem(fleet, host, store)
         yield Check(
             "store",
             FAIL if why else PASS,
-            why or f"asks {store} as {access_for(fleet, store).impersonate}",
+            why or f"requests to {store} come from {access_for(fleet, store).impersonate}",
             hint,
             host.name,
         )
 
 
 def _slurm(host: Host) -> Iterator[Check]:
-    for command, said in host.call("runs.slurm.commands").items():
-        if said.startswith("!"):
+    for command, version in host.call(slurm.commands)().items():
+        if version.startswith("!"):
             optional = command == "sacct"
             hint = (
-                "accounts tell why a job ended; without them the queue does" if optional else "SLURM's client programs"
+                "without accounting the reason of a job's end comes from the queue"
+                if optional
+                else "SLURM's client programs"
             )
-            yield Check(command, "warn" if optional else FAIL, said[1:], hint, host.name)
+            yield Check(command, "warn" if optional else FAIL, version[1:], hint, host.name)
         else:
-            yield Check(command, PASS, said, host=host.name)
+            yield Check(command, PASS, version, host=host.name)

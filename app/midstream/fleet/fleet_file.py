@@ -1,4 +1,4 @@
-"""Read the fleet file, and refuse what makes no sense in it: in one line, with file and line or field."""
+"""Read and validate the fleet file. Errors are one line with file and line, or file and field."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import draccus
+import yaml
 
 from midstream.errors import UsageError
-from midstream.fleet import bucket_settings as buckets
-from midstream.fleet.bucket_settings import StoreConfig, check_host_store, check_stores
+from midstream.fleet import store_config
 from midstream.fleet.fleet import (
     COPY_ROUTES,
     DEFAULT_ROOT,
@@ -24,12 +24,13 @@ from midstream.fleet.fleet import (
     HostConfig,
     HostsTarget,
     SlurmTarget,
-    SshHost,
+    SshHostConfig,
     TargetConfig,
     TpuTarget,
-    nearest,
 )
-from midstream.fleet.units import parse_duration, parse_ports, parse_rate
+from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
+from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
+from midstream.suggestions import nearest
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class _FleetFile:
 
 
 def default_fleet_path() -> Path:
-    """`$MIDSTREAM_FLEET`, by default `~/.config/midstream/fleet.yaml`."""
+    """Return `$MIDSTREAM_FLEET`, by default `~/.config/midstream/fleet.yaml`."""
     return Path(os.environ.get("MIDSTREAM_FLEET") or "~/.config/midstream/fleet.yaml").expanduser()
 
 
 def load_fleet(path: str | Path | None = None) -> Fleet:
-    """The fleet of a file. UsageError, with file and line or field, where it is missing or wrong."""
+    """Load a fleet file. UsageError, with file and line or field, if it is missing or invalid."""
     file = Path(path).expanduser() if path else default_fleet_path()
     try:
         text = file.read_text()
@@ -88,31 +89,9 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
             check_host_store(f"{path}: targets.{name}.worker", target.worker.get("store"), decoded.stores)
     check_stores(path, decoded.stores)
     for name, host in decoded.hosts.items():
-        check_host_store(f"{path}: hosts.{name}", host.store, decoded.stores)
-        if isinstance(host, SshHost) and not host.address:
-            raise UsageError(f"{path}: hosts.{name} has no address", "address: [user@]name[:port]")
-        for secret, source in host.secrets.items():
-            if not source.startswith(("env:", "file:")):
-                raise UsageError(
-                    f"{path}: hosts.{name}.secrets.{secret} says neither env: nor file:",
-                    "where this machine has it, never the secret itself: env:NAME or file:PATH",
-                )
-        if host.variant is not None and host.variant not in VARIANTS:
-            raise UsageError(f"{path}: hosts.{name}.variant is {host.variant!r}", nearest(host.variant, VARIANTS))
-        if host.copy_route not in (None, *COPY_ROUTES):
-            raise UsageError(f"{path}: hosts.{name}.copy_route is {host.copy_route!r}", ", ".join(COPY_ROUTES))
-        for field_name, parse in (("bandwidth_limit", parse_rate), ("copy_ports", parse_ports)):
-            given = getattr(host, field_name)
-            try:
-                _ = None if given is None else parse(given)
-            except UsageError as error:
-                raise UsageError(f"{path}: hosts.{name}.{field_name}: {error.message}", error.hint) from error
-        if host.devices is not None and host.devices < 1:
-            raise UsageError(
-                f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null"
-            )
+        _check_host(path, name, host, decoded.stores)
     return Fleet(
-        _told_who_pays(_shared_roots(path, decoded), decoded.stores),
+        _with_user_projects(_shared_roots(path, decoded), decoded.stores),
         decoded.targets,
         decoded.stores,
         google=decoded.google,
@@ -120,6 +99,30 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
         text=text,
         on_event=on_event,
     )
+
+
+def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, StoreConfig]) -> None:
+    check_host_store(f"{path}: hosts.{name}", host.store, stores)
+    if isinstance(host, SshHostConfig) and not host.address:
+        raise UsageError(f"{path}: hosts.{name} has no address", "address: [user@]name[:port]")
+    for secret, source in host.secrets.items():
+        if not source.startswith(("env:", "file:")):
+            raise UsageError(
+                f"{path}: hosts.{name}.secrets.{secret} is neither env: nor file:",
+                "its source on this machine, never the secret itself: env:NAME or file:PATH",
+            )
+    if host.variant is not None and host.variant not in VARIANTS:
+        raise UsageError(f"{path}: hosts.{name}.variant is {host.variant!r}", nearest(host.variant, VARIANTS))
+    if host.copy_route not in (None, *COPY_ROUTES):
+        raise UsageError(f"{path}: hosts.{name}.copy_route is {host.copy_route!r}", ", ".join(COPY_ROUTES))
+    for field_name, parse in (("bandwidth_limit", parse_rate), ("copy_ports", parse_ports)):
+        given = getattr(host, field_name)
+        try:
+            _ = None if given is None else parse(given)
+        except UsageError as error:
+            raise UsageError(f"{path}: hosts.{name}.{field_name}: {error.message}", error.hint) from error
+    if host.devices is not None and host.devices < 1:
+        raise UsageError(f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null")
 
 
 def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str, HostConfig]) -> None:
@@ -150,17 +153,17 @@ def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str
 
 
 def _check_tpu(path: str, name: str, target: TpuTarget) -> None:
-    """What can be known without the provider; its workers' fields are those of hosts."""
+    """Check a TPU target as far as possible without its provider."""
     for field_name in ("project", "zone"):
         if not getattr(target, field_name):
             raise UsageError(f"{path}: targets.{name} has no {field_name}", f"{field_name}: where the slice is")
     if target.create and not (target.accelerator_type and target.runtime_version):
-        hint = "accelerator_type: v3-32 and runtime_version: tpu-ubuntu2204-base; docs/gcp.md lists them"
-        raise UsageError(f"{path}: targets.{name} may be created, and does not say as what", hint)
+        hint = "accelerator_type: v3-32 and runtime_version: tpu-ubuntu2204-base: docs/reference/fleet-file.md"
+        raise UsageError(f"{path}: targets.{name} has create: true and lacks accelerator_type or runtime_version", hint)
     if target.spot and (target.reserved or target.reservation):
         raise UsageError(f"{path}: targets.{name} is spot and reserved", "one of them")
     if target.reservation and not target.queued:
-        hint = "queued: true, the only way to name one; or reserved: true alone, for whichever the project has"
+        hint = "queued: true, the only way to name one; or reserved: true alone, for any reservation of the project"
         raise UsageError(f"{path}: targets.{name} names a reservation, and is not queued", hint)
     if target.reach not in REACHES:
         raise UsageError(f"{path}: targets.{name}.reach is {target.reach!r}", nearest(target.reach, REACHES))
@@ -172,7 +175,7 @@ def _check_tpu(path: str, name: str, target: TpuTarget) -> None:
 
 
 def _shared_roots(path: str, file: _FleetFile) -> dict[str, HostConfig]:
-    """The hosts, each with the root that its target's hosts share."""
+    """Return the hosts, with the ``shared_root`` of their targets as root."""
     hosts = dict(file.hosts)
     for name, target in file.targets.items():
         if not isinstance(target, HostsTarget) or target.shared_root is None:
@@ -181,29 +184,29 @@ def _shared_roots(path: str, file: _FleetFile) -> dict[str, HostConfig]:
             if hosts[host].root not in (DEFAULT_ROOT, target.shared_root):
                 raise UsageError(
                     f"{path}: targets.{name}.shared_root is {target.shared_root}, and {host} has {hosts[host].root}",
-                    "a host has one root: take root: out there, or name the same directory",
+                    "a host has one root: remove its root:, or name the same directory",
                 )
             hosts[host] = dataclasses.replace(hosts[host], root=target.shared_root)
     return hosts
 
 
-def _told_who_pays(hosts: Mapping[str, HostConfig], known: Mapping[str, StoreConfig]) -> dict[str, HostConfig]:
-    """The hosts, each with what its engine has to know of buckets whose owner does not pay."""
-    told = buckets.environment(known)
-    return {name: dataclasses.replace(host, env={**told, **host.env}) if told else host for name, host in hosts.items()}
+def _with_user_projects(hosts: Mapping[str, HostConfig], known: Mapping[str, StoreConfig]) -> dict[str, HostConfig]:
+    """Return the hosts with the engine's variable for buckets whose requester pays in their environment."""
+    added = store_config.engine_environment(known)
+    return {
+        name: dataclasses.replace(host, env={**added, **host.env}) if added else host for name, host in hosts.items()
+    }
 
 
 def _yaml(text: str, path: str) -> Any:
-    import yaml
-
     try:
         return yaml.safe_load(text) or {}
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark else path
-        raise UsageError(f"{where}: {error.problem or error.context}", "mend the YAML there") from error
+        raise UsageError(f"{where}: {error.problem or error.context}", "correct the YAML there") from error
     except yaml.YAMLError as error:
-        raise UsageError(f"{path}: {_one_line(error)}", "mend the YAML") from error
+        raise UsageError(f"{path}: {_one_line(error)}", "correct the YAML") from error
 
 
 def _section(path: str, value: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
@@ -217,7 +220,7 @@ def _section(path: str, value: Mapping[str, Any], name: str) -> dict[str, dict[s
 
 
 def _check_entries(path: str, section: str, entries: Mapping[str, dict[str, Any]], base: Any) -> None:
-    """Types and field names, with the nearest known one: draccus' own words name neither file nor neighbour."""
+    """Check types and field names. draccus' own messages have neither the file nor the closest name."""
     kinds = base.get_known_choices()
     for name, entry in entries.items():
         kind = entry.get("type")
@@ -232,7 +235,7 @@ def _check_entries(path: str, section: str, entries: Mapping[str, dict[str, Any]
 def _known_keys(path: str, prefix: str, value: Mapping[str, Any], known: Sequence[str]) -> None:
     for key in value:
         if key not in known:
-            raise UsageError(f"{path}: {prefix}{key} is not known", nearest(str(key), known))
+            raise UsageError(f"{path}: {prefix}{key} is unknown", nearest(str(key), known))
 
 
 def _one_line(error: Exception) -> str:

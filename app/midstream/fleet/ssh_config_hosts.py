@@ -1,4 +1,4 @@
-"""Hosts that a fleet file could have, from `~/.ssh/config`, and how they are put into it."""
+"""Find hosts of `~/.ssh/config` that the fleet file lacks, and add them to it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from midstream.errors import UsageError
-from midstream.fleet.first_file import DEFAULT_SSH_CONFIG, HEADER, fleet_from_ssh_config
 from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.initial_fleet_file import DEFAULT_SSH_CONFIG, HEADER, fleet_from_ssh_config
 
 GCLOUD = "~/.config/gcloud"
 _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?$", re.M)
@@ -18,14 +18,14 @@ _LINE = re.compile(r"  (\S+): \{type: ssh.*\}")
 
 
 def candidates(known: Collection[str], ssh_config: str = DEFAULT_SSH_CONFIG) -> dict[str, str]:
-    """name -> the line of a fleet file, for each host that the SSH configuration names and that is not ``known``."""
+    """Return name -> line of a fleet file, for each host of the SSH configuration that is not ``known``."""
     text = fleet_from_ssh_config(Path(ssh_config).expanduser())
     found = (_LINE.fullmatch(line) for line in text.splitlines())
     return {match[1].strip('"'): match[0] for match in found if match and match[1].strip('"') not in known}
 
 
 def gcloud_projects(directory: str = "") -> list[str]:
-    """The projects that gcloud's configurations name."""
+    """Return the projects of gcloud's configurations."""
     folder = Path(directory or os.environ.get("CLOUDSDK_CONFIG") or GCLOUD).expanduser() / "configurations"
     projects: dict[str, None] = {}
     for file in sorted(folder.glob("config_*")):
@@ -40,27 +40,29 @@ def gcloud_projects(directory: str = "") -> list[str]:
 
 
 def add_hosts(file: Path, lines: Collection[str]) -> None:
-    """Put these lines under ``hosts:`` of a fleet file; a new one where there is none. UsageError, with the file left
-    as it was, where that would not be a fleet file."""
+    """Add these lines below ``hosts:`` of a fleet file, which is created if it is missing.
+
+    Raises UsageError, without a change, if the result would not be a valid fleet file.
+    """
     block = "".join(f"{line}\n" for line in lines)
     if not file.exists():
         text = HEADER + block + _templates()
     else:
         before = file.read_text()
-        place = _HOSTS.search(before)
-        if place is None:
-            raise UsageError(f"{file} has no line `hosts:` to put them under", f"write it by hand:\n{block}")
-        end = before.find("\n", place.start()) + 1 or len(before)
+        match = _HOSTS.search(before)
+        if match is None:
+            raise UsageError(f"{file} has no line `hosts:` to add them to", f"edit it by hand:\n{block}")
+        end = before.find("\n", match.start()) + 1 or len(before)
         text = before[:end] + ("" if before[:end].endswith("\n") else "\n") + block + before[end:]
     parse_fleet(text, str(file))
-    fresh = file.with_name(f"{file.name}.new")
+    temporary = file.with_name(f"{file.name}.new")
     file.parent.mkdir(parents=True, exist_ok=True)
-    fresh.write_text(text)
-    fresh.replace(file)
+    temporary.write_text(text)
+    temporary.replace(file)
 
 
 def _templates() -> str:
-    """A slice for each project that gcloud knows, to be filled in."""
+    """Return a commented target for each project of gcloud."""
     return "".join(
         f"# targets:\n#   pod: {{type: tpu, project: {project}, zone: ZONE, name: NAME, accelerator_type: TYPE}}\n"
         for project in gcloud_projects()

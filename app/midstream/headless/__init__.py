@@ -1,20 +1,42 @@
-"""Every mode without a screen: text for people, JSON lines for programs."""
+"""Modes without a screen: text, or JSON lines with --json.
 
-from midstream.headless.clean_leftovers import clean
-from midstream.headless.diff_checkpoints import diff
-from midstream.headless.guard_run import guard
-from midstream.headless.launch_and_stop import launch, stop
-from midstream.headless.metrics_and_log import log, metrics
-from midstream.headless.migrate_run import follow, migrate, resume
-from midstream.headless.repair_run import repair
-from midstream.headless.run_checks import check, doctor
-from midstream.headless.show_config import config
-from midstream.headless.status import checkpoints, init, status
-from midstream.headless.tpu_slices import delete
-from midstream.headless.verify_checkpoint import show_tree, verify
+A mode is imported when it is run, so that `--status` of a local fleet loads neither SSH nor what migrations need.
+"""
 
-__all__ = [
-    "check", "checkpoints", "clean", "config", "delete", "diff", "doctor",
-    "follow", "guard", "init", "launch", "log", "metrics", "migrate", "repair", "resume", "show_tree", "status", "stop",
-    "verify",
-]  # fmt: skip
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+_MODULES = {
+    "check": "fleet.run_checks",
+    "checkpoints": "checkpoints.list_checkpoints",
+    "clean": "fleet.clean_leftovers",
+    "compare": "runs.compare_accelerators",
+    "config": "runs.show_config",
+    "cost": "fleet.show_costs",
+    "delete": "fleet.slice_creation",
+    "diff": "checkpoints.diff_checkpoints",
+    "doctor": "fleet.run_checks",
+    "guard": "migration.guard_run",
+    "init": "fleet.init_fleet",
+    "is_config": "runs.compare_accelerators",
+    "is_migration": "migration.verify_migration",
+    "launch": "runs.launch_and_stop",
+    "log": "runs.metrics_and_log",
+    "metrics": "runs.metrics_and_log",
+    "migrate": "migration.migrate_run",
+    "recheck": "migration.verify_migration",
+    "repair": "runs.repair_run",
+    "resume": "migration.migrate_run",
+    "show_tree": "checkpoints.verify_checkpoint",
+    "status": "fleet.status",
+    "stop": "runs.launch_and_stop",
+    "verify": "checkpoints.verify_checkpoint",
+}
+
+
+def mode(name: str) -> Callable[..., Any]:
+    """Return the function of a mode, from its module."""
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,28 +1,32 @@
-"""How long to wait before a door is knocked at again: longer each time, and never in step with others."""
+"""Growing, randomized pauses between attempts to reach a host."""
 
 from __future__ import annotations
 
 import random
 
-FIRST = 0.5  # seconds
-LONGEST = 16.0  # seconds
+FIRST_PAUSE = 0.5  # seconds
+MAX_PAUSE = 16.0  # seconds
 
 
 class Backoff:
-    """Pauses that double, each cut by up to half at random: many hosts behind one door that has just opened again
-    should not all knock at once."""
+    """Pauses that double, each shortened by up to half at random.
 
-    def __init__(self, first: float = FIRST, longest: float = LONGEST, draw: random.Random | None = None):
+    The randomness spreads the load when many hosts behind one gateway become reachable at the same moment.
+    """
+
+    def __init__(
+        self, first: float = FIRST_PAUSE, longest: float = MAX_PAUSE, generator: random.Random | None = None
+    ) -> None:
         self._first, self._longest = first, longest
-        self._draw = draw or random.Random()
-        self._tries = 0
+        self._generator = generator or random.Random()
+        self._attempts = 0
 
     def pause(self, least: float = 0.0) -> float:
-        """Seconds until the next try. ``least`` stands in the place of a shorter pause."""
-        whole = min(self._longest, self._first * 2.0**self._tries)
-        self._tries = min(self._tries + 1, 64)
-        return max(least, whole) * self._draw.uniform(0.5, 1.0)
+        """Return the seconds until the next attempt. ``least`` replaces a shorter pause."""
+        pause = min(self._longest, self._first * 2.0**self._attempts)
+        self._attempts = min(self._attempts + 1, 64)
+        return max(least, pause) * self._generator.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """It was reached."""
-        self._tries = 0
+        """Start again with the first pause, after a success."""
+        self._attempts = 0

@@ -1,4 +1,4 @@
-"""A few at a time: many threads that all want to do something costly."""
+"""Limit how many threads do something expensive at the same time."""
 
 from __future__ import annotations
 
@@ -8,41 +8,40 @@ from collections.abc import Iterator
 
 
 class ConcurrencyLimit:
-    """At most so many threads at once. A thread that waits for something else meanwhile steps aside, so that those who
-    wait for a person, or for a machine that is not there, hold nobody up."""
+    """Slots for threads. A thread that waits for something else can release its slot for that time."""
 
-    def __init__(self, count: int):
+    def __init__(self, count: int) -> None:
         self._free = threading.Semaphore(count)
-        self._mine = threading.local()
+        self._thread = threading.local()
 
     @contextlib.contextmanager
-    def take(self) -> Iterator[None]:
-        """A turn; the same one where this thread has one already."""
-        if getattr(self._mine, "held", False):
+    def slot(self) -> Iterator[None]:
+        """Occupy a slot; the one that this thread has, if it has one."""
+        if getattr(self._thread, "has_slot", False):
             yield
             return
         self._free.acquire()
-        self._mine.held = True
+        self._thread.has_slot = True
         try:
             yield
         finally:
-            self._mine.held = False
+            self._thread.has_slot = False
             self._free.release()
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Without a turn for a while; nothing where this thread has none."""
-        if not getattr(self._mine, "held", False):
+    def released(self) -> Iterator[None]:
+        """Release this thread's slot, if it has one, and occupy one again at the end."""
+        if not getattr(self._thread, "has_slot", False):
             yield
             return
-        self._mine.held = False
+        self._thread.has_slot = False
         self._free.release()
         try:
             yield
         finally:
             self._free.acquire()
-            self._mine.held = True
+            self._thread.has_slot = True
 
 
-# Hosts that are being reached: two hundred handshakes at once would cost more than they take.
-REACHING = ConcurrencyLimit(12)
+# Connection attempts: two hundred handshakes at the same time take longer than one after the other.
+CONNECT_LIMIT = ConcurrencyLimit(12)

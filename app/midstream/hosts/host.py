@@ -1,19 +1,22 @@
-"""What midstream asks of a machine: five verbs, the same for this machine and for one behind SSH."""
+"""Interface of a machine: the same operations for this machine and for one behind SSH."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
 from midstream.hosts.deadline import Deadline
 
 ANSWER_LIMIT = 2 << 20  # bytes of one answer
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 @dataclass(frozen=True)
 class Completed:
-    """A command that ran to its end."""
+    """Exit code and output of a command that has ended."""
 
     returncode: int
     stdout: bytes
@@ -21,23 +24,32 @@ class Completed:
 
 
 class Process(Protocol):
-    """A command that runs on ``host`` with its pipes open. One reader and one writer thread may use it at once."""
+    """A command that runs on ``host`` with open pipes.
+
+    One reader thread and one writer thread may use it concurrently.
+    """
 
     host: str
     stdin: BinaryIO
     stdout: BinaryIO
 
     def limit_reading(self, deadline: Deadline | None, stderr: int = 0) -> None:
-        """Until the next call, reads of ``stdout`` raise TimeoutError after ``deadline``, and AnswerTooLarge once more
-        than ``stderr`` bytes came on stderr (0: no limit; only the end of it is kept)."""
+        """Limit the reads of ``stdout`` until the next call.
+
+        They raise TimeoutError after ``deadline``, and AnswerTooLargeError once stderr has more than ``stderr`` bytes
+        (0: no limit; only the tail of stderr is stored).
+        """
         ...
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code. TimeoutError after ``timeout`` seconds; LostContact where the channel ends without one."""
+        """Return the exit code.
+
+        Raises TimeoutError after ``timeout`` seconds, and ConnectionLostError if the channel ends without an exit code.
+        """
         ...
 
     def stderr_text(self) -> str:
-        """What it has written to stderr so far (the last 64 KiB)."""
+        """Return the last 64 KiB that the command has written to stderr so far."""
         ...
 
     def close(self) -> None:
@@ -46,24 +58,23 @@ class Process(Protocol):
 
 
 class Host(Protocol):
-    """A machine. Verbs may be used from several threads; each uses a channel of its own on one connection.
+    """A machine. All methods are thread-safe; each command has a channel of its own on one connection.
 
-    ``root`` is the absolute path of midstream's directory there, ``far_python`` the interpreter (3.8 or newer) that our
-    own functions run in, empty where there is none; both are known after ``connect``.
-    Errors: HostError (with a line that mends it) on first contact, LostContact when a live connection dies.
+    ``connect`` sets ``root``, the absolute path of midstream's directory on the host, and ``remote_python``, the
+    interpreter (3.8 or newer) that runs `midstream.remote`; it is empty on a host without one.
+    Methods raise HostError (with a hint) if the host cannot be reached, ConnectionLostError if the connection breaks.
     """
 
     name: str
     root: str
-    far_python: str
+    remote_python: str
 
     def connect(self) -> None:
-        """Reach the host, check who it is, find ``root``. Idempotent; reconnects after LostContact."""
+        """Connect, check the host's identity and find ``root``. Idempotent; reconnects after ConnectionLostError."""
         ...
 
-    def dial(self) -> Host:
-        """The same machine over a further connection of its own, which whoever asks for it closes. This machine needs
-        none and gives itself."""
+    def with_new_connection(self) -> Host:
+        """Return the same host over a further connection, which the caller closes. The local host returns itself."""
         ...
 
     def run(
@@ -76,23 +87,38 @@ class Host(Protocol):
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
-        """Run a command to its end. ``argv`` reaches the program as it stands: nothing is ever expanded. AnswerTooLarge
-        past ``limit`` bytes of stdout; ``what`` is the command's name in messages. LostContact
-        where it does not end within ``timeout`` seconds: it may still be running there."""
+        """Run a command to its end.
+
+        Args:
+            argv: The program and its arguments. No shell expands them.
+            stdin: Bytes for its standard input.
+            env: Added to the host's environment.
+            timeout: Seconds.
+            limit: Bytes of stdout that are accepted.
+            what: Name of the command in messages; by default ``argv[0]``.
+
+        Raises:
+            AnswerTooLargeError: The command wrote more than ``limit`` bytes.
+            ConnectionLostError: The command did not end within ``timeout``; it may still be running on the host.
+        """
         ...
 
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
-        """Start a command and keep its pipes. ``window``: bytes of its output that may be on their way unread; past
-        them it has to wait."""
+        """Start a command with open pipes. ``window``: bytes of unread output after which the command blocks."""
         ...
 
-    def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
-        """Run ``midstream.remote.<module>.<function>`` on the host with the host's own Python (>= 3.8, standard
-        library only) and return its JSON-able result: ``host.call("runs.run_state.claim_attempt", root=...,
-        run_id=...)``.
-        RemoteError where the function raised."""
+    def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
+        """Return ``function``, a declared function of `midstream.remote`, so that it runs on the host.
+
+        The host's own Python (3.8 or newer, standard library only) runs it, and its answer is checked against the
+        function's return annotation: ``host.call(run_state.describe, timeout=30.0)(root=host.root, run_id=run_id)``.
+
+        Raises:
+            RemoteError: The function raised, or its answer has another shape.
+            ConnectionLostError: No answer within ``timeout`` seconds; the function may have run.
+        """
         ...
 
     def close(self) -> None:
-        """Drop the connection. What was started detached goes on."""
+        """Close the connection. Detached processes keep running."""
         ...

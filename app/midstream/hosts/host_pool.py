@@ -1,43 +1,44 @@
-"""From the fleet file's words to machines that answer."""
+"""Open the hosts of a fleet, and share their connections."""
 
 from __future__ import annotations
 
 import threading
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import Fleet, HostConfig, LocalHost, SshHost, nearest
+from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig, SshHostConfig
 from midstream.hosts.host import Host
+from midstream.suggestions import nearest
 
 
 def open_host(name: str, config: HostConfig) -> Host:
-    """The host of a fleet entry, not connected yet."""
-    if isinstance(config, SshHost):
-        from midstream.hosts.ssh.ssh_host import SshMachine
+    """Return the host of a fleet entry, not connected yet."""
+    if isinstance(config, SshHostConfig):
+        from midstream.hosts.ssh.ssh_host import SshHost  # imports paramiko, which a local fleet does not need
 
-        return SshMachine(name, config)
-    if isinstance(config, LocalHost):
-        from midstream.hosts.local_host import LocalMachine
+        return SshHost(name, config)
+    if isinstance(config, LocalHostConfig):
+        from midstream.hosts.local_host import LocalHost
 
-        return LocalMachine(name, config)
+        return LocalHost(name, config, runs_engines=True)
     raise UsageError(f"host {name} is of a type that cannot be reached: {type(config).__name__}")
 
 
-class Hosts:
-    """The machines of a fleet, each opened once and shared by all who ask. Threads may ask at once."""
+class HostPool:
+    """The hosts of a fleet, each opened once and shared. All methods are thread-safe."""
 
-    def __init__(self, fleet: Fleet):
+    def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self._hosts: dict[str, Host] = {}
         self._lock = threading.Lock()
 
     def get(self, name: str) -> Host:
-        """The connected host. HostError where it cannot be reached, UsageError where the fleet has no such host."""
-        host = self.peek(name)
+        """Return the connected host. HostError if it cannot be reached, UsageError if the fleet has no such host."""
+        host = self.lookup(name)
         host.connect()
         return host
 
-    def peek(self, name: str) -> Host:
-        """The host, connected or not."""
+    def lookup(self, name: str) -> Host:
+        """Return the host, connected or not. UsageError if the fleet has no such host."""
         if name not in self.fleet.hosts:
             raise UsageError(f"no host {name!r} in the fleet file", nearest(name, tuple(self.fleet.hosts)))
         with self._lock:
@@ -46,6 +47,7 @@ class Hosts:
             return self._hosts[name]
 
     def close(self) -> None:
+        """Close all connections."""
         with self._lock:
             hosts, self._hosts = list(self._hosts.values()), {}
         for host in hosts:

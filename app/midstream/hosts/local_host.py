@@ -1,29 +1,31 @@
-"""This machine as a host."""
+"""The operator's machine as a host."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import platform
 import select
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 
-from midstream.errors import HostError, LostContact
+from midstream.errors import ConnectionLostError, HostError
 from midstream.fleet.fleet import HostConfig
 from midstream.hosts.deadline import Deadline
-from midstream.hosts.host import ANSWER_LIMIT, Completed, Process
+from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import run_to_end, too_large
 from midstream.hosts.stderr_tail import StderrTail
 
-GRACE = 2.0  # seconds that a program may take to end once its stdin is closed
+SHUTDOWN_TIMEOUT = 2.0  # seconds that a program may take to exit once its stdin is closed
+STDERR_TIMEOUT = 1.0  # seconds that the rest of stderr may take after the exit
 
 
 class _TimedPipe(io.FileIO):
-    """The reading end of a pipe. A read raises TimeoutError after the deadline, and what `check` raises meanwhile."""
+    """The reading end of a pipe. A read raises TimeoutError after the deadline, and the errors of `check`."""
 
     deadline: Deadline | None = None
     check: Callable[[], None] = staticmethod(lambda: None)
@@ -33,16 +35,16 @@ class _TimedPipe(io.FileIO):
             ready = select.select([self], [], [], self.deadline.step)[0]
             self.check()
             if self.deadline.count():
-                raise TimeoutError(f"nothing that was complete came within {self.deadline.seconds:.0f} s")
+                raise TimeoutError(f"no complete answer within {self.deadline.seconds:.0f} s")
             if ready:
                 break
         return super().readinto(buffer)
 
 
 class LocalProcess:
-    """A child with its pipes open. ``host`` is the name that messages use."""
+    """A child process with open pipes. ``host`` is its host's name in messages."""
 
-    def __init__(self, child: subprocess.Popen[bytes], host: str):
+    def __init__(self, child: subprocess.Popen[bytes], host: str) -> None:
         self._child = child
         self.host = host
         self.stdin = cast(BinaryIO, child.stdin)
@@ -69,7 +71,7 @@ class LocalProcess:
             except subprocess.TimeoutExpired as error:
                 if deadline.count():
                     raise TimeoutError(f"pid {self._child.pid} still runs after {timeout} s") from error
-        self._stderr.join(1.0)
+        self._stderr.join(STDERR_TIMEOUT)
         return code
 
     def stderr_text(self) -> str:
@@ -77,33 +79,43 @@ class LocalProcess:
 
     def close(self) -> None:
         if self._child.poll() is None:
-            # Not the buffered stream: what it holds may never be read, and flushing it would wait for ever.
+            # Not the buffered stream: flushing it would block for ever if the child never reads.
             cast(io.BufferedWriter, self.stdin).raw.close()
             try:
-                self._child.wait(GRACE)
+                self._child.wait(SHUTDOWN_TIMEOUT)
             except subprocess.TimeoutExpired:
                 self._child.kill()
         self._child.wait()
-        self._stderr.join(1.0)
-        with contextlib.suppress(OSError, ValueError):  # closed above, or its reader is gone
+        self._stderr.join(STDERR_TIMEOUT)
+        with contextlib.suppress(OSError, ValueError):  # closed above, or its reader has exited
             self.stdin.close()
         self.stdout.close()
         cast(io.BufferedReader, self._child.stderr).close()
 
 
-class LocalMachine:
-    """The Host of ``type: local``: children of this process."""
+class LocalHost:
+    """The Host of ``type: local``. Commands are children of this process."""
 
-    def __init__(self, name: str, config: HostConfig):
+    def __init__(self, name: str, config: HostConfig, *, runs_engines: bool = False) -> None:
+        """Create the host. ``runs_engines``: it is a host of the fleet file, which has to run Linux."""
         self.name = name
+        self._runs_engines = runs_engines
         self.config = config
         self.root = os.path.abspath(os.path.expanduser(config.root))
-        self.far_python = sys.executable
+        self.remote_python = sys.executable
 
     def connect(self) -> None:
-        """Nothing to do: this machine is here."""
+        """Raise HostError where this machine cannot run engines; it is always reachable."""
+        self._check_platform()
 
-    def dial(self) -> LocalMachine:
+    def _check_platform(self) -> None:
+        if self._runs_engines and sys.platform != "linux":
+            raise HostError(
+                f"{self.name}: type: local needs Linux, and this machine runs {platform.system()}",
+                "engines run on hosts of type ssh; remove it from the fleet file",
+            )
+
+    def with_new_connection(self) -> LocalHost:
         return self
 
     def run(
@@ -125,37 +137,38 @@ class LocalMachine:
         try:
             return run_to_end(process, what or argv[0], stdin, timeout, limit)
         except TimeoutError as error:
-            raise LostContact(
+            raise ConnectionLostError(
                 f"{self.name}: {argv[0]} did not end within {timeout:.0f} s",
-                "is its disk busy, or a mount hanging? then run the same again",
+                "is its disk busy, or does a mount hang? then repeat the command",
             ) from error
         finally:
             process.close()
 
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
-        # A pipe holds 64 KiB, whatever is asked for.
+        del window  # a pipe buffers 64 KiB, whatever the window
         try:
             return self._start(argv, env)
         except (FileNotFoundError, PermissionError) as error:
             raise HostError(f"{self.name}: {argv[0]}: {error.strerror}") from error
 
     def _start(self, argv: Sequence[str], env: Mapping[str, str] | None) -> LocalProcess:
+        self._check_platform()
         child = subprocess.Popen(
             list(argv),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=_environment(env),
-            # Ctrl-C at the operator's terminal is for the operator's program alone.
+            # Ctrl-C at the operator's terminal must only reach the operator's program.
             start_new_session=True,
         )
         return LocalProcess(child, self.name)
 
-    def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
-        return remote_call.call_function(self, self.far_python, function, arguments, timeout)
+    def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
+        return remote_call.caller(self, function, timeout)
 
     def close(self) -> None:
-        """Nothing to drop."""
+        """Do nothing: there is no connection."""
 
 
 def _environment(env: Mapping[str, str] | None) -> dict[str, str] | None:

@@ -1,6 +1,6 @@
-"""Questions that reaching a host may raise, and who answers them: a terminal, the terminal UI, or nobody.
+"""Questions of a connection to its user, and who answers them: a terminal, the terminal UI, or nobody.
 
-Connections are made on many threads; a person is asked one thing at a time, and never the same thing twice.
+Connections are made on many threads. The user gets one question at a time, and none twice.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from midstream.hosts.concurrency_limit import REACHING
+from midstream.hosts.concurrency_limit import CONNECT_LIMIT
 
 T = TypeVar("T")
 
+PASSPHRASE_ATTEMPTS = 3  # as ssh
+
 
 @dataclass(frozen=True)
-class FirstContact:
-    """A host shows a key that is in no known_hosts file."""
+class HostKeyPrompt:
+    """Question whether to accept a host key that is in no known_hosts file."""
 
     host: str  # its name in the fleet file, or as a jump
     known_as: str  # its name in known_hosts
@@ -32,8 +34,8 @@ class FirstContact:
 
 
 @dataclass(frozen=True)
-class Passphrase:
-    """A key file that is needed is encrypted. ``again``: the last answer did not open it."""
+class PassphrasePrompt:
+    """Question for the passphrase of a key file. ``again``: the last answer was wrong."""
 
     host: str
     file: str
@@ -41,45 +43,45 @@ class Passphrase:
 
 
 class Prompter(Protocol):
-    """Somebody who can be asked. Called on any thread, one question at a time; may block for as long as it takes."""
+    """Answers questions. Called on any thread, one question at a time; may block without limit."""
 
-    def accept(self, contact: FirstContact) -> bool | None:
-        """Whether the key is the host's. None where nobody answered."""
+    def accept(self, prompt: HostKeyPrompt, /) -> bool | None:
+        """Return True to accept the host key, False to refuse it, None without an answer."""
         ...
 
-    def passphrase(self, wanted: Passphrase) -> str | None:
-        """None where nobody answered, or the key is not to be used."""
+    def passphrase(self, prompt: PassphrasePrompt, /) -> str | None:
+        """Return the passphrase, None to leave the key locked."""
         ...
 
 
 class NoPrompter:
-    """A program without a terminal: it refuses, and says how a person would mend it."""
+    """Answers nothing, for a program without a terminal: connections fail with a hint."""
 
-    def accept(self, contact: FirstContact) -> bool | None:
+    def accept(self, _prompt: HostKeyPrompt, /) -> bool | None:
         return None
 
-    def passphrase(self, wanted: Passphrase) -> str | None:
+    def passphrase(self, _prompt: PassphrasePrompt, /) -> str | None:
         return None
 
 
 class TerminalPrompter:
-    """The person at the controlling terminal. stdin and stdout stay free for data."""
+    """Asks on the controlling terminal. stdin and stdout stay free for data."""
 
-    def accept(self, contact: FirstContact) -> bool | None:
+    def accept(self, prompt: HostKeyPrompt, /) -> bool | None:
         question = (
-            f"midstream: first contact with {contact.host} ({contact.known_as}). It shows the key\n"
-            f"  {contact.kind} {contact.fingerprint}\n"
-            f"Is it that host's key? 'yes' writes it to {contact.file}: "
+            f"midstream: first contact with {prompt.host} ({prompt.known_as}). It shows the key\n"
+            f"  {prompt.kind} {prompt.fingerprint}\n"
+            f"Is it that host's key? 'yes' writes it to {prompt.file}: "
         )
         while (answer := self._read(question)) is not None:
-            if answer in ("yes", "no") or answer == contact.fingerprint:
+            if answer in ("yes", "no") or answer == prompt.fingerprint:
                 return answer != "no"
             question = "Please type yes, no, or the fingerprint: "
         return None
 
-    def passphrase(self, wanted: Passphrase) -> str | None:
-        words = "that does not open it; once more" if wanted.again else f"for {wanted.host}; empty leaves it locked"
-        return self._read(f"midstream: passphrase of {wanted.file} ({words}): ", echo=False) or None
+    def passphrase(self, prompt: PassphrasePrompt, /) -> str | None:
+        words = "it does not open the key; try again" if prompt.again else f"for {prompt.host}; empty leaves it locked"
+        return self._read(f"midstream: passphrase of {prompt.file} ({words}): ", echo=False) or None
 
     def _read(self, question: str, *, echo: bool = True) -> str | None:
         try:
@@ -96,7 +98,7 @@ class TerminalPrompter:
 
 @contextlib.contextmanager
 def _echo(terminal: int, echo: bool) -> Iterator[None]:
-    """Typing is shown, or not. A program that is interrupted meanwhile leaves the terminal as it was."""
+    """Context with or without echo. An interrupted program restores the terminal too."""
     if echo:
         yield
         return
@@ -117,80 +119,82 @@ def _echo(terminal: int, echo: bool) -> Iterator[None]:
 
 
 class _PromptQueue:
-    """Where questions are asked."""
+    """Asks one question at a time, and stores the answers."""
 
     def __init__(self) -> None:
         self._turn = threading.RLock()
-        self._person: Prompter | None = None
+        self._prompter: Prompter | None = None
         self._waiting = 0
-        self.questions = 0  # that a person was asked so far
-        self._answers: dict[FirstContact, bool] = {}
+        self.questions = 0  # that were shown to a user so far
+        self._answers: dict[HostKeyPrompt, bool] = {}
         self._locked: set[str] = set()
 
     @contextlib.contextmanager
-    def of(self, person: Prompter) -> Iterator[None]:
-        before, self._person = self._person, person
+    def use(self, prompter: Prompter) -> Iterator[None]:
+        """Context in which ``prompter`` answers."""
+        before, self._prompter = self._prompter, prompter
         try:
             yield
         finally:
-            self._person = before
+            self._prompter = before
 
-    def person(self) -> Prompter:
-        if self._person is not None:
-            return self._person
+    def prompter(self) -> Prompter:
+        """Return the current prompter: by default the terminal, if there is one."""
+        if self._prompter is not None:
+            return self._prompter
         return TerminalPrompter() if sys.stdin.isatty() and sys.stderr.isatty() else NoPrompter()
 
     @property
     def busy(self) -> bool:
-        """Whether a person is being asked: whoever counts the seconds does not count these."""
-        return self._waiting > 0 and not isinstance(self.person(), NoPrompter)
+        """True while a user has a question to answer. Timeouts do not count that time."""
+        return self._waiting > 0 and not isinstance(self.prompter(), NoPrompter)
 
-    def _asked(self) -> Prompter:
-        person = self.person()
-        if not isinstance(person, NoPrompter):
+    def _counted_prompter(self) -> Prompter:
+        prompter = self.prompter()
+        if not isinstance(prompter, NoPrompter):
             self.questions += 1
-        return person
+        return prompter
 
-    def accepts(self, contact: FirstContact) -> bool | None:
-        """True and False are remembered: who said no is not asked again at the next try."""
-        return self._in_turn(lambda: self._accepts(contact))
+    def accepts(self, prompt: HostKeyPrompt) -> bool | None:
+        """Return the answer about a host key, None without one. The user is prompted once for each."""
+        return self._in_turn(lambda: self._accepts(prompt))
 
-    def _accepts(self, contact: FirstContact) -> bool | None:
-        if contact not in self._answers:
-            answer = self._asked().accept(contact)
+    def _accepts(self, prompt: HostKeyPrompt) -> bool | None:
+        if prompt not in self._answers:
+            answer = self._counted_prompter().accept(prompt)
             if answer is None:
                 return None
-            self._answers[contact] = answer
-        return self._answers[contact]
+            self._answers[prompt] = answer
+        return self._answers[prompt]
 
-    def unlock(self, host: str, file: str, opens: Callable[[str], T | None]) -> T | None:
-        """What ``opens`` makes of the passphrase of ``file``; None where nobody knows one. Three tries, as ssh has."""
-        return self._in_turn(lambda: self._unlock(host, file, opens))
+    def unlock(self, host: str, file: str, open_key: Callable[[str], T | None]) -> T | None:
+        """Return what ``open_key`` returns for the passphrase of ``file``, None without a passphrase that opens it."""
+        return self._in_turn(lambda: self._unlock(host, file, open_key))
 
-    def _unlock(self, host: str, file: str, opens: Callable[[str], T | None]) -> T | None:
+    def _unlock(self, host: str, file: str, open_key: Callable[[str], T | None]) -> T | None:
         if file in self._locked:
             return None
-        for attempt in range(3):
-            answer = self._asked().passphrase(Passphrase(host, file, attempt > 0))
+        for attempt in range(PASSPHRASE_ATTEMPTS):
+            answer = self._counted_prompter().passphrase(PassphrasePrompt(host, file, attempt > 0))
             if answer is None:
-                if not isinstance(self.person(), NoPrompter):
+                if not isinstance(self.prompter(), NoPrompter):
                     self._locked.add(file)
                 return None
-            if (opened := opens(answer)) is not None:
-                return opened
+            if (key := open_key(answer)) is not None:
+                return key
         self._locked.add(file)
         return None
 
     def _in_turn(self, ask: Callable[[], T]) -> T:
         self._waiting += 1
         try:
-            with REACHING.aside(), self._turn:
+            with CONNECT_LIMIT.released(), self._turn:
                 return ask()
         finally:
             self._waiting -= 1
 
-    def forget(self) -> None:
-        """Ask everything anew: a person wants to try again."""
+    def reset(self) -> None:
+        """Forget the answers, so that a retry asks again."""
         self._answers.clear()
         self._locked.clear()
 

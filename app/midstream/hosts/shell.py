@@ -1,7 +1,7 @@
-"""A shell on a host, in the terminal that this program runs in.
+"""Interactive shell on a host, in the terminal of this program.
 
-The ``ssh`` program is the best there is for that; it gets the settings that midstream itself uses, so it comes to the
-same door with the same keys. Where there is none, a channel of our own connection with a terminal in it.
+The ``ssh`` program runs it, with the settings and keys that midstream itself uses. Without such a program, the shell
+runs in a channel of midstream's own connection.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from midstream.errors import HostError
-from midstream.fleet.fleet import HostConfig, SshHost
+from midstream.fleet.fleet import HostConfig, SshHostConfig
+
+if TYPE_CHECKING:
+    import paramiko
 
 
 def shell_command(name: str, config: HostConfig) -> list[str] | None:
-    """The program that is a shell on the host; None where it takes our own connection."""
-    if not isinstance(config, SshHost):
+    """Return the command of a shell on the host, None if it needs midstream's own connection."""
+    if not isinstance(config, SshHostConfig):
         return [os.environ.get("SHELL") or "/bin/sh"]
     if not shutil.which("ssh"):
         return None
@@ -43,21 +46,21 @@ def shell_command(name: str, config: HostConfig) -> list[str] | None:
 
 
 def _quoted(path: str) -> str:
-    """As ssh_config reads a path with spaces."""
+    """Quote a path with spaces for ssh_config."""
     return f'"{path}"' if " " in path else path
 
 
 def open_shell(name: str, config: HostConfig) -> int:
-    """Give the terminal to a shell on the host until it ends: its exit code. HostError where that is not reached."""
+    """Run a shell on the host in this terminal, and return its exit code. HostError if the host cannot be reached."""
     command = shell_command(name, config)
     if command is not None:
         return subprocess.run(command, check=False, env=_environment(os.environ)).returncode
     from midstream.hosts.prompter import PROMPTS, TerminalPrompter
-    from midstream.hosts.ssh.ssh_host import SshMachine
+    from midstream.hosts.ssh.ssh_host import SshHost
 
-    assert isinstance(config, SshHost)
-    machine = SshMachine(name, config)
-    with PROMPTS.of(TerminalPrompter()):  # whatever screen there was has stepped aside
+    assert isinstance(config, SshHostConfig)
+    machine = SshHost(name, config)
+    with PROMPTS.use(TerminalPrompter()):  # the terminal UI has released the terminal
         machine.connect()
     try:
         return _interact(machine.shell())
@@ -69,8 +72,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {"TERM": "xterm-256color", **environ}
 
 
-def _interact(channel: Any) -> int:
-    """The terminal's keys to the channel, what it says to the screen."""
+def _interact(channel: paramiko.Channel) -> int:
+    """Copy keys to the channel and its output to the screen, until it ends."""
     keys, screen = sys.stdin.fileno(), sys.stdout.fileno()
     channel.settimeout(0.0)
     with _raw(keys), _resizing(channel, screen):
@@ -101,21 +104,21 @@ def _write(screen: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _raw(terminal: int) -> Iterator[None]:
-    """Every key goes through as it is pressed."""
+    """Context with the terminal in raw mode."""
     try:
         before = termios.tcgetattr(terminal)
     except termios.error as error:
         raise HostError("a shell needs a terminal", "stdin is none") from error
     try:
-        tty.setraw(terminal, termios.TCSADRAIN)  # what was typed already is for the shell
+        tty.setraw(terminal, termios.TCSADRAIN)  # pending input belongs to the shell
         yield
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 @contextlib.contextmanager
-def _resizing(channel: Any, screen: int) -> Iterator[None]:
-    """The far terminal is as large as this one."""
+def _resizing(channel: paramiko.Channel, screen: int) -> Iterator[None]:
+    """Context in which the remote terminal follows the size of this one."""
 
     def resize(*_: object) -> None:
         columns, rows = terminal_size(screen)
@@ -130,6 +133,6 @@ def _resizing(channel: Any, screen: int) -> Iterator[None]:
 
 
 def terminal_size(screen: int) -> tuple[int, int]:
-    """(columns, rows)."""
+    """Return (columns, rows) of a terminal."""
     rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(screen, termios.TIOCGWINSZ, b"\0" * 8))
     return columns or 80, rows or 24

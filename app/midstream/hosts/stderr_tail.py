@@ -1,4 +1,4 @@
-"""What a program says on stderr, read as it comes so that it never blocks, and its end remembered."""
+"""Read a program's stderr in a thread, so that the program never blocks on it, and store the end of it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-KEPT = 64 * 1024  # bytes
+TAIL_SIZE = 64 * 1024  # bytes
 
 
 class StderrTail:
-    """A thread that reads until the end; ``read`` returns empty bytes there. ``size``: bytes that have come."""
+    """A thread that calls ``read`` until it returns empty bytes. ``size``: bytes read so far."""
 
-    def __init__(self, read: Callable[[], bytes], name: str):
+    def __init__(self, read: Callable[[], bytes], name: str) -> None:
         self._read = read
         self._tail = b""
         self.size = 0
@@ -20,14 +20,16 @@ class StderrTail:
         self._thread.start()
 
     def _collect(self) -> None:
-        # A child of the program may go on writing after it: whoever closes the pipe then ends this.
+        # A child of the program may go on writing after its exit: closing the pipe then ends this thread.
         with contextlib.suppress(OSError, ValueError):
             while data := self._read():
-                self._tail = (self._tail + data)[-KEPT:]
+                self._tail = (self._tail + data)[-TAIL_SIZE:]
                 self.size += len(data)
 
     def join(self, timeout: float) -> None:
+        """Wait for the end of stderr, at most ``timeout`` seconds."""
         self._thread.join(timeout)
 
     def text(self) -> str:
+        """Return the end of stderr as text."""
         return self._tail.decode(errors="replace")

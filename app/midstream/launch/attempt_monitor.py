@@ -1,41 +1,42 @@
-"""An attempt on all its hosts: what each process does, which one failed and why, stop them, end them."""
+"""The processes of an attempt on all its hosts: their states, the first failure, stop and kill."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Event
-from typing import Any
 
-from midstream.errors import HostError, LostContact
-from midstream.hosts.deadline import REACHING_STEP, Deadline
-from midstream.hosts.host_pool import Hosts
-from midstream.hosts.rpc.remote_program import Cancelled
-from midstream.launch.errors import LaunchError
-from midstream.launch.start_attempt import ANY, GONE_WITHIN, POLL, Rank, look
+from midstream.errors import ConnectionLostError, HostError
+from midstream.hosts.deadline import RECONNECT_STEP, Deadline
+from midstream.hosts.host import Host
+from midstream.hosts.host_pool import HostPool
+from midstream.launch.errors import LaunchError, NotYetError
+from midstream.launch.start_attempt import ANY, Rank
+from midstream.remote.runs import attempts, run_state
 from midstream_engine import records
 
-AT_ONCE = 32
-SILENT = 15.0  # seconds without a heartbeat after which a process that runs stands still
-SILENCE_LIMIT = 600.0  # seconds for which a host that does not answer is waited for
+POLL_INTERVAL = 0.3  # seconds between two looks at an attempt
+EXIT_TIMEOUT = 300.0  # seconds that processes may take to exit after their last status: they may swap
+CONCURRENCY = 32  # hosts that are requested at the same time
+HEARTBEAT_TIMEOUT = 15.0  # seconds without a heartbeat after which a running process is stalled
+UNREACHABLE_TIMEOUT = 600.0  # seconds for which an unreachable host is waited for
 
 
 @dataclass(frozen=True)
 class RankView:
-    """One process of an attempt at one moment. Times are the operator's."""
+    """The state of one process of an attempt. Times are those of this machine's clock."""
 
     process: int
     host: str
     status: records.Status | None = None
     running: bool = False  # positive evidence that it runs
-    supervised: bool = False  # something stands beside it there
+    supervised: bool = False  # its supervisor runs
     exit: records.ProcessExit | None = None
     log: tuple[str, ...] = ()
     unreachable: float = 0.0  # seconds since its last heartbeat, by its own host's clock
     ended: float | None = None  # when it ended
-    trouble: str = ""  # one line: why nothing is known now
+    problem: str = ""  # why its state is unknown, in one line
     job: str = ""  # of SLURM, with its state
 
     @property
@@ -45,80 +46,94 @@ class RankView:
     @property
     def state(self) -> str:
         if self.status is None:
-            return "failed" if self.failed else "starting" if self.running else "unknown" if self.trouble else "empty"
-        if self.status.state not in records.ENDED and not self.running and not self.trouble:
+            return "failed" if self.failed else "starting" if self.running else "unknown" if self.problem else "empty"
+        if self.status.state not in records.ENDED and not self.running and not self.problem:
             return "failed" if self.failed else "lost"
         return self.status.state
 
     @property
     def failed(self) -> bool:
-        """Whether there is evidence that it ended otherwise than it should."""
+        """Whether there is evidence that it failed."""
         if self.exit is not None:
             return self.exit.failed
         if self.status is not None and self.status.state in records.ENDED:
             return self.status.state == records.FAILED
-        return not (self.running or self.supervised or self.trouble)
+        return not (self.running or self.supervised or self.problem)
 
     @property
-    def taken(self) -> bool:
-        """Whether it was ended from outside, or went with its machine: not by an error of its own."""
+    def ended_from_outside(self) -> bool:
+        """Whether it was killed from outside, or lost with its machine: not by an error of its own."""
         return self.failed and (self.exit is None or (bool(self.exit.signal) and not self.exit.stalled))
 
     @property
     def why(self) -> str:
-        """Its last words, in one line."""
+        """Why it ended, in one line."""
         if self.exit is not None and self.exit.message:
             return self.exit.message
         if self.status is not None and self.status.message:
             return self.status.message
-        said = next((line.strip() for line in reversed(self.log) if line.strip()), "its log is empty")
+        last_line = next((line.strip() for line in reversed(self.log) if line.strip()), "its log is empty")
         if self.job:
-            return f"{self.job} is gone: {said}"
-        return f"gone without a word: {said}"
+            return f"{self.job} has ended: {last_line}"
+        return f"exited without a message: {last_line}"
 
 
-def ranks_of(hosts: Hosts, host: str, run_id: str, number: int) -> tuple[Rank, ...]:
-    """All processes of an attempt of which ``host`` has one. UsageError where the fleet lacks a host of its group."""
+def look(host: Host, run_id: str, attempt: int) -> attempts.AttemptView:
+    """Return the host's description of the attempt, as `midstream.remote.runs.attempts.attempt` has it."""
+    return host.call(attempts.attempt)(root=host.root, run_id=run_id, number=attempt)
+
+
+def ranks_of(hosts: HostPool, host: str, run_id: str, number: int) -> tuple[Rank, ...]:
+    """Return all processes of an attempt of which ``host`` has one.
+
+    Raises:
+        UsageError: The fleet file lacks a host of the attempt.
+    """
     machine = hosts.get(host)
-    seen = look(machine, run_id, number)
-    if seen["group"]:
-        return tuple(Rank(process, name) for process, name in enumerate(seen["group"]))
+    found = look(machine, run_id, number)
+    if found.group:
+        return tuple(Rank(process, name) for process, name in enumerate(found.group))
     return (Rank(ANY, host),)
 
 
-def stop_run(hosts: Hosts, host: str, run_id: str, number: int, timeout: float) -> records.Status:
-    """Ask an attempt to save, seal and exit, wherever its processes are; the last status of process 0. LaunchError."""
+def stop_run(hosts: HostPool, host: str, run_id: str, number: int, timeout: float) -> records.Status:
+    """Stop an attempt on all its hosts: it saves, seals and exits. Return the last status of process 0.
+
+    Raises:
+        LaunchError: A process failed, or still runs after ``timeout`` seconds.
+    """
     ended = stop_ranks(hosts, ranks_of(hosts, host, run_id, number), run_id, number, timeout)
     first = ended[0].status
-    assert first is not None  # its state was waited for
+    assert first is not None  # `wait_ranks` returned it
     return first
 
 
-def look_at_ranks(hosts: Hosts, ranks: Sequence[Rank], run_id: str, number: int) -> list[RankView]:
-    """All processes of an attempt, their hosts asked at once. A host that does not answer is told as trouble: it says
-    nothing of the process."""
+def look_at_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int) -> list[RankView]:
+    """Return the states of all processes of an attempt, from their hosts concurrently.
 
-    def ask(rank: Rank) -> list[RankView]:
-        host = hosts.peek(rank.host)
+    An unreachable host is reported as ``problem``: it proves nothing about the process.
+    """
+
+    def view(rank: Rank) -> list[RankView]:
+        host = hosts.lookup(rank.host)
         try:
             host.connect()
             began = time.time()
-            seen = look(host, run_id, number)
+            found = look(host, run_id, number)
         except HostError as error:
-            return [RankView(rank.process, rank.host, trouble=error.message)]
-        skew = seen["now"] - (began + time.time()) / 2
-        mine = [each for each in seen["processes"] if rank.process in (ANY, each["process"])]
-        return [_view(Rank(each["process"], rank.host), each, skew) for each in mine] or [
+            return [RankView(rank.process, rank.host, problem=error.message)]
+        skew = found.now - (began + time.time()) / 2
+        mine = [each for each in found.processes if rank.process in (ANY, each.process)]
+        return [_view(Rank(each.process, rank.host), each, skew) for each in mine] or [
             RankView(rank.process, rank.host)
         ]
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return [view for views in pool.map(ask, ranks) for view in views]
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        return [each for views in pool.map(view, ranks) for each in views]
 
 
-def _view(rank: Rank, seen: dict[str, Any], skew: float) -> RankView:
-    status = None if seen["status"] is None else records.Status.from_json(seen["status"])
-    ended = None if seen["exit"] is None else records.ProcessExit.from_json(seen["exit"])
+def _view(rank: Rank, found: attempts.ProcessView, skew: float) -> RankView:
+    status, ended = found.status, found.exit
     silent = max(0.0, time.time() + skew - status.heartbeat) if status else 0.0
     if ended is not None:
         silent = max(0.0, ended.time - ended.heartbeat) if ended.heartbeat else 0.0
@@ -126,28 +141,29 @@ def _view(rank: Rank, seen: dict[str, Any], skew: float) -> RankView:
         rank.process,
         rank.host,
         status,
-        seen["running"],
-        seen["supervised"],
+        found.running,
+        found.supervised,
         ended,
-        tuple(seen["log"]),
+        tuple(found.log),
         silent,
         ended.time - skew if ended else None,
-        job=f"job {seen['job']['job']} ({seen['job']['state']})" if seen["job"] else "",
+        job=f"job {found.job.job} ({found.job.state})" if found.job else "",
     )
 
 
 def first_failure(ranks: Sequence[RankView]) -> RankView | None:
-    """The process that the others failed after; None where none has failed.
+    """Return the process whose failure ended the others; None if none has failed.
 
-    The first to end is it: the others lose their peer. Where it was ended because it stood still, the others stood
-    still with it, waiting: then it is the one whose heartbeat had stopped, else the one that was behind."""
+    It is the first that ended: the others then lose their peer. If the stall watchdog ended it, the others were
+    stalled too, waiting for a peer: then it is the one whose heartbeat stopped first, else the one that was behind.
+    """
     failed = [rank for rank in ranks if rank.failed]
     if not failed:
         return None
     first = min(failed, key=lambda rank: rank.ended or float("inf"))
     if first.exit is None or not first.exit.stalled:
         return first
-    silent = [rank for rank in ranks if rank.unreachable > SILENT]
+    silent = [rank for rank in ranks if rank.unreachable > HEARTBEAT_TIMEOUT]
     if silent and len(silent) < len(ranks):
         return max(silent, key=lambda rank: rank.unreachable)
     behind = min(ranks, key=lambda rank: rank.status.step if rank.status else 0)
@@ -159,107 +175,153 @@ def _step(rank: RankView) -> int:
 
 
 def verdict(ranks: Sequence[RankView]) -> str:
-    """Which process failed and why, in one line; empty where none has."""
-    guilty = first_failure(ranks)
-    if guilty is None:
+    """Describe the first failure in one line; empty if no process has failed."""
+    failure = first_failure(ranks)
+    if failure is None:
         return ""
-    if not guilty.failed:
-        return f"{guilty.name} stands still at step {_step(guilty)} (no sign of life for {guilty.unreachable:.0f} s)"
-    return f"{guilty.name} failed: {guilty.why}"
+    if not failure.failed:
+        return f"{failure.name} is stalled at step {_step(failure)} (no heartbeat for {failure.unreachable:.0f} s)"
+    return f"{failure.name} failed: {failure.why}"
 
 
 def wait_ranks(
-    hosts: Hosts,
+    hosts: HostPool,
     ranks: Sequence[Rank],
     run_id: str,
     number: int,
     states: Collection[str],
     timeout: float,
-    cancel: Event | None = None,
+    observe: Callable[[Sequence[RankView]], None] | None = None,
 ) -> list[RankView]:
-    """Until every process is in one of ``states``. LaunchError where one failed (the others are ended then: they cannot
-    go on without it) or where it takes more than ``timeout`` seconds; Cancelled, which leaves them running. A host that
-    does not answer is waited for, and that time does not count: LostContact where it does not come back."""
-    deadline, silence = Deadline(timeout, REACHING_STEP), Deadline(SILENCE_LIMIT, REACHING_STEP)
+    """Wait until every process is in one of ``states``.
+
+    If a process fails the others are killed, because they cannot continue without it. The time for which a host is
+    unreachable does not count.
+
+    Args:
+        hosts: Connections to the hosts.
+        ranks: The processes.
+        run_id: The run.
+        number: The attempt's number.
+        states: States of a status.
+        timeout: Seconds.
+        observe: Called with the processes each time that they are looked at.
+
+    Raises:
+        NotYetError: ``timeout`` is over.
+        LaunchError: A process failed.
+        ConnectionLostError: A host stayed unreachable for too long.
+    """
+    deadline, unreachable = Deadline(timeout, RECONNECT_STEP), Deadline(UNREACHABLE_TIMEOUT, RECONNECT_STEP)
     what = f"attempt {number} of {run_id}"
     while True:
-        if cancel is not None and cancel.is_set():
-            raise Cancelled(f"no longer waiting for {what}; it goes on")
-        seen = look_at_ranks(hosts, ranks, run_id, number)
-        said = verdict(seen)
-        if said:
+        found = look_at_ranks(hosts, ranks, run_id, number)
+        if observe is not None:
+            observe(found)
+        message = verdict(found)
+        if message:
             kill_ranks(hosts, ranks, run_id, number)
-            guilty = first_failure(seen)
-            raise LaunchError(
-                f"{what}: {said}; the others were ended", "its log lies there", guilty.log if guilty else ()
-            )
-        if all(rank.status is not None and rank.status.state in states for rank in seen):
-            return seen
-        early = next((rank for rank in seen if rank.status and rank.status.state in records.ENDED), None)
-        if early is not None and not any(rank.running or rank.trouble for rank in seen):
+            failure = first_failure(found)
+            killed = "; the others were killed" if len(found) > 1 else ""
+            raise LaunchError(f"{what}: {message}{killed}", "its log is on that host", failure.log if failure else ())
+        if all(rank.status is not None and rank.status.state in states for rank in found):
+            return found
+        early = next((rank for rank in found if rank.status and rank.status.state in records.ENDED), None)
+        if early is not None and not any(rank.running or rank.problem for rank in found):
             raise LaunchError(f"{what} ended: {early.name} is {early.state}", log=early.log)
-        silent = next((rank for rank in seen if rank.trouble), None)
-        if silent is not None:
+        lost = next((rank for rank in found if rank.problem), None)
+        if lost is not None:
             deadline.skip()
-            if silence.count():
-                raise LostContact(f"{silent.host} does not answer: {silent.trouble}", "is the host up?")
+            if unreachable.count():
+                raise ConnectionLostError(f"{lost.host} does not answer: {lost.problem}", "is the host up?")
         else:
-            silence = Deadline(SILENCE_LIMIT, REACHING_STEP)
+            unreachable = Deadline(UNREACHABLE_TIMEOUT, RECONNECT_STEP)
             deadline.count()
         if deadline.reached:
             late = ", ".join(
-                f"{rank.name} {rank.trouble or 'is ' + rank.state}"
-                for rank in seen
+                f"{rank.name} {rank.problem or 'is ' + rank.state}"
+                for rank in found
                 if rank.status is None or rank.status.state not in states
             )
-            raise LaunchError(f"{what}: not {' or '.join(sorted(states))} after {timeout:.0f} s: {late}")
-        time.sleep(POLL)
+            raise NotYetError(f"{what}: not {' or '.join(sorted(states))} after {timeout:.0f} s: {late}")
+        time.sleep(POLL_INTERVAL)
 
 
-def stop_ranks(hosts: Hosts, ranks: Sequence[Rank], run_id: str, number: int, timeout: float) -> list[RankView]:
-    """Ask all processes to save at the same step boundary, seal and exit; what they said last, once they are gone.
-    LaunchError where one died of it, or still runs after ``timeout`` seconds."""
+def stop_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int, timeout: float) -> list[RankView]:
+    """Stop all processes: they save at the same step boundary, seal and exit. Return their last states.
+
+    Raises:
+        LaunchError: A process failed, or still runs after ``timeout`` seconds.
+    """
     _signal(hosts, ranks, run_id, number, "SIGTERM")
     ended = wait_ranks(hosts, ranks, run_id, number, records.ENDED, timeout)
     wait_ranks_exited(hosts, ranks, run_id, number)
     return ended
 
 
-def kill_ranks(hosts: Hosts, ranks: Sequence[Rank], run_id: str, number: int, timeout: float = GONE_WITHIN) -> None:
-    """End all processes that can be reached, at once; nothing is saved. LaunchError where one stays."""
+def kill_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int, timeout: float = EXIT_TIMEOUT) -> None:
+    """Kill all processes on hosts that can be reached, without saving.
+
+    Raises:
+        LaunchError: A process still runs after ``timeout`` seconds.
+    """
     _signal(hosts, ranks, run_id, number, "SIGKILL")
     wait_ranks_exited(hosts, ranks, run_id, number, timeout)
 
 
 def wait_ranks_exited(
-    hosts: Hosts, ranks: Sequence[Rank], run_id: str, number: int, timeout: float = GONE_WITHIN
+    hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int, timeout: float = EXIT_TIMEOUT
 ) -> None:
-    """Until no process runs any more on a host that answers."""
-    deadline = Deadline(timeout, REACHING_STEP)
+    """Wait until no process runs on the hosts that can be reached.
+
+    Raises:
+        LaunchError: A process still runs after ``timeout`` seconds.
+    """
+    deadline = Deadline(timeout, RECONNECT_STEP)
     while True:
-        seen = look_at_ranks(hosts, ranks, run_id, number)
-        there = [rank for rank in seen if rank.running or rank.supervised]
-        if not there:
+        found = look_at_ranks(hosts, ranks, run_id, number)
+        remaining = [rank for rank in found if rank.running or rank.supervised]
+        if not remaining:
             return
         if deadline.count():
-            names = ", ".join(rank.name for rank in there)
-            raise LaunchError(f"attempt {number} of {run_id}: {names} does not end", "look at the host")
-        time.sleep(POLL)
+            names = ", ".join(rank.name for rank in remaining)
+            raise LaunchError(f"attempt {number} of {run_id}: {names} does not end", "check the processes of the host")
+        time.sleep(POLL_INTERVAL)
 
 
-def _signal(hosts: Hosts, ranks: Sequence[Rank], run_id: str, number: int, name: str) -> None:
-    """To the processes of every host that answers; a host of which contact is lost is not asked again here."""
+def wait_exited(host: Host, run_id: str, attempt: int) -> None:
+    """Wait until none of the attempt's processes runs on one host, which has to answer.
 
-    def tell(host_name: str) -> str:
-        host = hosts.peek(host_name)
+    Raises:
+        LaunchError: One still runs after `EXIT_TIMEOUT`.
+        HostError: The host does not answer.
+    """
+    deadline = Deadline(EXIT_TIMEOUT, RECONNECT_STEP)
+    while (found := look(host, run_id, attempt)).running or any(one.supervised for one in found.processes):
+        if deadline.count():
+            raise LaunchError(
+                f"attempt {attempt} of {run_id} on {host.name} does not end", "check the processes of the host"
+            )
+        time.sleep(POLL_INTERVAL)
+
+
+def _signal(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int, name: str) -> None:
+    """Send a signal to the processes of every host that can be reached.
+
+    Raises:
+        ConnectionLostError: No host could be reached.
+    """
+
+    def send(host_name: str) -> str:
+        host = hosts.lookup(host_name)
         try:
             host.connect()
-            host.call("runs.run_state.signal", root=host.root, run_id=run_id, attempt=number, name=name)
-        except LostContact as error:
+            host.call(run_state.signal)(root=host.root, run_id=run_id, attempt=number, name=name)
+        except ConnectionLostError as error:
             return error.message
         return ""
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        silent = [said for said in pool.map(tell, dict.fromkeys(rank.host for rank in ranks)) if said]
-    if silent and len(silent) == len({rank.host for rank in ranks}):
-        raise LostContact(silent[0], "nothing was told to the engine; try again")
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        errors = [error for error in pool.map(send, dict.fromkeys(rank.host for rank in ranks)) if error]
+    if errors and len(errors) == len({rank.host for rank in ranks}):
+        raise ConnectionLostError(errors[0], "no signal was sent to the engine; try again")

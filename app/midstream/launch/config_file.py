@@ -1,92 +1,64 @@
-"""A training config as one text: what it includes is put into it, because the files stay behind."""
+"""A training config as one text: included files are inserted, because only the text is sent to a host."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
+from midstream.bundled_files import config_path
 from midstream.errors import UsageError
-
-INCLUDE = "!include"
-
-
-def read_config(path: Path) -> str:
-    """The text of the config with every ``!include`` (relative to the file that includes) expanded. A config without
-    includes is returned as it stands. Scalars keep their spelling: nothing is interpreted here.
-
-    UsageError with file and line."""
-    text = _text(path, str(path))
-    root = _compose(path, text)
-    if root is None:
-        return text
-    expanded = _expand(root, path, (path.resolve(),))
-    return text if expanded is None else yaml.serialize(expanded, Dumper=yaml.SafeDumper, allow_unicode=True, width=120)
+from midstream_engine.yaml_includes import YamlError, compose_file
 
 
-def config_values(text: str) -> dict[str, Any]:
-    """The config's top-level mapping, for looking something up. UsageError where it is none."""
+def read_config(name: str | Path) -> str:
+    """Return the text of the config with every ``!include`` replaced by the file's content.
+
+    A config without includes is returned unchanged. Scalars keep their spelling. ``name`` is a path, or that of a
+    bundled config (``configs/gpt2_nano.yaml``).
+
+    Raises:
+        UsageError: A file cannot be read or is malformed; the message names file and line.
+    """
+    path = config_path(name)
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        composed = compose_file(str(path))
+    except YamlError as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not a text file ({error.reason})") from None
+    if not composed.has_includes:
+        return composed.text
+    text: str = yaml.serialize(  # pyright: ignore[reportUnknownMemberType]
+        composed.root, Dumper=yaml.SafeDumper, allow_unicode=True, width=120
+    )
+    return text
+
+
+def _config_values(text: str) -> dict[str, Any]:
+    """Return the config's top-level mapping, to look values up.
+
+    Raises:
+        UsageError: The text is no mapping.
+    """
+    try:
+        value: Any = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        # SafeLoader raises the others for values that do not fit their tag, such as a date with a month 13.
         raise UsageError(f"the config is malformed YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
-        raise UsageError("the config holds no keys and values (data, model, trainer, optimizer)")
-    return value
+        raise UsageError("the config has no keys and values (hint: data, model, trainer, optimizer)")
+    return cast(dict[str, Any], value)
 
 
-def _text(path: Path, where: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{where}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where}: not a text file ({error.reason})") from None
+def config_section(text: str, name: str) -> dict[str, Any]:
+    """Return the mapping under a top-level key, empty if there is none.
 
-
-def _compose(path: Path, text: str) -> yaml.Node | None:
-    loader = yaml.SafeLoader(text)
-    loader.name = str(path)
-    try:
-        return loader.get_single_node()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise UsageError(f"{path}:{line}: malformed YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path}: malformed YAML: {' '.join(str(error).split())}") from None
-    finally:
-        loader.dispose()
-
-
-def _expand(node: yaml.Node, path: Path, chain: tuple[Path, ...]) -> yaml.Node | None:
-    """The node with includes replaced, None where it has none. Collections are changed in place."""
-    if node.tag == INCLUDE:
-        return _included(node, path, chain)
-    changed = False
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            new = _expand(item, path, chain)
-            if new is not None:
-                node.value[index], changed = new, True
-    elif isinstance(node, yaml.MappingNode):
-        for index, (key, item) in enumerate(node.value):
-            new = _expand(item, path, chain)
-            if new is not None:
-                node.value[index], changed = (key, new), True
-    return node if changed else None
-
-
-def _included(node: yaml.Node, path: Path, chain: tuple[Path, ...]) -> yaml.Node:
-    where = f"{path}:{node.start_mark.line + 1}"
-    if not isinstance(node, yaml.ScalarNode):
-        raise UsageError(f"{where}: {INCLUDE} takes the path of a file")
-    file = path.parent / Path(node.value).expanduser()
-    if file.resolve() in chain:
-        raise UsageError(f"{where}: {INCLUDE} {node.value} leads back to the file itself")
-    inner = _compose(file, _text(file, f"{where}: {INCLUDE} {file}"))
-    if inner is None:
-        return yaml.ScalarNode("tag:yaml.org,2002:null", "null")
-    expanded = _expand(inner, file, (*chain, file.resolve()))
-    return inner if expanded is None else expanded
+    Raises:
+        UsageError: The text is no mapping.
+    """
+    section = _config_values(text).get(name)
+    return cast(dict[str, Any], section) if isinstance(section, dict) else {}

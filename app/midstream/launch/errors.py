@@ -1,4 +1,4 @@
-"""Why an engine could not be put on a host, or did not come up."""
+"""The error of a launch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from midstream.errors import MidstreamError
 
 
 class LaunchError(MidstreamError):
-    """``log`` holds the last lines that the engine wrote, where it came so far."""
+    """An engine cannot be installed or started, or has failed. ``log`` has the last lines that it wrote."""
 
-    def __init__(self, message: str, hint: str = "", log: tuple[str, ...] = ()):
+    def __init__(self, message: str, hint: str = "", log: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint)
         self.log = log
+
+
+class NotYetError(LaunchError):
+    """Processes did not reach a state within the time that they were given. They still run."""

@@ -1,72 +1,141 @@
-"""What ``midstream --launch`` does: a config, a target, a run."""
+"""``midstream --launch``: start a run of a config on a target."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from midstream.errors import DamagedError, HostError, UsageError
 from midstream.fleet.fleet import Fleet, Target
-from midstream.hosts.host_pool import Hosts
-from midstream.launch.config_file import config_values, read_config
-from midstream.launch.host_group_start import AT_ONCE, prepare_target, start
+from midstream.hosts.host import Host
+from midstream.hosts.host_pool import HostPool
+from midstream.launch.config_file import config_section, read_config
+from midstream.launch.engine_secrets import read_secrets
+from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
+from midstream.launch.input_check import check_inputs, read_inputs
+from midstream.launch.reporter import reporter_of
 from midstream.launch.start_attempt import Attempt, Launch
-from midstream.stores import host_identity
+from midstream.remote.runs import ownership, run_state
+from midstream.stores.host_identity import identity_problem
 from midstream_engine import records
 
 
+@dataclass(frozen=True)
+class CheckedLaunch:
+    """A start that its checks allow, before anything is installed.
+
+    Attributes:
+        run_id: The run.
+        target: Its target.
+        epoch: Epoch under which the attempt commits.
+        continues: Whether the run has attempts there: it continues with its own config.
+        overrides: Flags for the engine.
+        config_text: Text of the config; None where the run has its own.
+        known: The target's hosts, with what they have of the run.
+    """
+
+    run_id: str
+    target: Target
+    epoch: int
+    continues: bool
+    overrides: tuple[str, ...]
+    config_text: str | None
+    known: tuple[tuple[Host, run_state.RunDescription], ...]
+
+
 def launch_run(
-    hosts: Hosts,
+    hosts: HostPool,
     fleet: Fleet,
     target: str,
-    config_path: str | Path,
+    config_path: str | Path | None,
     run_id: str | None = None,
     overrides: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
 ) -> Attempt:
     """Start the run on the target, or the next attempt of a run that has stopped there.
 
-    The id is ``run_id``, else the config's ``trainer.id``, else a random one. ``say`` gets a line at a time. UsageError
-    where config, target or id are wrong, where the run is alive, or where it has moved away; LaunchError; HostError."""
-    say = say or (lambda line: None)
-    chosen = fleet.target(target)
-    text = read_config(Path(config_path))
-    run_id = _run_id(run_id, text, Path(config_path))
-    homes = [hosts.get(name) for name in chosen.hosts]
-    known = [(host, host.call("runs.run_state.describe", root=host.root, run_id=run_id)) for host in homes]
-    epoch = max(_check_startable(host.name, chosen.name, run_id, found) for host, found in known)
-    _check_elsewhere(hosts, fleet, chosen, run_id, epoch, say)
-    if any(found["attempt"] for _, found in known):
-        say(f"{run_id} is known on {chosen.name}: it goes on with the config it has; only overrides change it")
-    else:
-        store = fleet.store_of(chosen.hosts[0])
-        for host in homes if store else ():
-            why, hint = host_identity.why_not(fleet, host, store)
-            if why:
-                raise UsageError(why, hint)
-        overrides = (*store_flags(store, text, overrides), *overrides)
+    Args:
+        hosts: Connections to the fleet's hosts.
+        fleet: The fleet.
+        target: Name of the target.
+        config_path: The config; None for a run that has attempts on the target.
+        run_id: The run; by default the config's ``trainer.id``, else a random one.
+        overrides: Flags for the engine.
+        say: Receives the progress; a function is called with sparse lines.
+
+    Raises:
+        UsageError: Config, target or run id is wrong, a host lacks what the run reads, the run is running, or it has
+            migrated to another target. Nothing was installed.
+        LaunchError: The engine cannot be installed or started.
+        HostError: A host cannot be reached.
+    """
+    say = reporter_of(say)
+    checked = check_launch(hosts, fleet, target, config_path, run_id, overrides, say)
+    chosen = checked.target
     prepared = prepare_target(hosts, fleet, chosen, say)
-    fence = next((found["fence"] for _, found in known if found["fence"] is not None), None)
-    for host, found in known:
-        if found["fence"] is None:
-            new = fence or records.first_fence(chosen.name).to_json()
-            host.call("runs.ownership.put_fence", root=host.root, run_id=run_id, fence=new)
-    launch = Launch(run_id, chosen.name, epoch, overrides=tuple(overrides), config_text=text)
+    fence = next((found.fence for _, found in checked.known if found.fence is not None), None)
+    for host, found in checked.known:
+        if found.fence is None:
+            new = fence or records.first_fence(chosen.name)
+            host.call(ownership.put_fence)(root=host.root, run_id=checked.run_id, fence=new.to_json())
+    launch = Launch(
+        checked.run_id, chosen.name, checked.epoch, overrides=checked.overrides, config_text=checked.config_text
+    )
     attempt = start(hosts, fleet, chosen, launch, prepared)
     say(_started(attempt))
     return attempt
 
 
+def check_launch(
+    hosts: HostPool,
+    fleet: Fleet,
+    target: str,
+    config_path: str | Path | None,
+    run_id: str | None = None,
+    overrides: Sequence[str] = (),
+    say: Callable[[str], None] | None = None,
+) -> CheckedLaunch:
+    """Check what `launch_run` would do, without side effects. Arguments and exceptions are those of `launch_run`."""
+    say = reporter_of(say)
+    chosen = fleet.target(target)
+    text = inputs = None
+    if config_path is not None:
+        text = read_config(config_path)
+        inputs = read_inputs(config_path, overrides)
+    run_id = _run_id(run_id, text or "{}", Path(config_path or "run"))
+    members = [hosts.get(name) for name in chosen.hosts]
+    known = tuple((host, host.call(run_state.describe)(root=host.root, run_id=run_id)) for host in members)
+    epoch = max(_check_startable(host.name, chosen.name, run_id, found) for host, found in known)
+    _check_elsewhere(hosts, fleet, chosen, run_id, epoch, say)
+    continues = any(found.attempt for _, found in known)
+    if continues:
+        say(f"{run_id} exists on {chosen.name}: it continues with its own config; only overrides change it")
+    elif text is None or inputs is None:
+        raise UsageError(
+            f"{chosen.name} has no run {run_id}", f"midstream --launch CONFIG --on {chosen.name} starts one"
+        )
+    else:
+        store = fleet.store_of(chosen.hosts[0])
+        for host in members if store else ():
+            why, hint = identity_problem(fleet, host, store)
+            if why:
+                raise UsageError(why, hint)
+        overrides = (*store_flags(store, text, overrides), *overrides)
+        check_inputs(members, [fleet.hosts[host.name] for host in members], chosen, run_id, inputs, say)
+    for host in members:
+        read_secrets(host.name, fleet.hosts[host.name])  # one that is missing is reported before the installation
+    return CheckedLaunch(run_id, chosen, epoch, continues, tuple(overrides), text, known)
+
+
 def store_flags(store: str, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """The engine's flags for a new run on a host with a ``store:``; none where config or overrides say it already."""
-    trainer = config_values(config).get("trainer")
-    checkpointer = trainer.get("checkpointer") if isinstance(trainer, dict) else None
-    said = isinstance(checkpointer, dict) and "base_path" in checkpointer
+    """Return the engine's flags for a new run on a host with a ``store:``; none if config or overrides name a store."""
+    checkpointer = config_section(config, "trainer").get("checkpointer")
+    configured = isinstance(checkpointer, dict) and "base_path" in checkpointer
     flag = "--trainer.checkpointer.base_path"
-    if not store or said or any(word.partition("=")[0] == flag for word in overrides):
+    if not store or configured or any(word.partition("=")[0] == flag for word in overrides):
         return ()
     return flag, store
 
@@ -81,73 +150,81 @@ def _started(attempt: Attempt) -> str:
 
 
 def _check_elsewhere(
-    hosts: Hosts, fleet: Fleet, target: Target, run_id: str, epoch: int, say: Callable[[str], None]
+    hosts: HostPool, fleet: Fleet, target: Target, run_id: str, epoch: int, say: Callable[[str], None]
 ) -> None:
-    """UsageError where another host of the fleet has the run: two starts would make two lineages. Hosts that do not
-    answer are named; the fence is what holds then."""
+    """Check that no other host of the fleet has the run: two starts would make two lineages.
 
-    def ask(name: str) -> tuple[str, dict[str, Any] | None, str]:
+    Hosts that do not answer are reported; then the fence alone protects the lineage.
+
+    Raises:
+        UsageError: Another host has the run.
+    """
+
+    def describe(name: str) -> tuple[str, run_state.RunDescription | None, str]:
         try:
             host = hosts.get(name)
-            return name, host.call("runs.run_state.describe", root=host.root, run_id=run_id), ""
+            return name, host.call(run_state.describe)(root=host.root, run_id=run_id), ""
         except DamagedError:
             raise
         except HostError as error:
             return name, None, error.message
 
     others = [name for name in fleet.hosts if name not in target.hosts]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(ask, others))
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        answers = list(pool.map(describe, others))
     for name, found, error in answers:
         if found is None:
-            say(f"{name} does not answer ({error}): whether it has a run {run_id} is not known")
+            say(f"{name} does not answer ({error}): it may have a run {run_id}")
             continue
-        fence = found["fence"]
-        if found["running"]:
+        fence = found.fence
+        if found.running:
             raise UsageError(
-                f"run {run_id} is running on {name} (attempt {found['attempt']})",
-                f"midstream --stop {run_id} stops it; --migrate moves it; --run-id starts another one",
+                f"run {run_id} is running on {name} (attempt {found.attempt})",
+                f"midstream --stop {run_id} stops it; --migrate migrates it; --run-id starts another one",
             )
-        if fence is not None and fence["epoch"] > epoch:
+        if fence is not None and fence.epoch > epoch:
             raise UsageError(
-                f"run {run_id} belongs to {fence['holder']} since step {fence['sealed_step']}, says {name}",
-                f"midstream --migrate {run_id} --to {target.name} brings it here",
+                f"run {run_id} belongs to {fence.owner} since step {fence.sealed_step}, according to {name}",
+                f"midstream --migrate {run_id} --to {target.name} migrates it here",
             )
-        if fence is not None and fence["owner"] != target.name and found["attempts"]:
+        if fence is not None and fence.owner != target.name and found.attempts:
             raise UsageError(
-                f"{name} has a run {run_id} already, of {fence['holder']} (epoch {fence['epoch']})",
-                f"midstream --migrate {run_id} --to {target.name} moves it; --run-id starts another one",
+                f"{name} has a run {run_id} already, of {fence.owner} (epoch {fence.epoch})",
+                f"midstream --migrate {run_id} --to {target.name} migrates it; --run-id starts another one",
             )
 
 
 def _run_id(run_id: str | None, text: str, config: Path) -> str:
-    """As given, as configured, or made of the config's name."""
-    trainer = config_values(text).get("trainer")
-    configured = trainer.get("id") if isinstance(trainer, dict) else None
+    """Return the id as given, as configured, or made of the config's name."""
+    configured = config_section(text, "trainer").get("id")
     try:
         return records.check_run_id(str(run_id or configured or f"{config.stem}-{secrets.token_hex(3)}"))
     except records.RecordError as error:
         raise UsageError(str(error)) from None
 
 
-def _check_startable(host: str, target: str, run_id: str, known: dict[str, Any]) -> int:
-    """The epoch that the run may be started under. UsageError where it may not."""
-    if known["running"]:
+def _check_startable(host: str, target: str, run_id: str, known: run_state.RunDescription) -> int:
+    """Return the epoch under which the run may be started.
+
+    Raises:
+        UsageError: It may not be started.
+    """
+    if known.running:
         raise UsageError(
-            f"run {run_id} is running on {host} (attempt {known['attempt']})",
+            f"run {run_id} is running on {host} (attempt {known.attempt})",
             f"midstream --stop {run_id} stops it; --run-id starts another one",
         )
-    if known["fence"] is None:
-        if known["attempts"]:
+    if known.fence is None:
+        if known.attempts:
             raise UsageError(
-                f"run {run_id} on {host} has attempts and no fence: nobody can say whose it is",
+                f"run {run_id} on {host} has attempts and no fence: its owner is unknown",
                 f"midstream --repair {run_id} --on {host} shows what it would write; or choose another --run-id",
             )
         return 1
-    fence = records.Fence.from_json(known["fence"], "fence.json")
+    fence = known.fence
     if fence.owner != target:
         raise UsageError(
             f"run {run_id} belongs to {fence.owner} since step {fence.sealed_step}, not to {target}",
-            f"midstream --migrate {run_id} --to {target} brings it here",
+            f"midstream --migrate {run_id} --to {target} migrates it here",
         )
     return fence.epoch

@@ -1,8 +1,8 @@
-"""An allocation of a SLURM cluster as a target: the job's script, and handing it over.
+"""Jobs of a SLURM cluster as a target: the job's script, and its submission.
 
-One job is one attempt, one task is one engine process; ``srun`` starts them together, and ends all where one fails.
-They meet on the first node, where the script runs. The login node's root has to be seen by the compute nodes: the
-script finds that out before it starts anything.
+One job is one attempt, one task is one engine process. ``srun`` starts the tasks together, and ends all if one fails.
+Process 0 is on the first node, where the script runs. The compute nodes have to share the file system of the login
+node's root: the script checks that before it starts anything.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from midstream.errors import RemoteError
 from midstream.fleet.fleet import HostConfig, SlurmTarget
 from midstream.hosts.host import Host
+from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.errors import LaunchError
-from midstream.launch.secrets import read_secrets
 from midstream.launch.start_attempt import (
     ANY,
     Attempt,
@@ -25,20 +25,24 @@ from midstream.launch.start_attempt import (
     engine_environment,
     supervised,
 )
+from midstream.remote.runs import attempts, run_state
 from midstream.remote.runs.attempts import RUN_DIRECTORY, SETUP_FAILED, WORK
 from midstream_engine import records
 
-CALL = 120.0
-SAVE_BEFORE = 300  # seconds before the time limit at which the job is told to save and stop
-# Nobody's process: the job has none before it runs, and its processes are other machines'.
+SUBMIT_TIMEOUT = 120.0  # seconds
+SAVE_BEFORE = 300  # seconds before its time limit at which the job is signalled to save and stop
+# No process: the job has none before it runs, and then they are on other machines.
 NO_PROCESS = records.ProcessIdentity("", 0, 0)
 
 
 def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, prepared: Prepared) -> Attempt:
-    """Claim the run's next attempt and hand its job to SLURM. Returns at once: the job waits for its nodes. LaunchError
-    with sbatch's own words where it refuses."""
+    """Claim the run's next attempt and submit its job. Return without waiting for the job's nodes.
+
+    Raises:
+        LaunchError: sbatch rejected the job; the error has its message.
+    """
     run_id, python = launch.run_id, prepared.environment.python
-    number = host.call("runs.run_state.claim_attempt", root=host.root, run_id=run_id, at_least=launch.at_least)
+    number = host.call(run_state.claim_attempt)(root=host.root, run_id=run_id, at_least=launch.at_least)
     env = engine_environment(host.root, config, prepared.engine.directory, launch, number)
     env[RUN_DIRECTORY] = records.RunPaths(host.root, run_id).dir
     attempt = records.RunPaths(host.root, run_id).attempt(number).dir
@@ -48,9 +52,7 @@ def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, p
         *launch.overrides,
     ]
     try:
-        host.call(
-            "runs.attempts.submit",
-            timeout=CALL,
+        host.call(attempts.submit, timeout=SUBMIT_TIMEOUT)(
             root=host.root,
             run_id=run_id,
             number=number,
@@ -58,20 +60,29 @@ def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, p
             script=job_script(run_id, attempt, python, env, config.setup, slurm.ports),
             rank=rank_script(attempt, command),
             config=launch.config_text,
-            order=None if launch.command is None else launch.command.to_json(),
+            command=None if launch.command is None else launch.command.to_json(),
             secrets=read_secrets(host.name, config),
         )
     except RemoteError as error:
         if error.kind != "SlurmError":
             raise
-        raise LaunchError(error.message, f"mend sbatch: of target {launch.target} in the fleet file") from error
+        raise LaunchError(error.message, f"correct sbatch: of target {launch.target} in the fleet file") from error
     return Attempt(host.name, run_id, number, NO_PROCESS, (Rank(ANY, host.name),))
 
 
 def job_script(
     run_id: str, attempt: str, python: str, env: Mapping[str, str], setup: Sequence[str], ports: Sequence[int]
 ) -> str:
-    """What sbatch gets. Its own flags stand on the command line, which wins over what is written here."""
+    """Return the script for sbatch. Flags on sbatch's command line take precedence over those in the script.
+
+    Args:
+        run_id: The run.
+        attempt: Directory of the attempt.
+        python: Interpreter.
+        env: Variables of the engine's environment.
+        setup: Shell lines that run before the engine.
+        ports: First and last port of process 0; empty for any that is free.
+    """
     q = shlex.quote
     first, last = (ports[0], ports[-1]) if ports else (0, 0)
     port = (
@@ -90,7 +101,7 @@ def job_script(
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --signal=TERM@{SAVE_BEFORE}",
         f"[ -f {q(attempt)}/rank.sh ] || {{ echo {q(attempt)} is not seen on $(hostname): >&2",
-        "    echo root: of the login host has to lie on the file system that the nodes share >&2; exit 1; }",
+        "    echo root: of the login host has to be on the file system that the nodes share >&2; exit 1; }",
         *(f"export {name}={q(value)}" for name, value in sorted(env.items())),
         *(f"eval {q(line)} || {{ echo setup: {q(line)} failed >&2; exit {SETUP_FAILED}; }}" for line in setup),
         f"port=$({q(python)} -I -c {q(port)} {first} {last}) || exit 1",
@@ -102,7 +113,7 @@ def job_script(
 
 
 def rank_script(attempt: str, command: Sequence[str]) -> str:
-    """What each task runs, in its own place; the words of ``command`` reach the engine as they stand."""
+    """Return the script of each task. The words of ``command`` reach the engine unchanged."""
     words = " ".join('"$SLURM_PROCID"' if word == "$SLURM_PROCID" else shlex.quote(word) for word in command)
     return (
         "#!/bin/sh\n"

@@ -1,1 +1,1 @@
-"""Where checkpoints lie when no host holds them."""
+"""Checkpoint stores in buckets, as this machine reads and writes them."""

@@ -1,39 +1,41 @@
-"""Who asks a bucket, and who pays."""
+"""Account and project of this machine's requests to a bucket."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
 
-from midstream.fleet.bucket_settings import DEFAULT
-
-if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
+from midstream.fleet.fleet import Fleet
+from midstream.fleet.store_config import DEFAULT
 
 
 @dataclass(frozen=True)
 class Access:
-    """``credentials``: empty, application default ones; ``anonymous``; or the path of a service account's key file,
-    which stays where it is: only the machine that talks to the bucket reads it. ``impersonate``: the service account
-    in whose name is asked. ``project`` of the client; ``user_project``, the project that pays for a bucket whose owner
-    does not."""
+    """Credentials and projects of a client.
+
+    Attributes:
+        credentials: Empty for application default credentials, ``anonymous``, or the path of a service account's key
+            file. The file stays where it is: only the machine that runs the client reads it.
+        impersonate: The service account whose name the requests have.
+        project: Project of the client.
+        user_project: Project that pays for the requests if the bucket's owner does not (requester pays).
+    """
 
     credentials: str = ""
     impersonate: str = ""
     project: str = ""
     user_project: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, str]:
         return asdict(self)
 
 
 def access_for(fleet: Fleet | None, url: str) -> Access:
-    """What the fleet file says of the store that ``url`` lies in; application default credentials where none does."""
+    """Return the fleet file's access to the store of ``url``; application default credentials if it has none."""
     stores = {} if fleet is None else {store.url.rstrip("/"): store for store in fleet.stores.values()}
-    inside = [prefix for prefix in stores if f"{url.rstrip('/')}/".startswith(f"{prefix}/")]
-    if not inside:
+    matching = [prefix for prefix in stores if f"{url.rstrip('/')}/".startswith(f"{prefix}/")]
+    if not matching:
         return Access()
-    store = stores[max(inside, key=len)]
-    given = "" if store.credentials == DEFAULT else os.path.expanduser(store.credentials)
-    return Access(given, store.impersonate, store.project, store.user_project)
+    store = stores[max(matching, key=len)]
+    credentials = "" if store.credentials == DEFAULT else os.path.expanduser(store.credentials)
+    return Access(credentials, store.impersonate, store.project, store.user_project)

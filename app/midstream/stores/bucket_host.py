@@ -1,57 +1,77 @@
-"""A bucket where a copy expects a host: it answers the same functions and programs (`midstream.remote.gcs`).
+"""A bucket as the host at one end of a copy: the functions and programs of `midstream.remote.gcs`.
 
-They run on this machine, between the bucket and whatever the other end is; or, where ``via`` has an identity of its own
-(a machine in Google's cloud), on that host, and the bytes do not touch this machine.
+They run on this machine, between the bucket and the host at the other end. With ``via``, a machine of Google's cloud
+that has an identity of its own, they run there, and the bytes do not pass through this machine.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from midstream.errors import MidstreamError, RemoteError
-from midstream.fleet.fleet import LocalHost
-from midstream.hosts.host import ANSWER_LIMIT, Completed, Host, Process
-from midstream.hosts.local_host import LocalMachine
-from midstream.hosts.rpc.remote_call import call_function
+from midstream.fleet.fleet import LocalHostConfig
+from midstream.hosts.host import ANSWER_LIMIT, Completed, Host, P, Process, R
+from midstream.hosts.local_host import LocalHost
+from midstream.hosts.rpc import remote_call
+from midstream.remote.copy.stream import disk_receiver, sender
+from midstream.remote.copy.target import session
+from midstream.remote.gcs import client, tree
+from midstream.remote.gcs import receiver as gcs_receiver
+from midstream.remote.gcs import sender as gcs_sender
+from midstream.remote.gcs import session as gcs_session
+from midstream.remote.verify import objects
+from midstream.stores.bucket import app_errors
 from midstream.stores.bucket_access import Access
+from midstream_engine.gcs_errors import SCHEME
 
-SCHEME = "gs://"
-ANSWERED = {
-    "verify.objects.describe": "gcs.tree.describe",
-    "verify.objects.missing": "gcs.tree.missing",
-    "verify.objects.digests": "gcs.tree.digests",
-    "verify.objects.check": "gcs.tree.check",
-    "copy.session.serve": "gcs.session.serve",
-    "copy.disk_receiver.receive": "gcs.receiver.receive",
-    "copy.sender.send": "gcs.sender.send",
+CHECK_TIMEOUT = 60.0  # seconds for one listing, on the host that has the client
+
+# Functions and programs for a tree on a disk -> those for a tree in a bucket.
+GCS_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    objects.describe: tree.describe,
+    objects.missing: tree.missing,
+    objects.digests: tree.digests,
+    objects.check: tree.check,
+    session.serve: gcs_session.serve,
+    disk_receiver.receive: gcs_receiver.receive,
+    sender.send: gcs_sender.send,
 }
 
 
 class BucketHost:
-    """The Host of ``gs://`` places. ``python``: on ``via``, an interpreter that has google-cloud-storage."""
+    """The `Host` of ``gs://`` endpoints. ``python``: an interpreter on ``via`` that has google-cloud-storage."""
 
     config = None
-    root = ""  # no other trees are looked through for objects
+    root = ""  # there are no other trees whose objects could be reused
 
-    def __init__(self, url: str, access: Access | None = None, *, via: Host | None = None, python: str = ""):
+    def __init__(self, url: str, access: Access | None = None, *, via: Host | None = None, python: str = "") -> None:
         if not url.startswith(SCHEME):
             raise MidstreamError(f"{url!r} names no bucket", "write gs://BUCKET/PREFIX")
         self.name = SCHEME + url.removeprefix(SCHEME).split("/")[0]
         self.access = access or Access()
         self.via = via
-        self._machine: Host = via or LocalMachine(self.name, LocalHost())
-        self.far_python = python or (via.far_python if via else sys.executable)
+        self._machine: Host = via or LocalHost(self.name, LocalHostConfig())
+        self.remote_python = python or (via.remote_python if via else sys.executable)
 
-    def translated(self, function: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """What is run for a function or program of a tree."""
-        return ANSWERED[function], {**arguments, "access": self.access.to_json()}
+    def start(self, program: Callable[P, Any], window: int | None = None) -> Callable[P, Process]:
+        """Return the bucket's program for ``program``, a program of a tree, as `start_program` does."""
+        signature = inspect.signature(program)
+
+        def start(*positional: P.args, **named: P.kwargs) -> Process:
+            arguments = signature.bind(*positional, **named).arguments
+            return remote_call.start_program(self, GCS_FUNCTIONS[program], window=window)(
+                **arguments, access=self.access.to_json()
+            )
+
+        return start
 
     def connect(self) -> None:
-        """Nothing to do: each request is a connection of its own, or a living one of the client's."""
+        """Do nothing: google-cloud-storage connects with the first request."""
 
-    def dial(self) -> Host:
+    def with_new_connection(self) -> Host:
         return self
 
     def run(
@@ -64,42 +84,44 @@ class BucketHost:
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
-        """A command beside the bucket's client."""
+        """Run a command on the machine that has the bucket's client."""
         return self._machine.run(argv, stdin=stdin, env=env, timeout=timeout, limit=limit, what=what)
 
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
         return self._machine.open(argv, env=env, window=window)
 
-    def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
-        """MidstreamError, with what mends it, where the bucket refuses."""
-        function, arguments = self.translated(function, arguments)
+    def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
+        """Return the bucket's function for a function of a tree, as `Host.call` does.
+
+        It raises MidstreamError, with a hint, if the service rejects a request, and RemoteError for other failures.
+        """
+        signature = inspect.signature(function)
+
+        def call(*positional: Any, **named: Any) -> Any:
+            arguments = signature.bind(*positional, **named).arguments
+            return self._run_for(function, {**arguments, "access": self.access.to_json()}, timeout)
+
+        return call
+
+    def _run_for(self, function: Callable[..., Any], arguments: dict[str, Any], timeout: float | None) -> Any:
         if self.via is not None:
-            return call_function(self.via, self.far_python, function, arguments, timeout)
-        import importlib
-
-        from midstream.remote.gcs.client import GcsError
-
-        module, _, name = function.rpartition(".")
+            return remote_call.caller(self.via, GCS_FUNCTIONS[function], timeout, self.remote_python)(**arguments)
         try:
-            return getattr(importlib.import_module(f"midstream.remote.{module}"), name)(**arguments)
-        except GcsError as error:
-            raise MidstreamError(error.message, error.hint) from None
+            with app_errors():
+                return GCS_FUNCTIONS[function](**arguments)
         except ValueError as error:
             raise RemoteError(str(error), type(error).__name__) from None
 
-    def why_not(self, url: str) -> tuple[str, str]:
-        """Why the bucket cannot be listed from where its client runs, and what mends it; empty where it can."""
-        arguments = {"url": url, "access": self.access.to_json()}
+    def access_problem(self, url: str) -> tuple[str, str]:
+        """Return why the client cannot list objects below ``url``, and a hint; both empty if it can."""
+        able = client.able
         if self.via is not None:
-            try:
-                found = call_function(self.via, self.far_python, "gcs.client.able", arguments, 60.0)
-            except RemoteError as error:
-                return error.message, error.hint
-        else:
-            from midstream.remote.gcs.client import able
-
-            found = able(**arguments)
-        return found["why"], found["hint"]
+            able = remote_call.caller(self.via, able, CHECK_TIMEOUT, self.remote_python)
+        try:
+            found = able(url=url, access=self.access.to_json())
+        except RemoteError as error:
+            return error.message, error.hint
+        return found.why, found.hint
 
     def close(self) -> None:
-        """Nothing to drop."""
+        """Do nothing: the connections belong to the client."""

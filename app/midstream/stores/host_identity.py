@@ -1,27 +1,35 @@
-"""Whether the engine on a host can ask a store in the name that the fleet file says.
+"""The Google identity of an engine on a host, compared with the one that the fleet file demands for its store.
 
-It asks as the machine itself: TensorStore takes no account to impersonate.
+TensorStore has no impersonation: the engine's requests have the identity of the machine itself.
 """
 
 from __future__ import annotations
 
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
+from midstream.remote.machine import google_identity
 from midstream.stores.bucket_access import access_for
 
 
-def why_not(fleet: Fleet, host: Host, store: str) -> tuple[str, str]:
-    """Why an engine on ``host`` cannot keep checkpoints in ``store`` as the fleet file says, and what mends it; empty
-    where it can. HostError."""
+def identity_problem(fleet: Fleet, host: Host, store: str) -> tuple[str, str]:
+    """Return why an engine on ``host`` cannot use ``store`` as the fleet file says, and a hint; both empty if it can.
+
+    Raises:
+        HostError: The host did not answer.
+    """
     wanted = access_for(fleet, store).impersonate
     if not wanted:
         return "", ""
-    own = host.call("machine.google_identity.own", env=dict(fleet.hosts[host.name].env))
-    if own["account"] == wanted:
+    own = host.call(google_identity.own)(env=dict(fleet.hosts[host.name].env))
+    if own.account == wanted:
         return "", ""
-    itself = own["account"] or ("the owner of its own credentials" if own["source"] else "nobody in particular")
+    if own.account:
+        account = own.account
+    else:
+        account = "the owner of its own credentials" if own.source else "an anonymous client"
     return (
-        f"{host.name}: the engine asks {store} as {itself}, and cannot act for {wanted} (impersonate:)",
-        f"give the machine that account (of a slice: service_account: {wanted}); or take store: out for it, and this "
-        "machine relays",
+        f"{host.name}: the engine's requests to {store} come from {account}, which cannot act for {wanted} "
+        "(impersonate:)",
+        f"give the machine that account (of a slice: service_account: {wanted}), or remove store: for it, so that this "
+        "machine relays the bytes",
     )

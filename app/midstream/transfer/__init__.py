@@ -1,17 +1,17 @@
-"""Copy trees of objects between hosts, hashed while they flow and verified at the far end."""
+"""Copy trees of objects between hosts: hashed in transit and verified at the target."""
 
 from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.stores.bucket_access import Access
-from midstream.transfer.copy_history import copy_history
+from midstream.transfer.copy.copy_history import copy_history
+from midstream.transfer.copy.copy_tree import copy_tree
+from midstream.transfer.copy.incremental_copy import IncrementalCopy
+from midstream.transfer.copy.multi_host_copy import collect_objects, fan_out
 from midstream.transfer.copy_settings import CopySettings
-from midstream.transfer.copy_tree import copy_objects, copy_tree
 from midstream.transfer.endpoint import Endpoint, bucket_endpoint
 from midstream.transfer.errors import TransferError
-from midstream.transfer.incremental_copy import Feed
-from midstream.transfer.multi_host import collect_objects, fan_out
 from midstream.transfer.report import CopyReport, HistoryReport, Progress, VerifyReport
-from midstream.transfer.route import Link, probe
-from midstream.transfer.verify_tree import verify_objects
+from midstream.transfer.streams.link import Link, probe
+from midstream.transfer.verify.verify_tree import verify_objects
 
 __all__ = [
     "Access",
@@ -19,8 +19,8 @@ __all__ = [
     "CopyReport",
     "CopySettings",
     "Endpoint",
-    "Feed",
     "HistoryReport",
+    "IncrementalCopy",
     "Link",
     "Progress",
     "TransferError",
@@ -28,7 +28,6 @@ __all__ = [
     "bucket_endpoint",
     "collect_objects",
     "copy_history",
-    "copy_objects",
     "copy_tree",
     "fan_out",
     "probe",

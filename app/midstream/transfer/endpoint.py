@@ -1,4 +1,4 @@
-"""Where trees lie: a directory on a host, a prefix of a bucket."""
+"""Endpoints of a copy: a directory on a host, or a prefix of a bucket."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from midstream.hosts.host import Host
 from midstream.stores.bucket_access import Access
-from midstream.stores.bucket_host import SCHEME, BucketHost
+from midstream.stores.bucket_host import BucketHost
+from midstream_engine.gcs_errors import SCHEME
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A directory on a host; of a bucket its whole ``gs://`` address."""
+    """A directory on a host. In a bucket, ``directory`` is the complete ``gs://`` URL."""
 
     host: Host
     directory: str
@@ -27,7 +28,10 @@ class Endpoint:
 
 
 def bucket_endpoint(url: str, access: Access | None = None, *, via: Host | None = None, python: str = "") -> Endpoint:
-    """``gs://bucket/prefix`` as a place; ``via`` and ``python`` as of `BucketHost`. MidstreamError otherwise."""
+    """Return ``gs://bucket/prefix`` as an endpoint.
+
+    ``via`` and ``python`` are those of `BucketHost`. Raises MidstreamError if ``url`` names no bucket.
+    """
     bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
     host = BucketHost(url, access, via=via, python=python)
     return Endpoint(host, f"{SCHEME}{bucket}/{prefix}".rstrip("/"))

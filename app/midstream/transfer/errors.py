@@ -1,18 +1,15 @@
-"""Why a copy did not come to its end."""
+"""The error of a copy."""
 
 from __future__ import annotations
 
 from midstream.errors import MidstreamError
 
+RESUME_HINT = "run the same copy again to continue"
+
 
 class TransferError(MidstreamError):
-    """A copy that cannot be completed. ``path`` names the object, where it is one object's fault."""
+    """A copy cannot be completed. ``path`` names the object if it is the fault of one object."""
 
-    def __init__(self, message: str, hint: str = "", path: str = ""):
+    def __init__(self, message: str, hint: str = "", path: str = "") -> None:
         super().__init__(message, hint)
         self.path = path
-
-
-def shown(path: str) -> str:
-    """A path as it may stand in one line for a person."""
-    return path if path.isprintable() else repr(path)

@@ -1,4 +1,4 @@
-"""How far a copy is, and when it will be done."""
+"""Progress of a copy: what is done, at which rate, and when it will be complete."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from midstream.transfer.report import Progress
 
-WINDOW = 10.0  # seconds that the rate is measured over: long enough to be calm, short enough to be true
+RATE_WINDOW = 10.0  # seconds that the rate is measured over
 
 
 class Meter:
-    """Counts a copy. Not for several threads at once. ``clock`` is monotonic, in seconds."""
+    """Counts bytes and objects of a copy. Not thread-safe. ``clock`` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -20,7 +20,7 @@ class Meter:
         objects_total: int,
         publish: Callable[[Progress], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ):
+    ) -> None:
         self.bytes_total = bytes_total
         self.objects_total = objects_total
         self.bytes_present = 0
@@ -33,32 +33,32 @@ class Meter:
         self._samples: deque[tuple[float, int]] = deque([(clock(), 0)])
 
     def present(self, path: str, size: int) -> None:
-        """An object was found at the far end."""
+        """Count an object that the target had before."""
         self.objects_present += 1
         self.bytes_present += size
         self._object = path
         self.publish()
 
     def landed_before(self, count: int) -> None:
-        """``count`` bytes of an object that was under way before are there, and right."""
+        """Count ``count`` bytes of a partial object whose hashes are right."""
         self.bytes_present += count
         self.publish()
 
     def begin(self) -> None:
-        """Sending starts now: the rate is measured from here."""
+        """Start to measure the rate."""
         self._samples = deque([(self._clock(), 0)])
 
     def arrived(self, count: int) -> None:
-        """``count`` more bytes were written at the far end."""
+        """Count ``count`` bytes that the target has written."""
         self.bytes_sent += count
         now = self._clock()
         self._samples.append((now, self.bytes_sent))
-        while len(self._samples) > 2 and self._samples[1][0] < now - WINDOW:
+        while len(self._samples) > 2 and self._samples[1][0] < now - RATE_WINDOW:
             self._samples.popleft()
         self.publish()
 
     def verified(self, path: str) -> None:
-        """An object was sent, verified and named."""
+        """Count an object that was sent and verified."""
         self.objects_sent += 1
         self._object = path
         self.publish()

@@ -1,4 +1,4 @@
-"""What a copy tells: immutable values that phases, flags and screens read."""
+"""Progress and reports of copies: immutable values for phases, flags and screens."""
 
 from __future__ import annotations
 
@@ -7,22 +7,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """Bytes and objects that are done: verified at the far end, or found there. ``object`` is the newest of them."""
+    """Bytes and objects that are done: verified at the target, or found there. ``object`` is the newest of them."""
 
     bytes_done: int
     bytes_total: int
     objects_done: int
     objects_total: int
     object: str = ""
-    bytes_per_second: float = 0.0  # of what was sent lately; 0 where nothing was yet
-    eta_seconds: float | None = None  # None where no rate is known
+    bytes_per_second: float = 0.0  # over the last seconds; 0 if nothing was sent
+    eta_seconds: float | None = None  # None if no rate is known
 
 
 @dataclass(frozen=True)
 class CopyReport:
-    """A copy that is complete. Sizes in bytes, of objects. ``bytes_sent`` are those that this very call sent. Objects
-    in ``skipped`` lay at the target already; those of them in ``held`` belonged to another tree there. ``routes`` says
-    in words which ways were taken."""
+    """A complete copy.
+
+    Attributes:
+        objects: Number of objects of the tree.
+        objects_sent: Number of objects that this call sent.
+        bytes: Size of all objects.
+        bytes_sent: Bytes that this call sent.
+        seconds: Duration of this call.
+        skipped: Objects that the target had before.
+        linked: Those of ``skipped`` that belonged to another tree of the target.
+        routes: The routes that the bytes took, in words.
+    """
 
     objects: int
     objects_sent: int
@@ -33,18 +42,23 @@ class CopyReport:
     linked: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
 
-    @property
-    def bytes_skipped(self) -> int:
-        return self.bytes - self.bytes_sent
-
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was found. ``bytes`` were read. ``root_digest`` is recomputed from them, where the tree is a checkpoint;
-    ``root_digest_ok`` is None for other trees. Files that the manifest does not name (``extra``) harm nothing."""
+    """The result of reading a tree.
+
+    Attributes:
+        ok: Whether the tree is what its manifest says.
+        problems: (path, what is wrong) of each wrong object.
+        objects: Number of objects that were read.
+        bytes: Bytes that were read.
+        extra: Files that the manifest does not name; they are no problem.
+        root_digest: Recomputed from the bytes, if the tree is a checkpoint.
+        root_digest_ok: Whether it is the recorded one; None for other trees.
+    """
 
     ok: bool
-    problems: tuple[tuple[str, str], ...]  # (path, what is wrong)
+    problems: tuple[tuple[str, str], ...]
     objects: int
     bytes: int
     extra: tuple[str, ...] = ()
@@ -54,10 +68,15 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class HistoryReport:
-    """A run's history that was brought over. Paths are relative to the run directory.
+    """A copied run history. Paths are relative to the run directory.
 
-    ``kept`` are files of attempts that the target knows further than the source. ``set_aside`` are the target's own
-    metrics of attempts that went another way there than on the source: (path, where they lie now)."""
+    Attributes:
+        files: Number of files of the source's history.
+        bytes: Bytes that were sent.
+        copied: Files that were sent.
+        kept: Files of attempts of which the target has more than the source.
+        set_aside: The target's own metrics of attempts that differ from the source's: (path, new path).
+    """
 
     files: int
     bytes: int

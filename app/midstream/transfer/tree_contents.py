@@ -1,4 +1,4 @@
-"""What is to be copied: the objects that a tree's manifest names, and where each of them lies."""
+"""Contents of a tree: the objects that its manifest names, and the endpoint that has each of them."""
 
 from __future__ import annotations
 
@@ -8,67 +8,93 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from midstream.counts import count
 from midstream.errors import RemoteError
 from midstream.hosts.rpc.answer_limits import decode_file
+from midstream.printable import printable
 from midstream.remote.copy.allowlist import CHECKPOINT, DATA
-from midstream.remote.verify import objects as far_objects
+from midstream.remote.copy.copy_items import CopyObject
+from midstream.remote.verify import objects as remote_objects
 from midstream.transfer.endpoint import Endpoint
-from midstream.transfer.errors import TransferError, shown
+from midstream.transfer.errors import TransferError
 from midstream_engine import records
 
-CALL = 600.0  # seconds for a call that reads one manifest, or hashes one object
+HASH_TIMEOUT = 600.0  # seconds for a call that reads one manifest, or hashes one object
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A tree that is to be copied: its manifest's text as the target shall have it, and which objects come from where.
-    ``first`` is where the manifest was read; ``problems`` are (path, what is wrong) of the objects there, by their
-    sizes. ``kind`` is what the tree has to be (`midstream.remote.copy.allowlist`)."""
+    """A tree to copy.
+
+    Attributes:
+        first: The endpoint whose manifest was read.
+        text: The manifest as the target will have it.
+        objects: ``{path, size, sha256}`` of each object.
+        problems: (path, what is wrong) of objects of ``first`` that are missing or have another size.
+        endpoints: Endpoints of the other hosts of a spread checkpoint, by the names in the manifest.
+        host_of: Path -> name of its host, for objects of other hosts.
+        kind: What the tree has to be (`midstream.remote.copy.allowlist`).
+    """
 
     first: Endpoint
     text: str
-    objects: tuple[dict[str, Any], ...]
+    objects: tuple[CopyObject, ...]
     problems: tuple[tuple[str, str], ...] = ()
-    holders: Mapping[str, Endpoint] = field(default_factory=dict)  # other hosts, by the names that objects give them
-    held: Mapping[str, str] = field(default_factory=dict)  # path -> name of its host, where there are holders
+    endpoints: Mapping[str, Endpoint] = field(default_factory=dict[str, Endpoint])
+    host_of: Mapping[str, str] = field(default_factory=dict[str, str])
     kind: str = CHECKPOINT
 
     def only(self, wanted: Callable[[str], bool]) -> Contents:
-        """Without the objects that are not wanted."""
+        """Return the contents with the wanted objects alone."""
         return replace(self, objects=tuple(entry for entry in self.objects if wanted(entry["path"])))
 
-    def held_by(self, holders: Mapping[str, Endpoint]) -> Contents:
-        """What other hosts hold comes from there: host, as the manifest's objects name it -> its place."""
-        held = {entry["path"]: entry.get("host", "") for entry in decode_file(self.text, str(self.first))["objects"]}
-        return replace(self, holders=holders, held=held)
+    def with_endpoints(self, endpoints: Mapping[str, Endpoint]) -> Contents:
+        """Return the contents with the objects of other hosts assigned to ``endpoints``: host name -> endpoint."""
+        host_of = {entry["path"]: entry.get("host", "") for entry in decode_file(self.text, str(self.first))["objects"]}
+        return replace(self, endpoints=endpoints, host_of=host_of)
 
-    def by_source(self) -> list[tuple[Endpoint, list[dict[str, Any]]]]:
-        """The objects of each place. TransferError where one is missing there, or of another size."""
-        lots: dict[str, list[dict[str, Any]]] = {}
+    def by_source(self) -> list[tuple[Endpoint, list[CopyObject]]]:
+        """Return each endpoint with its objects.
+
+        Raises:
+            TransferError: An object is missing there, or has another size.
+        """
+        entries_of: dict[str, list[CopyObject]] = {}
         for entry in self.objects:
-            name = self.held.get(entry["path"], "")
-            lots.setdefault(name if name in self.holders else "", []).append(entry)
-        here = {entry["path"] for entry in lots.get("", ())}
+            name = self.host_of.get(entry["path"], "")
+            entries_of.setdefault(name if name in self.endpoints else "", []).append(entry)
+        here = {entry["path"] for entry in entries_of.get("", ())}
         missing = [(self.first, path, what) for path, what in self.problems if path in here]
-        for name, lot in lots.items():
+        for name, entries in entries_of.items():
             if name:
-                place = self.holders[name]
-                found = place.host.call("verify.objects.missing", directory=place.directory, objects=lot, timeout=CALL)
-                missing += [(place, path, what) for path, what in found]
+                endpoint = self.endpoints[name]
+                found = endpoint.host.call(remote_objects.missing, timeout=HASH_TIMEOUT)(
+                    directory=endpoint.directory, objects=entries
+                )
+                missing += [(endpoint, path, what) for path, what in found]
         if missing:
-            place, path, what = missing[0]
-            more = f", and {len(missing) - 1} more like it" if len(missing) > 1 else ""
-            raise TransferError(f"object {shown(path)} of {place}: {what}{more}", "copy another one", path)
-        return [(self.holders[name] if name else self.first, lot) for name, lot in lots.items()]
+            endpoint, path, what = missing[0]
+            more = f", and {count(len(missing) - 1, 'more object')}" if len(missing) > 1 else ""
+            raise TransferError(
+                f"object {printable(path)} of {endpoint}: {what}{more}", "copy another checkpoint", path
+            )
+        return [(self.endpoints[name] if name else self.first, entries) for name, entries in entries_of.items()]
 
 
 def read_contents(source: Endpoint, manifest: str, kind: str = CHECKPOINT) -> Contents:
-    """What the tree's manifest names. The manifest's text is parsed here: what the source says beside it counts for
-    nothing. TransferError where it is no tree, or names what a tree of this ``kind`` does not contain."""
+    """Read a tree's manifest at its source.
+
+    The text is parsed on this machine; nothing else that the source says of the objects is used.
+
+    Raises:
+        TransferError: There is no tree, or its manifest names what a tree of this ``kind`` does not contain.
+    """
     try:
-        found = source.host.call("verify.objects.describe", directory=source.directory, manifest=manifest, timeout=CALL)
+        found = source.host.call(remote_objects.describe, timeout=HASH_TIMEOUT)(
+            directory=source.directory, manifest=manifest
+        )
     except RemoteError as error:
-        if error.kind != "NoTree":
+        if error.kind != "NoTreeError":
             raise
         raise TransferError(error.message) from error
     contents = contents_of(source, found["manifest"], manifest, kind)
@@ -76,13 +102,17 @@ def read_contents(source: Endpoint, manifest: str, kind: str = CHECKPOINT) -> Co
 
 
 def contents_of(source: Endpoint, text: str, manifest: str, kind: str) -> Contents:
-    """What the text of a manifest names, which was read at ``source``. TransferError as of `read_contents`."""
+    """Parse the text of a manifest that was read at ``source``.
+
+    Raises:
+        TransferError: As `read_contents`.
+    """
     try:
         value = decode_file(text, posixpath.join(source.directory, manifest))
-        objects = far_objects.objects_in(value, source.directory, manifest, kind)
-    except (far_objects.NoTree, records.RecordError) as error:
+        objects = remote_objects.objects_in(value, source.directory, manifest, kind)
+    except (remote_objects.NoTreeError, records.RecordError) as error:
         raise TransferError(
-            f"{source.host.name}: {error}", "it is damaged or hostile: nothing was copied; choose another one"
+            f"{source.host.name}: {error}", "it is damaged or hostile: nothing was copied; choose another checkpoint"
         ) from None
     if kind == DATA:
         _check_digest(source, value)
@@ -90,8 +120,11 @@ def contents_of(source: Endpoint, text: str, manifest: str, kind: str) -> Conten
 
 
 def _check_digest(source: Endpoint, value: Mapping[str, Any]) -> None:
-    """Data are named by the digest of their manifest, and all runs of a host share them: what lies under a name has to
-    be what the name says. TransferError."""
+    """Check that the name of a data tree is the digest of its manifest: all runs of a host share data by these names.
+
+    Raises:
+        TransferError: It is not.
+    """
     name = posixpath.basename(source.directory.rstrip("/"))
     rest = {key: item for key, item in value.items() if key != "digest"}
     try:
@@ -100,12 +133,12 @@ def _check_digest(source: Endpoint, value: Mapping[str, Any]) -> None:
         digest = ""
     if value.get("digest") != name or digest != name:
         raise TransferError(
-            f"{source}: its manifest is not the one that its name is the digest of",
-            f"nothing was copied; remove {source.directory} on {source.host.name}, or copy it from where it was made",
+            f"{source}: its name is not the digest of its manifest",
+            f"nothing was copied; remove {source.directory} on {source.host.name}, or copy it from its origin",
         )
 
 
-def malformed(place: Endpoint, what: str) -> TransferError:
-    """An answer of a host that has another length than what was requested."""
-    name = place.host.name
-    return TransferError(f"{name}: the answer to {what} is malformed", f"look at what answers on {name}")
+def malformed(endpoint: Endpoint, what: str) -> TransferError:
+    """Return the error for an answer whose length is not that of the request."""
+    name = endpoint.host.name
+    return TransferError(f"{name}: the answer to {what} is malformed", f"check which program answers on {name}")

@@ -1,64 +1,63 @@
-"""The terminal UI: the fleet on a screen, and the moves that one can make from there."""
+"""The terminal UI: the application with its screens, its refresh loop and its command palette."""
 
 from __future__ import annotations
 
-import sys
+import gc
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
-from textual.app import App
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
 
 from midstream.errors import MidstreamError
-from midstream.migrate import model
-from midstream.migrate.model import MigrationView, Request
+from midstream.listing.run_facts import utilization
+from midstream.migrate import migration_state
 from midstream.printable import printable
-from midstream.tui import commands, notifications, palette
-from midstream.tui.actions import Actions, FleetActions
-from midstream.tui.background import Background
-from midstream.tui.glyphs import ASCII, UNICODE
-from midstream.tui.responsiveness import Pauses
-from midstream.tui.saved_layout import Layout
-from midstream.tui.screen_state import Source, World
+from midstream.tui import commands
+from midstream.tui.actions import Actions
+from midstream.tui.base_app import BaseApp
+from midstream.tui.runtime.pause_limiter import PauseLimiter
+from midstream.tui.runtime.shutdown import Shutdown
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.fleet.add_hosts import RELOAD
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.fleet.table_rows import utilisation
-from midstream.tui.series_cache import SeriesCache
-from midstream.tui.shutdown import Ending
-from midstream.tui.styled_text import NoControls
-from midstream.tui.widgets.curve import CurveView
-from midstream.tui.widgets.log_pane import LogPane
-from midstream.tui.widgets.table import Column, Row
+from midstream.tui.state import notifications
+from midstream.tui.state.saved_layout import SavedLayout
+from midstream.tui.state.screen_state import ScreenState, SnapshotSource
+from midstream.tui.style import palette
+from midstream.tui.style.glyphs import ASCII
+from midstream.tui.style.styled_text import ControlFilter
+from midstream.tui.style.terminal_colors import TerminalColors
 from midstream.watch.snapshot import LIVE
 
 if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
-    from midstream.hosts.host_pool import Hosts
+    from midstream.launch.launch_request import LaunchRequest
+    from midstream.migrate.migration_view import MigrationView
+    from midstream.migrate.request import Request
 
-REPAINT = 0.25  # seconds between repaints, at least, however often hosts report
-TICK = 1.0  # seconds after which ages are painted anew without any change
-HISTORY = 120  # looks at a host that are remembered
-TOLD = 3  # toasts at once
-ROWS = 40_000  # of long runs, taken into curves at a time: some milliseconds
-MIGRATIONS = 0.5  # seconds between looks at the migrations' journals
+REPAINT_INTERVAL = 0.25  # seconds: the shortest time between repaints, however often hosts report
+TICK_INTERVAL = 1.0  # seconds after which ages are repainted without any change
+MIGRATIONS_INTERVAL = 0.5  # seconds between reads of the migrations' journals
+HISTORY_LENGTH = 120  # reports of a host that its utilization history holds
+DEMO_GUIDE = "Demo: press m to migrate this run to other devices; ? lists the keys, q ends it"
+MAX_TOASTS = 3  # toasts shown at a time
 
 
 class TableCommands(Provider):
-    """The command table, searched by name."""
+    """Command palette entries from the command table."""
 
     def _found(self) -> list[tuple[commands.Command, Callable]]:
         if not isinstance(self.screen, MidstreamScreen):
             return []
-        table = commands.of(self.screen.SCOPE, commands.EVERYWHERE)
+        found = commands.of_focus(self.screen.SCOPE, parts=(), readonly=self.screen.midstream.readonly)
+        table = itertools.chain.from_iterable(found.values())
         return [(command, partial(self.screen.run_action, command.action)) for command in table]
 
     async def discover(self) -> Hits:
@@ -74,8 +73,8 @@ class TableCommands(Provider):
                 yield Hit(score, matcher.highlight(command.name), run, help=f"{keys}  {command.description}")
 
 
-class MidstreamApp(App[int], inherit_bindings=False):
-    """Screens over a source of snapshots. ``clock`` gives UTC seconds."""
+class MidstreamApp(BaseApp, inherit_bindings=False):
+    """Screens over a source of snapshots."""
 
     CSS_PATH = "midstream.tcss"
     TITLE = "midstream"
@@ -91,55 +90,80 @@ class MidstreamApp(App[int], inherit_bindings=False):
 
     def __init__(
         self,
-        source: Source,
+        source: SnapshotSource,
         actions: Actions,
         *,
         readonly: bool = False,
         ascii_only: bool = False,
         start_run: str | None = None,
-        move: Request | None = None,
+        request: Request | None = None,
         demo: bool = False,
         clock: Callable[[], float] = time.time,
-        layout: Layout | None = None,
+        layout: SavedLayout | None = None,
+        after_first_frame: Callable[[], object] | None = None,
     ) -> None:
-        super().__init__()
-        self._no_controls = NoControls()
-        self.kept = layout or Layout()
-        self.book = SeriesCache(ROWS)
-        self._pauses: Pauses | None = None
-        self.history: dict[str, deque[float]] = {}  # host -> what its accelerators were busy, 0..1, over time
-        self.source = source
-        self.actions = actions
-        self.background = Background(self)
-        self.readonly = readonly
-        self.glyphs = ASCII if ascii_only else UNICODE
-        self.world = World(source.snapshot(), (), clock())
-        self._clock = clock
+        """Create the application.
+
+        Args:
+            source: Source of fleet snapshots.
+            actions: Actions on the fleet that screens may start.
+            readonly: Refuse every action that changes something.
+            ascii_only: Draw with ASCII glyphs only.
+            start_run: Run whose screen is opened first.
+            request: Migration request that the wizard opens with once run and target answer.
+            demo: Runs and migrations end with the application.
+            clock: Returns UTC seconds.
+            layout: Layout saved by an earlier session.
+            after_first_frame: Called once, in the background, when the first frame is on the terminal.
+        """
+        super().__init__(
+            source,
+            actions,
+            readonly=readonly,
+            ascii_only=ascii_only,
+            request=request,
+            clock=clock,
+            layout=layout,
+        )
+        self._control_filter = ControlFilter()
+        self._terminal_colors = TerminalColors(self.console.color_system or "")
+        self._pause_limiter: PauseLimiter | None = None
         self._start_run = start_run
-        self._demo = demo  # what runs ends with the screen
-        self.moves = ""  # what is to become of moves under way, where that was asked
-        self.move = move  # that the wizard is to go on with, here or once the app has begun anew
+        self._after_first_frame = after_first_frame
+        self._demo = demo
+        self.quit_choice = ""  # answer of the quit dialog: what to do with running migrations
         self._changed = True
         self._painted = 0.0
         self._reading = False
-        self._told = ""
+        self._reported_error = ""
         self._unsubscribe: Callable[[], object] | None = None
         for theme in palette.themes():
             self.register_theme(theme)
-        self.use_theme(self.kept.theme)
+        self.use_theme(self.saved_layout.theme)
         if ascii_only:
             self.add_class("-ascii")
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        return [*super().get_line_filters(), self._no_controls]
+        added = (self._control_filter, self._terminal_colors)
+        return [filter for filter in (*super().get_line_filters(), *added) if filter.enabled]
 
     def notify(self, message: str, *, title: str = "", markup: bool = False, **options: Any) -> None:
-        """Show a message; markup in it is never read, because hosts' words are in it."""
+        """Show a toast. ``markup`` is ignored: messages contain text from hosts."""
         super().notify(printable(message, "\n"), title=printable(title), markup=False, **options)
 
     def copy_to_clipboard(self, text: str) -> None:
-        """Lines are meant for a shell: one that holds a line's end would be run as it is pasted."""
-        super().copy_to_clipboard(printable(text))
+        """Copy with newlines escaped: a shell would run a pasted line at each newline."""
+        self._copy(printable(text))
+
+    def copy_lines(self, text: str) -> None:
+        self._copy(printable(text, "\n\t"))
+
+    def _copy(self, text: str) -> None:
+        """Copy to the terminal's clipboard (OSC 52), and to the buffer of a tmux around it."""
+        from midstream.tui.runtime import tmux_buffer
+
+        super().copy_to_clipboard(text)
+        self.background.run(partial(tmux_buffer.copy, text), lambda _: None)
 
     def get_default_screen(self) -> Screen:
         return FleetScreen()
@@ -149,81 +173,112 @@ class MidstreamApp(App[int], inherit_bindings=False):
         if self._start_run:
             from midstream.tui.screens.run.run_screen import RunScreen
 
-            self.push_screen(RunScreen(self._start_run))
-        self.set_interval(REPAINT, self._repaint)
-        self.set_interval(MIGRATIONS, self.read_migrations)
+            self.push_screen(RunScreen(self._start_run, guide=DEMO_GUIDE if self._demo else ""))
+        self.set_interval(REPAINT_INTERVAL, self._repaint)
+        self.set_interval(MIGRATIONS_INTERVAL, self.read_migrations)
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        """Start what the first frame does without, in the background."""
+        gc.enable()
         self.read_migrations()
+        self.background.run(self._after_frame, self._start_failed)
+
+    def _after_frame(self) -> None:
+        if self._after_first_frame is not None:
+            self._after_first_frame()
+        from midstream.tui.screens import preload
+
+        preload.load()
+
+    def _start_failed(self, error: Exception) -> None:
+        if (front := self.front_screen) is not None:
+            front.failed(error)
 
     def run_alone(self) -> None:
-        """Run in a process that is there for it: no pause of the interpreter is to be felt."""
-        with Ending(self), Pauses() as self._pauses:
+        """Run as the main task of this process: install signal handlers and limit interpreter pauses."""
+        with Shutdown(self), PauseLimiter() as self._pause_limiter:
             self.run()
 
     async def on_event(self, event: events.Event) -> None:
-        if self._pauses is not None and isinstance(event, events.InputEvent):
-            self._pauses.touched()
+        if self._pause_limiter is not None and isinstance(event, events.InputEvent):
+            self._pause_limiter.touched()
         await super().on_event(event)
 
     def on_unmount(self) -> None:
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
-        self.kept.save()
+        self.saved_layout.save()
 
-    # ------------------------------------------------------------------------------------------ the world
+    # ------------------------------------------------------------------------------------------ state
 
     def _source_changed(self, *_: object) -> None:
-        """Called on any thread, as often as it likes: it only leaves a mark."""
+        """Note a change. Called on any thread, at any rate; `_repaint` reads the snapshot."""
         self._changed = True
 
     def _repaint(self) -> None:
-        if self._pauses is not None:
-            self._pauses.settle()
-        if self._changed or time.monotonic() - self._painted >= TICK:
+        if self._pause_limiter is not None:
+            self._pause_limiter.settle()
+        if self._changed or time.monotonic() - self._painted >= TICK_INTERVAL:
             self.publish()
 
     def publish(self) -> None:
-        """Take the newest snapshot, and show it."""
-        if not self.is_running:  # going down: the screens are being taken apart
+        """Read the newest snapshot and show it."""
+        if not self.is_running:  # on shutdown the screens are being removed
             return
         self._changed = False
         self._painted = time.monotonic()
-        before = self.world
-        self.world = World(self.source.snapshot(), before.migrations, self._clock())
-        self._remember(before)
-        self._tell(before)
-        if (front := self.front) is not None:
-            front.refresh_world()
-        if self.move is not None:
-            self._go_on(self.move)
+        before = self.screen_state
+        self.screen_state = ScreenState(self.source.snapshot(), before.migrations, self.clock())
+        self._extend_history(before)
+        self._notify_changes(before)
+        if (front := self.front_screen) is not None:
+            front.refresh_state()
+        if self.request is not None:
+            self._resume_wizard(self.request)
 
-    def _remember(self, before: World) -> None:
+    def _extend_history(self, before: ScreenState) -> None:
         known = set(map(id, before.snapshot.hosts))
-        for host in self.world.snapshot.hosts:
-            if id(host) not in known and (busy := utilisation(host)) is not None:
-                self.history.setdefault(host.name, deque(maxlen=HISTORY)).append(busy)
+        for host in self.screen_state.snapshot.hosts:
+            if id(host) not in known and (used := utilization(host)) is not None:
+                self.utilization_history.setdefault(host.name, deque(maxlen=HISTORY_LENGTH)).append(used)
 
-    def _tell(self, before: World) -> None:
-        """Toasts, a few at a time: who looks at five hundred hosts must not be buried."""
-        looked_at = getattr(self.front, "migration", "")
-        items = [
-            item for item in notifications.between(before, self.world) if not item.about or item.about != looked_at
-        ]
-        for item in items[:TOLD]:
-            self.notify(item.text, severity=item.severity, markup=False)  # type: ignore[arg-type]  # one of three
-        if len(items) > TOLD:
-            self.notify(f"and {len(items) - TOLD} more")
+    def _notify_changes(self, before: ScreenState) -> None:
+        """Show toasts for changes, at most `MAX_TOASTS`: a fleet of 500 hosts would cover the screen with them."""
+        from midstream.terminal_alert import alert
+
+        shown = self.front_screen.migration if self.front_screen is not None else ""
+        found = notifications.between(before, self.screen_state)
+        for item in found:
+            if item.alert:
+                self.background.run(
+                    lambda text=item.text: self.call_later(self._alert, alert(text)), self._alert_failed
+                )
+        items = [item for item in found if not item.migration or item.migration != shown]
+        for item in items[:MAX_TOASTS]:
+            self.notify(item.text, severity=item.severity, markup=False)
+        if len(items) > MAX_TOASTS:
+            self.notify(f"and {len(items) - MAX_TOASTS} more")
+
+    def _alert(self, written: str) -> None:
+        """Write an alert to the terminal, between two frames."""
+        if self._driver is not None and not self.is_headless:
+            self._driver.write(written)
+
+    def _alert_failed(self, error: Exception) -> None:
+        self.log(error)  # an alert is a convenience
 
     @property
-    def front(self) -> MidstreamScreen | None:
-        """The screen that is in front, or behind a dialog."""
+    def front_screen(self) -> MidstreamScreen | None:
+        """The screen in front, or behind a dialog."""
         return next((screen for screen in reversed(self.screen_stack) if isinstance(screen, MidstreamScreen)), None)
 
     def read_migrations(self) -> None:
-        """Look at the migrations' directories, in the background, one look at a time."""
+        """Read the migrations' directories in the background, one read at a time."""
         if not self._reading:
             self._reading = True
-            self.background.run(self._read_migrations, self._migrations_unread)
+            self.background.run(self._read_migrations, self._migrations_unreadable)
 
     def _read_migrations(self) -> None:
         try:
@@ -231,47 +286,59 @@ class MidstreamApp(App[int], inherit_bindings=False):
         finally:
             self._reading = False
 
-    def _migrations_unread(self, error: Exception) -> None:
-        front = self.front
-        if front is not None and str(error) != self._told:  # it is looked for twice a second, and said once
-            self._told = str(error)
+    def _migrations_unreadable(self, error: Exception) -> None:
+        front = self.front_screen
+        if front is not None and str(error) != self._reported_error:  # read twice a second, reported once
+            self._reported_error = str(error)
             front.failed(error)
 
     def on_midstream_app_migrations_read(self, event: MigrationsRead) -> None:
-        if event.migrations != self.world.migrations:
-            before = self.world
-            self.world = World(before.snapshot, event.migrations, before.now)
-            self._tell(before)
+        if event.migrations != self.screen_state.migrations:
+            before = self.screen_state
+            self.screen_state = ScreenState(before.snapshot, event.migrations, before.now)
+            self._notify_changes(before)
             self.publish()
 
-    # ------------------------------------------------------------------------------------------ going places
+    # ------------------------------------------------------------------------------------------ navigation
 
-    def begin_anew(self, move: Request | None = None) -> None:
-        """End here, and begin with the fleet as it is now; the wizard goes on with ``move``."""
-        self.move = move
-        self.exit(RELOAD, return_code=RELOAD)
-
-    def _go_on(self, move: Request) -> None:
-        """The wizard again, as soon as run and target answer; not where a person has gone elsewhere meanwhile."""
+    def _resume_wizard(self, request: Request) -> None:
+        """Open the wizard with ``request`` once run and target answer, unless another screen was opened."""
         if self.return_value is not None:
             return
         if not isinstance(self.screen, FleetScreen):
-            self.move = None
+            self.request = None
             return
-        wanted = next((target.hosts for target in self.actions.targets() if target.name == move.target), ())
-        links = {host.name: host.link for host in self.world.snapshot.hosts}
-        if self.world.snapshot.copies(move.run_id) and wanted and all(links.get(host) == LIVE for host in wanted):
-            self.move = None
-            self.open_wizard(move.run_id, move)
+        targets = self.actions.targets()
+        hosts = next((target.hosts for target in targets if target.name == request.target), ())
+        links = {host.name: host.link for host in self.screen_state.snapshot.hosts}
+        known = self.screen_state.snapshot.copies(request.run_id)
+        if known and hosts and all(links.get(host) == LIVE for host in hosts):
+            self.request = None
+            self.open_wizard(request.run_id, request)
 
-    def open_wizard(self, run_id: str, begun: Request | None = None) -> None:
-        """The wizard for a run; the move that is under way instead, where there is one."""
+    def open_run(self, run_id: str, *, started: float | None = None) -> None:
+        from midstream.tui.screens.run.run_screen import RunScreen
+
+        self.push_screen(RunScreen(run_id, started=started))
+
+    def open_launch(self, request: LaunchRequest) -> None:
+        from midstream.tui.screens.launch import launch_form
+
+        front = self.front_screen
+        if front is not None and request.config is not None:
+            launch_form.ask_launch(front, request=request)
+        elif front is not None:
+            launch_form.ask_start_again(front, request)
+
+    def open_wizard(self, run_id: str, request: Request | None = None) -> None:
+        """Open the migration wizard for a run, or the run's open migration where it has one."""
         from midstream.tui.screens.migration.migration_screen import MigrationScreen
         from midstream.tui.screens.migration.wizard import WizardScreen
 
-        under_way = next((view for view in self.world.migrations if view.open and view.plan.run_id == run_id), None)
+        migrations = self.screen_state.migrations
+        under_way = next((view for view in migrations if view.open and view.plan.run_id == run_id), None)
         if under_way is not None:
-            self.notify(f"{run_id} is being moved already", markup=False)
+            self.notify(f"{run_id} is already being migrated", markup=False)
             self.push_screen(MigrationScreen(under_way.migration))
             return
         try:
@@ -279,7 +346,19 @@ class MidstreamApp(App[int], inherit_bindings=False):
         except MidstreamError as error:
             self.notify(error.hint, title=error.message, severity="error", markup=False)
             return
-        self.push_screen(WizardScreen(run_id, targets, begun))
+        self.push_screen(WizardScreen(run_id, targets, request))
+
+    def action_command_line(self) -> None:
+        from midstream.tui import command_line
+        from midstream.tui.screens.dialogs.command_input import CommandInputScreen
+
+        def chosen(action: Callable[[], object] | None) -> None:
+            if action is not None:
+                action()
+
+        self.push_screen(
+            CommandInputScreen(partial(command_line.complete, self), partial(command_line.read, self)), chosen
+        )
 
     def action_command_palette(self) -> None:
         if isinstance(self.screen, CommandPalette):
@@ -289,18 +368,21 @@ class MidstreamApp(App[int], inherit_bindings=False):
             self.call_after_refresh(self._plain_palette)
 
     def _plain_palette(self) -> None:
-        """Textual's palette draws a lens and lines beyond ASCII, and the style sheet does not reach it."""
+        """Remove non-ASCII glyphs from Textual's palette, which the style sheet does not reach."""
         self.screen.query("SearchIcon").set(display=False)
         for widget in self.screen.query("#--input, CommandList"):
             widget.styles.border = ("none", "transparent")
 
     def use_theme(self, name: str) -> None:
-        """Draw in other colours, at once."""
+        """Switch to another theme and save the choice."""
         palette.use(name)
-        self.kept.theme = name if name in palette.PALETTES else palette.DEFAULT
-        self.theme = self.kept.theme
+        self.saved_layout.theme = name if name in palette.PALETTES else palette.DEFAULT
+        self.theme = self.saved_layout.theme
         if self.is_running:
-            self.kept.save()
+            from midstream.tui.widgets.curve import CurveView
+            from midstream.tui.widgets.log_pane import LogPane
+
+            self.saved_layout.save()
             for screen in self.screen_stack:
                 for widget in screen.walk_children():
                     if isinstance(widget, CurveView):
@@ -312,6 +394,7 @@ class MidstreamApp(App[int], inherit_bindings=False):
 
     def action_theme(self) -> None:
         from midstream.tui.screens.dialogs.choose import ChooseScreen
+        from midstream.tui.widgets.table import Column, Row
 
         lines = [
             Row(name, (name, (self.glyphs.full * 2, colours.GOOD), (self.glyphs.full * 2, colours.BAD)))
@@ -323,10 +406,10 @@ class MidstreamApp(App[int], inherit_bindings=False):
                 self.use_theme(str(name))
 
         columns = (Column("THEME"), Column("GOOD"), Column("BAD"))
-        self.push_screen(ChooseScreen("Theme", columns, lines, selected=self.kept.theme), chosen)
+        self.push_screen(ChooseScreen("Theme", columns, lines, selected=self.saved_layout.theme), chosen)
 
     def action_picture(self) -> None:
-        folder = self.kept.file.parent if self.kept.file else Path.cwd()
+        folder = self.saved_layout.file.parent if self.saved_layout.file else Path.cwd()
         path = folder / f"screen-{time.strftime('%Y%m%d-%H%M%S')}.svg"
         try:
             path.write_text(self.export_screenshot(title="midstream"))
@@ -336,94 +419,19 @@ class MidstreamApp(App[int], inherit_bindings=False):
         self.notify(f"saved: {path}", markup=False)
 
     async def action_quit(self) -> None:
-        under_way = next((view for view in self.world.migrations if view.state == model.RUNNING), None)
-        if not self._demo or under_way is None:
+
+        migrations = self.screen_state.migrations
+        running = next((view for view in migrations if view.state == migration_state.RUNNING), None)
+        if not self._demo or running is None:
             self.exit(0)
             return
         from midstream.tui.screens.dialogs.quit import QuitScreen
 
         def answered(answer: str | None) -> None:
             if answer:
-                self.moves = answer
+                self.quit_choice = answer
                 self.exit(0)
 
-        target = self.world.run(under_way.plan.target_host, under_way.plan.run_id)
-        given_up = under_way.steps_given_up(target.step if target else None)
-        self.push_screen(QuitScreen(under_way, given_up=given_up, readonly=self.readonly), answered)
-
-
-class Ended(NamedTuple):
-    """How a person left: the exit code, RELOAD where the fleet is another now; then a move to go on with, or None;
-    then what is to become of moves under way, in a demo where that was asked."""
-
-    code: int
-    move: Request | None
-    moves: str = ""
-
-
-def run_tui(
-    fleet: Fleet,
-    hosts: Hosts,
-    *,
-    readonly: bool = False,
-    ascii_only: bool = False,
-    start_run: str | None = None,
-    record: str | None = None,
-    move: Request | None = None,
-    demo: bool = False,
-) -> Ended:
-    """Watch the fleet on a screen until a person quits. ``start_run`` is opened first. ``record``: a file that the
-    session is written to. ``move``: what the wizard goes on with. ``demo``: what runs ends with the screen."""
-    from midstream.hosts.prompter import PROMPTS
-    from midstream.migrate.execution.migration_directory import state_directory
-    from midstream.tui.dialog_prompter import DialogPrompter
-    from midstream.tui.recording import Recorder
-    from midstream.watch.watcher import Watch
-
-    recorder = Recorder(record) if record else None
-    watch = Watch(fleet, hosts, interval=1.0, heard=recorder.heard if recorder else None)
-    actions = FleetActions(fleet, hosts)
-    app = MidstreamApp(
-        watch,
-        recorder.over(actions) if recorder else actions,
-        readonly=readonly,
-        ascii_only=ascii_only,
-        start_run=start_run,
-        move=move,
-        demo=demo,
-        layout=Layout.load(state_directory() / "screen.json"),
-    )
-    person = DialogPrompter(app)
-    with PROMPTS.of(person):  # from the first host that is reached to the last: nobody asks beside the screen
-        watch.start()
-        try:
-            app.run_alone()
-        finally:
-            person.leave()
-            watch.stop()
-            if recorder:
-                recorder.close()
-    if app.return_code == 0 and not demo:
-        print(f"midstream: {_goes_on(app.world)}", file=sys.stderr)
-    return Ended(app.return_code or 0, app.move, app.moves)
-
-
-def _goes_on(world: World) -> str:
-    """What a person leaves running."""
-    under_way = [view.migration for view in world.migrations if view.state == model.RUNNING]
-    follow = f"; midstream --continue {under_way[0]} follows the move" if under_way else ""
-    return f"runs and migrations go on; midstream --status shows them{follow}"
-
-
-def replay_tui(file: str, *, ascii_only: bool = False, speed: float = 1.0) -> int:
-    """Show a recorded session as it was. Nothing can be done from there but looking."""
-    from midstream.tui.recording import Replay
-
-    replay = Replay.load(file, speed)
-    app = MidstreamApp(replay, replay, readonly=True, ascii_only=ascii_only, clock=replay.clock)
-    replay.play()
-    try:
-        app.run_alone()
-    finally:
-        replay.stop()
-    return app.return_code or 0
+        target = self.screen_state.run(running.plan.target_host, running.plan.run_id)
+        discarded = running.steps_given_up(target.step if target else None)
+        self.push_screen(QuitScreen(running, discarded_steps=discarded, readonly=self.readonly), answered)

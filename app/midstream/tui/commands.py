@@ -1,36 +1,57 @@
-"""The one table of commands: keys, palette, help, hint line and docs/keys.md are all made from it."""
+"""The table of commands. Keys, palette, help, hint line and docs/reference/keys.md are made from it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from textual.binding import Binding, BindingType
 
-FLEET, RUN, WIZARD, MIGRATION, SLICES = "fleet", "run", "wizard", "migration", "slices"
+FLEET, RUN, WIZARD, MIGRATION, SLICES, COSTS, HOST = (
+    "fleet", "run", "wizard", "migration", "slices", "costs", "host",
+)  # fmt: skip
+LAUNCH, LEFTOVERS, VERIFY, COMPARE = "launch", "leftovers", "verify", "compare"
 EVERYWHERE, LIST, PANE, LOG, CURVE = "everywhere", "list", "pane", "log", "curve"
 
 SCOPES = {
     FLEET: "Fleet: hosts, runs and migrations",
     RUN: "Run: curves, logs, checkpoints and info",
+    LAUNCH: "Launch: preflight and start",
+    LEFTOVERS: "Leftovers of killed processes",
+    VERIFY: "Verify all",
     WIZARD: "Migrate: plan and preflight",
+    COMPARE: "Compare: accelerators for a run",
     MIGRATION: "Migration: progress, certificate, downtime and log",
     SLICES: "TPU slices",
+    COSTS: "Costs: hosts, runs and migrations",
+    HOST: "Host: system metrics and machine",
     LIST: "In every list",
-    PANE: "In every text",
+    PANE: "In every text pane",
     LOG: "In logs",
-    CURVE: "In curves (the mouse: wheel zooms, drag pans, two clicks show all)",
+    CURVE: "In curves (mouse: wheel zooms, drag pans, double click shows all)",
     EVERYWHERE: "Everywhere",
 }
-# The parts of a screen that have keys of their own.
-PARTS = {FLEET: (LIST,), RUN: (CURVE, LIST, PANE, LOG), WIZARD: (LIST, PANE), MIGRATION: (PANE, LOG, CURVE)}
+# Widgets of a screen that have their own keys.
+PARTS = {
+    FLEET: (LIST,),
+    RUN: (CURVE, LIST, PANE, LOG),
+    WIZARD: (LIST, PANE),
+    LAUNCH: (PANE,),
+    COMPARE: (LIST,),
+    LEFTOVERS: (LIST,),
+    VERIFY: (LIST,),
+    MIGRATION: (PANE, LOG, CURVE),
+    COSTS: (LIST,),
+    HOST: (CURVE, PANE),
+}
 
 
 @dataclass(frozen=True)
 class Command:
-    """One thing that a person can do.
+    """One command.
 
-    ``action`` is the method ``action_<action>`` of the screen or widget it belongs to (``app.``: of the app).
-    ``hint`` puts it on the bottom line; ``changes`` marks what --readonly refuses.
+    ``action`` names the method ``action_<action>`` of its screen or widget (``app.``: of the application).
+    ``hint`` shows it on the bottom line; ``changes`` marks a command that --readonly refuses.
     """
 
     action: str
@@ -44,92 +65,190 @@ class Command:
 
 COMMANDS = (
     Command("view('hosts')", ("1",), "Hosts", "link, accelerators, memory, disk", (FLEET,)),
-    Command("view('runs')", ("2",), "Runs", "training runs, one line each", (FLEET,)),
-    Command("view('migrations')", ("3",), "Migrations", "moves under way and done", (FLEET,)),
-    Command("slices", ("4",), "TPU slices", "nodes and requests, in all projects", (FLEET,)),
-    Command("view('curves')", ("1",), "Curves", "the loss, and the other metrics", (RUN,)),
-    Command("view('logs')", ("2",), "Logs", "what the newest attempt prints", (RUN,)),
-    Command("view('checkpoints')", ("3",), "Checkpoints", "the states that it can go on from", (RUN,)),
+    Command("view('runs')", ("2",), "Runs", "training runs", (FLEET,)),
+    Command("view('migrations')", ("3",), "Migrations", "running and finished migrations", (FLEET,)),
+    Command("slices", ("4",), "TPU slices", "nodes and requests in all projects", (FLEET,)),
+    Command("costs", ("5",), "Costs", "hours and money by host, run and migration", (FLEET,)),
+    Command("view('hosts')", ("1",), "Hosts", "on, training, preparing, idle", (COSTS,)),
+    Command("view('runs')", ("2",), "Runs", "hours of all hosts together", (COSTS,)),
+    Command("view('migrations')", ("3",), "Migrations", "preparation and downtime", (COSTS,)),
+    Command("view('curves')", ("1",), "Curves", "loss and other metrics", (RUN,)),
+    Command("view('logs')", ("2",), "Logs", "log of the newest attempt", (RUN,)),
+    Command("view('checkpoints')", ("3",), "Checkpoints", "saved states of the run", (RUN,)),
     Command("view('info')", ("4",), "Info", "lineage, fence, devices, versions", (RUN,)),
+    Command("view('curves')", ("1",), "Curves", "accelerators, processor, network, disks", (HOST,)),
+    Command("view('machine')", ("2",), "Machine", "processes, accelerators, software, disks", (HOST,)),
     Command("view('progress')", ("1",), "Progress", "phases, copy, command log", (MIGRATION,)),
-    Command("view('certificate')", ("2",), "Certificate", "what is proven; the curves at the seam", (MIGRATION,)),
-    Command("view('downtime')", ("3",), "Downtime", "predicted against measured", (MIGRATION,)),
-    Command("view('log')", ("4",), "Log", "every line of the journal", (MIGRATION,)),
-    Command("open", ("enter",), "Open", "open what is selected; marked runs with it", (FLEET,), hint=True),
-    Command("filter", ("/",), "Filter", "word !word state:failed loss<2.5", (FLEET,), hint=True),
-    Command("migrate", ("m",), "Migrate", "move the run to another target", (FLEET, RUN), hint=True, changes=True),
-    Command("stop", ("S",), "Stop", "save and stop the run; asks for its name", (FLEET, RUN), hint=True, changes=True),
-    Command("mark", ("space",), "Mark", "a run, to lay its curve over another's", (FLEET,), hint=True),
-    Command("unmark", ("u",), "Unmark", "take all marks away", (FLEET,)),
-    Command("sort", ("o",), "Sort", "by the next column; a click on a heading too", (FLEET,), hint=True),
-    Command("reverse", ("O",), "Reverse", "the order", (FLEET,)),
-    Command("shell", ("s",), "Shell", "on the selected host; its end leads back", (FLEET,), changes=True),
-    Command("set_up", ("a",), "Add hosts", "from ~/.ssh/config into the fleet file", (FLEET,), changes=True),
-    Command("metric(1)", ("]",), "Next metric", "draw the next metric", (RUN,), hint=True),
-    Command("metric(-1)", ("[",), "Previous metric", "draw the previous metric", (RUN,)),
-    Command("metrics", ("p",), "Pick a metric", "from the list of all", (RUN,)),
-    Command("zoom", ("z",), "Zoom", "all, the last half, quarter, tenth, hundredth", (RUN,), hint=True),
-    Command("axis", ("x",), "X axis", "step, tokens, time", (RUN,)),
-    Command("log_y", ("v",), "Log scale", "of the values", (RUN,)),
-    Command("smooth", ("s",), "Smoothing", "an average, a longer one, none", (RUN,)),
-    Command("outliers", ("o",), "Outliers", "let spikes have their height, or cut them", (RUN,)),
-    Command("tiles", ("t",), "Small multiples", "of the other metrics; a click enlarges one", (RUN,)),
-    Command("overlay", ("c",), "Compare", "lay another run's curve over this one", (RUN,)),
-    Command("whole_log", ("A",), "Whole log", "read all of it from its host", (RUN,)),
-    Command("verify", ("V",), "Verify", "hash the selected checkpoint where it lies", (RUN,)),
-    Command("diff", ("d",), "Diff", "the checkpoint, or the attempt, with another", (RUN,)),
-    Command("next", ("enter",), "Next", "on: plan, preflight, cut-over", (WIZARD,), hint=True, changes=True),
-    Command("previous", ("b",), "Previous", "one step back; nothing was changed", (WIZARD,), hint=True),
-    Command("checkpoint", ("c",), "Checkpoint", "its state now, or one that is saved", (WIZARD,), hint=True),
-    Command("mode", ("o",), "Mode", "how it crosses over", (WIZARD,), hint=True),
-    Command("again", ("r",), "Again", "plan or check again", (WIZARD,), hint=True),
-    Command("make", ("n",), "Make", "the target's slice; asks with its price first", (SLICES,), changes=True),
-    Command("delete", ("D",), "Delete", "the slice; asks for its name", (SLICES,), changes=True),
-    Command("again", ("r",), "Again", "ask the provider again", (SLICES,)),
-    Command("dismiss", ("escape", "q", "4"), "Close", "what is being deleted goes on", (SLICES,)),
-    Command("rollback", ("r",), "Roll back", "the source runs again", (MIGRATION,), hint=True, changes=True),
-    Command("continue", ("c",), "Continue", "go on with an interrupted move", (MIGRATION,), hint=True, changes=True),
-    Command("open_run", ("o",), "Open run", "the run that is moved", (MIGRATION,), hint=True),
-    Command("copy", ("y",), "Copy command", "the same as a command line", (RUN, WIZARD, MIGRATION), hint=True),
-    Command("back", ("escape",), "Clear filter", "show every line again", (FLEET,), hint=True),
-    Command("back", ("escape",), "Back", "to the fleet", (RUN,), hint=True),
-    Command("back", ("escape",), "Leave", "nothing was changed", (WIZARD,), hint=True),
-    Command("back", ("escape",), "Detach", "leave the screen; the move goes on", (MIGRATION,), hint=True),
-    Command("cursor(1)", ("j", "down"), "Down", "the next line", (LIST,)),
-    Command("cursor(-1)", ("k", "up"), "Up", "the line before", (LIST,)),
-    Command("cursor(-1000000)", ("g", "home"), "First", "the first line", (LIST,)),
-    Command("cursor(1000000)", ("G", "end"), "Last", "the last line", (LIST,)),
-    Command("scroll_down", ("j", "down"), "Down", "one line down", (PANE,)),
-    Command("scroll_up", ("k", "up"), "Up", "one line up", (PANE,)),
-    Command("scroll_home", ("g", "home"), "First", "to the first line", (PANE,)),
-    Command("scroll_end", ("G", "end"), "Last", "to the last line, and stay there", (PANE,)),
-    Command("page(1)", ("pagedown",), "Page down", "a page further", (LIST, PANE)),
-    Command("page(-1)", ("pageup",), "Page up", "a page back", (LIST, PANE)),
-    Command("follow", ("f",), "Follow", "stay at the newest line, or stop there", (LOG,)),
-    Command("find", ("/",), "Search", "lines with a word; !word: those without", (LOG,)),
-    Command("match(1)", ("n",), "Next match", "the next line that was searched for", (LOG,)),
-    Command("match(-1)", ("N",), "Previous match", "the one before", (LOG,)),
-    Command("only", ("e",), "Only matches", "hide the lines that were not searched for", (LOG,)),
-    Command("level", ("i",), "Level", "all, warnings and errors, errors", (LOG,)),
+    Command("view('certificate')", ("2",), "Certificate", "claims, and curves around the seal", (MIGRATION,)),
+    Command("view('downtime')", ("3",), "Downtime", "predicted and measured", (MIGRATION,)),
+    Command("view('log')", ("4",), "Log", "all lines of the journal", (MIGRATION,)),
+    Command("open", ("enter",), "Open", "open the selection, with marked runs", (FLEET,), hint=True),
+    Command("filter", ("/",), "Filter", "loss<2.5 age>5m !state:failed a OR b", (FLEET,), hint=True),
+    Command("migrate", ("m",), "Migrate", "migrate the run to another target", (FLEET, RUN), hint=True, changes=True),
+    Command("stop", ("S",), "Stop", "save and stop the run, or the marked ones", (FLEET, RUN), hint=True, changes=True),
+    Command("launch", ("L",), "Launch", "start a run of a config on a target", (FLEET,), changes=True),
+    Command("start_again", ("R",), "Start again", "start a run that has stopped or failed", (FLEET, RUN), changes=True),
+    Command("verify", ("V",), "Verify all", "all checkpoints, of marked runs; certificates", (FLEET,)),
+    Command("leftovers", ("C",), "Clean", "list leftovers, and remove them", (FLEET,)),
+    Command("mark", ("space",), "Mark", "mark a run, to compare its curve", (FLEET,), hint=True),
+    Command("unmark", ("u",), "Unmark", "remove all marks", (FLEET,)),
+    Command("sort", ("o",), "Sort", "by the next column (or click a heading)", (FLEET,), hint=True),
+    Command("reverse", ("O",), "Reverse", "reverse the order", (FLEET,)),
+    Command("group", ("b",), "Group", "by the next field: project, tags, host, ...", (FLEET,)),
+    Command("hide_finished", ("f",), "Hide finished", "hide what ended without a failure, or show it", (FLEET,)),
+    Command("columns", ("c",), "Columns", "choose the columns of the list", (FLEET,)),
+    Command("curves", ("v",), "Curves", "system metrics of the host over time", (FLEET,), hint=True),
+    Command("shell", ("s",), "Shell", "open a shell on the selected host", (FLEET,), changes=True),
+    Command("add_hosts", ("a",), "Add hosts", "add hosts of ~/.ssh/config to the fleet file", (FLEET,), changes=True),
+    Command("metric(1)", ("]",), "Next metric", "draw the next metric", (RUN, HOST), hint=True),
+    Command("metric(-1)", ("[",), "Previous metric", "draw the previous metric", (RUN, HOST)),
+    Command("metrics", ("p",), "Pick a metric", "choose from all metrics", (RUN, HOST)),
+    Command("zoom", ("z",), "Zoom", "all, last 1/2, 1/4, 1/10, 1/100", (RUN, HOST), hint=True),
+    Command("axis", ("x",), "X axis", "steps, tokens, time", (RUN,)),
+    Command("log_y", ("v",), "Log scale", "logarithmic values", (RUN, HOST)),
+    Command("log_x", ("X",), "Log x", "logarithmic steps, tokens or time", (RUN,)),
+    Command("y_range", ("W",), "Y range", "LOW:HIGH, such as 2:3.5", (RUN, HOST)),
+    Command("smooth", ("s",), "Smoothing", "short average, long average, none", (RUN, HOST)),
+    Command("smoothing_factor", ("F",), "Smoothing factor", "enter a number from 0 to 0.999", (RUN, HOST)),
+    Command("outliers", ("o",), "Outliers", "show spikes in full, or clip them", (RUN, HOST)),
+    Command("tiles", ("t",), "Small multiples", "plots of other metrics; click enlarges", (RUN, HOST)),
+    Command("overlay", ("c",), "Compare", "overlay another run's curve", (RUN,)),
+    Command("full_log", ("A",), "Start of log", "read the log from its first line on", (RUN,), hint=True),
+    Command("process", ("r",), "Process", "choose the process whose log is shown", (RUN,)),
+    Command("verify", ("V",), "Verify", "hash the selected checkpoint in place", (RUN,), hint=True),
+    Command("diff", ("d",), "Diff", "compare checkpoints or attempts", (RUN,), hint=True),
+    Command("next", ("enter",), "Next", "go to preflight, then to migration", (WIZARD,), hint=True, changes=True),
+    Command("previous", ("b",), "Previous", "back to the plan", (WIZARD,), hint=True),
+    Command("checkpoint", ("c",), "Checkpoint", "migrate the current state or a checkpoint", (WIZARD,), hint=True),
+    Command("mode", ("o",), "Mode", "cold, warm or live", (WIZARD,), hint=True),
+    Command("settings", ("s",), "Settings", "batch, healthy steps, engine flags", (WIZARD,), hint=True),
+    Command("compare", ("a",), "Compare", "estimate fit, speed and cost of accelerators", (WIZARD,)),
+    Command("migrate", ("m",), "Migrate", "migrate to the selected target", (COMPARE,), changes=True),
+    Command("leave", ("escape",), "Close", "compiling ends", (COMPARE,)),
+    Command("again", ("r",), "Retry", "plan or check again", (WIZARD, LAUNCH), hint=True),
+    Command("next", ("enter",), "Start", "start the run, after confirmation", (LAUNCH,), hint=True, changes=True),
+    Command("previous", ("b",), "Previous", "back to the form", (LAUNCH,), hint=True),
+    Command("remove", ("enter",), "Remove", "remove them, after confirmation", (LEFTOVERS,), hint=True, changes=True),
+    Command("again", ("r",), "Refresh", "list the leftovers again", (LEFTOVERS,), hint=True),
+    Command("create", ("n",), "Create", "create the target's slice, after confirmation", (SLICES,), changes=True),
+    Command("delete", ("D",), "Delete", "delete the slice, after confirmation", (SLICES,), changes=True),
+    Command("again", ("r",), "Refresh", "list the slices again", (SLICES,)),
+    Command("dismiss", ("escape", "q", "4"), "Close", "deletion continues", (SLICES,)),
+    Command("period", ("p",), "Period", "1, 7, 30, 90, 365 days", (COSTS,), hint=True),
+    Command("again", ("r",), "Refresh", "ask the hosts again", (COSTS,), hint=True),
+    Command("rollback", ("r",), "Roll back", "return the run to its source", (MIGRATION,), hint=True, changes=True),
+    Command("continue", ("c",), "Continue", "continue an interrupted migration", (MIGRATION,), hint=True, changes=True),
+    Command("open_run", ("o",), "Open run", "open the migrated run", (MIGRATION,), hint=True),
+    Command("back", ("escape",), "Back", "return to the fleet", (LAUNCH, LEFTOVERS, VERIFY), hint=True),
+    Command(
+        "copy",
+        ("y",),
+        "Copy command",
+        "copy the equivalent command line",
+        (RUN, WIZARD, LAUNCH, MIGRATION, SLICES, COSTS, LEFTOVERS, COMPARE),
+        hint=True,
+    ),
+    Command("copy_name", ("y",), "Copy name", "copy the name of the selection", (FLEET, HOST)),
+    Command(
+        "document",
+        ("Y",),
+        "Show YAML",
+        "all of the selection, as YAML or JSON",
+        (FLEET, RUN, HOST, MIGRATION, SLICES, COSTS),
+    ),
+    Command("back", ("escape",), "Clear filter", "show all rows", (FLEET,), hint=True),
+    Command("back", ("escape",), "Back", "return to the fleet", (RUN, COSTS, HOST), hint=True),
+    Command("back", ("escape",), "Cancel", "close the wizard; nothing has changed", (WIZARD,), hint=True),
+    Command("back", ("escape",), "Detach", "close the screen; the migration continues", (MIGRATION,), hint=True),
+    Command("cursor(1)", ("j", "down"), "Down", "next row", (LIST,)),
+    Command("cursor(-1)", ("k", "up"), "Up", "previous row", (LIST,)),
+    Command("cursor(-1000000)", ("g", "home"), "First", "first row", (LIST,)),
+    Command("cursor(1000000)", ("G", "end"), "Last", "last row", (LIST,)),
+    Command("scroll_down", ("j", "down"), "Down", "scroll down", (PANE,)),
+    Command("scroll_up", ("k", "up"), "Up", "scroll up", (PANE,)),
+    Command("scroll_home", ("g", "home"), "First", "scroll to the first line", (PANE,)),
+    Command("scroll_end", ("G", "end"), "Last", "scroll to the last line and follow", (PANE,)),
+    Command("page(1)", ("pagedown",), "Page down", "next page", (LIST, PANE)),
+    Command("page(-1)", ("pageup",), "Page up", "previous page", (LIST, PANE)),
+    Command("follow", ("f",), "Follow", "follow the newest line, or stop", (LOG,), hint=True),
+    Command("find", ("/",), "Search", "lines with a word; !word: without it", (LOG,), hint=True),
+    Command("match(1)", ("n",), "Next match", "next matching line", (LOG,)),
+    Command("match(-1)", ("N",), "Previous match", "previous matching line", (LOG,)),
+    Command("only", ("e",), "Only matches", "hide other lines", (LOG,)),
+    Command("level", ("i",), "Level", "all, warnings and errors, errors", (LOG,), hint=True),
     Command("window", ("a",), "Time window", "all, the last 1, 5, 15, 60 minutes", (LOG,)),
-    Command("wrap", ("w",), "Wrap", "fold long lines", (LOG,)),
-    Command("scroll_left", ("h", "left"), "Left", "to the start of long lines", (LOG,)),
-    Command("scroll_right", ("l", "right"), "Right", "to the end of long lines", (LOG,)),
-    Command("cross(-1)", ("h", "left"), "Crosshair left", "the values at a step", (CURVE,)),
-    Command("cross(1)", ("l", "right"), "Crosshair right", "the values at a step", (CURVE,)),
-    Command("pan(-1)", ("H", "shift+left"), "Pan left", "a quarter of what is in sight", (CURVE,)),
-    Command("pan(1)", ("L", "shift+right"), "Pan right", "a quarter of what is in sight", (CURVE,)),
-    Command("zoom_in", ("+", "="), "Closer", "around the crosshair, or the newest point", (CURVE,)),
-    Command("zoom_out", ("-",), "Farther", "until all is in sight", (CURVE,)),
-    Command("whole", ("0",), "All", "the whole curve", (CURVE,)),
-    Command("help", ("?",), "Help", "the keys of this screen", (EVERYWHERE,), hint=True),
-    Command("app.command_palette", ("ctrl+p", ":"), "Palette", "find a command by its name", (EVERYWHERE,)),
+    Command("wrap", ("w",), "Wrap", "wrap long lines", (LOG,)),
+    Command("scroll_left", ("h", "left"), "Left", "scroll left", (LOG,)),
+    Command("scroll_right", ("l", "right"), "Right", "scroll right", (LOG,)),
+    Command("cross(-1)", ("h", "left"), "Crosshair left", "show values at a step", (CURVE,)),
+    Command("cross(1)", ("l", "right"), "Crosshair right", "show values at a step", (CURVE,)),
+    Command("pan(-1)", ("H", "shift+left"), "Pan left", "by 1/4 of the visible range", (CURVE,)),
+    Command("pan(1)", ("L", "shift+right"), "Pan right", "by 1/4 of the visible range", (CURVE,)),
+    Command("zoom_in", ("+", "="), "Zoom in", "around the crosshair or the newest point", (CURVE,)),
+    Command("zoom_out", ("-",), "Zoom out", "up to the full range", (CURVE,)),
+    Command("full_range", ("0",), "All", "show the full range", (CURVE,)),
+    Command("export", ("e",), "Export", "save the curves as CSV, SVG or PNG", (CURVE,)),
+    Command("help", ("?",), "Help", "keys of this screen", (EVERYWHERE,), hint=True),
+    Command("app.command_line", (":",), "Command line", "type runs, run NAME, theme NAME, ...", (EVERYWHERE,)),
+    Command("app.command_palette", ("ctrl+p",), "Palette", "find a key by its name", (EVERYWHERE,)),
     Command("app.theme", ("T",), "Theme", "choose the colours", (EVERYWHERE,)),
-    Command("app.picture", ("P",), "Picture", "save the screen as an SVG file", (EVERYWHERE,)),
-    Command("app.suspend_process", ("ctrl+z",), "Suspend", "to the shell; fg comes back", (EVERYWHERE,)),
-    Command("app.quit", ("q", "ctrl+c"), "Quit", "runs and migrations go on; a demo ends", (EVERYWHERE,), hint=True),
+    Command("app.picture", ("P",), "Screenshot", "save the screen as an SVG file", (EVERYWHERE,)),
+    Command("app.suspend_process", ("ctrl+z",), "Suspend", "return to the shell; fg resumes", (EVERYWHERE,)),
+    Command("app.quit", ("q", "ctrl+c"), "Quit", "runs and migrations continue; a demo ends", (EVERYWHERE,), hint=True),
 )
 
+
+@dataclass(frozen=True)
+class Word:
+    """A command of the command line. ``argument`` is in brackets where it may be left out."""
+
+    name: str
+    argument: str
+    description: str
+    changes: bool = False
+
+
+WORDS = (
+    Word("hosts", "[FILTER]", "list the hosts"),
+    Word("runs", "[FILTER]", "list the runs"),
+    Word("migrations", "[FILTER]", "list the migrations"),
+    Word("slices", "", "list the TPU slices"),
+    Word("costs", "", "show hours and money"),
+    Word("host", "HOST", "select a host"),
+    Word("run", "RUN", "show the curves of a run"),
+    Word("log", "RUN", "show the log of a run"),
+    Word("checkpoints", "RUN", "list the checkpoints of a run"),
+    Word("info", "RUN", "show lineage and devices of a run"),
+    Word("migration", "MIGRATION", "show a migration"),
+    Word("migrate", "RUN", "open the wizard for a run", changes=True),
+    Word("theme", "THEME", "choose the colours"),
+    Word("help", "", "show the keys"),
+    Word("quit", "", "leave; runs and migrations continue"),
+)
+# Views that a command of a screen is about; the others are about all views. Its keys work in all of them.
+_RUNS, _CURVES = ("runs",), ("curves",)
+ABOUT = {
+    FLEET: {
+        "migrate": _RUNS,
+        "stop": _RUNS,
+        "mark": _RUNS,
+        "unmark": _RUNS,
+        "curves": ("hosts",),
+        "shell": ("hosts", "runs"),
+        "hide_finished": ("runs", "migrations"),
+    },
+    RUN: {
+        **dict.fromkeys(("metric(1)", "metric(-1)", "metrics", "zoom", "axis", "log_y", "smooth"), _CURVES),
+        **dict.fromkeys(("outliers", "tiles", "overlay"), _CURVES),
+        "full_log": ("logs",),
+        "process": ("logs",),
+        "verify": ("checkpoints",),
+        "diff": ("checkpoints", "info"),
+    },
+    HOST: dict.fromkeys(
+        ("metric(1)", "metric(-1)", "metrics", "zoom", "log_y", "smooth", "outliers", "tiles"), _CURVES
+    ),
+}
 _DISPLAY = {
     "escape": "esc",
     "pagedown": "PgDn",
@@ -146,41 +265,72 @@ _DISPLAY = {
 
 
 def key_name(key: str) -> str:
-    """A key as a person calls it."""
+    """Return the displayed name of a key."""
     return _DISPLAY.get(key, key)
 
 
 def of(*scopes: str) -> tuple[Command, ...]:
-    """The commands of these scopes, in the table's order."""
+    """Return the commands of these scopes, in the order of the table."""
     return tuple(command for command in COMMANDS if set(command.scopes) & set(scopes))
 
 
-def of_screen(scope: str) -> dict[str, tuple[Command, ...]]:
-    """All that works on a screen: its own commands, those of its parts, those of every screen, by scope."""
-    return {name: of(name) for name in (scope, *PARTS.get(scope, ()), EVERYWHERE)}
+def generality(command: Command, scope: str) -> int:
+    """Return 0 for a command about a widget or one view of a screen, 1 for one about the screen.
+
+    The fleet screen is one list: all its commands are about that.
+    """
+    return int(scope != FLEET and scope in command.scopes and command.action not in ABOUT.get(scope, {}))
+
+
+def _is_about(command: Command, scope: str, view: str) -> bool:
+    views = ABOUT.get(scope, {}).get(command.action)
+    return not view or views is None or view in views
+
+
+def of_focus(
+    scope: str, view: str = "", parts: Sequence[str] | None = None, *, readonly: bool = False
+) -> dict[str, tuple[Command, ...]]:
+    """Return the commands for what has the focus, by scope: the screen's, those of its widget, those of every screen.
+
+    Args:
+        scope: The screen.
+        view: Its view in front; empty: all views.
+        parts: Scopes of the widget that has the focus; None: of all its widgets.
+        readonly: Leave out commands that --readonly refuses.
+    """
+    scopes = (scope, *(PARTS.get(scope, ()) if parts is None else parts), EVERYWHERE)
+    return {
+        name: tuple(each for each in of(name) if _is_about(each, name, view) and not (readonly and each.changes))
+        for name in scopes
+    }
 
 
 def bindings(*scopes: str) -> list[BindingType]:
-    """Textual's bindings of these scopes."""
+    """Return Textual's bindings of these scopes."""
     return [Binding(key, command.action, command.name, show=False) for command in of(*scopes) for key in command.keys]
 
 
 def document() -> str:
-    """docs/keys.md."""
+    """Return the text of docs/reference/keys.md."""
     lines = [
         "# Keys",
         "",
-        "<!-- Made from app/midstream/tui/commands.py: python -m midstream.tui.commands > docs/keys.md -->",
+        "<!-- Made from app/midstream/tui/commands.py: python -m midstream.tui.commands > docs/reference/keys.md -->",
         "",
-        "`?` shows the keys of the screen you are on, `ctrl+p` (or `:`) finds a command by its name.",
-        "Commands marked \\* change something and are refused under `--readonly`.",
+        "`?` shows the keys of what has the focus; `ctrl+p` finds a key by its name; `:` opens the command line.",
+        "Commands marked \\* change something: `--readonly` refuses them.",
     ]
     for scope, title in SCOPES.items():
-        lines += ["", f"## {title}", "", "| key | command | what it does |", "|---|---|---|"]
+        lines += ["", f"## {title}", "", "| key | command | effect |", "|---|---|---|"]
         for command in of(scope):
             keys = " ".join(f"`{key_name(key)}`" for key in command.keys)
             star = " \\*" if command.changes else ""
             lines.append(f"| {keys} | {command.name}{star} | {command.description} |")
+    lines += ["", "## Command line", "", "`tab` completes; the beginning of a word is enough.", ""]
+    lines += ["| command | effect |", "|---|---|"]
+    for word in WORDS:
+        star = " \\*" if word.changes else ""
+        lines.append(f"| `:{word.name}{' ' + word.argument if word.argument else ''}`{star} | {word.description} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,33 +1,37 @@
-"""A session in a file: what the hosts told and how the migrations went on, with the time of each. Shown again, it makes
-the same screens, and a person may look around in them.
+"""Recorded sessions: reports of hosts and changes of migrations with their times, replayed on the same screens.
 
-One JSON object a line: ``{"at": seconds, "do": "hosts|take|skew|link|shelf|migration", ...}``; the first tells the
-version.
+One JSON object per line: ``{"at": seconds, "do": ..., ...}`` with one of hosts, take, skew, link,
+set_bucket_checkpoints and migration; the first has the version.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from midstream.errors import MidstreamError, UsageError
-from midstream.migrate import model
-from midstream.tui.actions import Actions, Slices, Target
-from midstream.watch.snapshot import RunView, Snapshot
-from midstream.watch.snapshot_store import Store
+from midstream.migrate.event import Event
+from midstream.migrate.migration_view import MigrationView
+from midstream.migrate.plan import Plan
+from midstream.migrate.proof.certificate import Certificate
+from midstream.migrate.proof.downtime_report import DowntimeReport
+from midstream.tui.actions import Actions, Target
+from midstream.watch.snapshot import Snapshot
+from midstream.watch.snapshot_store import SnapshotStore
 
-VERSION = 1
+VERSION = 2
 HINT = "midstream --record FILE writes one"
-TICK = 0.1  # seconds between two looks at what is due
+TICK_INTERVAL = 0.1  # seconds between checks for due entries
 
 
 class Recorder:
-    """Writes a session as it goes. Any thread may use it."""
+    """Writes a session to a file. Thread-safe."""
 
     def __init__(self, file: str) -> None:
         try:
@@ -44,12 +48,12 @@ class Recorder:
                 self._file.write(json.dumps({"at": time.time(), **entry}, default=list) + "\n")
                 self._file.flush()
 
-    def heard(self, what: str, *words: Any) -> None:
-        """What a store was told."""
+    def record(self, what: str, *words: Any) -> None:
+        """Record a call of the snapshot store and its arguments."""
         self._put({"do": what, "words": words})
 
-    def migrations(self, views: tuple[model.MigrationView, ...]) -> None:
-        """What is new of the migrations."""
+    def migrations(self, views: tuple[MigrationView, ...]) -> None:
+        """Record the changes of the migrations since the last call."""
         for view in views:
             now = {
                 "state": view.state,
@@ -70,16 +74,16 @@ class Recorder:
             self._written[view.migration] = now
             self._put({"do": "migration", "migration": view.migration, "view": entry})
 
-    def over(self, actions: Actions) -> Actions:
-        """The same actions; what they tell of migrations is recorded."""
-        return cast(Actions, _Overheard(actions, self))
+    def wrap(self, actions: Actions) -> Actions:
+        """Return ``actions`` with the migrations that it reads recorded."""
+        return cast(Actions, _RecordedActions(actions, self))
 
     def close(self) -> None:
         with self._lock:
             self._file.close()
 
 
-class _Overheard:
+class _RecordedActions:
     def __init__(self, actions: Actions, recorder: Recorder) -> None:
         self._actions = actions
         self._recorder = recorder
@@ -87,22 +91,22 @@ class _Overheard:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._actions, name)
 
-    def migrations(self) -> tuple[model.MigrationView, ...]:
+    def migrations(self) -> tuple[MigrationView, ...]:
         views = self._actions.migrations()
         self._recorder.migrations(views)
         return views
 
 
 class Replay:
-    """A recorded session as a source of snapshots and migrations, ``speed`` times as fast as it was."""
+    """A recorded session as a source of snapshots and migrations, played ``speed`` times as fast."""
 
     def __init__(self, entries: list[dict[str, Any]], speed: float = 1.0) -> None:
         self._entries = entries
         self._speed = speed
         self._next = 0
         self._now = float(entries[0]["at"]) if entries else 0.0
-        self._store = Store({}, clock=self.clock)
-        self._views: dict[str, model.MigrationView] = {}
+        self._store = SnapshotStore({}, clock=self.clock)
+        self._views: dict[str, MigrationView] = {}
         self._lock = threading.Lock()
         self._callbacks: list[Callable[..., Any]] = []
         self._ended = threading.Event()
@@ -110,21 +114,23 @@ class Replay:
 
     @classmethod
     def load(cls, file: str, speed: float = 1.0) -> Replay:
-        """UsageError where the file is no recording, or one of another version."""
+        """Load a recording.
+
+        Raises:
+            UsageError: The file is not a recording, or one of another version.
+        """
         try:
             lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
         except OSError as error:
-            raise UsageError(
-                f"{file} cannot be read: {error.strerror}", "midstream --record FILE writes one"
-            ) from error
+            raise UsageError(f"{file} cannot be read: {error.strerror}", HINT) from error
         entries = []
         for line in lines:
             try:
                 entries.append(json.loads(line))
             except ValueError:
-                break  # the last line of a session that was killed
+                break  # the partial last line of a killed session
         if not entries or not isinstance(entries[0], dict) or entries[0].get("version") != VERSION:
-            raise UsageError(f"{file} is no recorded session", HINT)
+            raise UsageError(f"{file} is not a recorded session", HINT)
         return cls(entries, speed)
 
     # ------------------------------------------------------------------------------------------ playing
@@ -137,7 +143,7 @@ class Replay:
         return self._now
 
     def play(self) -> None:
-        """Go on by itself, in the background."""
+        """Play in a background thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -147,29 +153,29 @@ class Replay:
         began, first = time.monotonic(), self._now
         while not self._ended.is_set():
             self.advance(first + (time.monotonic() - began) * self._speed)
-            self._ended.wait(TICK)
+            self._ended.wait(TICK_INTERVAL)
 
     def advance(self, until: float) -> None:
-        """Take in all that was recorded up to a time (UTC seconds)."""
-        told = False
+        """Apply every entry recorded up to ``until`` (UTC seconds)."""
+        changed = False
         while self._next < len(self._entries) and self._entries[self._next]["at"] <= until:
             entry = self._entries[self._next]
             self._next += 1
             self._now = entry["at"]
-            self._take(entry)
-            told = True
+            self._apply(entry)
+            changed = True
         if math.isfinite(until):
             self._now = max(self._now, until)
-        if told:
+        if changed:
             snapshot = self.snapshot()
             for callback in tuple(self._callbacks):
                 callback(snapshot)
 
-    def _take(self, entry: Mapping[str, Any]) -> None:
+    def _apply(self, entry: Mapping[str, Any]) -> None:
         what = entry["do"]
         if what == "hosts":
-            self._store = Store(entry["words"][0], clock=self.clock)
-        elif what in ("take", "skew", "link", "shelf"):
+            self._store = SnapshotStore(entry["words"][0], clock=self.clock)
+        elif what in ("take", "skew", "link", "set_bucket_checkpoints"):
             getattr(self._store, what)(*entry["words"])
         elif what == "migration":
             with self._lock:
@@ -177,23 +183,23 @@ class Replay:
 
     def _migration(self, name: str, view: Mapping[str, Any]) -> None:
         known = self._views.get(name)
-        plan = model.Plan.from_json(view["plan"]) if "plan" in view else known.plan if known else None
+        plan = Plan.from_json(view["plan"]) if "plan" in view else known.plan if known else None
         if plan is None:
             return
-        ledger, proof = view["downtime"], view["certificate"]
-        self._views[name] = model.MigrationView(
+        downtime, certificate = view["downtime"], view["certificate"]
+        self._views[name] = MigrationView(
             name,
             plan,
             view["state"],
             view["phase"],
-            (known.events if known else ()) + tuple(model.Event.from_json(event) for event in view["events"]),
-            model.DowntimeReport.from_json(ledger) if ledger else None,
-            model.Certificate.from_json(proof) if proof else None,
+            (known.events if known else ()) + tuple(Event.from_json(event) for event in view["events"]),
+            DowntimeReport.from_json(downtime) if downtime else None,
+            Certificate.from_json(certificate) if certificate else None,
             view["finished"],
             view["error"],
         )
 
-    # ------------------------------------------------------------------------------------------ the source
+    # ------------------------------------------------------------------------------------------ snapshots
 
     def snapshot(self) -> Snapshot:
         return self._store.snapshot()
@@ -202,64 +208,38 @@ class Replay:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
-    # ------------------------------------------------------------------------------------------ the actions
+    # ------------------------------------------------------------------------------------------ actions
 
-    def migrations(self) -> tuple[model.MigrationView, ...]:
-        """Newest first."""
+    def migrations(self) -> tuple[MigrationView, ...]:
+        """Return the migrations recorded so far, newest first."""
         with self._lock:
             return tuple(sorted(self._views.values(), key=lambda view: view.migration, reverse=True))
+
+    @property
+    def actions(self) -> Actions:
+        """Actions that return the recorded migrations and refuse everything else."""
+        return cast(Actions, _ReplayActions(self))
+
+
+class _ReplayActions:
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+
+    def migrations(self) -> tuple[MigrationView, ...]:
+        return self._replay.migrations()
 
     def targets(self) -> tuple[Target, ...]:
         return ()
 
-    def make_plan(self, snapshot: Snapshot, request: model.Request) -> model.Plan:
-        raise _only_looked_at()
+    def command(self, *words: str) -> str:
+        """Return the command line without a fleet file: a recording has none."""
+        return shlex.join(["midstream", *words])
 
-    def preflight(self, plan: model.Plan) -> Iterator[model.Check]:
-        raise _only_looked_at()
-
-    def start(self, plan: model.Plan) -> str:
-        raise _only_looked_at()
-
-    def rollback(self, migration: str) -> None:
-        raise _only_looked_at()
-
-    def continue_(self, migration: str) -> None:
-        raise _only_looked_at()
-
-    def stop_run(self, run: RunView) -> None:
-        raise _only_looked_at()
-
-    def verify(self, run: RunView, checkpoint: str) -> list[str]:
-        raise _only_looked_at()
-
-    def compare(self, run: RunView, first: str, second: str) -> list[str]:
-        raise _only_looked_at()
-
-    def config(self, run: RunView, attempt: int) -> str:
-        raise _only_looked_at()
-
-    def read_log(self, run: RunView) -> list[str]:
-        raise _only_looked_at()
-
-    def ssh_hosts(self) -> tuple[dict[str, str], list[str], str]:
-        raise _only_looked_at()
-
-    def add_hosts(self, lines: list[str]) -> None:
-        raise _only_looked_at()
-
-    def slices(self) -> Slices:
-        raise _only_looked_at()
-
-    def create(self, target: str) -> None:
-        raise _only_looked_at()
-
-    def delete(self, place: str, say: Callable[[str], None]) -> None:
-        raise _only_looked_at()
-
-    def shell(self, host: str) -> int:
-        raise _only_looked_at()
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _refuse
 
 
-def _only_looked_at() -> MidstreamError:
-    return MidstreamError("this is a recording: its hosts are not there", "midstream without --replay reaches them")
+def _refuse(*_: object) -> NoReturn:
+    raise MidstreamError("a recording has no hosts to act on", "start midstream without --replay")

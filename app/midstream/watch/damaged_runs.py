@@ -1,4 +1,4 @@
-"""Refuse to act on a run of which a record cannot be read."""
+"""Refuse to act on a run with unreadable records."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from midstream.watch.snapshot import RunView
 
 
 def refuse_damaged(copies: Sequence[RunView]) -> None:
-    """DamagedError where any copy of the run has records that are there and cannot be read: they may say that the run
-    is elsewhere, or that it was sealed."""
+    """Raise DamagedError if any copy of the run has unreadable records.
+
+    Such a record may contain that the run has another owner, or that it was sealed.
+    """
     for run in copies:
         if run.damaged:
             raise DamagedError(describe(run), "Damaged", repair_hint(run.host, run.run_id))
 
 
 def describe(run: RunView) -> str:
-    """One line that names the host, the run, each damaged file and what is wrong with it."""
+    """Return one line with the host, the run, each damaged file and its error."""
     return f"{run.host}: run {run.run_id}: " + "; ".join(f"{name}: {why}" for name, why in run.damaged)

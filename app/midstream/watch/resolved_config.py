@@ -1,4 +1,4 @@
-"""The configuration that an attempt trained with, from the beginning of its log; and what two of them do not share."""
+"""Read the resolved configuration of an attempt from the beginning of its log, and compare two of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from midstream.errors import MidstreamError
-from midstream.hosts.host_pool import Hosts
+from midstream.hosts.host_pool import HostPool
+from midstream.plain_yaml import load_plain
+from midstream.remote.runs import run_state
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
-WITHIN = 1 << 18  # bytes of a log's beginning in which its configuration stands
+HEADER_SIZE = 1 << 18  # bytes of a log's beginning that contain its configuration
 _STAMPED = re.compile(r"\d{4}-\d\d-\d\dT")
 _HEADING = "resolved configuration:"
 _ABSENT = object()
@@ -28,8 +32,8 @@ class Change:
     after: Any = None
 
 
-def told(log: str) -> str:
-    """The configuration in a log's beginning, as YAML: the lines up to the next one with a time. Empty: none."""
+def parse_log(log: str) -> str:
+    """Return the configuration in a log as YAML: the lines up to the next timestamp. Empty if there is none."""
     _, found, rest = log.partition(_HEADING)
     if not found:
         return ""
@@ -38,25 +42,21 @@ def told(log: str) -> str:
     return "\n".join(lines[:end])
 
 
-def read(hosts: Hosts, run: RunView, attempt: int) -> str:
-    """An attempt's configuration as YAML. MidstreamError where its log does not tell."""
+def read(hosts: HostPool, run: RunView, attempt: int) -> str:
+    """Read an attempt's configuration as YAML. MidstreamError if its log does not contain it."""
     host = hosts.get(run.host)
     path = records.RunPaths(host.root, run.run_id).attempt(attempt).log(0)
-    text = told(host.call("runs.run_state.read_text", path=path, limit=WITHIN))
+    text = parse_log(host.call(run_state.read_text)(path=path, limit=HEADER_SIZE))
     if not text:
         raise MidstreamError(
-            f"the log of attempt {attempt} on {run.host} does not tell its configuration",
-            f"midstream --log {run.run_id} shows the newest one's",
+            f"the log of attempt {attempt} on {run.host} does not contain its configuration",
+            f"midstream --log {run.run_id} shows the log of the newest attempt",
         )
     return text
 
 
 def value_of(text: str) -> Any:
-    """The value of such a configuration. MidstreamError where it is none."""
-    import yaml
-
-    from midstream.plain_yaml import load_plain
-
+    """Parse a configuration. MidstreamError if it is malformed."""
     try:
         return load_plain(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -65,8 +65,8 @@ def value_of(text: str) -> Any:
 
 
 def changes(before: str, after: str) -> list[Change]:
-    """The fields in which two configurations, as YAML, differ, by name."""
-    one, other = (_flat(value_of(side) or {}) for side in (before, after))
+    """Return the fields in which two configurations (YAML) differ, sorted by name."""
+    one, other = (_flat(value_of(text) or {}) for text in (before, after))
     found = []
     for name in sorted(one.keys() | other.keys()):
         first, second = one.get(name, _ABSENT), other.get(name, _ABSENT)
@@ -80,14 +80,14 @@ def changes(before: str, after: str) -> list[Change]:
 
 
 def line(change: Change, arrow: str = "->") -> str:
-    """``~ trainer.per_device_parallelism 16 -> 8``, ``+ name after``, ``- name before``."""
+    """Format a change: ``~ trainer.per_device_parallelism 16 -> 8``, ``+ name after``, ``- name before``."""
     if change.kind == "changed":
         return f"~ {change.name} {change.before} {arrow} {change.after}"
     return f"+ {change.name} {change.after}" if change.kind == "added" else f"- {change.name} {change.before}"
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, by dotted names."""
+    """Flatten nested mappings to dotted names."""
     if not isinstance(value, Mapping) or not value:
         return {prefix: value}
     return {

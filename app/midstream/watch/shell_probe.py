@@ -1,7 +1,6 @@
-"""The probe of a host without Python: what its sections of plain text mean, as the lines that a store takes.
+"""Probe of a host without Python: parse the output of ``probe.sh`` into the events of the Python probe.
 
-remote/probe.sh gathers, this reads: the parsers are those of the hosts that have Python. Text of any shape is read, and
-what is not understood is left out.
+The parsers of its sections are those of hosts with Python. Malformed text is left out.
 """
 
 from __future__ import annotations
@@ -11,51 +10,56 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
-from midstream.remote.machine import gauges, inventory, nvidia, tpu
+from midstream.remote.machine import gauges, inventory, nvidia, rates, tpu
 
-SLOWEST_START = 5.0  # seconds between two looks at least: every look starts a dozen programs over there
-LONGEST = 4096  # characters of a line
-MOST = 4096  # lines of a section
-LOOK_LIMIT = 1 << 20  # characters of a look
+MIN_INTERVAL = 5.0  # seconds; every poll starts a dozen programs on the host
+MAX_LINE_LENGTH = 4096  # characters
+MAX_SECTION_LINES = 4096
+POLL_SIZE_LIMIT = 1 << 20  # characters of one poll
 SECTIONS = frozenset(
     (
         "name", "libc", "kernel", "cpus", "cuda", "users", "system", "cpuinfo", "disks", "infiniband", "synchronized",
-        "stat", "memory", "disk", "gpus", "apps", "holders", "tpus",
+        "stat", "memory", "disk", "gpus", "apps", "pids", "tpus", "net", "interfaces", "rdma", "diskstats", "blocks",
     )
 )  # fmt: skip
 
 
 def command(root: str, interval: float) -> list[str]:
-    """The probe as a command of the host."""
+    """Return the probe's command line."""
     script = resources.files("midstream.remote.machine").joinpath("probe.sh").read_text()
-    seconds = str(round(max(SLOWEST_START, interval)))
+    seconds = str(round(max(MIN_INTERVAL, interval)))
     return ["sh", "-c", script, "sh", root, seconds, ",".join(nvidia.FIELDS), ""]
 
 
-class PlainReader:
-    """Turns the text into events as it comes. ``devices``: virtual devices, where the fleet file says so."""
+class ShellProbeParser:
+    """Turns lines of text into events.
 
-    def __init__(self, devices: int | None = None):
+    ``devices``: number of virtual devices, if the fleet file has it. ``root``: midstream's directory on the host.
+    """
+
+    def __init__(self, devices: int | None = None, root: str = "") -> None:
         self._devices = devices
+        self._root = root
         self._sections: dict[str, tuple[str, list[str]]] = {}
         self._section: list[str] | None = None
-        self._size = 0  # characters of this look
-        self._began: float | None = None  # the host's clock at the beginning of the look
+        self._size = 0  # characters of this poll
+        self._began: float | None = None  # the host's clock at the beginning of the poll
         self._ticks: tuple[int, int] | None = None
+        self._counted: tuple[float, rates.Counters] | None = None  # the host's clock, and its counters
         self._greeted = False
         self._cuda = ""
         self._users: list[dict[str, Any]] = []
 
-    def take(self, data: bytes) -> Iterator[Mapping[str, Any]]:
-        """One line of the probe."""
-        line = data.decode(errors="replace").rstrip("\r\n")[:LONGEST]
+    def parse(self, data: bytes) -> Iterator[Mapping[str, Any]]:
+        """Parse one line, and yield its events."""
+        line = data.decode(errors="replace").rstrip("\r\n")[:MAX_LINE_LENGTH]
         if line.startswith("|"):
             self._size += len(line)
-            if self._section is not None and len(self._section) < MOST and self._size <= LOOK_LIMIT:
+            if self._section is not None and len(self._section) < MAX_SECTION_LINES and self._size <= POLL_SIZE_LIMIT:
                 self._section.append(line[1:])
         elif line.startswith("@"):
             name, _, words = line[1:].partition(" ")
-            if name == "clock":  # may come anywhere
+            if name == "clock":  # may appear anywhere
                 number, _, clock = words.partition(" ")
                 seconds = _seconds(clock)
                 if seconds is not None and re.fullmatch(r"\d{1,9}", number, re.ASCII):
@@ -80,7 +84,7 @@ class PlainReader:
             if not self._greeted:
                 self._greeted = True
                 yield self._hello()
-            yield self._inventory()
+            yield self._inventory(began)
         if self._greeted:
             yield self._beat(began)
 
@@ -98,11 +102,12 @@ class PlainReader:
             "cpus": int(cpus) if re.fullmatch(r"\d{1,6}", cpus, re.ASCII) else 0,
         }
 
-    def _inventory(self) -> Mapping[str, Any]:
+    def _inventory(self, began: float) -> Mapping[str, Any]:
         rows = self._gpu_rows()
         self._cuda = nvidia.parse_cuda(self._text("cuda")) or self._cuda
         if "users" in self._sections:
-            self._users = inventory.parse_processes(self._text("users"))
+            memory = nvidia.parse_apps(self._text("apps")).memory
+            self._users = inventory.parse_processes(self._text("users"), began, memory, self._root)
         kernel = self._text("kernel").split()
         return {
             "event": "inventory",
@@ -131,7 +136,19 @@ class PlainReader:
             **memory,
             "disk_total": disks[0]["total"] if disks else 0,
             "disk_free": disks[0]["free"] if disks else 0,
+            **self._rates(began),
         }
+
+    def _rates(self, began: float) -> Mapping[str, int | None]:
+        """Return the rates since the poll before, by the host's clock, which may have been set."""
+        counters = {
+            **rates.parse_network(self._text("net"), self._text("interfaces").split()),
+            **rates.parse_rdma(self._text("rdma")),
+            **rates.parse_disks(self._text("diskstats"), self._text("blocks").split()),
+        }
+        at, before = self._counted or (began, {})
+        self._counted = began, counters
+        return rates.between(before, counters, began - at)
 
     def _gpu_rows(self) -> list[nvidia.Row]:
         fields, lines = self._sections.get("gpus", ("", []))
@@ -141,13 +158,13 @@ class PlainReader:
         if self._devices is not None:
             return [{"index": index, "kind": "cpu"} for index in range(self._devices)]
         if rows := self._gpu_rows():
-            holders, _ = nvidia.parse_apps(self._text("apps"))
-            return [nvidia.gpu(row, holders) for row in rows]
-        pids = [int(line) for line in self._text("holders").split() if re.fullmatch(r"\d{1,10}", line, re.ASCII)]
+            apps = nvidia.parse_apps(self._text("apps"))
+            return [nvidia.gpu(row, apps.pids) for row in rows]
+        pids = [int(line) for line in self._text("pids").split() if re.fullmatch(r"\d{1,10}", line, re.ASCII)]
         return tpu.devices(self._sections.get("tpus", ("", []))[0].split(), pids)
 
 
 def _seconds(text: str) -> float | None:
-    """``date +%s.%N``; where ``%N`` is not known, whole seconds."""
+    """Parse ``date +%s.%N``; seconds alone where ``%N`` is not supported."""
     found = re.match(r"(\d{9,11})(\.\d{1,9})?", text.strip(), re.ASCII)
     return float(found.group(0)) if found else None

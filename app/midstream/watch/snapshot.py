@@ -1,4 +1,4 @@
-"""What is known of the fleet at one moment: immutable values that screens, flags and plans read."""
+"""State of the fleet at one moment: immutable values for screens, commands and plans."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from midstream.watch.log_errors import error_line
+from midstream.watch.system.system_series import SystemSeries
 from midstream_engine import records
 
 CONNECTING, LIVE, STALE, DOWN = "connecting", "live", "stale", "down"
@@ -14,14 +16,14 @@ CONNECTING, LIVE, STALE, DOWN = "connecting", "live", "stale", "down"
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One accelerator as the host reports it. None where the host does not say."""
+    """One accelerator as the host reports it. None: not reported."""
 
     index: int
     kind: str  # "NVIDIA A100-SXM4-80GB", "TPU v4", "cpu" for a virtual device
     memory_total: int | None = None  # bytes
     memory_used: int | None = None  # bytes
     utilization: float | None = None  # 0..1, busy time
-    users: tuple[int, ...] = ()  # pids that use it
+    pids: tuple[int, ...] = ()  # of the processes that use it
     temperature: float | None = None  # degrees Celsius
     power: float | None = None  # watts
     power_limit: float | None = None  # watts
@@ -30,11 +32,14 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class AcceleratorUser:
-    """A process that holds accelerators. Empty where the host does not let us see it."""
+    """A process that uses accelerators. Empty where the host does not permit to read it."""
 
     pid: int
     user: str
-    command: str  # the beginning of its command line, without options
+    command: str  # the first words of its command line, without options
+    started: float | None = None  # UTC seconds by the host's clock
+    memory: int | None = None  # bytes on all accelerators
+    run: str = ""  # the run that it trains
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Machine:
 
     hostname: str
     platform: str  # "Linux-6.1 x86_64 glibc2.36"
-    python: str  # "3.11.7"; empty where there is none
+    python: str  # "3.11.7"; empty: none
     cpus: int
     cpu_used: float  # 0..1
     memory_total: int
@@ -75,25 +80,25 @@ class Machine:
     accelerators: tuple[Accelerator, ...] = ()
     system: str = ""  # "Ubuntu 22.04.4 LTS"
     kernel: str = ""
-    glibc: str = ""  # "2.35"; empty where it is not known, or another libc
+    glibc: str = ""  # "2.35"; empty: unknown, or another libc
     cpu_model: str = ""
     driver: str = ""  # NVIDIA's kernel driver: "550.54.15"
-    cuda: str = ""  # the newest CUDA that it runs: "12.4"
+    cuda: str = ""  # the newest CUDA that the driver supports: "12.4"
     users: tuple[AcceleratorUser, ...] = ()
     disks: tuple[Disk, ...] = ()
     infiniband: tuple[InfinibandPort, ...] = ()
-    clock_synchronized: bool | None = None  # by a time server; None where the host does not say
+    clock_synchronized: bool | None = None  # by a time server; None: not reported
 
 
 @dataclass(frozen=True)
 class HostView:
-    """A host of the fleet file and what is known of it."""
+    """A host of the fleet file and its last reports."""
 
     name: str
     kind: str  # "local", "ssh"
     link: str  # CONNECTING, LIVE, STALE or DOWN
     last_seen: float | None = None  # UTC seconds
-    error: str = ""  # one line: why it is not live, and what mends it
+    error: str = ""  # one line: why it is not live, with a hint
     machine: Machine | None = None
 
 
@@ -111,57 +116,80 @@ class CheckpointView:
     root_digest: str = ""
     epoch: int = 1
     pinned: bool = False
-    damaged: str = ""  # why its manifest, which is there, cannot be read
+    damaged: str = ""  # why its manifest, which exists, cannot be read
+
+
+@dataclass(frozen=True)
+class LogRange:
+    """The part of a log that was reported: bytes ``begin`` to ``end`` of the log of ``process``."""
+
+    begin: int = 0
+    end: int = 0
+    process: int = 0
 
 
 @dataclass(frozen=True)
 class RunView:
-    """One copy of a run: what lies under one host's root. A migrated run has several; see ``current``."""
+    """One copy of a run, on one host. A migrated run has several; see ``Snapshot.current``."""
 
     run_id: str
     host: str
     fence: records.Fence | None
     lineage: records.Lineage | None
-    attempt: int  # newest attempt; 0 where there is none
-    status: records.Status | None  # its process 0
+    attempt: int  # newest attempt; 0: none
+    status: records.Status | None  # of its process 0
     running: bool  # positive evidence that the process runs
     checkpoints: tuple[CheckpointView, ...] = ()
-    curve: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # spliced rows; see records.splice
-    log: Sequence[str] = field(default=(), repr=False)  # the last lines of the newest attempt's process 0
-    trouble: str = ""  # one line: what of its directory cannot be read; the rest is what was known before
-    # (file, what is wrong with it) of records that are there and cannot be read: never the same as absent.
+    curve: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # spliced rows; see loss_curve
+    log: Sequence[str] = field(default=(), repr=False)  # last lines of the newest attempt's first process here
+    problem: str = ""  # one line: which of its files cannot be read; their last readable values are shown
+    # (file, error) of records that exist and cannot be read. They are never treated as absent.
     damaged: tuple[tuple[str, str], ...] = ()
-    store: str = ""  # gs://bucket/prefix, where its checkpoints lie there and not on its host
-    wordless: bool = False  # what was started has ended before it had a status
-    listed: bool = True  # whether its checkpoints were looked for: a bucket is asked from here, and may be slow
+    store: str = ""  # gs://bucket/prefix, if its checkpoints are stored there and not on its host
+    ended_without_status: bool = False  # its process has exited before it wrote a status
+    checkpoints_listed: bool = True  # False until its bucket has been listed, which may take some time
+    exit: records.ProcessExit | None = None  # of the attempt's process that failed first here
+    log_range: LogRange = LogRange()
 
     @property
     def key(self) -> tuple[str, str]:
+        """(host, run id)."""
         return self.host, self.run_id
 
     @property
     def epoch(self) -> int:
+        """The fence's epoch, 0 without a fence."""
         return self.fence.epoch if self.fence else 0
 
     @property
     def state(self) -> str:
-        """The status' state; ``lost`` where it claims to run and no such process does, or ended before it had a status
-        (on a full disk, say); ``damaged`` where records cannot be read and no status is known; ``empty`` where nothing
-        was started."""
+        """The status' state, or one that is derived.
+
+        ``lost``: the status claims a running process, and there is none, or the process exited before it wrote a status
+        (for example on a full disk). ``damaged``: records cannot be read, and there is no status. ``empty``: nothing
+        was started.
+        """
         if self.status is None and self.damaged:
             return "damaged"
         if self.status is None:
-            return "lost" if self.wordless else "empty"
+            return "lost" if self.ended_without_status else "empty"
         if self.status.state not in records.ENDED and not self.running:
             return "lost"
         return self.status.state
 
     @property
     def step(self) -> int | None:
+        """The status' step."""
         return self.status.step if self.status else None
+
+    @cached_property
+    def error_line(self) -> int:
+        """The index in ``log`` of the line that says why the process failed; 0 for an empty log."""
+        return error_line(self.log)
 
     @property
     def loss(self) -> float | None:
+        """The last logged loss."""
         for row in reversed(self.curve):
             if "train/loss" in row:
                 return row["train/loss"]
@@ -170,12 +198,16 @@ class RunView:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The fleet at one moment. ``version`` grows with every change."""
+    """The fleet at one moment. ``version`` grows with every change.
+
+    ``system`` has the metrics of each host over the last day. These series grow: they are read as of now.
+    """
 
     version: int
     time: float
     hosts: tuple[HostView, ...] = ()
     runs: tuple[RunView, ...] = ()
+    system: Mapping[str, SystemSeries] = field(default_factory=dict[str, SystemSeries], repr=False, compare=False)
 
     @cached_property
     def _by_host(self) -> dict[str, HostView]:
@@ -190,15 +222,18 @@ class Snapshot:
 
     @property
     def run_count(self) -> int:
-        """Runs, however many copies there are of each."""
+        """The number of runs, each counted once."""
         return len(self._by_run)
 
     def host(self, name: str) -> HostView | None:
+        """Return the view of a host, None if it is not watched."""
         return self._by_host.get(name)
 
     def copies(self, run_id: str) -> tuple[RunView, ...]:
-        """Every copy of the run, the one with the highest fence epoch first. A sealed source knows the new epoch too,
-        but has run nothing under it."""
+        """Return every copy of the run, the one with the highest fence epoch first.
+
+        A sealed source has the new epoch too; copies that have run under it come before it.
+        """
 
         def newest(run: RunView) -> tuple[int, int, int, int]:
             process = run.status.process if run.status else 0
@@ -208,23 +243,23 @@ class Snapshot:
         return tuple(sorted(found, key=newest, reverse=True)) if len(found) > 1 else tuple(found)
 
     def members(self, run: RunView) -> tuple[RunView, ...]:
-        """The views of one attempt on all hosts that carry it out, process 0 first; itself where it has one."""
+        """Return the views of the run's attempt on all its hosts, process 0 first."""
         if run.status is None or run.status.processes < 2:
             return (run,)
 
         status = run.status
 
-        def together(other: RunView) -> bool:
+        def same_attempt(other: RunView) -> bool:
             return (
                 other.status is not None
                 and (other.attempt, other.status.epoch) == (run.attempt, status.epoch)
                 and other.status.processes == status.processes
             )
 
-        return tuple(other for other in self.copies(run.run_id) if together(other))
+        return tuple(other for other in self.copies(run.run_id) if same_attempt(other))
 
     def current(self) -> tuple[RunView, ...]:
-        """One view a run: the copy with the highest fence epoch."""
+        """Return one view of each run: the copy with the highest fence epoch."""
         return tuple(
             found[0] if len(found) == 1 else self.copies(run_id)[0] for run_id, found in sorted(self._by_run.items())
         )

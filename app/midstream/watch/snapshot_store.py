@@ -1,6 +1,6 @@
-"""What the probes have told, merged into immutable snapshots.
+"""Merge the probes' events into immutable snapshots.
 
-A look of a probe is shown as a whole, once its beat has come: a run's status is never ahead of its curve.
+The events of one poll become visible together, with its beat: a run's status is never ahead of its curve.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import json
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from midstream.watch.loss_curve import Curve
+from midstream.watch.log_tail import LogTail
+from midstream.watch.loss_curve import LossCurve
 from midstream.watch.snapshot import (
     CONNECTING,
     DOWN,
@@ -30,147 +30,164 @@ from midstream.watch.snapshot import (
     RunView,
     Snapshot,
 )
+from midstream.watch.system.system_series import SystemSeries
 from midstream_engine import records
 
-Heard = Callable[..., None]
-LOG_LINES = 5000  # of a log's end that are kept
-LOG_LINE = 4096  # characters of each
-LONGEST_NAME, LONGEST_TEXT = 200, 1000  # characters of what a row of metrics holds
-LARGEST = 2**53  # of its integers
+Listener = Callable[..., None]
+MAX_NAME_LENGTH, MAX_TEXT_LENGTH = 200, 1000  # characters of names and values of metrics
+MAX_INTEGER = 2**53  # of metrics
+MAX_LISTED = 256  # processes, disks and ports of a host that are shown
 RECORDS = ("fence", "lineage", "status", "store")  # that a run's line may hold
+READERS = (
+    ("fence", records.Fence),
+    ("lineage", records.Lineage),
+    ("status", records.Status),
+    ("exit", records.ProcessExit),
+)
 
 
-def _nobody(*_: Any) -> None:
+def _no_listener(*_: object) -> None:
     pass
 
 
-class Store:
-    """Takes the lines of all hosts in, and gives snapshots out. Any thread may use it."""
+class SnapshotStore:
+    """Merges the events of all hosts into snapshots. All methods are thread-safe."""
 
-    def __init__(self, hosts: Mapping[str, str], *, heard: Heard | None = None, clock: Callable[[], float] = time.time):
-        """``hosts``: name -> kind, in the order that they are shown in. ``heard`` is told all that comes in: which
-        method was called, with what. ``clock``: UTC seconds."""
-        self._heard = heard or _nobody
+    def __init__(
+        self, hosts: Mapping[str, str], *, listener: Listener | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Create the store.
+
+        ``hosts``: name -> kind, in the order of the snapshots. ``listener`` gets the name and the arguments of each
+        method that changes the store. ``clock``: UTC seconds.
+        """
+        self._listener = listener or _no_listener
         self._clock = clock
-        self._heard("hosts", dict(hosts))
+        self._listener("hosts", dict(hosts))
         self.changed = threading.Condition()
         self._hosts = {name: HostView(name, kind, CONNECTING) for name, kind in hosts.items()}
         self._runs: dict[str, dict[str, _Run]] = {name: {} for name in hosts}  # host -> run id -> run
-        self._shown: dict[str, tuple[RunView, ...]] = dict.fromkeys(hosts, ())  # as of each host's last beat
-        self._told: dict[str, set[str]] = {name: set() for name in hosts}
+        self._shown: dict[str, tuple[RunView, ...]] = dict.fromkeys(hosts, ())  # at each host's last beat
+        self._reported: dict[str, set[str]] = {name: set() for name in hosts}
         self._hello: dict[str, dict[str, Any]] = {}
         self._inventory: dict[str, dict[str, Any]] = {}
-        self._gauges: dict[str, dict[str, Any]] = {}  # of each host; beats tell what changed of them
+        self._gauges: dict[str, dict[str, Any]] = {}  # of each host; a beat has the changed ones
+        self._system = {name: SystemSeries() for name in hosts}
         self._skew: dict[str, float] = {}
-        self._shelves: dict[tuple[str, str], tuple[Sequence[Mapping[str, Any]], str]] = {}  # (bucket's prefix, run)
+        self._bucket_checkpoints: dict[
+            tuple[str, str], tuple[Sequence[Mapping[str, Any]], str]
+        ] = {}  # by (prefix, run)
         self._version = 0
         self._snapshot: Snapshot | None = None
 
-    # ------------------------------------------------------------------------------------------ out
+    # ---------------------------------------------------------------------------------------- output
 
     def snapshot(self) -> Snapshot:
-        """The fleet now. The same object until something changes."""
+        """Return the current snapshot, the same object until something changes."""
         if (known := self._snapshot) is not None:
-            return known  # without waiting for a line that is being taken in
+            return known  # without waiting for an event that is being merged
         with self.changed:
             if self._snapshot is None:
                 runs = tuple(sorted((run for shown in self._shown.values() for run in shown), key=lambda run: run.key))
-                self._snapshot = Snapshot(self._version, self._clock(), tuple(self._hosts.values()), runs)
+                self._snapshot = Snapshot(self._version, self._clock(), tuple(self._hosts.values()), runs, self._system)
             return self._snapshot
 
     def wait_newer(self, version: int, timeout: float) -> Snapshot | None:
-        """The snapshot once its version is above ``version``; None where that takes more than ``timeout`` seconds."""
+        """Wait for a snapshot newer than ``version``, and return it; None after ``timeout`` seconds."""
         with self.changed:
             return self.snapshot() if self.changed.wait_for(lambda: self._version > version, timeout) else None
 
     def metrics_known(self, host: str) -> dict[str, dict[str, list[int]]]:
-        """run -> attempt -> [inode, bytes] of the metrics that were taken in: a new probe goes on from there."""
+        """Return run -> attempt -> [inode, bytes] of the merged metrics. A new probe continues from there."""
         with self.changed:
             return {
-                run_id: {str(attempt): list(place) for attempt, place in run.places.items()}
+                run_id: {str(attempt): list(position) for attempt, position in run.positions.items()}
                 for run_id, run in self._runs[host].items()
             }
 
-    # ------------------------------------------------------------------------------------------ in
+    # ----------------------------------------------------------------------------------------- input
 
     def take(self, host: str, line: Mapping[str, Any]) -> None:
-        """One line of a host's probe. RecordError where it is of another shape."""
+        """Merge an event of a host's probe. RecordError if it is malformed."""
         event = line["event"]
-        rows = parse_rows(line["text"]) if event == "metrics" else ()  # it takes a while, in which nobody has to wait
+        rows = parse_rows(line["text"]) if event == "metrics" else ()  # before the lock: it takes some time
         with self.changed:
-            self._heard("take", host, line)
+            self._listener("take", host, line)
             if event == "hello":
                 self._hello[host] = dict(line)
-                self._told[host] = set()
+                self._reported[host] = set()
                 self._inventory[host], self._gauges[host] = {}, {}
             elif event == "inventory":
-                self._inventory[host] = _inventory(line)
+                self._inventory.setdefault(host, {}).update(_inventory(line))
             elif event == "beat":
                 self._beat(host, line)
-                self._note()
-            elif event == "gone":
+                self._changed()
+            elif event == "removed":
                 self._runs[host].pop(line["run"], None)
             else:
                 run = self._run(host, line["run"])
                 run.take(event, line, rows)
-                if "store" in line and (run.store, line["run"]) in self._shelves:
-                    run.stored(*self._shelves[run.store, line["run"]])
-                self._told[host].add(line["run"])
+                if "store" in line and (run.store, line["run"]) in self._bucket_checkpoints:
+                    run.set_bucket_checkpoints(*self._bucket_checkpoints[run.store, line["run"]])
+                self._reported[host].add(line["run"])
 
     def skew(self, host: str, seconds: float) -> None:
-        """How far the host's clock is ahead of this machine's."""
+        """Set how many seconds the host's clock is ahead of this machine's."""
         with self.changed:
-            self._heard("skew", host, seconds)
+            self._listener("skew", host, seconds)
             self._skew[host] = seconds
 
     def link(self, host: str, link: str, error: str = "") -> None:
-        """The host's link changed, or the reason why it is not live did."""
+        """Set the state of the host's link, and the reason why it is not live."""
         with self.changed:
             view = self._hosts[host]
             if (view.link, view.error) == (link, error):
                 return
-            self._heard("link", host, link, error)
+            self._listener("link", host, link, error)
             self._hosts[host] = replace(view, link=link, error=error)
-            self._note()
+            self._changed()
 
-    def shelf(self, url: str, run_id: str, checkpoints: Sequence[Mapping[str, Any]], error: str = "") -> None:
-        """What a run keeps below ``url``; or why that is not known: then what was known before stands."""
+    def set_bucket_checkpoints(
+        self, url: str, run_id: str, checkpoints: Sequence[Mapping[str, Any]], error: str = ""
+    ) -> None:
+        """Set the checkpoints of a run below ``url``. With an error, the last known checkpoints stay."""
         with self.changed:
-            before = self._shelves.get((url, run_id))
+            before = self._bucket_checkpoints.get((url, run_id))
             if before is not None and error:
                 checkpoints = before[0]
             if before == (checkpoints, error):
                 return
-            self._heard("shelf", url, run_id, checkpoints, error)
-            self._shelves[url, run_id] = (checkpoints, error)
+            self._listener("set_bucket_checkpoints", url, run_id, checkpoints, error)
+            self._bucket_checkpoints[url, run_id] = (checkpoints, error)
             for host, runs in self._runs.items():
                 run = runs.get(run_id)
                 if run is not None and run.store == url:
-                    run.stored(checkpoints, error)
-                    # Of a look that is under way nothing is shown before its beat.
+                    run.set_bucket_checkpoints(checkpoints, error)
+                    # Events of the current poll stay invisible until its beat.
                     self._shown[host] = tuple(
-                        run.with_stored(view) if view.run_id == run_id else view for view in self._shown[host]
+                        run.with_bucket_checkpoints(view) if view.run_id == run_id else view
+                        for view in self._shown[host]
                     )
-            self._note()
+            self._changed()
 
     def connecting(self, host: str) -> None:
-        """A first attempt is under way; a later one changes nothing that is shown."""
+        """Mark the host as connecting, if it has never been connected."""
         if self._hosts[host].last_seen is None and self._hosts[host].link != DOWN:
             self.link(host, CONNECTING)
 
-    def silent(self, host: str, why: str) -> None:
-        """A live host has been silent for too long."""
+    def mark_stale(self, host: str, why: str) -> None:
+        """Mark a live host as stale, with the reason."""
         if self._hosts[host].link in (LIVE, STALE):
             self.link(host, STALE, why)
 
-    def unheard(self, why: str) -> None:
-        """Whoever is still being connected to has not answered in time, nor has a bucket that is still being listed."""
+    def mark_unanswered(self, why: str) -> None:
+        """Mark hosts that are still connecting as down, and buckets that are still being listed as failed."""
         for host, view in self._hosts.items():
             if view.link == CONNECTING:
                 self.link(host, DOWN, why)
         for run in self.snapshot().runs:
-            if not run.listed:
-                self.shelf(run.store, run.run_id, (), why)
+            if not run.checkpoints_listed:
+                self.set_bucket_checkpoints(run.store, run.run_id, (), why)
 
     def _run(self, host: str, run_id: str) -> _Run:
         runs = self._runs[host]
@@ -181,15 +198,16 @@ class Store:
     def _beat(self, host: str, line: Mapping[str, Any]) -> None:
         view = self._hosts[host]
         if view.link != LIVE:
-            # The first beat of a probe closes a complete account: what it did not tell of is no longer there.
-            self._runs[host] = {name: run for name, run in self._runs[host].items() if name in self._told[host]}
+            # Until its first beat a probe reports every run: runs without an event no longer exist.
+            self._runs[host] = {name: run for name, run in self._runs[host].items() if name in self._reported[host]}
         self._shown[host] = tuple(run.view() for run in self._runs[host].values())
         now = self._clock()
-        # Before a ping was answered: short of what the way here took.
+        # Before the first ping: without the transfer time.
         skew = self._skew[host] if host in self._skew else line["time"] - now
         hello = self._hello.get(host, {})
         gauges = self._gauges.setdefault(host, {})
         gauges.update(line)
+        self._system[host].add(now, gauges)
         machine = Machine(
             hostname=hello.get("hostname", ""),
             platform=hello.get("platform", ""),
@@ -206,29 +224,29 @@ class Store:
         )
         self._hosts[host] = replace(view, link=LIVE, last_seen=now, error="", machine=machine)
 
-    def _note(self) -> None:
-        """Something changed. To be called with the lock held."""
+    def _changed(self) -> None:
+        """Invalidate the snapshot. The caller has the lock."""
         self._version += 1
         self._snapshot = None
         self.changed.notify_all()
 
 
 class _Run:
-    """One copy of a run, while it is being told of."""
+    """State of one copy of a run."""
 
-    def __init__(self, host: str, run_id: str):
-        self.places: dict[int, tuple[int, int]] = {}  # attempt -> (inode, bytes) of its metrics
+    def __init__(self, host: str, run_id: str) -> None:
+        self.positions: dict[int, tuple[int, int]] = {}  # attempt -> (inode, bytes) of its metrics
         self._view = RunView(run_id, host, None, None, 0, None, False)
-        self._curve = Curve()
-        self._log: deque[str] = deque(maxlen=LOG_LINES)
-        self._misread: dict[str, str] = {}  # what -> why it cannot be read
-        self._damaged: Mapping[str, str] = {}  # file -> what is wrong with it, as its host reports
+        self._curve = LossCurve()
+        self._log = LogTail()
+        self._misread: dict[str, str] = {}  # part -> why it cannot be read
+        self._damaged: Mapping[str, str] = {}  # file -> error, as its host reports
         self._dirty = False
 
     def view(self) -> RunView:
-        """The run now. The same object until it changes."""
+        """Return the current view, the same object until it changes."""
         if self._dirty:
-            self._view = replace(self._view, curve=self._curve.rows(), log=tuple(self._log))
+            self._view = replace(self._view, curve=self._curve.rows(), log=self._log.lines, log_range=self._log.range)
             self._dirty = False
         return self._view
 
@@ -236,71 +254,73 @@ class _Run:
     def store(self) -> str:
         return self._view.store
 
-    def stored(self, checkpoints: Sequence[Mapping[str, Any]], error: str) -> None:
-        """What its bucket holds, in the place of what its host does."""
-        points = tuple(_value(CheckpointView, each) for each in checkpoints)
-        self._misread["shelf"] = f"its checkpoints in {self.store} are not known: {error}" if error else ""
-        self._view = replace(self._view, checkpoints=points, listed=True, trouble=self._trouble)
+    def set_bucket_checkpoints(self, checkpoints: Sequence[Mapping[str, Any]], error: str) -> None:
+        """Set the checkpoints in its bucket, which replace those on its host."""
+        views = tuple(_value(CheckpointView, each) for each in checkpoints)
+        self._misread["bucket"] = f"its checkpoints in {self.store} are unknown: {error}" if error else ""
+        self._view = replace(self._view, checkpoints=views, checkpoints_listed=True, problem=self._problem)
         self._dirty = True
 
-    def with_stored(self, view: RunView) -> RunView:
-        """An older view of this run, with what its bucket holds now."""
+    def with_bucket_checkpoints(self, view: RunView) -> RunView:
+        """Return an older view of this run with the current checkpoints of its bucket."""
         now = self._view
         if view.store != now.store:
             return view
-        return replace(view, checkpoints=now.checkpoints, listed=now.listed, trouble=now.trouble)
+        return replace(
+            view, checkpoints=now.checkpoints, checkpoints_listed=now.checkpoints_listed, problem=now.problem
+        )
 
     @property
-    def _trouble(self) -> str:
+    def _problem(self) -> str:
         return "; ".join(filter(None, self._misread.values()))
 
     def take(self, event: str, line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = ()) -> None:
-        """A line; of metrics its rows, too."""
+        """Merge an event; ``rows`` are those of a metrics event."""
         if event == "run":
             self._change(line)
         elif event == "metrics":
             self._metrics(line, rows)
         elif event == "log":
-            if line["first"]:
-                self._log.clear()
-            self._log.extend(map(_as_shown, line["text"].removesuffix("\n").split("\n")))
+            self._log.take(line)
         self._dirty = True
 
     def _change(self, line: Mapping[str, Any]) -> None:
-        changes: dict[str, Any] = {key: line[key] for key in ("attempt", "running", "wordless") if key in line}
+        changes: dict[str, Any] = {
+            key: line[key] for key in ("attempt", "running", "ended_without_status") if key in line
+        }
         if "attempt" in changes:
-            self._log.clear()  # it is the newest attempt's; the new one may not have written any yet
+            self._log.clear()  # the log is the newest attempt's, which may have written nothing yet
         if "store" in line:
-            changes |= self._understood("store", lambda: self._placed(_record(records.Store, "store", line["store"])))
+            changes |= self._parsed("store", lambda: self._store_change(_record(records.Store, "store", line["store"])))
         if "checkpoints" in line and not changes.get("store", self.store):
             changes["checkpoints"] = tuple(_value(CheckpointView, each) for each in line["checkpoints"])
-        for key, kind in (("fence", records.Fence), ("lineage", records.Lineage), ("status", records.Status)):
+        for key, kind in READERS:
             if key in line:
-                changes |= self._understood(key, lambda key=key, kind=kind: {key: _record(kind, key, line[key])})
+                changes |= self._parsed(key, lambda key=key, kind=kind: {key: _record(kind, key, line[key])})
         self._view = replace(self._view, **changes)
-        for attempt in set(self.places) - set(line.get("attempts", self.places)):
+        for attempt in set(self.positions) - set(line.get("attempts", self.positions)):
             self._restart(attempt)
         if "fence" in changes or "lineage" in changes:
-            self._understood("curve", lambda: self._curve.govern(self._view.lineage, self._view.fence))
-        if "trouble" in line:
-            self._misread["trouble"] = line["trouble"]
+            self._parsed("curve", lambda: self._curve.set_records(self._view.lineage, self._view.fence))
+        if "problem" in line:
+            self._misread["problem"] = line["problem"]
         if "damaged" in line:
             self._damaged = line["damaged"]
         unread = {f"{name}.json": self._misread[name] for name in RECORDS if self._misread.get(name)}
         damaged = tuple({**self._damaged, **unread}.items())
         self._misread["damaged"] = "; ".join(f"{name}: {why}" for name, why in self._damaged.items())
-        self._view = replace(self._view, trouble=self._trouble, damaged=damaged)
+        self._view = replace(self._view, problem=self._problem, damaged=damaged)
 
-    def _placed(self, where: records.Store | None) -> dict[str, Any]:
-        """Where its checkpoints lie. What a bucket holds is told later, by `stored`."""
+    def _store_change(self, where: records.Store | None) -> dict[str, Any]:
+        """Return the changes of the view for a ``store.json``. The bucket is listed later."""
         url = where.url.rstrip("/") if where is not None else ""
         if url == self.store:
             return {}
-        self._misread.pop("shelf", None)
-        return {"store": url, "listed": not url, "checkpoints": ()}
+        self._misread.pop("bucket", None)
+        return {"store": url, "checkpoints_listed": not url, "checkpoints": ()}
 
-    def _understood(self, what: str, read: Callable[[], Any]) -> Any:
-        """What ``read`` returns; where a record has another shape, nothing changes but that the run says so."""
+    def _parsed(self, what: str, read: Callable[[], Any]) -> Any:
+        """Return what ``read`` returns. For a malformed record: empty, and the view has the error."""
         try:
             value = read()
         except records.RecordError as error:
@@ -314,10 +334,10 @@ class _Run:
         if line["offset"] == 0:
             self._restart(attempt)
         self._curve.extend(attempt, rows)
-        self.places[attempt] = (line["inode"], line["end"])
+        self.positions[attempt] = (line["inode"], line["end"])
 
     def _restart(self, attempt: int) -> None:
-        self.places.pop(attempt, None)
+        self.positions.pop(attempt, None)
         self._curve.restart(attempt)
 
 
@@ -325,14 +345,11 @@ def _record(kind: Any, name: str, value: Any) -> Any:
     return None if value is None else kind.from_json(value, f"{name}.json")
 
 
-def _as_shown(line: str) -> str:
-    """A progress bar writes over its line again and again: what a terminal would show in the end."""
-    return line.rstrip("\r").rpartition("\r")[2][:LOG_LINE]
-
-
 def parse_rows(text: str) -> Sequence[dict[str, Any]]:
-    """Whole lines of metrics. One that is torn (a disk that was full, say) is left out: a watcher shows what there is;
-    whoever proves something reads the file itself."""
+    """Parse lines of metrics. Partial lines (after a full disk, for example) are left out.
+
+    This serves display alone; the certificate reads the file itself.
+    """
     rows = []
     for line in text.splitlines():
         try:
@@ -340,36 +357,42 @@ def parse_rows(text: str) -> Sequence[dict[str, Any]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
-            # Every line brings its own copies of the names; a long run has many lines.
+            # A long run has many lines: share the strings of their names.
             rows.append({sys.intern(name): value for name, value in row.items() if _is_metric(name, value)})
     return rows
 
 
 def _is_metric(name: str, value: Any) -> bool:
-    """Whether a value is what its name promises: numbers, which are computed with, and text of a reasonable length."""
-    if len(name) > LONGEST_NAME:
+    """Return True for a value of the type that its name implies, and of a limited size."""
+    if len(name) > MAX_NAME_LENGTH:
         return False
     if name == "global_step":
-        return type(value) is int and 0 <= value <= LARGEST
-    if isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST):
+        return type(value) is int and 0 <= value <= MAX_INTEGER
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) <= MAX_INTEGER):
         return True
     measured = "/" in name or name == "time"
-    return not measured and (value is None or (isinstance(value, str) and len(value) <= LONGEST_TEXT))
+    return not measured and (value is None or (isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH))
 
 
 def _inventory(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a Machine. What a newer probe adds is ignored."""
+    """Return fields of a Machine. Fields of a newer probe are ignored."""
     plain = ("system", "kernel", "glibc", "cpu_model", "driver", "cuda", "clock_synchronized")
     lists = {"users": AcceleratorUser, "disks": Disk, "infiniband": InfinibandPort}
     found = {name: line[name] for name in plain if name in line}
     return found | {
-        name: tuple(_value(kind, each) for each in line[name]) for name, kind in lists.items() if name in line
+        name: tuple(_value(kind, each) for each in line[name][:MAX_LISTED])
+        for name, kind in lists.items()
+        if name in line
     }
 
 
-def _value(kind: Any, told: Mapping[str, Any]) -> Any:
-    """A dataclass of what was told of it; what a newer probe adds is ignored. Lists become tuples."""
+def _value(kind: Any, fields_of: Mapping[str, Any]) -> Any:
+    """Build a dataclass from JSON. Fields of a newer probe are ignored; lists become tuples."""
     names = {field.name for field in fields(kind)}
     return kind(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in told.items() if name in names}
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in fields_of.items()
+            if name in names
+        }
     )

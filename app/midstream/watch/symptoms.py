@@ -1,5 +1,4 @@
-"""What is wrong with a run that goes on: it stands still, its loss is no number, or rises away. Judged by its own
-past; nothing is done about it here."""
+"""Detect symptoms of a running run: it has stalled, or its loss is NaN or diverges, compared with its own history."""
 
 from __future__ import annotations
 
@@ -7,37 +6,36 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
-if TYPE_CHECKING:
-    from midstream.watch.snapshot import RunView
-
 STALLED, DIVERGING, NOT_A_NUMBER = "stalled", "diverging", "nan"
-PATIENCE = 300.0  # seconds without a step, at least
-STEPS_OF_PATIENCE = 20  # of the run's own median step
+MIN_STALL_TIME = 300.0  # seconds without a step
+STALL_STEPS = 20  # the same in median steps of the run
 RECENT, BEFORE = 20, 200  # rows
-RISE = 8.0  # of the spread that the losses had before
-# Slow by nature: a start, a restore, a compilation or a save are not a standstill.
+DIVERGENCE = 8.0  # rise of the loss in units of its earlier spread
+MIN_SPREAD = 0.005  # of the earlier loss
+# A start, a restore, a compilation or a save is slow, and not a stall.
 STEPPING = (records.TRAINING,)
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """One thing that a person should look at."""
+    """A symptom that the user should look at."""
 
     kind: str  # STALLED, DIVERGING or NOT_A_NUMBER
     message: str
 
 
 def symptoms(run: RunView, now: float) -> list[Symptom]:
-    """Of a run's copy as it was seen at ``now`` (UTC seconds on the run's host)."""
+    """Return the symptoms of a run's copy at ``now`` (UTC seconds on the run's host)."""
     rows = [row for row in run.curve[-(RECENT + BEFORE) :] if "train/loss" in row]
     found = []
-    standstill = _stalled(run, rows, now)
-    if standstill:
-        found.append(Symptom(STALLED, standstill))
+    stalled = _stalled(run, rows, now)
+    if stalled:
+        found.append(Symptom(STALLED, stalled))
     if rows and not math.isfinite(rows[-1]["train/loss"]):
         step = next(row["global_step"] for row in rows if not math.isfinite(row["train/loss"]))
         found.append(Symptom(NOT_A_NUMBER, f"the loss is {rows[-1]['train/loss']} since step {step}"))
@@ -50,16 +48,18 @@ def _stalled(run: RunView, rows: Sequence[Mapping[str, Any]], now: float) -> str
     if not run.running or run.state not in STEPPING or not rows or "time" not in rows[-1]:
         return ""
     durations = [row["throughput/duration"] for row in rows if "throughput/duration" in row]
-    patience = max(PATIENCE, STEPS_OF_PATIENCE * statistics.median(durations or [0.0]))
-    silent = now - rows[-1]["time"]
-    if silent <= patience:
+    stall_time = max(MIN_STALL_TIME, STALL_STEPS * statistics.median(durations or [0.0]))
+    elapsed = now - rows[-1]["time"]
+    if elapsed <= stall_time:
         return ""
-    return f"no step for {silent:.0f} s after step {rows[-1]['global_step']}, and its process lives"
+    return f"no step for {elapsed:.0f} s after step {rows[-1]['global_step']}, and its process is running"
 
 
 def _diverging(losses: Sequence[float]) -> str:
-    """The median of the last losses against the median of those before, in units of their spread (the median absolute
-    deviation, which single spikes do not move)."""
+    """Compare the median of the last losses with the median of those before, in units of their spread.
+
+    The spread is the median absolute deviation, which single spikes do not change.
+    """
     finite = [loss for loss in losses if math.isfinite(loss)]
     before, recent = finite[:-RECENT], finite[-RECENT:]
     if len(before) < RECENT:
@@ -67,6 +67,6 @@ def _diverging(losses: Sequence[float]) -> str:
     usual = statistics.median(before)
     spread = statistics.median(abs(loss - usual) for loss in before)
     now = statistics.median(recent)
-    if now <= usual + RISE * max(spread, 0.005 * abs(usual)):
+    if now <= usual + DIVERGENCE * max(spread, MIN_SPREAD * abs(usual)):
         return ""
     return f"the loss has risen from about {usual:.4g} to {now:.4g} within {RECENT} steps"

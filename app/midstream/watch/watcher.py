@@ -1,4 +1,4 @@
-"""Watch a fleet: one feed a host, one store, snapshots for whoever asks."""
+"""Watch a fleet: one feed for each host, one snapshot store, and snapshots for subscribers."""
 
 from __future__ import annotations
 
@@ -6,60 +6,82 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from midstream.fleet.fleet import Fleet
-from midstream.hosts.host_pool import Hosts
+from midstream.hosts.host_pool import HostPool
 from midstream.hosts.prompter import PROMPTS
-from midstream.watch.bucket_listing import BucketListings
-from midstream.watch.host_feed import ENDING, Feed
-from midstream.watch.poll_interval import Pace
+from midstream.watch.bucket_listings import BucketListings
+from midstream.watch.poll_interval import PollInterval
 from midstream.watch.snapshot import CONNECTING, Snapshot
-from midstream.watch.snapshot_store import Heard, Store
+from midstream.watch.snapshot_store import Listener, SnapshotStore
 
-TOGETHER = 0.25  # seconds: changes within them are told as one
+if TYPE_CHECKING:
+    from midstream.watch.host_feed import HostFeed
+
+MAX_BATCH_TIME = 0.25  # seconds; changes within them are reported together
+MAX_TICK = 0.5  # seconds between two checks of silent hosts
+SHUTDOWN_TIMEOUT = 5.0  # seconds that all feeds may take to end
 
 _log = logging.getLogger(__name__)
 
 
-class Watch:
-    """The fleet, observed. ``interval`` is the time between two looks on each host, in seconds, where few are watched;
-    ``only`` names the hosts that matter (all by default)."""
+class Watcher:
+    """Watches the hosts of a fleet in the background."""
 
     def __init__(
         self,
         fleet: Fleet,
-        hosts: Hosts,
+        hosts: HostPool,
         *,
         interval: float = 1.0,
         only: Collection[str] | None = None,
-        heard: Heard | None = None,
-    ):
-        """``heard`` is told all that the store is, in its order: a recording of it makes the same snapshots again."""
+        listener: Listener | None = None,
+    ) -> None:
+        """Prepare to watch.
+
+        Args:
+            fleet: The fleet.
+            hosts: Its hosts.
+            interval: Seconds between two polls of each host of a small fleet.
+            only: Names of the hosts to watch; all by default.
+            listener: Gets every input of the snapshot store, in order. Replaying them gives the same snapshots.
+        """
         names = [name for name in fleet.hosts if only is None or name in only]
         kinds = {name: fleet.hosts[name].get_choice_name(type(fleet.hosts[name])) for name in names}
-        self._store = Store(kinds, heard=heard)
-        self._shelves = BucketListings(fleet, self._store)
-        self._pace = Pace(interval, len(names))
-        self._feeds = [Feed(name, hosts, self._store, self._pace.seconds) for name in names]
-        self._tick = min(interval, 0.5)
-        self._least = min(interval, TOGETHER)
+        self._store = SnapshotStore(kinds, listener=listener)
+        self._buckets = BucketListings(fleet, self._store)
+        self._poll_interval = PollInterval(interval, len(names))
+        self._names, self._hosts = names, hosts
+        self._feeds: list[HostFeed] = []
+        self._start_lock = threading.Lock()
+        self._tick = min(interval, MAX_TICK)
+        self._batch_time = min(interval, MAX_BATCH_TIME)
         self._stopped = threading.Event()
         self._subscribers: tuple[Callable[[Snapshot], object], ...] = ()
-        self._clock = threading.Thread(target=self._tell, name="watch-clock", daemon=True)
+        self._clock = threading.Thread(target=self._notify, name="watch-clock", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch. Hosts are reached in parallel, in the background."""
-        for feed in self._feeds:
-            feed.start()
-        self._clock.start()
+        """Start to watch: hosts are connected in parallel, in the background. Does nothing after `stop`."""
+        from midstream.watch.host_feed import HostFeed  # the terminal UI shows its first frame without it
+
+        with self._start_lock:
+            if self._stopped.is_set():
+                return
+            interval = self._poll_interval.seconds
+            self._feeds = [HostFeed(name, self._hosts, self._store, interval) for name in self._names]
+            for feed in self._feeds:
+                feed.start()
+            self._clock.start()
 
     def stop(self) -> None:
-        """End all feeds. The hosts stay connected: they belong to whoever gave them. Idempotent."""
-        self._stopped.set()
-        self._shelves.stop()
+        """End all feeds. The hosts stay connected: the caller owns them. Idempotent."""
+        with self._start_lock:
+            self._stopped.set()
+        self._buckets.stop()
         for feed in self._feeds:
             feed.stop()
-        deadline = time.monotonic() + ENDING
+        deadline = time.monotonic() + SHUTDOWN_TIMEOUT
         for feed in self._feeds:
             feed.join(deadline)
         with self._store.changed:
@@ -68,17 +90,19 @@ class Watch:
             self._clock.join(max(0.0, deadline - time.monotonic()))
 
     @property
-    def pace(self) -> float:
-        """Seconds between two looks on each host, as of now."""
-        return self._pace.seconds
+    def interval(self) -> float:
+        """Current seconds between two polls of each host."""
+        return self._poll_interval.seconds
 
     def snapshot(self) -> Snapshot:
-        """The fleet as far as it is known. Cheap; the same object until something changes."""
+        """Return the current snapshot. Cheap; the same object until something changes."""
         return self._store.snapshot()
 
     def subscribe(self, callback: Callable[[Snapshot], object]) -> Callable[[], None]:
-        """``callback`` gets the newest snapshot after changes, always on one and the same thread. One that raises is
-        logged, and told no more. Returns what ends it."""
+        """Call ``callback`` with the newest snapshot after changes, always on the same thread.
+
+        A callback that raises is logged and unsubscribed. Returns a function that unsubscribes it.
+        """
         self._subscribers = (*self._subscribers, callback)
         return lambda: self._unsubscribe(callback)
 
@@ -86,8 +110,10 @@ class Watch:
         self._subscribers = tuple(each for each in self._subscribers if each is not callback)
 
     def wait_for(self, predicate: Callable[[Snapshot], object], timeout: float | None = None) -> Snapshot | None:
-        """The first snapshot, from now on, for which ``predicate`` holds; None after ``timeout`` seconds, or where the
-        watch was stopped. What the predicate raises is raised here."""
+        """Return the first snapshot from now on for which ``predicate`` is true.
+
+        None after ``timeout`` seconds, or once the watcher is stopped. Errors of the predicate are raised here.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         changed = self._store.changed
         while True:
@@ -101,62 +127,67 @@ class Watch:
                         return None
                     changed.wait(left)
 
-    def give_up(self, why: str) -> None:
-        """Count hosts that have not answered yet as down, and what buckets hold as unknown, until they do."""
-        self._store.unheard(why)
+    def mark_unanswered(self, why: str) -> None:
+        """Mark hosts that have not answered yet as down, and unlisted buckets as unknown, until they answer."""
+        self._store.mark_unanswered(why)
 
-    def _tell(self) -> None:
-        """Notice silence, and tell who asked to be told."""
+    def _notify(self) -> None:
+        """Detect silent hosts, and call the subscribers."""
         version = -1
         while not self._stopped.is_set():
             snapshot = self._store.wait_newer(version, self._tick)
-            paced = self._pace.measure()
+            changed = self._poll_interval.measure()
             for feed in self._feeds:
                 feed.tick()
-                if paced:
-                    feed.pace(self._pace.seconds)
+                if changed:
+                    feed.set_interval(self._poll_interval.seconds)
             if snapshot is None:
                 continue
             version = snapshot.version
-            self._shelves.look(snapshot)
+            self._buckets.update(snapshot)
             for callback in self._subscribers:
                 if self._stopped.is_set():
                     return
                 try:
                     callback(snapshot)
-                except Exception:  # noqa: BLE001 (whatever it is, the others are still told)
-                    _log.exception("a subscriber of the watch failed; it is told no more")
+                except Exception:  # noqa: BLE001 (the other subscribers must still be called)
+                    _log.exception("a subscriber of the watcher failed; it is unsubscribed")
                     self._unsubscribe(callback)
-            self._stopped.wait(self._least)
+            self._stopped.wait(self._batch_time)
 
 
-def look_once(fleet: Fleet, hosts: Hosts, timeout: float = 10.0, only: Collection[str] | None = None) -> Snapshot:
-    """The fleet, looked at once: all hosts in parallel. One that cannot be reached, or does not answer within
-    ``timeout`` seconds, is down, and says why; so does a run whose bucket does not."""
-    watch = Watch(fleet, hosts, only=only)
-    watch.start()
+def take_snapshot(
+    fleet: Fleet, hosts: HostPool, timeout: float = 10.0, only: Collection[str] | None = None
+) -> Snapshot:
+    """Poll all hosts once, in parallel, and return the snapshot.
+
+    A host that cannot be reached or does not answer within ``timeout`` seconds is down, with the reason. The same holds
+    for the checkpoints of a run whose bucket does not answer.
+    """
+    watcher = Watcher(fleet, hosts, only=only)
+    watcher.start()
     try:
-        decided, asked = None, -1
-        while decided is None and (PROMPTS.busy or asked != PROMPTS.questions):
-            asked = PROMPTS.questions  # a person's time to think is not the host's
-            decided = watch.wait_for(_decided, timeout)
-        if decided is None:
-            watch.give_up(f"no answer within {timeout:.0f} s")
-            decided = watch.snapshot()
-        if not _listed(decided):  # what a bucket holds is asked from here, and belongs to the look
-            decided = watch.wait_for(_listed, timeout)
-            if decided is None:
-                watch.give_up(f"no answer within {timeout:.0f} s")
-        return decided or watch.snapshot()
+        answered, questions = None, -1
+        while answered is None and (PROMPTS.busy or questions != PROMPTS.questions):
+            questions = PROMPTS.questions  # the time of a question does not count as the host's
+            answered = watcher.wait_for(_answered, timeout)
+        if answered is None:
+            watcher.mark_unanswered(f"no answer within {timeout:.0f} s")
+            answered = watcher.snapshot()
+        if not _listed(answered):  # buckets are listed from here, once the hosts have named them
+            answered = watcher.wait_for(_listed, timeout)
+            if answered is None:
+                watcher.mark_unanswered(f"no answer within {timeout:.0f} s")
+        return answered or watcher.snapshot()
     finally:
-        watch.stop()
+        watcher.stop()
 
 
-def _decided(snapshot: Snapshot) -> bool:
-    """Whether every host has answered, or refused to."""
+def _answered(snapshot: Snapshot) -> bool:
+    """Return True once every host has answered or failed."""
     return all(host.link != CONNECTING for host in snapshot.hosts)
 
 
 def _listed(snapshot: Snapshot) -> bool:
-    """Whether the checkpoints of every run are known, or why they are not."""
-    return all(run.listed for run in snapshot.runs)
+    """Return True once the checkpoints of every run are listed, or the listing failed."""
+    return all(run.checkpoints_listed for run in snapshot.runs)

@@ -1,1 +1,1 @@
-"""Machines that come and go: who provides them, behind one seam. ``base`` says what a provider can do."""
+"""Providers of machines that are created and deleted on request. `provider` is their interface."""

@@ -1,8 +1,8 @@
-"""Targets that come and go, and the fleet: found, asked for, and put into the fleet file's own words.
+"""Resolve targets of type ``tpu`` to hosts, and describe them.
 
-A target of type ``tpu`` says where a slice is, not which machines it has. ``found`` asks its provider and gives a fleet
-in which each worker is a host like any other, in the text of the fleet file too: a migration, which runs in a process
-of its own and keeps the file that it was planned with, needs no provider to find its hosts.
+The fleet file names a slice, but not its machines. `with_slices` looks the slice up at its provider and returns a fleet
+in which each worker is an ordinary host, also in the text of the fleet file: a migration runs in a process of its own
+with a copy of that text, and needs no provider to find its hosts.
 """
 
 from __future__ import annotations
@@ -16,79 +16,88 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+import yaml
+
 from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.hosts.host_pool import Hosts
-from midstream.hosts.providers import interface
-from midstream.hosts.providers.interface import Inventory, Pauses, Provider, Say, Slice
+from midstream.hosts.host_pool import HostPool
+from midstream.hosts.providers.google.tpu_provider import TpuProvider
+from midstream.hosts.providers.provider import Inventory, Polling, Progress, Provider, Slice, SliceStatus
+from midstream_engine.accelerators import TPU_GENERATIONS
 
-AT_ONCE = 32
-LOGIN = 120.0  # seconds for a worker that is ready to let us in
+MAX_CONCURRENT_REQUESTS = 32
+LOGIN_TIMEOUT = 120.0  # seconds that the first login to a worker of a ready slice may take
 ALL_ZONES = "-"
 _TOPOLOGY = re.compile(r"\d{1,4}(x\d{1,4}){1,2}")
 
 
-class Missing(UsageError):
-    """A target's slice is not there, or is gone."""
+class SliceMissingError(UsageError):
+    """A target's slice does not exist, or was preempted."""
 
 
-def provider(target: object) -> Provider:
-    """Whose machines a target's are."""
+def provider_of(target: TpuTarget) -> Provider:
+    """Return the provider of a target's slice."""
     assert isinstance(target, TpuTarget)
-    return google()
+    return tpu_provider()
 
 
 @cache
-def google() -> Provider:
-    from midstream.hosts.providers.google.tpu_provider import GoogleTpus
+def tpu_provider() -> Provider:
+    """Return the provider of Cloud TPUs."""
+    return TpuProvider()
 
-    return GoogleTpus()
 
-
-def of(fleet: Fleet) -> dict[str, TpuTarget]:
-    """The targets that come and go."""
+def tpu_targets(fleet: Fleet) -> dict[str, TpuTarget]:
+    """Return the targets that a provider creates and deletes."""
     return {name: target for name, target in fleet.targets.items() if isinstance(target, TpuTarget)}
 
 
-def found(fleet: Fleet, say: Say, only: Collection[str] | None = None, *, touch: bool = True) -> Fleet:
-    """The fleet with the workers of its slices as hosts. A target whose slice is not ready is among ``absent``, with
-    the reason and what mends it. ``touch=False`` changes nothing on any slice; ``only`` asks for these alone."""
-    asked = {name: target for name, target in of(fleet).items() if only is None or name in only}
-    if not asked:
+def with_slices(fleet: Fleet, progress: Progress, only: Collection[str] | None = None, *, touch: bool = True) -> Fleet:
+    """Return the fleet with the workers of its slices as hosts.
+
+    A target whose slice is not ready is in ``unavailable``, with the reason and a hint. ``touch=False`` changes nothing
+    on any slice; ``only`` names the targets that are looked up.
+    """
+    wanted = {name: target for name, target in tpu_targets(fleet).items() if only is None or name in only}
+    if not wanted:
         return fleet
 
-    def ask(name: str) -> dict[str, dict[str, Any]] | UsageError:
-        target = asked[name]
+    def resolve(name: str) -> dict[str, dict[str, Any]] | UsageError:
+        target = wanted[name]
         try:
-            there = provider(target).find(name, target)
-            if there is None or there.standing not in (interface.READY, interface.GOING) or not there.workers:
-                return absent(name, target, there)
-            return provider(target).reach(name, target, there, say, touch=touch)
+            found = provider_of(target).find(name, target)
+            usable = found is not None and found.status in (SliceStatus.READY, SliceStatus.STOPPING)
+            if found is None or not usable or not found.workers:
+                return unavailable(name, target, found)
+            return provider_of(target).grant_access(name, target, found, progress, touch=touch)
         except MidstreamError as error:
             return UsageError(error.message, error.hint)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = dict(zip(asked, pool.map(ask, asked), strict=True))
+    with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
+        answers = dict(zip(wanted, pool.map(resolve, wanted), strict=True))
     hosts = {name: entries for name, entries in answers.items() if not isinstance(entries, UsageError)}
     missing = {name: error for name, error in answers.items() if isinstance(error, UsageError)}
     wider = with_workers(fleet, hosts) if hosts else fleet
-    before = {name: error for name, error in fleet.absent.items() if name not in hosts}
-    return dataclasses.replace(wider, absent={**before, **missing})
+    before = {name: error for name, error in fleet.unavailable.items() if name not in hosts}
+    return dataclasses.replace(wider, unavailable={**before, **missing})
 
 
-def place(name: str, target: TpuTarget) -> str:
-    """``PROJECT/ZONE/NAME`` of a target's slice."""
+def slice_path(name: str, target: TpuTarget) -> str:
+    """Return ``PROJECT/ZONE/NAME`` of a target's slice."""
     return f"{target.project}/{target.zone}/{target.name or name}"
 
 
-def wait_for_login(fleet: Fleet, name: str, say: Say) -> None:
-    """Until every worker lets us in: one that has just been made needs a moment for its SSH server and our key.
-    HostError of the worker that does not."""
-    hosts = Hosts(fleet)
+def wait_for_login(fleet: Fleet, name: str, progress: Progress) -> None:
+    """Wait until every worker accepts a login.
 
-    def enter(worker: str) -> None:
-        deadline, pauses, told = time.monotonic() + LOGIN, Pauses(), ""
+    A new worker needs a moment to start its SSH server and to install our key. Raises the HostError of a worker that
+    does not accept one in time.
+    """
+    hosts = HostPool(fleet)
+
+    def log_in(worker: str) -> None:
+        deadline, polling, reported = time.monotonic() + LOGIN_TIMEOUT, Polling(), ""
         while True:
             try:
                 hosts.get(worker)
@@ -96,33 +105,31 @@ def wait_for_login(fleet: Fleet, name: str, say: Say) -> None:
             except HostError as error:
                 if time.monotonic() > deadline:
                     raise
-                if error.message != told:
-                    say(f"{worker} does not let us in yet: {error.message}")
-                    told = error.message
-                pauses.next()
+                if error.message != reported:
+                    progress(f"{worker} accepts no login yet: {error.message}")
+                    reported = error.message
+                polling.wait()
 
     try:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(enter, fleet.target(name).hosts))
+        with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
+            list(pool.map(log_in, fleet.target(name).hosts))
     finally:
         hosts.close()
 
 
-def absent(name: str, target: TpuTarget, there: Slice | None) -> UsageError:
-    """Why a target has no hosts now, and what mends it."""
-    where = place(name, target)
-    asks = f"--launch and --migrate --to {name} ask for it, with --yes"
-    if there is None or there.standing in (interface.PREEMPTED, interface.FAILED):
-        what = "is not there" if there is None else f"is {there.state}"
-        hint = asks if target.create else f"create: true for {name} in the fleet file lets midstream ask for it"
-        return Missing(f"{name}: {where} {what}", hint)
-    return UsageError(f"{name}: {where} is {there.text()}", "midstream --status shows when it is ready")
+def unavailable(name: str, target: TpuTarget, found: Slice | None) -> UsageError:
+    """Return the error that explains why a target has no hosts now."""
+    path = slice_path(name, target)
+    if found is None or found.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
+        state = "does not exist" if found is None else f"is {found.state}"
+        creates = f"--launch and --migrate --to {name} create it, with --yes"
+        hint = creates if target.create else f"create: true for {name} in the fleet file lets midstream create it"
+        return SliceMissingError(f"{name}: {path} {state}", hint)
+    return UsageError(f"{name}: {path} is {found.text()}", "midstream --status shows when it is ready")
 
 
 def with_workers(fleet: Fleet, hosts: Mapping[str, Mapping[str, dict[str, Any]]]) -> Fleet:
-    """The fleet, read anew from its text with these hosts in it, by target."""
-    import yaml
-
+    """Return the fleet with these hosts, by target, added to its text."""
     value = yaml.safe_load(fleet.text) or {}
     known = value.setdefault("hosts", {}) or {}
     value["hosts"] = known
@@ -130,73 +137,74 @@ def with_workers(fleet: Fleet, hosts: Mapping[str, Mapping[str, dict[str, Any]]]
         for name, entry in entries.items():
             if name in known and name not in value["targets"][target].get("hosts", ()):
                 raise UsageError(
-                    f"{fleet.path}: hosts.{name} has the name of a worker of {target}", "give one of them another name"
+                    f"{fleet.path}: hosts.{name} has the name of a worker of {target}", "rename one of them"
                 )
             known[name] = entry
         value["targets"][target]["hosts"] = list(entries)
     return parse_fleet(yaml.safe_dump(value, sort_keys=False), fleet.path)
 
 
-def inventory(fleet: Fleet) -> Inventory:
-    """Every slice of the projects and zones that the fleet file names."""
-    places = [(target.project, target.zone) for target in of(fleet).values()]
-    zones = fleet.google.zones or [ALL_ZONES]
-    places += [(project, zone) for project in fleet.google.projects for zone in zones]
-    if not places:
+def list_slices(fleet: Fleet) -> Inventory:
+    """List every slice of the projects and zones that the fleet file names."""
+    zones = [(target.project, target.zone) for target in tpu_targets(fleet).values()]
+    zones += [(project, zone) for project in fleet.google.projects for zone in fleet.google.zones or [ALL_ZONES]]
+    if not zones:
         return Inventory()
-    return google().inventory(places)
+    return tpu_provider().inventory(zones)
 
 
-def devices(target: TpuTarget) -> int | None:
-    """As many as jax will see on all workers together, by the name of what is asked for; None where that does not say.
-    v2 and v3 have two cores a chip, each a device; v4 and v5p count cores too, of which two are one device; v5e and v6e
-    count chips. https://cloud.google.com/tpu/docs/supported-tpu-configurations"""
+def device_count(target: TpuTarget) -> int | None:
+    """Return the number of devices that jax will find on all workers together, None if the type does not define it."""
     if target.worker.get("devices"):
-        return None  # virtual ones
+        return None  # virtual devices
     kind, _, count = target.accelerator_type.partition("-")
+    generation = TPU_GENERATIONS.get(kind)
     if target.topology:
         if not _TOPOLOGY.fullmatch(target.topology):
             return None
-        return math.prod(int(side) for side in target.topology.split("x")) * (2 if kind in ("v2", "v3") else 1)
-    per_device = {"v2": 1, "v3": 1, "v4": 2, "v5p": 2, "v5litepod": 1, "v6e": 1}.get(kind)
-    return int(count) // per_device if per_device and count.isdigit() else None
+        chips = math.prod(int(side) for side in target.topology.split("x"))
+        return chips * (generation.devices_per_chip if generation else 1)
+    return int(count) // generation.units_per_device if generation and count.isdigit() else None
 
 
-def price(target: TpuTarget) -> str:
-    """What a creation would cost, as far as the fleet file says."""
+def price_text(target: TpuTarget) -> str:
+    """Describe what creating a target's slice would cost, as far as the fleet file defines it."""
     words = {
-        "spot": "spot: cheaper, and taken back whenever the provider needs it",
+        "spot": "spot: cheaper, and preempted whenever the provider needs it",
         "reserved": "reserved: paid for by its reservation, used or not",
         "on demand": "on demand: the full price until it is deleted",
     }[target.price_class]
-    each = (
+    price = (
         "its price is not in the fleet file" if target.price_per_hour is None else f"{target.price_per_hour:g} an hour"
     )
-    bound = f"; waits in the queue for {target.valid_until} at most" if target.queued else ""
-    return f"{target.accelerator_type}, {words}; {each}{bound}"
+    limit = f"; waits in the queue for {target.valid_until} at most" if target.queued else ""
+    return f"{target.accelerator_type}, {words}; {price}{limit}"
 
 
-def standing(fleet: Fleet, host: str) -> tuple[str, str]:
-    """What the provider of a host says of its slice: a standing, and a line. Of a host that no provider gave, and where
-    the provider cannot be asked, UNCLEAR: that says nothing of the host."""
+def host_slice_status(fleet: Fleet, host: str) -> tuple[SliceStatus, str]:
+    """Return the status of a host's slice, and a line that explains it.
+
+    The status is UNKNOWN for a host that no provider created, and if the provider does not answer. UNKNOWN is no
+    evidence about the host.
+    """
     mine = target_of_host(fleet, host)
-    return standing_of_target(fleet, mine[0]) if mine is not None else (interface.UNCLEAR, "")
+    return target_slice_status(fleet, mine[0]) if mine is not None else (SliceStatus.UNKNOWN, "")
 
 
-def standing_of_target(fleet: Fleet, name: str) -> tuple[str, str]:
-    """The same of a target, whether or not its hosts are known now."""
-    target = of(fleet).get(name)
+def target_slice_status(fleet: Fleet, name: str) -> tuple[SliceStatus, str]:
+    """Return the same for a target, even if its hosts are unknown."""
+    target = tpu_targets(fleet).get(name)
     if target is None:
-        return interface.UNCLEAR, ""
+        return SliceStatus.UNKNOWN, ""
     try:
-        there = provider(target).find(name, target)
+        found = provider_of(target).find(name, target)
     except MidstreamError as error:
-        return interface.UNCLEAR, f"its provider cannot be asked: {error.message}"
-    if there is None:
-        return interface.PREEMPTED, f"{place(name, target)} is not there any more, says its provider"
-    return there.standing, f"{there.place} is {there.text()}, says its provider"
+        return SliceStatus.UNKNOWN, f"its provider does not answer: {error.message}"
+    if found is None:
+        return SliceStatus.PREEMPTED, f"{slice_path(name, target)} no longer exists, according to its provider"
+    return found.status, f"{found.path} is {found.text()}, according to its provider"
 
 
 def target_of_host(fleet: Fleet, host: str) -> tuple[str, TpuTarget] | None:
-    """The slice that a host is a worker of."""
-    return next(((name, target) for name, target in of(fleet).items() if host in target.hosts), None)
+    """Return the name and target of the slice that a host is a worker of."""
+    return next(((name, target) for name, target in tpu_targets(fleet).items() if host in target.hosts), None)

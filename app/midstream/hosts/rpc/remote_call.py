@@ -1,9 +1,8 @@
-"""Run our own functions on a host where nothing is installed: their source travels over the channel.
+"""Calls of `midstream.remote` functions on a host where nothing is installed.
 
-The host's Python is started with a short bootstrap. It reads one line of JSON with the sources of
-`midstream_engine.records` and of the `midstream.remote` modules that are needed, makes modules of them, and hands the
-rest of stdin to what was asked for: a *function* whose result comes back as one JSON line, or a *program* that owns
-stdin and stdout from then on.
+The host's Python runs a short bootstrap. It reads one line of JSON with the sources of the modules that the function
+needs, creates the modules and runs the function. A *call* answers with one JSON line; a *program* owns stdin and stdout
+until it exits.
 """
 
 from __future__ import annotations
@@ -11,28 +10,32 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import inspect
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from midstream.errors import HostError, LostContact, RemoteError
+from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import Host, Process
-from midstream.hosts.rpc.answer_limits import FORCED, PREAMBLE_LIMIT, STDERR_LIMIT, answer_limit, decode, too_large
-from midstream.hosts.rpc.repeatable_calls import REPEATABLE
-from midstream.hosts.rpc.result_checks import result_of
+from midstream.hosts.rpc.answer_limits import FORCED, PREAMBLE_LIMIT, STDERR_LIMIT, decode, too_large
+from midstream.hosts.rpc.result_checks import PACKAGE, name_of, result_of
+from midstream.remote.declarations import Declaration, declaration_of
 
-RECORDS = "midstream_engine.records"
-SHAPES = "midstream_engine.json_shapes"  # which the records import
+P = ParamSpec("P")
+R = TypeVar("R")
+Remote = Callable[..., Any]  # a declared function of `midstream.remote`
+
+RECORDS = "midstream_engine.records"  # a package: its modules are sent before it
 BEGIN = b"\0midstream\n"  # what a program's stdout begins with
 START_TIMEOUT = 60.0  # seconds until a program has begun
-ENDING = 10.0  # seconds that a program may take to end once its stdout is closed
-TRIES = 3  # calls of a function that may be repeated, where contact is lost in the middle of one
-PAUSE = 1.0  # seconds between two of them
+EXIT_TIMEOUT = 10.0  # seconds from the end of a program's stdout to its exit
+TRIES = 3  # of a function that may be repeated, if the connection is lost during a call
+RETRY_INTERVAL = 1.0  # seconds
 
 # No module is ever imported from the directory that an interpreter happens to start in: -I leaves it out, and with it
 # PYTHON* and the user's packages. What needs a client of a bucket needs those, and has the first line of the bootstrap
@@ -52,10 +55,9 @@ _thread.start_new_thread(beat, ())
 out = os.fdopen(os.dup(1), "wb"); os.dup2(2, 1)
 job = json.loads(sys.stdin.buffer.readline())
 for name, text in job["modules"]:
-    module = types.ModuleType(name)
+    module = sys.modules.setdefault(name, types.ModuleType(name))
     if text is None: module.__path__ = []
-    sys.modules[name] = module
-    if text is not None: exec(compile(text, "<" + name + ">", "exec"), module.__dict__)
+    else: exec(compile(text, "<" + name + ">", "exec"), module.__dict__)
     head, _, tail = name.rpartition(".")
     if head: setattr(sys.modules[head], tail, module)
 function = getattr(sys.modules[job["module"]], job["function"])
@@ -67,119 +69,132 @@ if job["program"]:
 else:
     try: answer = {"value": function(**job["arguments"])}
     except Exception as error: answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
-    out.write(b"\\n" + json.dumps(answer).encode() + b"\\n"); out.flush()
+    plain = lambda value: value.to_json() if hasattr(value, "to_json") else vars(value)
+    out.write(b"\\n" + json.dumps(answer, default=plain).encode() + b"\\n"); out.flush()
 """
 
 
 def isolation(function: str) -> list[str]:
-    """Flags of the interpreter for ``midstream.remote.<function>``."""
+    """Return the interpreter's flags for ``midstream.remote.<function>``."""
     return [] if function.startswith(CLIENTS) else ["-I"]
 
 
-def _split(function: str) -> tuple[str, str]:
-    module, _, name = function.rpartition(".")
-    parts = module.split(".")
-    if not all(part.isidentifier() for part in (*parts, name)) or not _source(f"midstream.remote.{module}").is_file():
-        raise ValueError(f"{function!r} is not package.module.function of midstream.remote")
-    return module, name
+def _declaration(function: Remote) -> Declaration:
+    found = declaration_of(function)
+    if found is None or not function.__module__.startswith(PACKAGE):
+        raise ValueError(f"{function!r} is not a declared function of midstream.remote")
+    return found
 
 
 @functools.cache
 def _modules(module: str) -> tuple[tuple[str, str | None], ...]:
-    """(name, source) of everything that ``midstream.remote.<module>`` needs, in the order of their imports. Packages
-    have no source: the far side knows of them only what is sent."""
-    found: dict[str, str | None] = {"midstream_engine": None, "midstream": None, "midstream.remote": None}
+    """Return name and source of every module that ``module`` needs, in import order.
+
+    A package is sent without source, before its modules; the records follow them with the source of ``__init__.py``.
+    """
+    found: list[tuple[str, str | None]] = []
+    packages: set[str] = set()
+    modules: set[str] = set()
 
     def add(name: str) -> None:
-        if name in found:
+        if name in modules:
             return
-        package = name.rpartition(".")[0]
-        if package.startswith("midstream.remote."):
-            found.setdefault(package, None)
+        modules.add(name)
+        package = name if name == RECORDS else name.rpartition(".")[0]
+        for parent in _with_parents(package):
+            if parent not in packages:
+                packages.add(parent)
+                found.append((parent, None))
         text = _source(name).read_text()
         for needed in _imports(text):
-            if needed == RECORDS:  # dear to read: not everything needs it
-                found.update({each: _source(each).read_text() for each in (SHAPES, RECORDS)})
-            else:
-                add(needed)
-        found[name] = text
+            add(needed)
+        found.append((name, text))
 
-    add(f"midstream.remote.{module}")
-    return tuple(found.items())
+    add(module)
+    return tuple(found)
 
 
-_PARSING = threading.Lock()  # CPython 3.11's parser counts its depth once for all threads, and trips over itself
+def _with_parents(package: str) -> list[str]:
+    """Return the packages around ``package``, the outermost first, and itself."""
+    parts = package.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+_PARSING = threading.Lock()  # CPython 3.11's parser counts its recursion depth once for all threads
 
 
 def _imports(text: str) -> list[str]:
-    """Full names of the modules of ``midstream.remote`` that a source imports, and of the records."""
+    """Return the modules of `midstream.remote` and `midstream_engine` that a source imports."""
     with _PARSING:
         nodes = list(ast.walk(ast.parse(text)))
-    names = []
+    names: list[str] = []
     for node in nodes:
-        module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-        if module.startswith("midstream.remote."):
-            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
-                below = f"{module}.{alias.name}"
-                names.append(below if _source(below).is_file() else module)
-        elif module.split(".")[0] == "midstream_engine":
-            names.append(RECORDS)
+        if not isinstance(node, ast.ImportFrom) or node.module is None:
+            continue
+        if node.module.startswith((PACKAGE, "midstream_engine")):
+            for alias in node.names:
+                below = f"{node.module}.{alias.name}"
+                names.append(below if _source(below).is_file() else node.module)
     return names
 
 
 def _source(name: str) -> Traversable:
-    """The file of a module, whether it is there or not."""
-    top, *folders, stem = name.split(".")
-    return resources.files(top).joinpath(*folders, f"{stem}.py")
+    """Return the file of a module, which need not exist, or of the records' ``__init__``."""
+    top, *folders = f"{name}.__init__".split(".") if name == RECORDS else name.split(".")
+    return resources.files(top).joinpath(*folders[:-1], f"{folders[-1]}.py")
 
 
-def job_line(function: str, arguments: Mapping[str, Any], *, program: bool) -> bytes:
-    """The first line that the bootstrap reads."""
-    module, name = _split(function)
-    return (
-        json.dumps(
-            {
-                "modules": _modules(module),
-                "module": f"midstream.remote.{module}",
-                "function": name,
-                "arguments": dict(arguments),
-                "program": program,
-            }
-        ).encode()
-        + b"\n"
-    )
+def job_line(function: Remote, arguments: Mapping[str, Any], *, program: bool) -> bytes:
+    """Return the line that the bootstrap reads."""
+    job = {
+        "modules": _modules(function.__module__),
+        "module": function.__module__,
+        "function": function.__name__,
+        "arguments": dict(arguments),
+        "program": program,
+    }
+    return json.dumps(job).encode() + b"\n"
 
 
-def call_function(host: Host, python: str, function: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
-    """What `Host.call` does, for every kind of host. RemoteError where the function raised or Python did not run.
-    LostContact where no answer came: the function may have run, or may still be running."""
-    if not python:
-        raise no_python(host)
-    line = job_line(function, arguments, program=False)
-    for tries_left in reversed(range(TRIES if function in REPEATABLE else 1)):
-        try:
-            return result_of(host.name, function, arguments, _call_once(host, python, function, line, timeout))
-        except LostContact:
-            if not tries_left:
-                raise
-            time.sleep(PAUSE)
-            with contextlib.suppress(HostError):  # the next try says what is wrong
-                host.connect()
+def caller(host: Host, function: Callable[P, R], timeout: float | None = 60.0, python: str = "") -> Callable[P, R]:
+    """Return ``function`` so that it runs on ``host``, in its interpreter or ``python``: see `Host.call`."""
+    declaration, signature, name = _declaration(function), inspect.signature(function), name_of(function)
+
+    def call(*positional: P.args, **named: P.kwargs) -> R:
+        arguments = signature.bind(*positional, **named).arguments
+        interpreter = python or host.remote_python
+        if not interpreter:
+            raise no_python(host)
+        line = job_line(function, arguments, program=False)
+        for tries_left in reversed(range(TRIES if declaration.repeatable else 1)):
+            try:
+                answer = _call_once(host, interpreter, name, line, timeout, declaration.answer_limit)
+                return result_of(host.name, function, arguments, answer)
+            except ConnectionLostError:
+                if not tries_left:
+                    raise
+                time.sleep(RETRY_INTERVAL)
+                with contextlib.suppress(HostError):  # the next try reports what is wrong
+                    host.connect()
+        raise AssertionError("no try was left")
+
+    return call
 
 
-def _call_once(host: Host, python: str, function: str, line: bytes, timeout: float | None) -> Any:
+def _call_once(host: Host, python: str, function: str, line: bytes, timeout: float | None, limit: int) -> Any:
     argv = [python, *isolation(function), "-c", BOOTSTRAP]
-    done = host.run(argv, stdin=line, timeout=timeout, limit=answer_limit(function), what=function)
+    done = host.run(argv, stdin=line, timeout=timeout, limit=limit, what=function)
     answer_line = done.stdout.rstrip(b"\n").rpartition(b"\n")[2]  # the interpreter may have printed before it
     try:
         answer = decode(answer_line)
     except ValueError as error:
         if answer_line and not done.returncode:
             raise HostError(
-                f"{host.name}: {function} answered what cannot be read: {error}", f"look at what answers on {host.name}"
+                f"{host.name}: {function} gave a malformed answer: {error}",
+                f"check which program answers on {host.name}",
             ) from None
         if done.returncode < 0:
-            raise LostContact(
+            raise ConnectionLostError(
                 f"{host.name}: {function} was ended by signal {-done.returncode} before it answered",
                 "was it short of memory? run the same again",
             ) from None
@@ -187,15 +202,29 @@ def _call_once(host: Host, python: str, function: str, line: bytes, timeout: flo
     return answer
 
 
-def start_program(host: Host, function: str, arguments: Mapping[str, Any], *, window: int | None = None) -> Process:
-    """Start ``midstream.remote.<module>.<function>`` on the host; stdin and stdout then carry its own bytes."""
-    if not host.far_python:
+def start_program(host: Host, function: Callable[P, Any], *, window: int | None = None) -> Callable[P, Process]:
+    """Return ``function``, a program of `midstream.remote`, so that it starts on ``host``.
+
+    stdin and stdout of the process then carry its own bytes. ``window``: bytes of unread output after which it blocks.
+    """
+    _declaration(function)
+    signature = inspect.signature(function)
+
+    def start(*positional: P.args, **named: P.kwargs) -> Process:
+        arguments = signature.bind(*positional, **named).arguments
+        return _start(host, name_of(function), job_line(function, arguments, program=True), window)
+
+    return start
+
+
+def _start(host: Host, name: str, line: bytes, window: int | None) -> Process:
+    if not host.remote_python:
         raise no_python(host)
-    argv = [host.far_python, *isolation(function), "-c", BOOTSTRAP]
+    argv = [host.remote_python, *isolation(name), "-c", BOOTSTRAP]
     process = host.open(argv) if window is None else host.open(argv, window=window)
     try:
-        with contextlib.suppress(BrokenPipeError):  # it has ended already; what it wrote says why
-            process.stdin.write(job_line(function, arguments, program=True))
+        with contextlib.suppress(BrokenPipeError):  # it has exited already; its stderr shows why
+            process.stdin.write(line)
             process.stdin.flush()
         # A login shell may print first, and its last line may have no end. The program's own bytes come after the mark.
         process.limit_reading(Deadline(START_TIMEOUT), STDERR_LIMIT)
@@ -206,19 +235,19 @@ def start_program(host: Host, function: str, arguments: Mapping[str, Any], *, wi
                 return process
             printed += len(line)
             if printed >= PREAMBLE_LIMIT:
-                raise too_large(host.name, f"{function}, before it began,", PREAMBLE_LIMIT, FORCED)
-        code = process.wait(ENDING)
-        raise _silent(host, host.far_python, function, code, process.stderr_text())
+                raise too_large(host.name, f"{name}, before it began,", PREAMBLE_LIMIT, FORCED)
+        code = process.wait(EXIT_TIMEOUT)
+        raise _silent(host, host.remote_python, name, code, process.stderr_text())
     except (OSError, EOFError) as error:  # a timeout is one, too
         process.close()
-        raise LostContact(f"{host.name}: lost contact as {function} was started", "run the same again") from error
+        raise ConnectionLostError(f"{host.name}: lost contact as {name} was started", "run the same again") from error
     except BaseException:
         process.close()
         raise
 
 
 def no_python(host: Host) -> HostError:
-    """The host can be looked at, and no more."""
+    """Return the error for a host without Python: it can only be watched."""
     return HostError(f"{host.name}: no Python 3.8 or newer there", "install python3, or name one with `python:`")
 
 

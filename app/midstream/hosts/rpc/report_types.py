@@ -1,42 +1,334 @@
-"""Types of the lines that programs on a host print: the events of each program of `midstream.remote`, by name.
+"""Types of the lines of programs on a host: the events of each program, by name.
 
-`results` checks each line against them. Events of a run hold its records as they are: whoever reads those reports what
-is wrong with one, so that it is that run's trouble and not its host's.
+`report_of` checks a line against its type and returns it as that type. A line of the probe stays JSON, checked by
+`line_of`: a value that it leaves out has not changed. The records in a run's lines are checked by their readers, so
+that a damaged record is an error of the run and not of its host. Annotations are values here (no deferred evaluation).
 """
 
-from typing import Any, NotRequired, TypedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, NotRequired, ParamSpec, TypedDict, TypeVar
 
-from midstream.hosts.rpc.result_types import (
-    Accelerator,
-    Described,
-    Disk,
-    Measured,
-    Name,
-    Object,
-    Point,
-    Port,
-    RunId,
-    Seen,
-    Text,
-    User,
-)
+from midstream.remote.copy import growing_checkpoint
+from midstream.remote.machine import compilation, environments, network
+from midstream.remote.runs.run_state import CheckpointName, RunId
+from midstream.remote.shapes import FileName, Measured, Signed, Text
+from midstream.remote.verify import array_check, tree
 from midstream_engine import records
 
+P = ParamSpec("P")
+Report = TypeVar("Report")
+Events = Mapping[str, type[Report]]  # name of an event -> the type of its line
 
-class Nothing(TypedDict):
-    pass
+
+@dataclass(frozen=True)
+class ReportingProgram(Generic[P, Report]):
+    """A program of `midstream.remote` that prints one JSON line for each event."""
+
+    program: Callable[P, Any]
+    events: Events[Report]
 
 
-class Problem(TypedDict):
+@dataclass(frozen=True)
+class Problem:
+    """The last line of a program that failed."""
+
     message: Text
-    kind: NotRequired[str]
+    kind: str = ""
 
 
-class Message(TypedDict):
+@dataclass(frozen=True)
+class Listening:
+    """The program listens on ``port``; ``addresses`` are those of its machine."""
+
+    port: int
+    addresses: list[Text] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True)
+class Done:
+    """The program has ended without a problem."""
+
+
+# -------------------------------------------------------------------------------------- growing_checkpoint.follow
+
+
+@dataclass(frozen=True)
+class Object:
+    """A file of a checkpoint."""
+
+    path: FileName
+    size: int  # bytes
+    sha256: str  # hex
+
+
+@dataclass(frozen=True)
+class Named:
+    """The checkpoint that is being saved."""
+
+    name: FileName
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Objects of it that have all their bytes."""
+
+    name: FileName
+    objects: list[Object]
+
+
+FOLLOW = ReportingProgram(
+    growing_checkpoint.follow, {"named": Named, "complete": Complete, "answered": growing_checkpoint.Answered}
+)
+
+
+# -------------------------------------------------------------------------------- tree.verify, array_check.examine
+
+
+@dataclass(frozen=True)
+class TreeSize:
+    """What the manifest lists."""
+
+    bytes: int
+    objects: int
+
+
+@dataclass(frozen=True)
+class CheckedObject:
+    """An object that was hashed; ``wrong`` says what is wrong with it."""
+
+    path: FileName
+    bytes: int
+    wrong: Text | None = None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The result for all objects, and the root digest: as it was recorded, and recomputed from the bytes."""
+
+    extra: list[FileName]  # files that the manifest does not list
+    recorded: str | None
+    recomputed: str | None
+    problems: list[tuple[FileName, Text]]
+
+
+@dataclass(frozen=True)
+class Examined(Verified):
+    """The result of an examination of a checkpoint's arrays; ``by`` the engine or the standard library."""
+
+    recorded: str
+    objects: int
+    bytes: int
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class ArrayContent:
+    """An array's norm and number of elements that are not finite; None where they were not computed."""
+
+    name: str
+    norm: Measured | None = None
+    not_finite: int = 0
+
+
+VERIFY = ReportingProgram(
+    tree.verify, {"tree": TreeSize, "checked": CheckedObject, "verified": Verified, "problem": Problem}
+)
+Verifying = TreeSize | CheckedObject | Verified | Problem
+Examining = ArrayContent | CheckedObject | Examined | Problem
+EXAMINE = ReportingProgram(
+    array_check.examine, {"array": ArrayContent, "checked": CheckedObject, "verified": Examined, "problem": Problem}
+)
+
+
+# --------------------------------------------------------------------------------- environments.build, network.listen
+
+
+@dataclass(frozen=True)
+class OutputLine:
+    """A line of an installer's output."""
+
     text: Text
 
 
+@dataclass(frozen=True)
+class Built:
+    """The environment's interpreter, and how it was built."""
+
+    python: FileName
+    how: str
+
+
+Building = OutputLine | Built | Problem
+BUILD = ReportingProgram(environments.build, {"line": OutputLine, "done": Built, "problem": Problem})
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """The compiler still runs; ``memory``: bytes that it uses."""
+
+    memory: int
+
+
+@dataclass(frozen=True)
+class CompilationEnd:
+    """How a compilation ended; ``memory``: the most bytes that it used."""
+
+    code: Signed
+    error: Text
+    seconds: float
+    memory: int
+
+
+ESTIMATE = ReportingProgram(compilation.estimate, {"line": OutputLine, "running": Compiling, "done": CompilationEnd})
+LISTEN = ReportingProgram(network.listen, {"listening": Listening, "done": Done, "problem": Problem})
+
+
+# ------------------------------------------------------------------------------------------ programs of a copy
+
+
+@dataclass(frozen=True)
+class Landed:
+    """Bytes that the receiver has written: complete objects, and ranges ``(path, offset, length)`` of others."""
+
+    bytes: int
+    objects: list[Text]
+    ranges: list[tuple[Text, int, int]]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Objects that are verified and in their place."""
+
+    objects: list[Text]
+
+
+@dataclass(frozen=True)
+class Present:
+    """Objects that the target's tree has."""
+
+    objects: list[Text]
+
+
+@dataclass(frozen=True)
+class Reused:
+    """Objects that another tree of the target had."""
+
+    objects: list[Text]
+
+
+@dataclass(frozen=True)
+class PartialObject:
+    """What the target has of an object: chunks ``(offset, length, SHA-256)``."""
+
+    path: Text
+    chunks: list[tuple[int, int, Text]]
+
+
+@dataclass(frozen=True)
+class CopyProblem:
+    """Why the program cannot go on."""
+
+    kind: Text
+    path: Text = ""
+    message: Text = ""
+    hint: Text = ""
+    free: int = 0  # bytes
+    needed: int | None = None  # bytes
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Another copy writes to the same directory."""
+
+    message: Text = ""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The target has reported what it has."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The manifest is written."""
+
+
+CopyLine = (
+    Landed | Placed | Present | Reused | PartialObject | Listening | CopyProblem | Waiting | Ready | Committed | Done
+)
+# The programs at both ends of a copy, on a disk or in a bucket.
+COPY: Events[CopyLine] = {
+    "landed": Landed,
+    "placed": Placed,
+    "present": Present,
+    "held": Reused,
+    "part": PartialObject,
+    "listening": Listening,
+    "problem": CopyProblem,
+    "waiting": Waiting,
+    "ready": Ready,
+    "committed": Committed,
+    "done": Done,
+}
+
+
 # ---------------------------------------------------------------------------------------------------- probe.main
+
+RunIdOrEmpty = Annotated[str, records.RUN_ID_OR_EMPTY]
+
+
+class CheckpointEntry(TypedDict):
+    """A directory of a checkpoint."""
+
+    name: CheckpointName
+    step: int
+    attempt: int
+    pinned: bool
+    complete: bool
+    accepted: bool
+    epoch: int
+    size: int
+    created: float
+    root_digest: str
+    damaged: str
+
+
+class Disk(TypedDict):
+    mount: FileName
+    device: FileName
+    total: int
+    free: int
+
+
+class Port(TypedDict):
+    device: str
+    port: int
+    state: str
+    gigabits: float | None
+    layer: str
+
+
+class User(TypedDict):
+    pid: int
+    user: str
+    command: Text
+    started: NotRequired[float | None]
+    memory: NotRequired[int | None]
+    run: NotRequired[RunIdOrEmpty]
+
+
+class Accelerator(TypedDict):
+    index: int
+    kind: str
+    memory_total: NotRequired[int | None]
+    memory_used: NotRequired[int | None]
+    utilization: NotRequired[float | None]
+    pids: NotRequired[list[int]]
+    temperature: NotRequired[float | None]
+    power: NotRequired[float | None]
+    power_limit: NotRequired[float | None]
+    capability: NotRequired[str]
 
 
 class Hello(TypedDict):
@@ -55,10 +347,11 @@ class RunLine(TypedDict):
     attempts: NotRequired[list[int]]
     attempt: NotRequired[int]
     running: NotRequired[bool]
-    wordless: NotRequired[bool]
-    checkpoints: NotRequired[list[Point]]
+    ended_without_status: NotRequired[bool]
+    exit: NotRequired[Any]
+    checkpoints: NotRequired[list[CheckpointEntry]]
     damaged: NotRequired[dict[str, Text]]
-    trouble: NotRequired[Text]
+    problem: NotRequired[Text]
 
 
 class MetricsLine(TypedDict):
@@ -73,11 +366,14 @@ class MetricsLine(TypedDict):
 class LogLine(TypedDict):
     run: RunId
     attempt: int
+    process: NotRequired[int]
     first: bool
+    offset: NotRequired[int]
+    end: NotRequired[int]
     text: Text
 
 
-class Gone(TypedDict):
+class Removed(TypedDict):
     run: RunId
 
 
@@ -102,6 +398,12 @@ class Beat(TypedDict):
     memory_used: NotRequired[int]
     disk_total: NotRequired[int]
     disk_free: NotRequired[int]
+    network_received: NotRequired[int | None]  # bytes a second, as all rates
+    network_sent: NotRequired[int | None]
+    rdma_received: NotRequired[int | None]
+    rdma_sent: NotRequired[int | None]
+    disk_read: NotRequired[int | None]
+    disk_written: NotRequired[int | None]
 
 
 class Clock(TypedDict):
@@ -109,97 +411,13 @@ class Clock(TypedDict):
     time: float
 
 
-# ------------------------------------------------------------------------------------------------- growing.follow
-
-
-class Named(TypedDict):
-    name: Name
-
-
-class Whole(Named):
-    objects: list[Object]
-
-
-class Answered(Seen):
-    described: Described
-    migration_lock: records.MigrationLock | None
-
-
-# --------------------------------------------------------------------------------------- tree.verify, deep.examine
-
-
-class Tree(TypedDict):
-    bytes: int
-    objects: int
-
-
-class Checked(TypedDict):
-    path: Name
-    bytes: int
-    wrong: NotRequired[Text | None]
-
-
-class Verified(TypedDict):
-    extra: list[Name]
-    recorded: str | None
-    recomputed: str | None
-    problems: list[tuple[Name, Text]]
-
-
-class Examined(Verified):
-    objects: int
-    bytes: int
-    by: NotRequired[str]
-
-
-class Array(TypedDict):
-    name: str
-    norm: NotRequired[Measured]
-    not_finite: NotRequired[int]
-
-
-# --------------------------------------------------------------------------------- environments.build, links.listen
-
-
-class Built(TypedDict):
-    python: Name
-    how: str
-
-
-class Listening(TypedDict):
-    port: int
-    addresses: list[str]
-
-
-REPORTS: dict[str, dict[str, Any]] = {
-    "verify.array_check.examine": {"array": Array, "checked": Checked, "verified": Examined, "problem": Problem},
-    "machine.environments.build": {"line": Message, "done": Built, "problem": Problem},
-    "copy.growing_checkpoint.follow": {"named": Named, "whole": Whole, "answered": Answered},
-    "machine.network.listen": {"listening": Listening, "done": Nothing, "problem": Problem},
-    "machine.probe.main": {
-        "hello": Hello,
-        "run": RunLine,
-        "metrics": MetricsLine,
-        "log": LogLine,
-        "gone": Gone,
-        "inventory": InventoryLine,
-        "beat": Beat,
-        "clock": Clock,
-    },
-    "verify.tree.verify": {"tree": Tree, "checked": Checked, "verified": Verified, "problem": Problem},
+PROBE: Mapping[str, Any] = {
+    "hello": Hello,
+    "run": RunLine,
+    "metrics": MetricsLine,
+    "log": LogLine,
+    "removed": Removed,
+    "inventory": InventoryLine,
+    "beat": Beat,
+    "clock": Clock,
 }
-
-# Programs whose lines are checked where they are read: those of a copy (`transfer.reports`), and those that print
-# numbers (`machine.checks.clock`).
-ELSEWHERE = frozenset(
-    {
-        "copy.session.serve",
-        "machine.checks.clock",
-        "gcs.session.serve",
-        "gcs.receiver.receive",
-        "gcs.sender.send",
-        "copy.tls_peer.answer",
-        "copy.disk_receiver.receive",
-        "copy.sender.send",
-    }
-)

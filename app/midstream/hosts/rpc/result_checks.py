@@ -1,62 +1,117 @@
-"""Check what a host answered: the envelope of a call, the result of each function, each line of a program.
+"""Checks of the answers of hosts: results of functions and lines of programs against their types.
 
-The shapes are in `result_types` and `report_types`; what is wrong is one line that names host, function and field.
+The error is one line that names host, function and field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from midstream.errors import DamagedError, RemoteError
-from midstream.hosts.rpc.report_types import REPORTS
-from midstream.hosts.rpc.result_types import RESULTS
-from midstream_engine import json_shapes
+from midstream.hosts.rpc.answer_limits import decode
+from midstream.hosts.rpc.report_types import Events, Report, ReportingProgram
+from midstream.hosts.rpc.result_builder import build
+from midstream_engine import json_shapes, records
 
+Printed = TypeVar("Printed")  # a dataclass
+
+PACKAGE = "midstream.remote."
 HINT = "is the host what it should be?"
 
 
-def result_of(host: str, function: str, arguments: Mapping[str, Any], answer: Any) -> Any:
-    """The result of a call of ``midstream.remote.<function>``, from the JSON value that the host answered.
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function in messages: "runs.run_state.describe"."""
+    return f"{function.__module__}.{function.__name__}".removeprefix(PACKAGE)
 
-    RemoteError where the function raised (``kind``: its exception), or, of kind "Answer", where the result has another
-    shape; DamagedError where records cannot be read.
+
+def result_of(host: str, function: Callable[..., Any], arguments: Mapping[str, Any], answer: Any) -> Any:
+    """Return the result of a call of ``function`` from the JSON value of the answer.
+
+    Raises:
+        DamagedError: Records of the run cannot be read.
+        RemoteError: The function raised (``kind``: its exception), or, of kind "Answer", its result has another shape.
     """
-    if not isinstance(answer, dict) or not ("value" in answer or "error" in answer):
-        raise _refused(host, function, "neither a value nor an error")
-    if "error" in answer:
-        lines = str(answer["error"]).strip().splitlines()
-        message, kind = f"{host}: {lines[0] if lines else 'an error without a message'}", str(answer.get("kind", ""))
-        if kind == "Damaged":
+    name = name_of(function)
+    fields = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+    if not ("value" in fields or "error" in fields):
+        raise _rejected(host, name, "neither a value nor an error")
+    if "error" in fields:
+        lines = str(fields["error"]).strip().splitlines()
+        message, kind = f"{host}: {lines[0] if lines else 'an error without a message'}", str(fields.get("kind", ""))
+        if kind == "NewerFormatError":  # the message says what to do
+            raise DamagedError(message, kind)
+        if kind == "DamagedRecordError":
             raise DamagedError(message, kind, repair_hint(host, arguments.get("run_id")))
         raise RemoteError(message, kind)
+    annotation = result_type(function)
     try:
-        json_shapes.check(RESULTS[function], answer["value"])
-    except json_shapes.ShapeError as error:
-        raise _refused(host, function, str(error)) from None
-    return answer["value"]
+        json_shapes.check(annotation, fields["value"])
+        return build(annotation, fields["value"])
+    except (json_shapes.ShapeError, records.RecordError) as error:
+        raise _rejected(host, name, str(error)) from None
 
 
-def report_of(host: str, function: str, line: Any) -> dict[str, Any]:
-    """A line of the program ``function``, from the JSON value that the host printed. RemoteError of kind "Answer" where
-    it is none of its events, or of another shape."""
-    event = line.get("event") if isinstance(line, dict) else None
-    kind = REPORTS[function].get(event) if isinstance(event, str) else None
+@functools.cache
+def result_type(function: Callable[..., Any]) -> Any:
+    """Return the annotation of a function's result."""
+    return typing.get_type_hints(function, include_extras=True)["return"]
+
+
+def report_of(host: str, reporting: ReportingProgram[..., Report], line: Any) -> Report:
+    """Return a line of a program as the type of its event. Raises as `event_of`."""
+    return event_of(host, name_of(reporting.program), reporting.events, line)
+
+
+def event_of(host: str, name: str, events: Events[Report], line: Any) -> Report:
+    """Return a line as the type of its event, one of ``events``; ``name`` of the program, for messages.
+
+    Raises:
+        RemoteError: It is none of the events, or has another shape; of kind "Answer".
+    """
+    fields = line_of(host, name, events, line)
+    try:
+        return build(events[fields["event"]], fields)
+    except records.RecordError as error:
+        raise _rejected(host, f"{name}: {fields['event']}", str(error)) from None
+
+
+def printed_value(host: str, what: str, kind: type[Printed], text: str) -> Printed:
+    """Return the JSON value that a command on a host has printed, as a ``kind``; ``what`` printed it, for messages.
+
+    Raises:
+        RemoteError: It is no JSON, or has another shape; of kind "Answer".
+    """
+    try:
+        value = decode(text.encode("utf-8", "replace"))
+        json_shapes.check(kind, value)
+        return build(kind, value)
+    except (ValueError, records.RecordError) as error:  # a ShapeError is a ValueError
+        raise _rejected(host, what, " ".join(str(error).split())[:300]) from None
+
+
+def line_of(host: str, name: str, events: Mapping[str, Any], line: Any) -> dict[str, Any]:
+    """Check that a line is one of ``events`` and return it as JSON. Raises as `event_of`."""
+    fields = cast("dict[str, Any]", line) if isinstance(line, dict) else {}
+    event: Any = fields.get("event")
+    kind = events.get(event) if isinstance(event, str) else None
     if kind is None:
-        raise _refused(host, function, "a line that is none of its events")
+        raise _rejected(host, name, "a line that is none of its events")
     try:
         json_shapes.check(kind, line)
     except json_shapes.ShapeError as error:
-        raise _refused(host, f"{function}: {event}", str(error)) from None
-    return line
+        raise _rejected(host, f"{name}: {event}", str(error)) from None
+    return fields
 
 
 def repair_hint(host: str, run_id: Any) -> str:
-    """What to type where records of a run are damaged."""
+    """Return the hint for damaged records of a run: the command that repairs them."""
     if not isinstance(run_id, str):
-        return "what lies on its disk is damaged, or of another version"
+        return "the files on its disk are damaged, or of another version"
     return f"midstream --repair {run_id} --on {host} shows what it would write, and from which evidence"
 
 
-def _refused(host: str, function: str, why: str) -> RemoteError:
+def _rejected(host: str, function: str, why: str) -> RemoteError:
     return RemoteError(f"{host}: {function}: {why}", "Answer", HINT)

@@ -1,4 +1,4 @@
-"""Channels to one machine: over its connection, and over further ones where the server allows few sessions in each."""
+"""Channels to one host, over further connections where its server limits the sessions of a connection."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ from collections.abc import Callable
 
 import paramiko
 
-from midstream.errors import HostError, LostContact
+from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.ssh.connection import Connection
-from midstream.hosts.ssh.process import lost_contact
+from midstream.hosts.ssh.process import connection_lost
 from midstream.hosts.ssh.transport import CHANNEL_TIMEOUT
 
-MOST_FURTHER = 8  # connections: with MaxSessions 1, so many commands and one more run at once
-FREE_TIMEOUT = 30.0  # seconds until a command of ours has ended, where all connections are in use
-POLL_INTERVAL = 0.1
-# paramiko keeps one reason for all threads: of two that are refused at once, the second finds none.
-REFUSED_BESIDE_ANOTHER = "Unable to open channel."
+MAX_EXTRA_CONNECTIONS = 8  # with MaxSessions 1, nine commands can run concurrently
+SESSION_TIMEOUT = 30.0  # seconds to wait for a free session
+POLL_INTERVAL = 0.1  # seconds
+# paramiko stores one reason for all threads: of two concurrent refusals, the second has only this text.
+CONCURRENT_REFUSAL = "Unable to open channel."
 
 
 class Channels:
-    """Opens sessions over ``first``, and over what ``connect`` opens where the server refuses one more (MaxSessions).
-    Threads may open at once."""
+    """Opens sessions over ``first``, and over further connections once the server refuses one more (MaxSessions).
 
-    def __init__(self, name: str, first: Connection, connect: Callable[[], Connection]):
+    All methods are thread-safe.
+    """
+
+    def __init__(self, name: str, first: Connection, connect: Callable[[], Connection]) -> None:
         self._name = name
         self._first = first
         self._connect = connect
-        self._further: list[Connection] = []
+        self._extra: list[Connection] = []
         self._lock = threading.Lock()  # for the list
         self._connecting = threading.Lock()
         self._closed = False
 
     def open(self, window: int | None = None) -> paramiko.Channel:
-        """A session. HostError where the server refuses all, LostContact where it does not answer."""
-        deadline = time.monotonic() + FREE_TIMEOUT
+        """Open a session. HostError if the server refuses all, ConnectionLostError if it does not answer."""
+        deadline = time.monotonic() + SESSION_TIMEOUT
         while True:
-            for connection in (self._first, *self._living()):
+            for connection in (self._first, *self._active()):
                 channel = self._try(connection, window)
                 if channel is not None:
                     return channel
-            channel = self._over_a_new_one(window)
+            channel = self._over_new_connection(window)
             if channel is not None:
                 return channel
             if time.monotonic() >= deadline:
@@ -50,28 +52,28 @@ class Channels:
             time.sleep(POLL_INTERVAL)
 
     def _try(self, connection: Connection, window: int | None) -> paramiko.Channel | None:
-        """A session over a connection; None where there is no room in it."""
+        """Open a session over a connection, None if the server refuses it."""
         if connection is self._first and not connection.active:
-            raise lost_contact(self._name, "the connection is closed")
+            raise connection_lost(self._name, "the connection is closed")
         try:
             return connection.transport.open_session(window_size=window, timeout=CHANNEL_TIMEOUT)
-        except paramiko.ChannelException:  # the server's own refusal, as opposed to its silence
+        except paramiko.ChannelException:  # a refusal, as opposed to no answer
             return None
         except (paramiko.SSHException, EOFError, OSError) as error:
             if connection is not self._first and not connection.active:
                 return None
-            if connection.active and str(error) == REFUSED_BESIDE_ANOTHER:
+            if connection.active and str(error) == CONCURRENT_REFUSAL:
                 return None
-            raise lost_contact(self._name, "no answer to the request for a channel") from error
+            raise connection_lost(self._name, "no answer to the request for a channel") from error
 
-    def _over_a_new_one(self, window: int | None) -> paramiko.Channel | None:
-        """A session over a further connection; None where there are as many as there may be."""
+    def _over_new_connection(self, window: int | None) -> paramiko.Channel | None:
+        """Open a session over a further connection, None if there are `MAX_EXTRA_CONNECTIONS` already."""
         with self._connecting:
-            if len(self._living()) >= MOST_FURTHER:
+            if len(self._active()) >= MAX_EXTRA_CONNECTIONS:
                 return None
             try:
                 connection = self._connect()
-            except LostContact:
+            except ConnectionLostError:
                 raise
             except HostError as error:
                 raise HostError(
@@ -80,10 +82,10 @@ class Channels:
                 ) from error
             with self._lock:
                 if not self._closed:
-                    self._further.append(connection)
+                    self._extra.append(connection)
             if self._closed:
                 connection.close()
-                raise lost_contact(self._name, "the connection is closed")
+                raise connection_lost(self._name, "the connection is closed")
             channel = self._try(connection, window)
         if channel is None:
             raise self._refused()
@@ -92,16 +94,16 @@ class Channels:
     def _refused(self) -> HostError:
         return HostError(f"{self._name}: its SSH server refuses a channel", "raise MaxSessions of its sshd")
 
-    def _living(self) -> list[Connection]:
+    def _active(self) -> list[Connection]:
         with self._lock:
-            self._further = [connection for connection in self._further if connection.active]
-            return list(self._further)
+            self._extra = [connection for connection in self._extra if connection.active]
+            return list(self._extra)
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
         with self._lock:
             self._closed = True
-            further, self._further = self._further, []
-        for connection in (self._first, *further):
-            with contextlib.suppress(OSError, EOFError):  # it may be closing by itself
+            extra, self._extra = self._extra, []
+        for connection in (self._first, *extra):
+            with contextlib.suppress(OSError, EOFError):  # the server may be closing it
                 connection.close()

@@ -1,4 +1,4 @@
-"""One authenticated SSH connection: the way there, who is at its end, who we are, and that it stays alive."""
+"""Open an authenticated SSH connection: route, host key, login, keep-alives."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 import paramiko
 
 from midstream.errors import HostError
-from midstream.hosts.concurrency_limit import REACHING
-from midstream.hosts.prompter import PROMPTS, FirstContact
+from midstream.hosts.concurrency_limit import CONNECT_LIMIT
+from midstream.hosts.prompter import PROMPTS, HostKeyPrompt
 from midstream.hosts.ssh import known_hosts
+from midstream.hosts.ssh.auth_keys import KeyAttempts, offers, open_agent
 from midstream.hosts.ssh.host_certificate import certificate_of
-from midstream.hosts.ssh.keys import Tried, offers, open_agent
 from midstream.hosts.ssh.known_hosts import KnownHosts
 from midstream.hosts.ssh.proxy import Proxy, jump_command
 from midstream.hosts.ssh.settings import SshSettings, resolve_jump
 from midstream.hosts.ssh.transport import BULK_WINDOW, CHANNEL_TIMEOUT, CONNECT_TIMEOUT, Transport
 
-QUICK = 1.5  # seconds in which most machines that are there have answered
-USER_TIMEOUT = 10_000  # milliseconds that sent bytes may stay unacknowledged: the kernel notices first
-DEEPEST = 8  # jumps behind jumps
+FIRST_CONNECT_TIMEOUT = 1.5  # seconds; most reachable machines have answered by then
+TCP_USER_TIMEOUT = 10_000  # milliseconds that sent bytes may stay unacknowledged before the kernel drops the connection
+MAX_JUMP_DEPTH = 8
 
 # paramiko logs what it also raises, with tracebacks, through a logger that falls back to stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -33,25 +33,29 @@ logging.getLogger("paramiko").propagate = False
 
 
 class Connection:
-    """A transport, and what carries it."""
+    """A transport, and the proxies or connections below it."""
 
-    def __init__(self, transport: Transport, carriers: tuple[Proxy | Connection, ...] = ()):
+    def __init__(self, transport: Transport, layers: tuple[Proxy | Connection, ...] = ()) -> None:
         self.transport = transport
-        self._carriers = carriers
+        self._layers = layers
 
     @property
     def active(self) -> bool:
+        """True until the connection is closed or lost."""
         return self.transport.is_active()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connection and everything below it. Idempotent."""
         self.transport.close()
-        for carrier in self._carriers:
-            carrier.close()
+        for layer in self._layers:
+            layer.close()
 
 
 def open_connection(name: str, settings: SshSettings, config_file: str, depth: int = 0) -> Connection:
-    """Reach the host, check its key, log in. HostError with the line that mends it."""
+    """Connect to the host, check its key, log in.
+
+    Raises HostError, with a hint, if any of these fails.
+    """
     if settings.jumps and not settings.proxy_command:
         return _over_jumps(name, settings, config_file, depth)
     if settings.proxy_command:
@@ -59,16 +63,18 @@ def open_connection(name: str, settings: SshSettings, config_file: str, depth: i
     return _log_in(name, settings, _tcp(name, settings), ())
 
 
-# ---------------------------------------------------------------------------------------------------- the way there
+# -------------------------------------------------------------------------------------------------------- route
 
 
 def _connected(address: tuple[str, int]) -> socket.socket:
-    """A machine that is not there takes its time to say so: meanwhile others have their turn. One that is there does
-    not wait with an open connection, which servers do not bear for long."""
+    """Connect to the address, and release the connection slot if it does not answer soon.
+
+    A reachable machine keeps its slot: servers close a connection on which nobody logs in.
+    """
     try:
-        return socket.create_connection(address, QUICK)
+        return socket.create_connection(address, FIRST_CONNECT_TIMEOUT)
     except TimeoutError:
-        with REACHING.aside():
+        with CONNECT_LIMIT.released():
             return socket.create_connection(address, CONNECT_TIMEOUT)
 
 
@@ -77,7 +83,7 @@ def _tcp(name: str, settings: SshSettings) -> socket.socket:
         sock = _connected((settings.hostname, settings.port))
     except socket.gaierror as error:
         raise HostError(
-            f"{name}: {settings.hostname} is not known ({error.strerror})", "mend address: in the fleet file"
+            f"{name}: {settings.hostname} cannot be resolved ({error.strerror})", "correct address: in the fleet file"
         ) from error
     except OSError as error:
         why = error.strerror or str(error) or type(error).__name__
@@ -88,7 +94,7 @@ def _tcp(name: str, settings: SshSettings) -> socket.socket:
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT)
     return sock
 
 
@@ -102,10 +108,13 @@ def _over_command(name: str, settings: SshSettings, command: str) -> Connection:
 
 
 def _over_jumps(name: str, settings: SshSettings, config_file: str, depth: int) -> Connection:
-    """Over OpenSSH's own program, whose encryption has a processor of its own. It asks nothing: where there is a
-    question (a key that is new, a passphrase), or no such program, the way is gone hop by hop from here."""
-    if depth >= DEEPEST:
-        raise HostError(f"{name}: more than {DEEPEST} jumps behind jumps", "ProxyJump leads in a circle")
+    """Connect through ProxyJump hosts.
+
+    OpenSSH's program goes first: its encryption runs in a process of its own. It asks no questions, so without such a
+    program, or if there is a question (an unknown host key, a passphrase), this process connects hop by hop.
+    """
+    if depth >= MAX_JUMP_DEPTH:
+        raise HostError(f"{name}: more than {MAX_JUMP_DEPTH} jumps behind jumps", "ProxyJump leads in a circle")
     if shutil.which("ssh"):
         try:
             return _over_command(name, settings, jump_command(settings))
@@ -114,7 +123,7 @@ def _over_jumps(name: str, settings: SshSettings, config_file: str, depth: int) 
                 raise
     *before, last = settings.jumps
     hop = resolve_jump(name, last, config_file)
-    if before:  # the hops that are named here stand above those that its own entry names
+    if before:  # these hops override those of its own entry
         hop = replace(hop, jumps=tuple(before), proxy_command=None)
     through = open_connection(hop.alias, hop, config_file, depth + 1)
     try:
@@ -123,7 +132,7 @@ def _over_jumps(name: str, settings: SshSettings, config_file: str, depth: int) 
                 "direct-tcpip",
                 (settings.hostname, settings.port),
                 ("127.0.0.1", 0),
-                window_size=BULK_WINDOW,  # the connection in it has windows of its own
+                window_size=BULK_WINDOW,  # the inner connection has its own windows
                 timeout=CHANNEL_TIMEOUT,
             )
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -131,17 +140,20 @@ def _over_jumps(name: str, settings: SshSettings, config_file: str, depth: int) 
                 f"{name}: {settings.hostname}:{settings.port} cannot be reached from {hop.alias}: {error}",
                 "is the machine up, its SSH port open to the jump host, and AllowTcpForwarding on there?",
             ) from error
-        return _log_in(name, settings, _Through(channel), (through,))
+        return _log_in(name, settings, _ChannelSocket(channel), (through,))
     except BaseException:
         through.close()
         raise
 
 
-class _Through:
-    """A channel in the place of a socket. A socket closes in silence when its way is gone; a channel raises EOFError,
-    which the thread that reads from it dies of, aloud."""
+class _ChannelSocket:
+    """A channel with the interface of a socket.
 
-    def __init__(self, channel: paramiko.Channel):
+    On a lost jump connection a channel raises EOFError when it is closed, which would end paramiko's reader thread with
+    a traceback. A socket closes without an error, and so does this.
+    """
+
+    def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
 
     def __getattr__(self, name: str) -> Any:
@@ -159,10 +171,10 @@ class _Through:
 _QUESTIONS = ("Host key verification failed", "Permission denied", "Too many authentication failures")
 
 
-# ------------------------------------------------------------------------------------------------------ both proofs
+# -------------------------------------------------------------------------------------------------------- login
 
 
-def _log_in(name: str, settings: SshSettings, sock: Any, carriers: tuple[Proxy | Connection, ...]) -> Connection:
+def _log_in(name: str, settings: SshSettings, sock: Any, layers: tuple[Proxy | Connection, ...]) -> Connection:
     try:
         transport = Transport(sock)
     except BaseException:
@@ -171,16 +183,16 @@ def _log_in(name: str, settings: SshSettings, sock: Any, carriers: tuple[Proxy |
     try:
         known = KnownHosts(settings.known_hosts)
         _prefer(transport, known.kinds(settings.names))
-        transport.wants_certificate = bool(known.authorities(settings.names))
+        transport.prefers_certificates = bool(known.authorities(settings.names))
         transport.start_client(timeout=CONNECT_TIMEOUT)
-        _check_host_key(name, settings, known, transport.get_remote_server_key(), direct=not carriers)
+        _check_host_key(name, settings, known, transport.get_remote_server_key(), direct=not layers)
         _authenticate(name, settings, transport)
     except HostError:
         transport.close()
         raise
     except (paramiko.SSHException, EOFError, OSError) as error:
-        proxy = next((each for each in carriers if isinstance(each, Proxy)), None)
-        words = proxy.last_words() if proxy else ""
+        proxy = next((each for each in layers if isinstance(each, Proxy)), None)
+        words = proxy.exit_message() if proxy else ""
         transport.close()
         raise HostError(
             f"{name}: no SSH session with {settings.address}: {words or str(error) or type(error).__name__}",
@@ -189,12 +201,12 @@ def _log_in(name: str, settings: SshSettings, sock: Any, carriers: tuple[Proxy |
     except BaseException:
         transport.close()
         raise
-    transport.stay_alive()
-    return Connection(transport, carriers)
+    transport.start_keepalives()
+    return Connection(transport, layers)
 
 
 def _prefer(transport: Transport, kinds: tuple[str, ...]) -> None:
-    """Ask for a key of a kind that is known: a host with several keys shows that one."""
+    """Prefer the kinds of host key that are known: a host with several keys sends one of these."""
     security = transport.get_security_options()
     wanted: list[str] = []
     for kind in kinds:
@@ -206,7 +218,7 @@ def _prefer(transport: Transport, kinds: tuple[str, ...]) -> None:
 def _check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: paramiko.PKey, *, direct: bool) -> None:
     shown = f"{key.get_name()} {key.fingerprint}"
     verdict = known.verdict(settings.names, key)
-    if verdict != known_hosts.REVOKED and _vouched_for(name, settings, known, key):
+    if verdict != known_hosts.REVOKED and _is_certified(name, settings, known, key):
         return
     if verdict == known_hosts.KNOWN:
         return
@@ -215,17 +227,17 @@ def _check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: pa
     if verdict == known_hosts.REVOKED:
         raise HostError(f"{name}: host key of {settings.known_as} is REVOKED ({shown}): do not use that machine")
     if verdict == known_hosts.CHANGED:
-        place = known.place(settings.names)
+        location = known.location(settings.names)
         raise HostError(
-            f"{name}: host key of {settings.known_as} has CHANGED (it shows {shown}; another stands in {place}): "
+            f"{name}: host key of {settings.known_as} has CHANGED (it shows {shown}; another is in {location}): "
             f"another machine may be answering",
             f"only if you know why: ssh-keygen -R {shlex.quote(settings.known_as)} "
-            f"-f {shlex.quote(place.rpartition(':')[0])}, then {accept}",
+            f"-f {shlex.quote(location.rpartition(':')[0])}, then {accept}",
         )
     refusal = f"{name}: host key of {settings.known_as} is not known ({shown})"
     if not file:
-        raise HostError(refusal, "UserKnownHostsFile names no file to keep it in")
-    answer = PROMPTS.accepts(FirstContact(name, settings.known_as, key.get_name(), key.fingerprint, file))
+        raise HostError(refusal, "UserKnownHostsFile names no file to store it in")
+    answer = PROMPTS.accepts(HostKeyPrompt(name, settings.known_as, key.get_name(), key.fingerprint, file))
     if answer:
         if KnownHosts([file]).verdict([settings.known_as], key) != known_hosts.KNOWN:
             known_hosts.remember(file, settings.known_as, key, hashed=settings.hash_known_hosts)
@@ -235,27 +247,31 @@ def _check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: pa
     )
 
 
-def _vouched_for(name: str, settings: SshSettings, known: KnownHosts, key: paramiko.PKey) -> bool:
-    """Whether the host shows a certificate of an authority that known_hosts believes. One of such an authority that is
-    not good is refused: HostError. Any other counts as the plain key that is in it."""
+def _is_certified(name: str, settings: SshSettings, known: KnownHosts, key: paramiko.PKey) -> bool:
+    """Return True if the host has a valid certificate of an authority that known_hosts trusts.
+
+    Raises HostError for an invalid certificate of such an authority. Any other certificate counts as its plain key.
+    """
     try:
         certificate = certificate_of(key)
     except ValueError as error:
-        raise HostError(f"{name}: its host certificate cannot be read: {error}", "mend HostCertificate there") from None
+        raise HostError(
+            f"{name}: its host certificate cannot be read: {error}", "check HostCertificate in its sshd_config"
+        ) from None
     if certificate is None or certificate.authority not in known.authorities(settings.names):
         return False
     plain = [each.removeprefix("[").partition("]")[0] for each in settings.names]
     flaw = certificate.flaw(list(dict.fromkeys(plain)))
     if flaw:
         raise HostError(
-            f"{name}: the certificate of host {settings.known_as} ({certificate.key_id}) is not good: {flaw}",
-            "whoever runs its authority signs a new one: ssh-keygen -s CA -h -n NAME host_key.pub",
+            f"{name}: the certificate of host {settings.known_as} ({certificate.key_id}) is not valid: {flaw}",
+            "its authority has to sign a new one: ssh-keygen -s CA -h -n NAME host_key.pub",
         )
     return True
 
 
 def _accepting_line(settings: SshSettings, key: paramiko.PKey, file: str, *, direct: bool) -> str:
-    """A shell line that makes the key known. What cannot be scanned from here is written as it was shown."""
+    """Return a shell command that adds the key to known_hosts, with ssh-keyscan for a directly reachable host."""
     if direct and settings.known_as in (settings.hostname, f"[{settings.hostname}]:{settings.port}"):
         port = [] if settings.port == 22 else ["-p", str(settings.port)]
         return f"{shlex.join(['ssh-keyscan', *port, settings.hostname])} >> {shlex.quote(file)}"
@@ -263,46 +279,46 @@ def _accepting_line(settings: SshSettings, key: paramiko.PKey, file: str, *, dir
 
 
 def _authenticate(name: str, settings: SshSettings, transport: Transport) -> None:
-    tried = Tried()
+    attempts = KeyAttempts()
     agent = open_agent(settings.identity_agent)
     try:
-        for offer in offers(name, settings, agent, tried):
+        for offer in offers(name, settings, agent, attempts):
             if not transport.is_active():
                 break
             try:
                 more = transport.auth_publickey(settings.user, offer.key)
             except paramiko.BadAuthenticationType as error:
                 raise HostError(
-                    f"{name}: {settings.address} takes no keys (it wants {', '.join(error.allowed_types)})",
+                    f"{name}: {settings.address} takes no keys (it accepts {', '.join(error.allowed_types)})",
                     "PubkeyAuthentication yes in its sshd_config",
                 ) from error
             except paramiko.AuthenticationException:
                 continue
             except paramiko.SSHException:
-                # An agent that refuses to sign, or a kind of key that the server has no name for.
+                # The agent refused to sign, or the server does not support this kind of key.
                 if transport.is_active():
                     continue
                 break
             if more:
                 raise HostError(
-                    f"{name}: {settings.address} wants more than a key ({', '.join(more)})",
-                    "midstream proves itself by keys alone: nobody is there to type while a migration runs",
+                    f"{name}: {settings.address} requires more than a key ({', '.join(more)})",
+                    "midstream logs in with keys alone: nobody can type while a migration runs",
                 )
             return
     finally:
         if agent is not None:
             agent.close()
-    if not transport.is_active() and not tried.locked:
+    if not transport.is_active() and not attempts.locked:
         raise HostError(
-            f"{name}: {settings.address} closed the connection at the door (tried {tried.text()})",
+            f"{name}: {settings.address} closed the connection during login (tried {attempts.text()})",
             "too many keys are a usual reason: IdentityFile and IdentitiesOnly yes name the one",
         )
-    if tried.locked:
+    if attempts.locked:
         raise HostError(
-            f"{name}: the key file {tried.locked[0]} has a passphrase, and nobody said it",
-            f"ssh-add {shlex.quote(tried.locked[0])} hands it to the agent",
+            f"{name}: the key file {attempts.locked[0]} has a passphrase, and none was entered",
+            f"ssh-add {shlex.quote(attempts.locked[0])} adds it to the agent",
         )
     raise HostError(
-        f"{name}: {settings.address} accepts none of our keys (tried {tried.text()})",
-        f"ssh-copy-id, or identity_file: in the fleet file; ssh -v {shlex.quote(settings.hostname)} tells more",
+        f"{name}: {settings.address} accepts none of our keys (tried {attempts.text()})",
+        f"ssh-copy-id, or identity_file: in the fleet file; ssh -v {shlex.quote(settings.hostname)} shows more",
     )

@@ -1,7 +1,7 @@
-"""OpenSSH host certificates: a key that an authority of known_hosts (``@cert-authority``) vouches for.
+"""OpenSSH host certificates: host keys that an authority of known_hosts (``@cert-authority``) has signed.
 
-Format: PROTOCOL.certkeys of OpenSSH. paramiko agrees on a certificate and checks that the host holds its key; whether
-the certificate is one to be believed is looked at here.
+Format: PROTOCOL.certkeys of OpenSSH. paramiko negotiates a certificate and checks that the host has its key. This
+module checks the certificate itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIELDS = {"ssh-ed25519": 1, "ssh-rsa": 2, "ecdsa-sha2-nistp256": 2, "ecdsa-sha2
 
 @dataclass(frozen=True)
 class HostCertificate:
-    """What a certificate says. Times are UTC seconds; ``authority`` is the signer's public key."""
+    """Contents of a certificate. Times are UTC seconds; ``authority`` is the signer's public key."""
 
     type: int
     key_id: str
@@ -32,23 +32,25 @@ class HostCertificate:
     before: int
     critical: bytes
     authority: bytes
-    signed: bytes  # what the signature is over
+    signed: bytes  # the signed bytes
     signature: bytes
 
     def flaw(self, names: Sequence[str], now: float | None = None) -> str:
-        """Why it does not vouch for a host of these names (without ports); empty where it does. Its authority is taken
-        to be trusted."""
+        """Return why it is not valid for a host of these names (without ports), empty if it is valid.
+
+        The caller has checked that the authority is trusted.
+        """
         when = time.time() if now is None else now
         if self.type != HOST:
-            return "it is no certificate of a host"
+            return "it is not a host certificate"
         if not any(_matches(name, principal) for name in names for principal in self.principals):
             return f"it is for {', '.join(self.principals) or 'nobody'}, not for {names[0]}"
         if when < self.after:
-            return f"it is good from {_date(self.after)} on"
+            return f"it is valid from {_date(self.after)} on"
         if when >= self.before:
-            return f"it was good until {_date(self.before)}"
+            return f"it was valid until {_date(self.before)}"
         if self.critical:
-            return "it has options that must be understood, and hosts have none"
+            return "it has critical options, which host certificates do not support"
         algorithm = Message(self.signature).get_text()
         if algorithm == "ssh-rsa":
             return "its signature is made with SHA-1"
@@ -62,8 +64,7 @@ class HostCertificate:
 
 
 def certificate_of(key: paramiko.PKey) -> HostCertificate | None:
-    """The certificate that a host showed with its key; None where it showed a plain one. ValueError where it cannot be
-    read."""
+    """Return the certificate that the host sent with its key, None for a plain key. ValueError if it is malformed."""
     blob = key.public_blob.key_blob if key.public_blob is not None else b""
     if not blob:
         return None
@@ -88,11 +89,11 @@ def certificate_of(key: paramiko.PKey) -> HostCertificate | None:
 
 
 def _fields(kind: str) -> int:
-    """Of the public key in a certificate."""
+    """Return the number of fields of the public key in a certificate."""
     try:
         return _FIELDS[kind.removesuffix(SUFFIX)]
     except KeyError:
-        raise ValueError(f"a certificate of kind {kind!r} is not known") from None
+        raise ValueError(f"certificates of kind {kind!r} are not supported") from None
 
 
 def _strings(data: bytes) -> Iterator[bytes]:
@@ -102,7 +103,7 @@ def _strings(data: bytes) -> Iterator[bytes]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """``*`` and ``?`` alone, as in known_hosts."""
+    """Match with ``*`` and ``?`` alone, as in known_hosts."""
     return re.match(fnmatch.translate(pattern.lower().replace("[", "[[]")), name.lower()) is not None
 
 

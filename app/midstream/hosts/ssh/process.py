@@ -1,4 +1,4 @@
-"""A command in a channel of an SSH connection, with its pipes."""
+"""A command in a channel of an SSH connection, with open pipes."""
 
 from __future__ import annotations
 
@@ -11,32 +11,37 @@ import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
 from paramiko.message import Message
 
-from midstream.errors import LostContact
+from midstream.errors import ConnectionLostError
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.rpc.answer_limits import FORCED, PREAMBLE_LIMIT, too_large
 
-STDERR_KEPT = 64 * 1024  # bytes
-STDERR_AT_ONCE = 2 << 20  # bytes: output without end must not hold up whoever reads it
-# What is printed before each command: a login script may have printed before it, even without a line's end.
+STDERR_TAIL_SIZE = 64 * 1024  # bytes
+STDERR_BATCH = 2 << 20  # bytes that are read in one go: endless output must not block the reader
+# Printed before each command's output: a login script may have printed before it, even without a newline.
 PREAMBLE_END = b"\1midstream\1\n"
 PRINT_PREAMBLE_END = "printf '\\001midstream\\001\\n'; "
-PREAMBLE_KEPT = 512  # bytes
-WRITE_TIMEOUT = 300.0  # seconds in which nothing of a command's stdin is taken
+PREAMBLE_TAIL_SIZE = 512  # bytes
+WRITE_TIMEOUT = 300.0  # seconds in which a command reads nothing of its stdin
 
 
-def lost_contact(host: str, what: str) -> LostContact:
-    """The error for a command of which nothing more is heard. It says nothing of what the host has done."""
-    return LostContact(f"{host}: lost contact: {what}", "is the host up, and the link to it? then run the same again")
+def connection_lost(host: str, what: str) -> ConnectionLostError:
+    """Return the error for a command without an answer. It is no evidence of what the host has done."""
+    return ConnectionLostError(
+        f"{host}: lost contact: {what}", "is the host up, and the link to it? then repeat the command"
+    )
 
 
 def start_command(channel: paramiko.Channel, command: str, timeout: float) -> None:
-    """Have the server run ``command``. SSHException where it refuses, or does not answer within ``timeout`` seconds:
-    paramiko's own `exec_command` waits for ever."""
+    """Request that the server runs ``command``.
+
+    Raises SSHException if it refuses or does not answer within ``timeout`` seconds. paramiko's `exec_command` has no
+    timeout.
+    """
     request = Message()
     request.add_byte(cMSG_CHANNEL_REQUEST)
     request.add_int(channel.remote_chanid)
     request.add_string("exec")
-    request.add_boolean(True)  # wants an answer
+    request.add_boolean(True)  # request an answer
     request.add_string(command)
     inner = cast(Any, channel)
     inner._event_pending()
@@ -47,17 +52,19 @@ def start_command(channel: paramiko.Channel, command: str, timeout: float) -> No
 
 
 class _Reader(io.RawIOBase):
-    """A channel's stdout after `PREAMBLE_END`. The end of the stream is the end of the command, or of the connection:
-    `wait` tells which."""
+    """A channel's stdout after `PREAMBLE_END`.
 
-    def __init__(self, host: str, channel: paramiko.Channel, aside: _Stderr):
-        self._host, self._channel, self._aside = host, channel, aside
+    It ends with the command or with the connection; `SshProcess.wait` distinguishes the two.
+    """
+
+    def __init__(self, host: str, channel: paramiko.Channel, stderr: _Stderr) -> None:
+        self._host, self._channel, self._stderr = host, channel, stderr
         self._ready = threading.Event()
         cast(Any, channel).in_buffer.set_event(self._ready)
-        self._waiting = b""  # what came together with the end of the preamble
+        self._pending = b""  # bytes received together with the end of the preamble
         self.deadline: Deadline | None = None
         self.begun = False
-        self.preamble = b""  # the end of what came before the command's own output
+        self.preamble = b""  # the end of the output before the command's own
         self._preamble_size = 0
 
     def readable(self) -> bool:
@@ -69,18 +76,18 @@ class _Reader(io.RawIOBase):
             if not data:
                 return 0
             self._find_end(data)
-        data = self._waiting[: len(buffer)] or self._receive(len(buffer))
-        self._waiting = self._waiting[len(buffer) :]
+        data = self._pending[: len(buffer)] or self._receive(len(buffer))
+        self._pending = self._pending[len(buffer) :]
         buffer[: len(data)] = data
         return len(data)
 
     def _find_end(self, data: bytes) -> None:
-        """Look for the end of the preamble, which may come in pieces."""
+        """Look for the end of the preamble, which may arrive in pieces."""
         before, found, after = (self.preamble + data).partition(PREAMBLE_END)
         if found:
-            self.begun, self._waiting = True, after
+            self.begun, self._pending = True, after
             return
-        self.preamble = before[-PREAMBLE_KEPT:]
+        self.preamble = before[-PREAMBLE_TAIL_SIZE:]
         self._preamble_size += len(data)
         if self._preamble_size > PREAMBLE_LIMIT:
             raise too_large(self._host, "its login shell, before any command began,", PREAMBLE_LIMIT, FORCED)
@@ -88,40 +95,40 @@ class _Reader(io.RawIOBase):
     def _receive(self, size: int) -> bytes:
         step = Deadline(None).step
         while not self._ready.wait(step if self.deadline is None else self.deadline.step):
-            self._aside.take()
+            self._stderr.read()
             self._check()
         self._check()
         try:
             data = self._channel.recv(size)
-        except EOFError:  # the connection broke as the window was being enlarged: `wait` says so
+        except EOFError:  # the connection broke during a window update: `wait` raises
             return b""
-        self._aside.take()
+        self._stderr.read()
         return data
 
     def _check(self) -> None:
-        self._aside.check()
+        self._stderr.check()
         if self.deadline is not None and self.deadline.count():
-            raise TimeoutError(f"nothing that was complete came within {self.deadline.seconds:.0f} s")
+            raise TimeoutError(f"no complete answer within {self.deadline.seconds:.0f} s")
 
 
 class _Writer(io.RawIOBase):
-    """A channel's stdin; closing it is the end of file over there."""
+    """A channel's stdin; closing it sends the end of file."""
 
-    def __init__(self, channel: paramiko.Channel):
+    def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        # One packet at a time: paramiko copies the whole remainder of a longer one for each packet that it cuts off.
+        # One packet at a time: for longer data, paramiko copies the remainder once for each packet.
         try:
             sent = self._channel.send(bytes(data[: self._channel.out_max_packet_size - 64]))
-        except EOFError as error:  # what paramiko raises where the transport dies meanwhile
+        except EOFError as error:  # the transport was closed during the call
             raise BrokenPipeError("the connection is closed") from error
         except TimeoutError as error:
             raise BrokenPipeError(f"the command reads nothing for {WRITE_TIMEOUT:.0f} s") from error
-        if not sent:  # the channel was closed while this waited; a buffer above would try for ever
+        if not sent:  # the channel was closed during the call; a buffered writer would retry for ever
             raise BrokenPipeError("the command's stdin is closed")
         return sent
 
@@ -133,27 +140,29 @@ class _Writer(io.RawIOBase):
 
 
 class _Stderr:
-    """What a command says aside. Taken whenever somebody looks at the command: a thread for each would be most of the
-    threads of a fleet. What nobody takes waits in the channel's window."""
+    """A command's stderr. It is read whenever the command is accessed; until then it stays in the channel's window.
 
-    def __init__(self, host: str, channel: paramiko.Channel):
+    One thread per command would make up most of the threads of a large fleet.
+    """
+
+    def __init__(self, host: str, channel: paramiko.Channel) -> None:
         self._host, self._channel = host, channel
-        self._kept = b""
+        self._tail = b""
         self._size = 0
         self._lock = threading.Lock()
         self.limit = 0  # bytes; 0: none
 
-    def take(self) -> None:
+    def read(self) -> None:
         with self._lock:
-            until = self._size + STDERR_AT_ONCE
+            until = self._size + STDERR_BATCH
             while self._size < until and self._channel.recv_stderr_ready():
                 try:
-                    data = self._channel.recv_stderr(STDERR_KEPT)
+                    data = self._channel.recv_stderr(STDERR_TAIL_SIZE)
                 except EOFError:  # as in `_Reader`
                     return
                 if not data:
                     return
-                self._kept = (self._kept + data)[-STDERR_KEPT:]
+                self._tail = (self._tail + data)[-STDERR_TAIL_SIZE:]
                 self._size += len(data)
 
     def check(self) -> None:
@@ -161,16 +170,16 @@ class _Stderr:
             raise too_large(self._host, "a command, on stderr,", self.limit, FORCED)
 
     def text(self) -> str:
-        self.take()
-        return self._kept.decode(errors="replace")
+        self.read()
+        return self._tail.decode(errors="replace")
 
 
 class SshProcess:
-    """A command in a channel. Its stdout begins after `PREAMBLE_END`, which has to be printed before it."""
+    """A command in a channel. Its stdout begins after `PREAMBLE_END`, which the caller's command line prints."""
 
-    def __init__(self, host: str, channel: paramiko.Channel):
+    def __init__(self, host: str, channel: paramiko.Channel) -> None:
         self.host, self._channel = host, channel
-        channel.settimeout(WRITE_TIMEOUT)  # of reads, `limit_reading`
+        channel.settimeout(WRITE_TIMEOUT)  # of writes; reads have `limit_reading`
         self.stdin = cast(BinaryIO, io.BufferedWriter(_Writer(channel), 1 << 16))
         self._stderr = _Stderr(host, channel)
         self._reader = _Reader(host, channel, self._stderr)
@@ -178,12 +187,12 @@ class SshProcess:
 
     @property
     def begun(self) -> bool:
-        """Whether the login shell came to the command."""
+        """True once the login shell has started the command."""
         return self._reader.begun
 
     @property
     def preamble(self) -> str:
-        """The end of what was printed before the command."""
+        """The end of the output before the command's own."""
         return self._reader.preamble.decode(errors="replace")
 
     def limit_reading(self, deadline: Deadline | None, stderr: int = 0) -> None:
@@ -192,24 +201,24 @@ class SshProcess:
     def wait(self, timeout: float | None = None) -> int:
         deadline = Deadline(timeout)
         while not self._channel.status_event.wait(deadline.step):
-            self._stderr.take()
+            self._stderr.read()
             if deadline.count():
                 raise TimeoutError(f"{self.host}: the command still runs after {timeout} s")
         code = self._channel.exit_status
-        if code == -1:  # nobody knows how it ended, or whether it did
+        if code == -1:  # its exit status is unknown, and so is whether it has exited
             transport = self._channel.get_transport()
             active = transport is not None and transport.is_active()
             what = "the channel was closed without an exit status" if active else "the connection is closed"
-            raise lost_contact(self.host, what)
+            raise connection_lost(self.host, what)
         return code
 
     def stderr_text(self) -> str:
         return self._stderr.text()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, EOFError):  # the transport may be dying at this moment
+        with contextlib.suppress(OSError, EOFError):  # the transport may be closing
             self._channel.close()
-        self._stderr.take()
+        self._stderr.read()
         for stream in (self.stdin, self.stdout):
-            with contextlib.suppress(OSError, ValueError, EOFError):  # nothing can be flushed into a closed channel
+            with contextlib.suppress(OSError, ValueError, EOFError):  # a closed channel cannot be flushed
                 stream.close()

@@ -1,32 +1,33 @@
-"""A machine behind SSH, through paramiko. One connection a host; every command has a channel of its own."""
+"""A host behind SSH, with paramiko. It has one connection; every command has a channel of its own."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import paramiko
 
 from midstream.errors import HostError
-from midstream.fleet.fleet import SshHost
-from midstream.hosts.concurrency_limit import REACHING
-from midstream.hosts.host import ANSWER_LIMIT, Completed, Process
+from midstream.fleet.fleet import SshHostConfig
+from midstream.hosts.concurrency_limit import CONNECT_LIMIT
+from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import run_to_end
 from midstream.hosts.ssh.channels import Channels
 from midstream.hosts.ssh.connection import Connection, open_connection
-from midstream.hosts.ssh.process import PRINT_PREAMBLE_END, SshProcess, lost_contact, start_command
+from midstream.hosts.ssh.process import PRINT_PREAMBLE_END, SshProcess, connection_lost, start_command
 from midstream.hosts.ssh.settings import SshSettings, resolve
 from midstream.hosts.ssh.transport import CHANNEL_TIMEOUT
 
-CLOSE_TIMEOUT = 0.5
+CLOSE_TIMEOUT = 0.5  # seconds
+INSPECT_TIMEOUT = 30.0  # seconds
 
-# Where home is, and the first Python that runs our functions: the fleet file's, the PATH's, then what midstream itself
-# has brought. A host without one is still watched.
-_LOOK_ROUND = """\
+# Prints the home directory and the first Python that can run `midstream.remote`: the fleet file's, the PATH's, then one
+# that midstream has installed. A host without one can still be watched.
+_INSPECT = """\
 cd; pwd
 case $2 in
 '~') root=$HOME ;;
@@ -44,19 +45,19 @@ echo
 """
 
 
-class SshMachine:
+class SshHost:
     """The Host of ``type: ssh``."""
 
-    def __init__(self, name: str, config: SshHost):
+    def __init__(self, name: str, config: SshHostConfig) -> None:
         self.name = name
         self.config = config
         self.root = ""
-        self.far_python = ""
+        self.remote_python = ""
         self._settings: SshSettings | None = None
         self._connection: Connection | None = None
         self._channels: Channels | None = None
         self._lock = threading.Lock()
-        self._dialled = False
+        self._is_additional = False
 
     # ------------------------------------------------------------------------------------------ the connection
 
@@ -67,22 +68,23 @@ class SshMachine:
                     return
                 self._drop()
             try:
-                with REACHING.take():
+                with CONNECT_LIMIT.slot():
                     self._connection = self._open()
                     self._channels = Channels(self.name, self._connection, self._open)
-                    if not self._dialled:
-                        self._look_round()
+                    if not self._is_additional:
+                        self._inspect()
             except BaseException:
                 self._drop()
                 raise
 
-    def dial(self) -> SshMachine:
-        """A further connection to the same machine, logged in, with the same root and interpreter; whoever asks for it
-        closes it. One connection encrypts on one core: a stream that wants more than its share brings its own.
-        HostError as from ``connect``."""
+    def with_new_connection(self) -> SshHost:
+        """Return the same host over a further connection, which the caller closes. HostError as from ``connect``.
+
+        One connection encrypts on one core: a stream that needs more bandwidth uses its own connection.
+        """
         self.connect()
-        other = SshMachine(self.name, self.config)
-        other.root, other.far_python, other._dialled = self.root, self.far_python, True
+        other = SshHost(self.name, self.config)
+        other.root, other.remote_python, other._is_additional = self.root, self.remote_python, True
         other.connect()
         return other
 
@@ -92,7 +94,7 @@ class SshMachine:
 
     @property
     def settings(self) -> SshSettings:
-        """Those that it was reached with last."""
+        """The settings of the last connection."""
         return self._settings or resolve(self.name, self.config)
 
     def _drop(self) -> None:
@@ -100,30 +102,30 @@ class SshMachine:
         if channels is not None:
             channels.close()
 
-    def _look_round(self) -> None:
-        """Where home is, and which Python runs our functions."""
-        words = ["sh", "-c", _LOOK_ROUND, "sh", self.config.python or "", self.config.root]
-        found = self.run(words, timeout=30.0)
+    def _inspect(self) -> None:
+        """Find the home directory and the Python that runs `midstream.remote`."""
+        words = ["sh", "-c", _INSPECT, "sh", self.config.python or "", self.config.root]
+        found = self.run(words, timeout=INSPECT_TIMEOUT)
         lines = found.stdout.decode(errors="replace").splitlines()
         if len(lines) < 2 or not lines[-2].startswith("/"):
             words = found.stderr.decode(errors="replace").strip()[:200]
             raise HostError(
-                f"{self.name}: its shell does not answer as a shell does: {words!r}",
+                f"{self.name}: its login shell is no POSIX shell: {words!r}",
                 f"try: ssh {shlex.quote(self.settings.alias)} pwd",
             )
-        home, self.far_python = lines[-2:]
+        home, self.remote_python = lines[-2:]
         root = self.config.root
         self.root = home + root[1:] if root == "~" or root.startswith("~/") else root
         if not self.root.startswith("/"):
             raise HostError(f"{self.name}: root {root!r} is not absolute", "root: ~/.midstream, or an absolute path")
 
     def close(self) -> None:
-        # Whoever is still connecting holds the lock until the host answers or its time is up: not waited for.
-        held = self._lock.acquire(timeout=CLOSE_TIMEOUT)
+        # A thread that is still connecting has the lock until its timeout: do not wait for it.
+        acquired = self._lock.acquire(timeout=CLOSE_TIMEOUT)
         try:
             self._drop()
         finally:
-            if held:
+            if acquired:
                 self._lock.release()
 
     # -------------------------------------------------------------------------------------------------- verbs
@@ -135,17 +137,17 @@ class SshMachine:
             start_command(channel, command, CHANNEL_TIMEOUT)
         except (paramiko.SSHException, EOFError, OSError) as error:
             channel.close()
-            raise lost_contact(self.name, "the channel was closed before the command started") from error
+            raise connection_lost(self.name, "the channel was closed before the command started") from error
         return SshProcess(self.name, channel)
 
     def _session(self, window: int | None = None) -> paramiko.Channel:
         channels = self._channels
         if channels is None:
-            raise lost_contact(self.name, "the connection is closed")
+            raise connection_lost(self.name, "the connection is closed")
         return channels.open(window)
 
     def shell(self) -> paramiko.Channel:
-        """A login shell with a terminal around it; `midstream.hosts.shell` connects it to this one."""
+        """Open a login shell with a terminal, for `midstream.hosts.shell`."""
         try:
             channel = self._session()
             channel.get_pty(os.environ.get("TERM", "xterm-256color"))
@@ -154,10 +156,17 @@ class SshMachine:
             raise HostError(f"{self.name}: no shell: {error}", "PermitTTY yes in its sshd_config") from error
         return channel
 
+    def ping(self) -> None:
+        """Wait for one answer of the SSH server. No program is started. Raises ConnectionLostError."""
+        try:
+            self._transport().global_request("keepalive@openssh.com", wait=True)
+        except (OSError, EOFError) as error:
+            raise connection_lost(self.name, str(error)) from error
+
     def _transport(self) -> paramiko.Transport:
         connection = self._connection
         if connection is None or not connection.active:
-            raise lost_contact(self.name, "the connection is closed")
+            raise connection_lost(self.name, "the connection is closed")
         return connection.transport
 
     def run(
@@ -174,7 +183,7 @@ class SshMachine:
         try:
             done = run_to_end(process, what or argv[0], stdin, timeout, limit)
         except TimeoutError as error:
-            raise lost_contact(self.name, f"{argv[0]} did not end within {timeout:.0f} s") from error
+            raise connection_lost(self.name, f"{argv[0]} did not end within {timeout:.0f} s") from error
         finally:
             process.close()
         if not process.begun:
@@ -185,19 +194,19 @@ class SshMachine:
             )
         return done
 
-    def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
-        return remote_call.call_function(self, self.far_python, function, arguments, timeout)
+    def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
+        return remote_call.caller(self, function, timeout)
 
 
 def _command(argv: Sequence[str], env: Mapping[str, str] | None) -> str:
-    """One line for the far shell in which nothing is left to expand. ValueError for what no shell can be told."""
+    """Return one quoted line for the host's shell. ValueError for arguments that no shell accepts."""
     words = list(argv)
     if not words or not words[0] or words[0].startswith("-"):
-        raise ValueError(f"{words[:1]} is no command")
+        raise ValueError(f"{words[:1]} is not a command")
     if env:
         for key in env:
             if not key or "=" in key or key.startswith("-"):
-                raise ValueError(f"{key!r} is no name of a variable")
+                raise ValueError(f"{key!r} is not a variable name")
         words = ["env", *(f"{key}={value}" for key, value in env.items()), *words]
     if any("\0" in word for word in words):
         raise ValueError("a NUL byte cannot be passed to a command")

@@ -1,4 +1,4 @@
-"""paramiko's transport with limits: keep-alives that need an answer, and no more in memory than was agreed."""
+"""paramiko's transport with limits: keep-alives that need an answer, and bounded memory."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from midstream.hosts.ssh.host_certificate import SUFFIX
 
 CONNECT_TIMEOUT = 15.0  # seconds for each of: TCP, banner, authentication
 CHANNEL_TIMEOUT = 15.0
-WINDOW = 2 << 20  # bytes that a server may send ahead of a reader: they wait in memory
-BULK_WINDOW = 64 << 20  # the same for copies: 2 MiB allow 40 MB/s at 50 ms
+WINDOW = 2 << 20  # bytes that a server may send ahead of the reader; they are buffered in memory
+BULK_WINDOW = 64 << 20  # bytes, for copies: 2 MiB would limit them to 40 MB/s at 50 ms
 GREETING_LIMIT = 64 << 10  # bytes before the key exchange; RFC 4253 has lines of 255
 PACKET_LIMIT = 256 << 10  # bytes, as OpenSSH; ours are of 32 KiB
-WINDOW_SLACK = 64 << 10  # bytes past a window that are no breach: both ends count packets a little differently
-KEEPALIVE = 3  # seconds without a word after which the other side is asked for one
-UNANSWERED = 4  # of these, and the connection is dead
-POLL = 1.0  # seconds between two looks of an idle connection; paramiko's 0.1 costs a fleet its processor
+WINDOW_SLACK = 64 << 10  # bytes past a window that are tolerated: the two ends count packets slightly differently
+KEEPALIVE_INTERVAL = 3  # seconds without data after which a keep-alive is sent
+MAX_UNANSWERED = 4  # keep-alives without an answer until the connection is closed
+IDLE_POLL_INTERVAL = 1.0  # seconds; paramiko's 0.1 s keeps a core busy with a large fleet
 # AES-GCM first: on hosts with AES instructions it is the fastest by far.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 
 class BoundedPacketizer(Packetizer):
-    """Reads a greeting and packets of a limited size. paramiko believes a packet's own length, up to 4 GiB."""
+    """Limits the size of the greeting and of packets. paramiko accepts any announced length, up to 4 GiB."""
 
-    def __init__(self, sock: Any):
+    def __init__(self, sock: Any) -> None:
         super().__init__(sock)
         self._greeting = 0
         self._deadline = 0.0
 
     def _read_timeout(self, timeout: float) -> bytes:
-        """Part of the greeting: paramiko reads nothing else with it, and limits neither its length nor its time."""
+        """Read a part of the greeting, with a limit on its length and time, which paramiko lacks."""
         now = time.monotonic()
         self._deadline = self._deadline or now + CONNECT_TIMEOUT
         if now > self._deadline:
@@ -61,7 +61,7 @@ class BoundedPacketizer(Packetizer):
 
 
 def _within_window(handle: Any) -> Any:
-    """``handle`` for a message with a channel's data, which breaks the connection where the window is exceeded."""
+    """Wrap the handler of a channel's data: a server that exceeds the window loses the connection."""
 
     def checked(channel: paramiko.Channel, message: Message) -> None:
         waiting = len(channel.in_buffer) + len(channel.in_stderr_buffer) + len(message.get_remainder())
@@ -73,7 +73,7 @@ def _within_window(handle: Any) -> Any:
 
 
 class Transport(paramiko.Transport):
-    """paramiko's, with keep-alives that want an answer (its own do not), and windows that are enforced."""
+    """paramiko's transport with keep-alives that need an answer, and enforced windows."""
 
     _channel_handler_table: ClassVar[dict[int, Any]] = {
         **cast(Any, paramiko.Transport)._channel_handler_table,
@@ -83,7 +83,7 @@ class Transport(paramiko.Transport):
         },
     }
 
-    def __init__(self, sock: Any):
+    def __init__(self, sock: Any) -> None:
         super().__init__(sock, default_window_size=WINDOW, packetizer_class=BoundedPacketizer)
         self.auth_timeout = self.banner_timeout = CONNECT_TIMEOUT
         self.channel_timeout = CHANNEL_TIMEOUT
@@ -91,15 +91,15 @@ class Transport(paramiko.Transport):
         handlers = cast(Any, self)._handler_table
         for kind in (MSG_REQUEST_SUCCESS, MSG_REQUEST_FAILURE):
             handlers[kind] = self._answered(handlers[kind])
-        self.wants_certificate = False  # an authority is known that may vouch for the host
+        self.prefers_certificates = False  # True if known_hosts has an authority for the host
         security = self.get_security_options()
         security.ciphers = (*CIPHERS, *(each for each in security.ciphers if each not in CIPHERS))
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
-        """Kinds of host key, the ones we would rather see first."""
+        """Kinds of host key, preferred ones first."""
         kinds = super().preferred_keys
-        return tuple(sorted(kinds, key=lambda kind: kind.endswith(SUFFIX) != self.wants_certificate))
+        return tuple(sorted(kinds, key=lambda kind: kind.endswith(SUFFIX) != self.prefers_certificates))
 
     def _answered(self, handle: Any) -> Any:
         def answered(message: Message) -> None:
@@ -108,14 +108,15 @@ class Transport(paramiko.Transport):
 
         return answered
 
-    def stay_alive(self) -> None:
-        self.packetizer.set_keepalive(KEEPALIVE, self._keepalive)
-        self.sock.settimeout(POLL)
+    def start_keepalives(self) -> None:
+        """Send keep-alives from now on."""
+        self.packetizer.set_keepalive(KEEPALIVE_INTERVAL, self._keepalive)
+        self.sock.settimeout(IDLE_POLL_INTERVAL)
 
     def _keepalive(self) -> None:
         self._unanswered += 1
-        if self._unanswered > UNANSWERED:
-            self.packetizer.close()  # what reads is told that this is the end
+        if self._unanswered > MAX_UNANSWERED:
+            self.packetizer.close()  # its readers get the end of file
             return
         message = Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
@@ -124,6 +125,6 @@ class Transport(paramiko.Transport):
         cast(Any, self)._send_user_message(message)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # closed before; or a channel, which has no such thing
+        with contextlib.suppress(OSError, AttributeError):  # already closed; or a channel, which has no shutdown
             self.sock.shutdown(socket.SHUT_RDWR)  # wakes its reader
         super().close()

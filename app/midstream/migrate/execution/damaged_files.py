@@ -1,4 +1,4 @@
-"""Files of a migration that may be damaged: what is wrong with one, in words; what is read of it nevertheless."""
+"""Read files of a migration that may be damaged, and describe what is wrong with them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TypeVar
 from midstream.errors import MidstreamError
 from midstream_engine import records
 
-LONGEST_REQUEST = 64  # bytes of a request that are read
-ROLLBACK = "rollback"  # what a request says
+MAX_REQUEST_BYTES = 64  # read of a request file
+ROLLBACK = "rollback"  # content of a request file
 
 Value = TypeVar("Value")
 
 
 def problem_of(file: Path, check: Callable[[], object]) -> str:
-    """What is wrong with a file, in words that follow its name; empty where ``check`` finds nothing."""
+    """Describe a file's damage, in words that follow its name; empty if ``check`` passes."""
     try:
         check()
     except (OSError, records.RecordError, MidstreamError) as error:
@@ -28,7 +28,7 @@ def problem_of(file: Path, check: Callable[[], object]) -> str:
 
 
 def what_is_wrong(file: Path, error: Exception) -> str:
-    """``plan.json is empty``, ``plan.json is missing``, ``plan.json: epoch: expected an integer, found a string``."""
+    """Describe an error of reading ``file``, for example ``plan.json is empty``."""
     if not os.path.lexists(file):
         return f"{file.name} is missing"
     if file.is_dir():
@@ -42,18 +42,18 @@ def what_is_wrong(file: Path, error: Exception) -> str:
 
 
 def set_aside(file: Path) -> None:
-    """Rename what is no regular file, so that one can be written in its place; nothing of it is deleted."""
+    """Rename a path that is no regular file, so that one can be written there."""
     if os.path.lexists(file) and not (file.is_file() and not file.is_symlink()):
         file.rename(f"{file}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
 
 
 def parsed(file: Path, parse: Callable[[object, str], Value]) -> Value:
-    """The value in a JSON file. FileNotFoundError, OSError; RecordError where it is damaged."""
+    """Return the value of a JSON file. OSError; RecordError if it is damaged."""
     return parse(records.read_json(str(file)), file.name)
 
 
 def read_or_none(file: Path, parse: Callable[[object, str], Value]) -> Value | None:
-    """The same, None where there is no such file or a damaged one."""
+    """Return the value of a JSON file; None if it is missing or damaged."""
     try:
         return parsed(file, parse)
     except (OSError, records.RecordError):
@@ -61,7 +61,7 @@ def read_or_none(file: Path, parse: Callable[[object, str], Value]) -> Value | N
 
 
 def journaled(value: object, parse: Callable[[object, str], Value]) -> Value | None:
-    """What the journal's result holds of a file that is gone."""
+    """Return the value of a missing file from the journal's result; None if damaged."""
     try:
         return None if value is None else parse(value, "journal.jsonl")
     except records.RecordError:
@@ -69,14 +69,14 @@ def journaled(value: object, parse: Callable[[object, str], Value]) -> Value | N
 
 
 def request(file: Path) -> str:
-    """What a person asked for in a file; empty where that cannot be read."""
+    """Return the user's request in a file; empty if it cannot be read."""
     try:
-        return records.read_bytes(str(file), LONGEST_REQUEST).decode(errors="replace").strip()
+        return records.read_bytes(str(file), MAX_REQUEST_BYTES).decode(errors="replace").strip()
     except (OSError, records.RecordError):
         return ""
 
 
 def check_request(file: Path) -> None:
-    """RecordError where a request is none."""
+    """Raise RecordError if the file has no valid request."""
     if request(file) != ROLLBACK:
-        raise records.RecordError(f"{file.name} asks for no rollback: it is not obeyed")
+        raise records.RecordError(f"{file.name} has no valid request and is ignored")

@@ -1,176 +1,192 @@
-"""What a damaged journal no longer says, established again from what the hosts hold: nothing is guessed.
+"""Recover facts of a damaged journal from the hosts, without guessing.
 
-The source's fence and mover name the migration, the attempts' orders too. Where a fact cannot be read anywhere, the
-phases establish it by running again, and a rollback demands evidence from the target before the source goes on.
+The source's fence, its migration lock and the attempts' commands name the migration. A fact that no host has is
+established by the phases, which run again; a rollback requires evidence from the target before the source resumes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
 from midstream.errors import HostError, MidstreamError, RemoteError
+from midstream.fleet.fleet import Fleet
+from midstream.fleet.fleet_file import load_fleet
+from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode_file
-from midstream.launch.host_group_start import AT_ONCE
-from midstream.migrate.execution.journal import REESTABLISHED, read_events
-from midstream.migrate.execution.migration import Migration, MovedOn
+from midstream.launch.host_group_start import CONCURRENCY
+from midstream.migrate.execution.journal import read_events
+from midstream.migrate.execution.migration import Migration, MovedOnError
+from midstream.migrate.execution.migration_directory import MigrationDirectory
+from midstream.migrate.facts import Facts, StartingPoint
 from midstream.migrate.host_group import HostGroup
-from midstream.migrate.model import CUTOVER, DONE, LIVE, PREPARE, ROLLBACK, STARTED, Plan
+from midstream.migrate.modes import LIVE
+from midstream.migrate.phase_names import CUTOVER, DONE, PREPARE, ROLLBACK, STARTED
 from midstream.migrate.phases.seal import sealed_already
+from midstream.migrate.plan import Plan
+from midstream.remote.runs import ownership, run_state
 from midstream_engine import records
 
-if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
-    from midstream.migrate.execution.migration_directory import MigrationDirectory
 
+def reestablish(migration: Migration, *, rollback: bool) -> None:
+    """Journal the facts that phases need and that the journal may have lost.
 
-def reestablish(move: Migration, *, rollback: bool) -> None:
-    """Journal what phases have to know and the journal may have lost. ``rollback``: the target need not answer.
+    ``rollback``: the target may be unreachable.
 
-    HostError where a host that has to does not answer; MovedOn where the run is not this migration's any more."""
-    plan, known = move.plan, move.journal.known
-    move.note("the journal is damaged; what it may have said is established again from the hosts")
-    fence, ours = _fence(move)
+    Raises:
+        HostError: a required host does not answer.
+        MovedOnError: a later migration owns the run.
+    """
+    plan, facts = migration.plan, migration.journal.facts
+    migration.note("the journal is damaged; its facts are established again from the hosts")
+    fence, ours = _fence(migration)
     if not ours and fence.epoch >= plan.epoch:
-        raise MovedOn(
-            f"run {plan.run_id} is at epoch {fence.epoch} (holder {fence.owner}), and this migration does not have it",
+        raise MovedOnError(
+            f"run {plan.run_id} is at epoch {fence.epoch} (owner {fence.owner}), and this migration does not have it",
             "midstream --status shows where it is",
         )
-    found: dict[str, Any] = {}
+    found = Facts()
     begun = ours and fence.epoch >= plan.epoch
-    if begun:  # by the source's own record it is closed: the target may have started since
-        found.update(holder_before=plan.source_target or plan.source, relaunching=True)
+    if begun:  # the source's fence says that it is sealed: the target may have started since
+        found = replace(found, owner_before=plan.route.source_target or plan.source, relaunching=True)
     if ours:
-        found.update(_order_to_stop(move))
-    sealed = known("sealed") or (sealed_already(move) if ours else None)
-    if sealed is not None:
-        found["sealed"] = sealed
-    found.update(_on_the_target(move, sealed is not None, rollback))
-    lost = {name: value for name, value in found.items() if known(name) is None}
-    crosses = lost.get("crossing_step") or known("crossing_step") or lost.get("rehearsal") or known("rehearsal")
+        found = found.updated(_stop_facts(migration))
+    sealed = facts.sealed or (sealed_already(migration) if ours else None)
+    found = replace(found, sealed=sealed).updated(_target_facts(migration, sealed is not None, rollback))
+    lost = found.without(facts)
+    known = facts.updated(lost)
+    crosses = known.takeover_step or known.rehearsal
     if plan.mode == LIVE and sealed is None and not crosses:
-        lost["fallen_back"] = "the journal is damaged"
-    _phases(move, sealed is not None, "target_attempt" in found or known("target_attempt") is not None)
-    if ours and fence.epoch > plan.epoch and not _has(move, ROLLBACK, STARTED):
-        move.journal.write("phase", phase=ROLLBACK, state=STARTED, message="a rollback was under way", exit_code=1)
-    move.journal.fact(**lost, **{REESTABLISHED: time.time()})
-    move.note(f"established again: {', '.join(sorted(lost)) or 'nothing was lost that is needed'}")
+        lost = replace(lost, fallback_reason="the journal is damaged")
+    _journal_evident_phases(migration, sealed is not None, known.target_attempt is not None)
+    if ours and fence.epoch > plan.epoch and not _has_phase_event(migration, ROLLBACK, STARTED):
+        migration.journal.write(
+            "phase", phase=ROLLBACK, state=STARTED, message="a rollback was in progress", exit_code=1
+        )
+    migration.journal.record(replace(lost, reestablished_at=time.time()))
+    migration.note(f"established again: {', '.join(sorted(lost.to_json())) or 'no required fact was lost'}")
 
 
-def _fence(move: Migration) -> tuple[records.Fence, bool]:
-    """The source's fence, and whether the migration has the run in its hands there."""
-    plan, source = move.plan, move.source
-    value = move.source_group.describe()["fence"]
-    fence = records.Fence.from_json(value, f"{source.name}: fence.json of {plan.run_id}")
-    mover = source.call("runs.ownership.migration_lock", root=source.root, run_id=plan.run_id)
-    return fence, mover is not None and mover["migration"] == plan.migration
+def _fence(migration: Migration) -> tuple[records.Fence, bool]:
+    """Return the source's fence, and whether this migration has the migration lock there."""
+    plan, source = migration.plan, migration.source
+    fence = migration.source_group.describe().fence
+    if fence is None:
+        raise MidstreamError(f"{source.name}: run {plan.run_id} has no fence", f"midstream --repair {plan.run_id}")
+    migration_lock = source.call(ownership.migration_lock)(root=source.root, run_id=plan.run_id)
+    return fence, migration_lock is not None and migration_lock.migration == plan.migration
 
 
-def _order_to_stop(move: Migration) -> dict[str, Any]:
-    """What the migration ordered the source's running engine to do: only one that ran was given an order."""
-    found = _newest_order(move, move.source_group, (records.STOP, records.SAVE))
+def _stop_facts(migration: Migration) -> Facts:
+    """Return facts of the command to the source's engine: only a running one gets one."""
+    found = _newest_command(migration, migration.source_group, (records.STOP, records.SAVE))
     if found is None:
-        return {}
-    number, order = found
-    facts: dict[str, Any] = {"source_was_alive": True, "sealing_attempt": number}
-    if order.action == records.STOP:
-        facts["seal_serial"] = order.sequence
-        if order.step is not None:
-            facts["crossing_step"] = order.step
+        return Facts()
+    number, command = found
+    facts = Facts(source_was_running=True, sealing_attempt=number)
+    if command.action == records.STOP:
+        facts = replace(facts, stop_sequence=command.sequence, takeover_step=command.step)
     return facts
 
 
-def _on_the_target(move: Migration, sealed: bool, rollback: bool) -> dict[str, Any]:
-    """The attempt that the migration started there, and what it rehearsed on."""
-    plan, facts = move.plan, dict[str, Any]()
+def _target_facts(migration: Migration, sealed: bool, rollback: bool) -> Facts:
+    """Return facts of the migration's attempt on the target, and its rehearsal checkpoint."""
+    plan, facts = migration.plan, Facts()
     try:
-        newest = move.target_group.attempt_of_migration(plan.migration)
-        held = _newest_order(move, move.target_group, (records.STANDBY, records.REPLAY))
+        newest = migration.target_group.attempt_of_migration(plan.migration)
+        rehearsing = _newest_command(migration, migration.target_group, (records.STANDBY, records.REPLAY))
     except HostError:
         if not rollback:
             raise
-        return facts  # the rollback waits for it before the source goes on
-    if newest is not None and plan.stands_by:
-        facts["standby_attempt"] = newest["attempt"]
-    if newest is not None and sealed and (newest["status"] or {}).get("epoch") == plan.epoch:
-        facts["target_attempt"] = newest["attempt"]
-    if held is not None and held[1].checkpoint and held[1].root_digest and held[1].step is not None:
-        order = held[1]
-        facts["rehearsal"] = {"name": order.checkpoint, "step": order.step, "root_digest": order.root_digest}
+        return facts  # the rollback waits for the target before the source resumes
+    if newest is not None and plan.has_standby:
+        facts = replace(facts, standby_attempt=newest.attempt)
+    if newest is not None and sealed and newest.status is not None and newest.status.epoch == plan.epoch:
+        facts = replace(facts, target_attempt=newest.attempt)
+    if rehearsing is not None:
+        command = rehearsing[1]
+        if command.checkpoint and command.root_digest and command.step is not None:
+            facts = replace(facts, rehearsal=StartingPoint(command.checkpoint, command.step, command.root_digest))
     return facts
 
 
-def _newest_order(move: Migration, side: HostGroup, actions: tuple[str, ...]) -> tuple[int, records.Command] | None:
-    """The newest attempt on a side that holds an order of this migration's, one of ``actions``, and that order."""
-    for number in sorted(side.describe()["attempts"], reverse=True):
-        path = side.paths.attempt(number).command_file
+def _newest_command(
+    migration: Migration, group: HostGroup, actions: tuple[str, ...]
+) -> tuple[int, records.Command] | None:
+    """Return the newest attempt with a command of this migration in ``actions``, and it."""
+    for number in sorted(group.describe().attempts, reverse=True):
+        path = group.paths.attempt(number).command_file
         try:
-            text = side.first.call("runs.run_state.read_text", path=path)
+            text = group.first.call(run_state.read_text)(path=path)
         except RemoteError as error:
             if error.kind == "FileNotFoundError":
                 continue
             raise
         try:
-            where = f"{side.first.name}: {path}"
-            order = records.Command.from_json(decode_file(text, where), where)
+            where = f"{group.first.name}: {path}"
+            command = records.Command.from_json(decode_file(text, where), where)
         except ValueError as error:
-            raise MidstreamError(f"{side.first.name}: {path} cannot be read: {error}") from error
-        if order.migration == move.plan.migration and order.action in actions:
-            return number, order
+            raise MidstreamError(f"{group.first.name}: {path} cannot be read: {error}") from error
+        if command.migration == migration.plan.migration and command.action in actions:
+            return number, command
     return None
 
 
-def _phases(move: Migration, sealed: bool, took_over: bool) -> None:
-    """What the hosts show to be done: the seal comes after the preparation, the target's start after the cutover."""
+def _journal_evident_phases(migration: Migration, sealed: bool, took_over: bool) -> None:
+    """Journal phases as done that the hosts prove: a seal proves prepare, a start cutover."""
     for phase, evident in ((PREPARE, sealed), (CUTOVER, took_over)):
-        if evident and not _has(move, phase, DONE):
-            move.journal.write("phase", phase=phase, state=DONE, message="by what the hosts hold")
+        if evident and not _has_phase_event(migration, phase, DONE):
+            migration.journal.write("phase", phase=phase, state=DONE, message="according to the hosts")
 
 
-def _has(move: Migration, phase: str, state: str) -> bool:
-    events = read_events(move.directory.journal_file)
+def _has_phase_event(migration: Migration, phase: str, state: str) -> bool:
+    events = read_events(migration.directory.journal_file)
     return any((event.event, event.phase, event.state) == ("phase", phase, state) for event in events)
 
 
 # ------------------------------------------------------------------------------------------ without plan and journal
 
 
-def held_by_hosts(directory: MigrationDirectory) -> str:
-    """What the hosts of its fleet hold of a migration whose plan is lost, to be appended to a message; empty where
-    nobody answers or has anything."""
-    from midstream.fleet.fleet_file import load_fleet
-    from midstream.hosts.host_pool import Hosts
+def hosts_report(directory: MigrationDirectory) -> str:
+    """Return which hosts have a migration whose plan is lost, to append to a message.
 
-    fleet: Fleet | None = None
-    for path in (directory.fleet_file, None):
-        try:
-            fleet = load_fleet(path)
-        except MidstreamError:
-            continue
-        if fleet.hosts:
-            break
-    if fleet is None or not fleet.hosts:
+    Empty if no host of its fleet answers or has it.
+    """
+    fleet = _readable_fleet(directory)
+    if fleet is None:
         return ""
     run_id = Plan.unknown(directory.migration).run_id
-    hosts = Hosts(fleet)
+    hosts = HostPool(fleet)
 
-    def ask(name: str) -> str:
+    def query(name: str) -> str:
         try:
             host = hosts.get(name)
-            mover = host.call("runs.ownership.migration_lock", root=host.root, run_id=run_id)
-            if mover is None or mover["migration"] != directory.migration:
+            migration_lock = host.call(ownership.migration_lock)(root=host.root, run_id=run_id)
+            if migration_lock is None or migration_lock.migration != directory.migration:
                 return ""
-            value = host.call("runs.run_state.describe", root=host.root, run_id=run_id)["fence"]
-            fence = records.Fence.from_json(value, "fence.json")
-        except (HostError, records.RecordError):
-            return ""  # this is said beside an error: what is not known is left out
+            fence = host.call(run_state.describe)(root=host.root, run_id=run_id).fence
+        except HostError:
+            fence = None
+        if fence is None:
+            return ""  # this supplements an error: unreachable hosts are left out
         sealed = "" if fence.sealed_step is None else f", sealed at step {fence.sealed_step}"
-        return f"{name} holds run {run_id} for it: epoch {fence.epoch}, holder {fence.owner}{sealed}"
+        return f"{name} has run {run_id} locked for it: epoch {fence.epoch}, owner {fence.owner}{sealed}"
 
     try:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            told = [line for line in pool.map(ask, fleet.hosts) if line]
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            lines = [line for line in pool.map(query, fleet.hosts) if line]
     finally:
         hosts.close()
-    return "".join(f"; {line}" for line in told)
+    return "".join(f"; {line}" for line in lines)
+
+
+def _readable_fleet(directory: MigrationDirectory) -> Fleet | None:
+    """Return the migration's fleet, else the user's; None if neither can be read or has hosts."""
+    for path in (directory.fleet_file, None):
+        with contextlib.suppress(MidstreamError):
+            fleet = load_fleet(path)
+            if fleet.hosts:
+                return fleet
+    return None

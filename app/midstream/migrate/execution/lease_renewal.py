@@ -1,43 +1,43 @@
-"""The word that what stands by on a target waits for: that somebody still wants it."""
+"""Renew the standby's lease; the standby exits when it expires."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
 
 from midstream.errors import HostError
+from midstream.hosts.host_pool import HostPool
+from midstream.migrate.plan import Plan
+from midstream.remote.runs import standby_state
 
-if TYPE_CHECKING:
-    from midstream.hosts.host_pool import Hosts
-    from midstream.migrate.model import Plan
-
-ENDING = 5.0  # seconds
-EVERY = 30.0  # seconds; far less than the hour that an attempt waits without a word
+SHUTDOWN_TIMEOUT = 5.0  # seconds
+RENEW_INTERVAL = 30.0  # seconds; far below the standby's lease of one hour
 
 
 class LeaseRenewal:
-    """Renews the lease of what stands by for a migration, in a thread of its own, while the process that carries the
-    migration out lives. A target that does not answer is tried again the next time: silence ends nothing at once."""
+    """Renews the lease of a migration's standby in a thread, while the migration's process runs.
 
-    def __init__(self, hosts: Hosts, plan: Plan, every: float = EVERY):
-        self._hosts, self._plan, self._every = hosts, plan, every
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="standby-lease", daemon=True)
+    An unreachable target is tried again after the interval.
+    """
+
+    def __init__(self, hosts: HostPool, plan: Plan, interval: float = RENEW_INTERVAL) -> None:
+        self._hosts, self._plan, self._interval = hosts, plan, interval
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._renew_until_stopped, name="standby-lease", daemon=True)
 
     def start(self) -> None:
-        if self._plan.stands_by:
+        if self._plan.has_standby:
             self._thread.start()
 
     def stop(self) -> None:
-        """No further word. One that is under way is not waited for long."""
-        self._over.set()
+        """Stop renewing; wait at most `SHUTDOWN_TIMEOUT` for a call in progress."""
+        self._stopped.set()
         if self._thread.is_alive():
-            self._thread.join(ENDING)
+            self._thread.join(SHUTDOWN_TIMEOUT)
 
-    def _work(self) -> None:
+    def _renew_until_stopped(self) -> None:
         plan = self._plan
-        while not self._over.wait(self._every):
+        while not self._stopped.wait(self._interval):
             with contextlib.suppress(HostError):
                 target = self._hosts.get(plan.target_host)
-                target.call("runs.standby_state.renew", root=target.root, run_id=plan.run_id, migration=plan.migration)
+                target.call(standby_state.renew)(root=target.root, run_id=plan.run_id, migration=plan.migration)

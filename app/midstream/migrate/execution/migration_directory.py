@@ -1,16 +1,16 @@
-"""Where migrations are kept: `$MIDSTREAM_STATE/migrations/<id>/`, one directory each, for its owner alone (0700).
+"""Directory of a migration: `$MIDSTREAM_STATE/migrations/<id>/`, readable by its owner alone (0700).
 
-journal.jsonl      plan and fleet file once more, then what was done: enough to go on with
-plan.json          what is to be done; written once
-fleet.yaml         the fleet file as it was, so that a continued migration reaches the same machines
-downtime.json        the downtime, predicted against measured
-run.yaml           the run's config, where a rollback leaves a run that has to be started again
-certificate.json   the proof; certificate.md is the same for people, with the curve in certificate.svg
-.lock              held by the process that carries the migration out
-request            what a person asked of that process: "rollback"
-request-mode       that a live migration is to go on as a warm migration: "warm"
+journal.jsonl      plan and fleet file, then what was done: sufficient to continue
+plan.json          the plan; written once
+fleet.yaml         the fleet file of the plan, so that a continued migration reaches the same machines
+downtime.json      the downtime report, predicted and measured
+run.yaml           the run's config, if a rollback leaves a run that has to be started by the user
+certificate.json   the proof; certificate.md is the readable form, with the curve in certificate.svg
+.lock              locked by the process that executes the migration
+request            the user's request to that process: "rollback"
+request-mode       request that a live migration continues as a warm migration: "warm"
 
-Each of them may be damaged. What is needed is read from the journal then, and the view names what is wrong.
+Each of them may be damaged. Required content is then read from the journal, and the view names the damage.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from midstream.errors import Exit, MidstreamError, UsageError
-from midstream.migrate import model
+from midstream.fleet.fleet import Fleet
+from midstream.fleet.fleet_file import load_fleet, parse_fleet
+from midstream.migrate import migration_state
 from midstream.migrate.execution import damaged_files, fleet_scope
 from midstream.migrate.execution import journal as journals
 from midstream.migrate.execution.journal import JournalReader, outcome
+from midstream.migrate.migration_view import MigrationView
+from midstream.migrate.modes import WARM
+from midstream.migrate.plan import UNKNOWN, Plan
+from midstream.migrate.proof.certificate import Certificate
+from midstream.migrate.proof.downtime_report import DowntimeReport
+from midstream.state_directory import state_directory
+from midstream.suggestions import did_you_mean
 from midstream_engine import records
 
-if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
-
-PATIENCE = 0.5  # seconds
-START_TIMEOUT = 30.0  # seconds in which the process of a migration has to begin
+LOCK_TIMEOUT = 0.5  # seconds
+START_TIMEOUT = 30.0  # seconds for the process of a migration to start
 FILES = ("journal.jsonl", "plan.json", "fleet.yaml", "downtime.json", "certificate.json", ".lock", "process.log")
-
-
-def state_directory() -> Path:
-    """`$MIDSTREAM_STATE`, by default `~/.local/state/midstream`."""
-    return Path(os.environ.get("MIDSTREAM_STATE") or "~/.local/state/midstream").expanduser()
 
 
 def migrations_directory() -> Path:
@@ -52,20 +53,20 @@ def migrations_directory() -> Path:
 
 
 def new_id(run_id: str) -> str:
-    """Sorts by time, says which run, and never repeats: ``20261121-101502-nano-3fa9``."""
+    """Return a unique id that sorts by time: ``20261121-101502-nano-3fa9``."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{run_id[:40]}-{secrets.token_hex(2)}"
 
 
 class MigrationDirectory:
     """The files of one migration."""
 
-    def __init__(self, migration: str):
+    def __init__(self, migration: str) -> None:
         self.migration = migration
         self.path = migrations_directory() / migration
         self.plan_file = self.path / "plan.json"
         self.fleet_file = self.path / "fleet.yaml"
         self.journal_file = self.path / "journal.jsonl"
-        self.ledger_file = self.path / "downtime.json"
+        self.downtime_file = self.path / "downtime.json"
         self.certificate_file = self.path / "certificate.json"
         self.page_file = self.path / "certificate.md"
         self.picture_file = self.path / "certificate.svg"
@@ -76,7 +77,7 @@ class MigrationDirectory:
 
     @classmethod
     def find(cls, migration: str) -> MigrationDirectory:
-        """The one with this id, or with the only id that begins so. UsageError otherwise."""
+        """Return the one with this id or unique prefix of an id. UsageError otherwise."""
         known = migration_ids()
         matches = [name for name in known if name == migration] or [
             name for name in known if name.startswith(migration)
@@ -87,53 +88,56 @@ class MigrationDirectory:
             raise UsageError(f"migration {migration!r} is ambiguous: {', '.join(matches)}", "give more of its id")
         raise UsageError(
             f"no migration {migration!r} under {migrations_directory()}",
-            f"known: {', '.join(known[:5])}"
+            did_you_mean(migration, known) or f"known: {', '.join(known[:5])}"
             if known
             else "there are none yet: midstream --migrate RUN --to TARGET starts one",
         )
 
     def journal_size(self) -> int:
-        """Bytes of the journal: where a follower begins who wants what comes next."""
+        """Return the journal's size in bytes: the offset of the next line."""
         return self.journal_file.stat().st_size if self.journal_file.is_file() else 0
 
     def journal_lost(self) -> bool:
-        """Whether the journal is missing, empty or no file: a new migration has one from its first moment on."""
+        """Return whether the journal is missing, empty or no file: a new migration has one."""
         return not self.journal_size()
 
-    # ------------------------------------------------------------------------------------------ what it is about
+    # ------------------------------------------------------------------------------------------ content
 
-    def plan(self) -> model.Plan:
-        """The plan, from the journal where plan.json is damaged. MidstreamError where both are."""
-        return self._plan(self._journal().plan)
+    def plan(self) -> Plan:
+        """Return the plan, from the journal if plan.json is damaged. MidstreamError if both are."""
+        return self.plan_or_journaled(self._journal().plan)
 
     def _journal(self) -> journals.Content:
-        """The journal; one without lines where it cannot be read."""
+        """Return the journal's content, empty if it cannot be read."""
         try:
             return journals.read(self.journal_file)
         except records.RecordError:
             return journals.Content()
 
-    def _plan(self, journaled: object) -> model.Plan:
+    def plan_or_journaled(self, journaled: object) -> Plan:
+        """Return the plan, from its journaled JSON value if plan.json is damaged."""
         try:
-            return model.Plan.from_json(records.read_json(str(self.plan_file)), str(self.plan_file))
+            return Plan.from_json(records.read_json(str(self.plan_file)), str(self.plan_file))
         except (OSError, records.RecordError) as error:
             why = error
         try:
-            return model.Plan.from_json(journaled, str(self.journal_file))
+            return Plan.from_json(journaled, str(self.journal_file))
         except records.RecordError:
             raise self._lost(self.plan_file, why) from None
 
     def fleet(self) -> Fleet:
-        """The fleet as it was planned with, from the journal where fleet.yaml is damaged. MidstreamError where both
-        are."""
+        """Return the fleet of the plan, from the journal if fleet.yaml is damaged.
+
+        Raises:
+            MidstreamError: both are damaged.
+        """
         content = self._journal()
-        return self._fleet(self._plan(content.plan), content.fleet)
+        return self.fleet_or_journaled(self.plan_or_journaled(content.plan), content.fleet)
 
-    def _fleet(self, plan: model.Plan, journaled: str | None) -> Fleet:
-        from midstream.fleet.fleet_file import load_fleet, parse_fleet
-
+    def fleet_or_journaled(self, plan: Plan, journaled: str | None) -> Fleet:
+        """Return the fleet, from its journaled text if fleet.yaml is damaged."""
         try:
-            self._check_fleet(plan, journaled)
+            self.check_fleet(plan, journaled)
             return load_fleet(self.fleet_file)
         except UsageError as error:
             if journaled is None:
@@ -148,45 +152,51 @@ class MigrationDirectory:
             Exit.REFUSED,
         )
 
-    def ledger(self) -> model.DowntimeReport | None:
-        """None where there is none, or one that is damaged."""
-        return damaged_files.read_or_none(self.ledger_file, model.DowntimeReport.from_json)
+    def downtime(self) -> DowntimeReport | None:
+        """Return the downtime report; None if it is missing or damaged."""
+        return damaged_files.read_or_none(self.downtime_file, DowntimeReport.from_json)
 
-    def certificate(self) -> model.Certificate | None:
-        """None where there is none, or one that is damaged."""
-        return damaged_files.read_or_none(self.certificate_file, model.Certificate.from_json)
+    def certificate(self) -> Certificate | None:
+        """Return the certificate; None if it is missing or damaged."""
+        return damaged_files.read_or_none(self.certificate_file, Certificate.from_json)
 
     def restore(self, journal: journals.Journal) -> list[str]:
-        """Write plan.json, fleet.yaml and the journal's first lines again, each where it is damaged, from the others.
-        A line for each that was restored. MidstreamError where nothing has its content."""
+        """Restore plan.json, fleet.yaml and the journal's first lines from each other.
+
+        Returns a line for each that was damaged and restored.
+
+        Raises:
+            MidstreamError: no file has the content.
+        """
         content = self._journal()
-        plan = self._plan(content.plan)
-        self._fleet(plan, content.fleet)
-        said = []
-        if why := damaged_files.problem_of(self.plan_file, self._check_plan):
+        plan = self.plan_or_journaled(content.plan)
+        self.fleet_or_journaled(plan, content.fleet)
+        restored: list[str] = []
+        if why := damaged_files.problem_of(self.plan_file, self.check_plan):
             self._put(self.plan_file, records.canonical_json(plan.to_json()))
-            said.append(f"{self.plan_file.name} {why}: restored from the journal")
-        if why := damaged_files.problem_of(self.fleet_file, lambda: self._check_fleet(plan, content.fleet)):
+            restored.append(f"{self.plan_file.name} {why}: restored from the journal")
+        if why := damaged_files.problem_of(self.fleet_file, lambda: self.check_fleet(plan, content.fleet)):
             self._put(self.fleet_file, (content.fleet or "").encode())
-            said.append(f"{self.fleet_file.name} {why}: restored from the journal")
-        if not journal.headed:
-            journal.head(plan.to_json(), self.fleet_file.read_text())
-        return said
+            restored.append(f"{self.fleet_file.name} {why}: restored from the journal")
+        if not journal.has_header:
+            journal.write_header(plan.to_json(), self.fleet_file.read_text())
+        return restored
 
-    def _check_plan(self) -> None:
-        model.Plan.from_json(records.read_json(str(self.plan_file)), self.plan_file.name)
+    def check_plan(self) -> None:
+        """Raise OSError or RecordError if plan.json is damaged."""
+        Plan.from_json(records.read_json(str(self.plan_file)), self.plan_file.name)
 
-    def _check_fleet(self, plan: model.Plan | None, journaled: str | None) -> None:
-        """UsageError where the file is damaged: it cannot be read, or lacks a host that the plan names. One that says
-        what was planned with is not."""
-        from midstream.fleet.fleet_file import load_fleet
+    def check_fleet(self, plan: Plan | None, journaled: str | None) -> None:
+        """Raise UsageError if fleet.yaml cannot be read, or lacks a host that the plan names.
 
+        A file equal to the journaled text is never damaged.
+        """
         with suppress(OSError, UnicodeDecodeError):  # load_fleet names what is wrong
             if journaled is not None and self.fleet_file.read_text() == journaled:
                 return
         fleet = load_fleet(self.fleet_file)
         missing = [name for name in (plan.source, plan.target) if name not in fleet.target_names] if plan else []
-        if missing and not fleet.comes_and_goes:
+        if missing and not fleet.has_slices:
             raise UsageError(f"{self.fleet_file} has no host {missing[0]}, which the plan names")
 
     @staticmethod
@@ -194,29 +204,29 @@ class MigrationDirectory:
         damaged_files.set_aside(file)
         records.write_bytes(str(file), data, mode=0o600)
 
-    # ------------------------------------------------------------------------------------------ what a person asked
+    # ------------------------------------------------------------------------------------------ requests
 
-    def ask_for_rollback(self) -> None:
+    def request_rollback(self) -> None:
         damaged_files.set_aside(self.request_file)
         records.write_bytes(str(self.request_file), b"rollback\n")
 
     def rollback_requested(self) -> bool:
-        """Whether a person asked for it. A request of any other content is none."""
+        """Return whether the user requested a rollback. Any other content is ignored."""
         return damaged_files.request(self.request_file) == damaged_files.ROLLBACK
 
-    def ask_for_handover(self) -> None:
+    def request_warm_mode(self) -> None:
         damaged_files.set_aside(self.mode_file)
-        records.write_bytes(str(self.mode_file), f"{model.WARM}\n".encode())
+        records.write_bytes(str(self.mode_file), f"{WARM}\n".encode())
 
     def withdraw_request(self) -> None:
-        with suppress(OSError):  # one that is no file was none
+        with suppress(OSError):  # a path that is no file is no request
             self.request_file.unlink(missing_ok=True)
 
-    # ------------------------------------------------------------------------------------------ who carries it out
+    # ------------------------------------------------------------------------------------------ lock
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the migration: one process at a time carries it out. MidstreamError where another one does."""
+    def locked(self) -> Generator[None, None, None]:
+        """Lock the migration, for the process that executes it. MidstreamError if locked."""
         try:
             descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -224,7 +234,7 @@ class MigrationDirectory:
                 f"{self._lock_file} cannot be opened: {error.strerror}", f"move it away: mv {self._lock_file} /tmp"
             ) from error
         try:
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + LOCK_TIMEOUT
             while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -233,9 +243,9 @@ class MigrationDirectory:
                     if error.errno not in (errno.EAGAIN, errno.EACCES):
                         raise
                     if time.monotonic() >= deadline:
-                        message = f"migration {self.migration} is being carried out by another process"
+                        message = f"migration {self.migration} is being executed by another process"
                         raise MidstreamError(message) from error
-                time.sleep(0.01)  # whoever only looks whether it is held holds it for an instant
+                time.sleep(0.01)  # `is_locked` locks it for a moment
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
             yield
@@ -243,10 +253,10 @@ class MigrationDirectory:
             os.close(descriptor)
 
     def is_locked(self) -> bool:
-        """Whether some process carries it out right now."""
+        """Return whether a process executes the migration now."""
         try:
             descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # there is none, or what is there can be held by nobody
+        except OSError:  # missing, or not a file that can be locked
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -256,122 +266,127 @@ class MigrationDirectory:
             os.close(descriptor)
         return False
 
-    def view(self) -> model.MigrationView:
-        """What its files say. Those that are damaged are named in ``damage``."""
-        return self._known().view()
+    def view(self) -> MigrationView:
+        """Return the migration as its files describe it; ``damage`` names damaged ones."""
+        return self._cached().view()
 
     def belongs_to(self, fleet: Fleet) -> bool:
-        """Whether it moves a run between hosts of this fleet: one of the same file, or one in which its hosts have the
-        same names and are the same places. One whose hosts cannot be read is shown rather than hidden."""
-        return self._known().belongs_to(fleet)
+        """Return whether it migrates a run between hosts of this fleet, see `fleet_scope`.
 
-    def _known(self) -> _Known:
-        return _KNOWN.setdefault(self.path, _Known(self))
+        One whose hosts cannot be read is shown, not hidden.
+        """
+        return self._cached().belongs_to(fleet)
+
+    def _cached(self) -> _CachedView:
+        return _CACHED_VIEWS.setdefault(self.path, _CachedView(self))
 
 
-class _Known:
-    """A migration that is looked at again and again: a file that has not changed is not read again."""
+class _CachedView:
+    """View of a migration that is read repeatedly: unchanged files are not read again."""
 
-    def __init__(self, directory: MigrationDirectory):
+    def __init__(self, directory: MigrationDirectory) -> None:
         self._directory = directory
         self._lock = threading.Lock()
         self._reader = JournalReader(directory.journal_file)
         self._mark: tuple[object, ...] = ()
-        self._view: model.MigrationView | None = None
+        self._view: MigrationView | None = None
         self._fleet: Fleet | None = None
         self._fleet_mark: object = ()
 
-    def view(self) -> model.MigrationView:
-        """The same object until something changes."""
+    def view(self) -> MigrationView:
+        """Return the view, the same object until a file changes."""
         directory = self._directory
         with self._lock:
-            held = directory.is_locked()
+            locked = directory.is_locked()
             files = (
-                directory.plan_file, directory.fleet_file, directory.journal_file, directory.ledger_file,
+                directory.plan_file, directory.fleet_file, directory.journal_file, directory.downtime_file,
                 directory.certificate_file, directory.request_file,
             )  # fmt: skip
-            mark = (held, begins := self._begins(), *map(_signature, files))
+            mark = (locked, starting := self._may_be_starting(), *map(_signature, files))
             if self._view is None or mark != self._mark:
-                self._view, self._mark = self._read(held, begins), mark
+                self._view, self._mark = self._read(locked, starting), mark
             return self._view
 
-    def _begins(self) -> bool:
-        """Whether the journal is so new that its process may still be starting."""
+    def _may_be_starting(self) -> bool:
+        """Return whether the journal is so new that its process may still be starting."""
         try:
             return time.time() - self._directory.journal_file.stat().st_mtime < START_TIMEOUT
         except OSError:
             return False
 
-    def _read(self, held: bool, begins: bool) -> model.MigrationView:
+    def _read(self, locked: bool, starting: bool) -> MigrationView:
         directory = self._directory
         events = self._reader.events()
         now = outcome(events)
         found: list[str] = []
-        # What is being written at this moment has no end yet.
-        writing = held and self._reader.torn and not self._reader.content.damaged
+        # A line that is being written has no end yet.
+        writing = locked and self._reader.partial and not self._reader.content.damaged
         if (wrong := self._reader.damage) and not writing:
             found.append(f"{directory.journal_file.name} {wrong}")
-        if wrong := damaged_files.problem_of(directory.plan_file, directory._check_plan):
+        if wrong := damaged_files.problem_of(directory.plan_file, directory.check_plan):
             found.append(f"{directory.plan_file.name} {wrong}")
         content = self._reader.content
         try:
-            plan = directory._plan(content.plan)
+            plan = directory.plan_or_journaled(content.plan)
         except MidstreamError:
             plan = None
-        if wrong := damaged_files.problem_of(directory.fleet_file, lambda: directory._check_fleet(plan, content.fleet)):
+        if wrong := damaged_files.problem_of(directory.fleet_file, lambda: directory.check_fleet(plan, content.fleet)):
             found.append(f"{directory.fleet_file.name} {wrong}")
         for file, check in (
             (
-                directory.ledger_file,
-                lambda: damaged_files.parsed(directory.ledger_file, model.DowntimeReport.from_json),
+                directory.downtime_file,
+                lambda: damaged_files.parsed(directory.downtime_file, DowntimeReport.from_json),
             ),
             (
                 directory.certificate_file,
-                lambda: damaged_files.parsed(directory.certificate_file, model.Certificate.from_json),
+                lambda: damaged_files.parsed(directory.certificate_file, Certificate.from_json),
             ),
             (directory.request_file, lambda: damaged_files.check_request(directory.request_file)),
         ):
             if os.path.lexists(file) and (wrong := damaged_files.problem_of(file, check)):
                 found.append(f"{file.name} {wrong}")
-        result = next((event.detail for event in reversed(events) if event.event == "result"), {})
-        state = model.DAMAGED if plan is None else now.outcome or model.INTERRUPTED
-        if (held or (begins and not events and plan)) and not now.ended:
-            state = model.RUNNING
-        return model.MigrationView(
+        results = (event.detail for event in reversed(events) if event.event == "result")
+        result = next(results, dict[str, Any]())
+        unreadable = plan is None or self._reader.newer
+        state = migration_state.DAMAGED if unreadable else now.outcome or migration_state.INTERRUPTED
+        if (locked or (starting and not events and not unreadable)) and not now.ended:
+            state = migration_state.RUNNING
+        return MigrationView(
             directory.migration,
-            plan or model.Plan.unknown(directory.migration),
+            plan or Plan.unknown(directory.migration),
             state,
             now.phase,
             events,
-            directory.ledger() or damaged_files.journaled(result.get("downtime"), model.DowntimeReport.from_json),
-            directory.certificate() or damaged_files.journaled(result.get("certificate"), model.Certificate.from_json),
+            directory.downtime() or damaged_files.journaled(result.get("downtime"), DowntimeReport.from_json),
+            directory.certificate() or damaged_files.journaled(result.get("certificate"), Certificate.from_json),
             now.finished,
             now.error,
             tuple(found),
+            self._reader.newer,
         )
 
     def belongs_to(self, fleet: Fleet) -> bool:
         plan = self.view().plan
-        return plan.source == model.UNKNOWN or fleet_scope.belongs(plan, lambda: self._own_fleet(plan), fleet)
+        return plan.source == UNKNOWN or fleet_scope.belongs(plan, lambda: self._own_fleet(plan), fleet)
 
-    def _own_fleet(self, plan: model.Plan) -> Fleet | None:
-        """The fleet that it was planned with; None where no file has it any more."""
+    def _own_fleet(self, plan: Plan) -> Fleet | None:
+        """Return the fleet of the plan; None if no file has it."""
         with self._lock:
             mark = (_signature(self._directory.fleet_file), self._reader.content.fleet)
             if mark != self._fleet_mark:
                 try:
-                    self._fleet = self._directory._fleet(plan, self._reader.content.fleet)
+                    self._fleet = self._directory.fleet_or_journaled(plan, self._reader.content.fleet)
                 except MidstreamError:
                     self._fleet = None
                 self._fleet_mark = mark
             return self._fleet
 
 
-_KNOWN: dict[Path, _Known] = {}
+_CACHED_VIEWS: dict[Path, _CachedView] = {}
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:
-    """Changes whenever the file does."""
+    """Return a value that changes whenever the file does; None without a file."""
     try:
         found = path.stat()
     except OSError:
@@ -380,7 +395,7 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
 
 
 def migration_ids() -> list[str]:
-    """Newest first: directories that hold any of a migration's files, damaged or not."""
+    """Return ids of directories with any file of a migration, newest first."""
     try:
         names = os.listdir(migrations_directory())
     except OSError:
@@ -393,9 +408,14 @@ def _is_migration(path: Path) -> bool:
     return any(os.path.lexists(path / name) for name in FILES)
 
 
-def create(plan: model.Plan, fleet_text: str) -> MigrationDirectory:
-    """A directory for a new migration, with its plan, its fleet file and its journal's first lines. It is complete or
-    not there: MidstreamError where it cannot be written."""
+def create(plan: Plan, fleet_text: str) -> MigrationDirectory:
+    """Create the directory of a new migration: plan, fleet file, first lines of the journal.
+
+    It is complete or absent.
+
+    Raises:
+        MidstreamError: it cannot be written.
+    """
     directory = MigrationDirectory(plan.migration)
     building = directory.path.with_name(f".{plan.migration}.{os.getpid()}")
     try:
@@ -404,7 +424,7 @@ def create(plan: model.Plan, fleet_text: str) -> MigrationDirectory:
         value = plan.to_json()
         for name, data in (
             ("journal.jsonl", journals.header(value, fleet_text)),
-            ("fleet.yaml", fleet_text.encode()),  # its env: may hold what others are not to read
+            ("fleet.yaml", fleet_text.encode()),  # its env: may contain secrets
             ("plan.json", records.canonical_json(value)),
         ):
             records.write_bytes(str(building / name), data, mode=0o600)
@@ -414,16 +434,12 @@ def create(plan: model.Plan, fleet_text: str) -> MigrationDirectory:
         shutil.rmtree(building, ignore_errors=True)
         raise MidstreamError(
             f"{directory.path} cannot be written: {error.strerror}",
-            "nothing was begun; make room there, then try again",
+            "nothing was started; make room there, then try again",
         ) from error
     return directory
 
 
-def view(migration: str) -> model.MigrationView:
-    return MigrationDirectory.find(migration).view()
-
-
-def list_migrations(fleet: Fleet | None = None) -> list[model.MigrationView]:
-    """Newest first, those with damaged files too. ``fleet``: those alone that belong to it."""
+def list_migrations(fleet: Fleet | None = None) -> list[MigrationView]:
+    """Return all migrations, newest first; with ``fleet``, those that belong to it."""
     found = map(MigrationDirectory, migration_ids())
     return [each.view() for each in found if fleet is None or each.belongs_to(fleet)]

@@ -1,4 +1,4 @@
-"""The process that carries a migration out. It has a session of its own and outlives the terminal that started it.
+"""Process that executes a migration, in its own session: it outlives its terminal.
 
 python -m midstream.migrate.execution.migration_process ID [--rollback]
 """
@@ -13,33 +13,53 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError, UsageError
-from midstream.migrate import model
+from midstream.fleet.fleet import Fleet
+from midstream.hosts.host_pool import HostPool
+from midstream.migrate import migration_state
+from midstream.migrate.event import Event
 from midstream.migrate.execution import damaged_files, fleet_scope
 from midstream.migrate.execution import migration_directory as directories
-from midstream.migrate.execution.journal import Journal, JournalError, Outcome, follow_events, outcome, read_events
+from midstream.migrate.execution.executor import execute
+from midstream.migrate.execution.journal import (
+    Journal,
+    JournalError,
+    Outcome,
+    follow_events,
+    outcome,
+    read_events,
+    refuse_newer,
+)
+from midstream.migrate.execution.journal_recovery import hosts_report, reestablish
+from midstream.migrate.execution.lease_renewal import LeaseRenewal
+from midstream.migrate.execution.migration import Migration, MovedOnError
 from midstream.migrate.execution.migration_directory import START_TIMEOUT, MigrationDirectory
 from midstream.migrate.failover import notify
+from midstream.migrate.migration_view import MigrationView
+from midstream.migrate.modes import LIVE
+from midstream.migrate.plan import Plan
+from midstream.state_directory import state_directory
+from midstream.watch.watcher import Watcher
 
-if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
-
-LONGEST_TRACE = 1 << 15  # characters of a traceback that are journaled
-WATCH_INTERVAL = 0.25  # seconds; the downtime waits on what the watch sees
+MAX_TRACE_CHARS = 1 << 15  # of a traceback in the journal
+WATCH_INTERVAL = 0.25  # seconds; each poll during the cutover adds to the downtime
 
 
-def start(fleet: Fleet, plan: model.Plan) -> str:
-    """Write the plan down and begin to carry it out, detached. Returns the migration's id."""
-    directory = directories.create(fleet_scope.with_whole_path(plan), fleet.text)
+def start(fleet: Fleet, plan: Plan) -> str:
+    """Write the plan and start a detached process that executes it; return the id."""
+    directory = directories.create(fleet_scope.with_absolute_fleet_file(plan), fleet.text)
     _spawn(directory)
     return directory.migration
 
 
 def continue_(migration: str) -> None:
-    """Go on with a migration that was interrupted. UsageError where it has ended; nothing where it is under way;
-    MidstreamError where its files do not say enough for that."""
+    """Continue an interrupted migration; do nothing if it runs.
+
+    Raises:
+        UsageError: it has ended.
+        MidstreamError: its files are too damaged.
+    """
     directory = MigrationDirectory.find(migration)
     if directory.is_locked():
         return
@@ -49,55 +69,62 @@ def continue_(migration: str) -> None:
     _spawn(directory)
 
 
-def stop_waiting(migration: str) -> None:
-    """Have a live migration go on as a warm migration. UsageError where the migration is none, or has ended."""
+def switch_to_warm(migration: str) -> None:
+    """Request that a live migration continues as a warm one. UsageError if it cannot."""
     directory = MigrationDirectory.find(migration)
+    refuse_newer(directory.journal_file)
     view = directory.view()
-    if view.plan.mode != model.LIVE or not view.open:
+    if view.plan.mode != LIVE or not view.open:
         what = view.state if not view.open else f"a {view.plan.mode}"
         raise UsageError(
             f"migration {directory.migration} is {what}", "only a running live migration can become a warm one"
         )
-    directory.ask_for_handover()
+    directory.request_warm_mode()
 
 
-def readable(directory: MigrationDirectory) -> model.MigrationView:
-    """The migration, where plan and fleet can be read, from whichever file. MidstreamError otherwise, with what the
-    hosts of the fleet hold of it."""
+def readable(directory: MigrationDirectory) -> MigrationView:
+    """Return the view of a migration whose plan and fleet can be read from some file.
+
+    Raises:
+        MidstreamError: they cannot; the message names the hosts that have the migration. Or a newer midstream wrote
+            the journal.
+    """
+    refuse_newer(directory.journal_file)
     try:
         directory.fleet()
     except MidstreamError as error:
-        from midstream.migrate.execution.journal_recovery import held_by_hosts
-
-        error.message += held_by_hosts(directory)
+        error.message += hosts_report(directory)
         raise
     return directory.view()
 
 
 def rollback(migration: str) -> None:
-    """Take a migration back: by the process that carries it out where there is one, else by a new one. UsageError
-    where the source is retired or it was rolled back already."""
+    """Roll a migration back, in its running process or in a new one.
+
+    Raises:
+        UsageError: the source is retired, or the migration was rolled back already.
+    """
     directory = MigrationDirectory.find(migration)
     view = readable(directory)
     if view.finished:
         raise UsageError(
             f"migration {directory.migration} is finished: {view.plan.source} is retired",
-            f"move it back instead: midstream --migrate {view.plan.run_id} --to {view.plan.source}",
+            f"migrate it back instead: midstream --migrate {view.plan.run_id} --to {view.plan.source}",
         )
-    if view.state == model.ROLLED_BACK:
+    if view.state == migration_state.ROLLED_BACK:
         raise UsageError(f"migration {directory.migration} was rolled back already", "midstream --status shows the run")
-    if view.state == model.MOVED_ON:
+    if view.state == migration_state.MOVED_ON:
         raise UsageError(
-            f"migration {directory.migration} has nothing to take back: the run was moved on since",
+            f"migration {directory.migration} has nothing to roll back: a later migration has the run",
             "midstream --status shows where it is",
         )
-    directory.ask_for_rollback()
+    directory.request_rollback()
     if not directory.is_locked():
         _spawn(directory, "--rollback")
 
 
-def follow(migration: str, offset: int = 0) -> Iterator[model.Event]:
-    """The journal from byte ``offset`` on, as it is written, until the process that writes it has ended."""
+def follow(migration: str, offset: int = 0) -> Iterator[Event]:
+    """Yield the journal's events from byte ``offset`` on until the migration's process exits."""
     directory = MigrationDirectory.find(migration)
     ended = threading.Event()
     stopped = threading.Event()
@@ -116,7 +143,7 @@ def follow(migration: str, offset: int = 0) -> Iterator[model.Event]:
 
 
 def _spawn(directory: MigrationDirectory, *flags: str) -> None:
-    """Start the process and wait until it holds the migration, so that a follower finds it there."""
+    """Start the process and wait until it has locked the migration."""
     with directory.log_file.open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "midstream.migrate.execution.migration_process", directory.migration, *flags],
@@ -124,10 +151,10 @@ def _spawn(directory: MigrationDirectory, *flags: str) -> None:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "MIDSTREAM_STATE": str(directories.state_directory().absolute())},
+            env={**os.environ, "MIDSTREAM_STATE": str(state_directory().absolute())},
             cwd="/",
         )
-    # The journal's owner reaps itself from our side: a zombie would look alive to nobody, but would stay.
+    # Reaps the child, which would otherwise stay as a zombie.
     threading.Thread(target=child.wait, name="migration-reaper", daemon=True).start()
     deadline = time.monotonic() + START_TIMEOUT
     begun = directory.journal_size()
@@ -136,7 +163,7 @@ def _spawn(directory: MigrationDirectory, *flags: str) -> None:
             return
         if child.poll() is not None:
             raise MidstreamError(
-                f"the migration's process ended at once: {last_words(directory) or 'its log is empty'}",
+                f"the migration's process exited: {last_log_line(directory) or 'its log is empty'}",
                 f"see {directory.log_file}",
                 Exit.INTERRUPTED,
             )
@@ -146,13 +173,15 @@ def _spawn(directory: MigrationDirectory, *flags: str) -> None:
     )
 
 
-def last_words(directory: MigrationDirectory) -> str:
-    """What the process logged after its last line in the journal, or that the disk is full; empty where there is
-    neither."""
+def last_log_line(directory: MigrationDirectory) -> str:
+    """Return what the process logged after its last journal line, or that the disk is full.
+
+    Empty if neither applies.
+    """
     log, journal = directory.log_file, directory.journal_file
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_TRACE))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_TRACE_CHARS))
             lines = file.read().decode(errors="replace").strip().splitlines()
         if lines and (not journal.is_file() or log.stat().st_mtime >= journal.stat().st_mtime):
             return lines[-1].removeprefix("midstream: ")
@@ -167,69 +196,62 @@ def main(arguments: list[str] | None = None) -> int:
     directory = MigrationDirectory(migration)
     try:
         with directory.locked():
-            return _carry_out(directory, rolling_back)
+            return _run_migration(directory, rolling_back)
     except MidstreamError as error:
         print(f"midstream: {error}", file=sys.stderr)
         return int(error.code)
 
 
-def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
-    """With the migration held. Whatever happens, the journal's last line is a result."""
-    from midstream.hosts.host_pool import Hosts
-    from midstream.migrate.execution.executor import execute
-    from midstream.migrate.execution.journal_recovery import reestablish
-    from midstream.migrate.execution.lease_renewal import LeaseRenewal
-    from midstream.migrate.execution.migration import Migration, MovedOn
-    from midstream.watch.watcher import Watch
-
+def _run_migration(directory: MigrationDirectory, rolling_back: bool) -> int:
+    """Execute a locked migration. The journal's last line is a result in every case."""
     lost = directory.journal_lost()
     damaged_files.set_aside(directory.journal_file)
     journal = Journal(directory.journal_file)
     try:
         if lost:
-            journal.lost()
+            journal.write_lost()
         elif journal.begun:
             journal.write("note", state="resumed", message="resumed by another process")
         for line in directory.restore(journal):
             journal.write("note", message=line)
         plan, fleet = directory.plan(), directory.fleet()
-        hosts = Hosts(fleet)
-        watch = Watch(fleet, hosts, interval=WATCH_INTERVAL, only={plan.source, plan.target_host})
+        hosts = HostPool(fleet)
+        watch = Watcher(fleet, hosts, interval=WATCH_INTERVAL, only={plan.source, plan.target_host})
         watch.start()
-        wanted = LeaseRenewal(hosts, plan)
-        wanted.start()
+        lease = LeaseRenewal(hosts, plan)
+        lease.start()
         try:
-            move = Migration(plan, directory, journal, fleet, hosts, watch)
+            migration = Migration(plan, directory, journal, fleet, hosts, watch)
             if journal.damaged:
-                reestablish(move, rollback=rolling_back or directory.rollback_requested())
-            code = execute(move, rollback=rolling_back)
-            _tell(fleet, plan, outcome(read_events(journal.path)), code)
+                reestablish(migration, rollback=rolling_back or directory.rollback_requested())
+            code = execute(migration, rollback=rolling_back)
+            _notify(fleet, plan, outcome(read_events(journal.path)), code)
             return int(code)
         finally:
-            wanted.stop()
+            lease.stop()
             watch.stop()
             hosts.close()
     except JournalError:
-        raise  # nothing can be written there any more
-    except MovedOn as error:
+        raise  # no result can be written
+    except MovedOnError as error:
         journal.write(
             "result",
             message=str(error),
             ok=False,
             exit_code=int(Exit.FAILED),
-            outcome=model.MOVED_ON,
+            outcome=migration_state.MOVED_ON,
             migration=directory.migration,
         )
         return Exit.FAILED
     except Exception as error:  # noqa: BLE001 - a follower waits for one line
         if not isinstance(error, MidstreamError):
-            journal.write("trace", message=traceback.format_exc()[-LONGEST_TRACE:])
+            journal.write("trace", message=traceback.format_exc()[-MAX_TRACE_CHARS:])
         journal.write(
             "result",
-            message=f"{error}; midstream --continue {directory.migration} goes on",
+            message=f"{error}; midstream --continue {directory.migration} continues it",
             ok=False,
             exit_code=int(Exit.INTERRUPTED),
-            outcome=model.INTERRUPTED,
+            outcome=migration_state.INTERRUPTED,
             migration=directory.migration,
         )
         return Exit.INTERRUPTED
@@ -237,8 +259,8 @@ def _carry_out(directory: MigrationDirectory, rolling_back: bool) -> int:
         journal.close()
 
 
-def _tell(fleet: Fleet, plan: model.Plan, ended: Outcome, code: Exit) -> None:
-    """Tell whoever does not look how it ended: by the fleet file's ``on_event:``."""
+def _notify(fleet: Fleet, plan: Plan, ended: Outcome, code: Exit) -> None:
+    """Send the outcome to the fleet file's ``on_event:`` notifier."""
     kinds = {Exit.DONE: notify.FINISHED, Exit.INTERRUPTED: notify.NEEDS_YOU, Exit.NOT_RUNNING: notify.NEEDS_YOU}
     event = {
         "event": "migration",

@@ -1,12 +1,12 @@
-"""Watch over a run, and move it by itself when there is positive evidence that its machine is gone or going.
+"""Guard a run: migrate it when there is evidence that its machine is lost or will be terminated.
 
-What counts: a machine that answers and on which the engine's process is gone while its status says that it runs
-(killed, or another boot), be it one of several, whose others have failed for want of it; a notice that the machine will
-be taken away; its provider's word that it was. What does not: silence. A machine that does not answer may be training;
-the guard tells a person, and touches nothing.
+Evidence is: a machine that answers, where the engine's process has exited while its status says that it runs (killed,
+or the machine was rebooted), also where that is one of several processes and the others failed because of it; a notice
+that the machine will be terminated; the provider's status that it was preempted. A machine that does not answer is no
+evidence, because it may be training: the guard notifies the user and changes nothing.
 
-Where nothing of the source answers any more, its provider says that it is gone, and its checkpoints lie in a bucket,
-the run goes on from the newest complete one there, by way of a copy on a machine that answers: as with
+Where no source machine answers, its provider reports it as preempted, and its checkpoints are in a bucket, the run
+continues from the newest complete one, planned from a copy of the run on a machine that answers, as with
 ``--source-lost``.
 """
 
@@ -15,157 +15,181 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from midstream.check.check_result import FAIL
 from midstream.errors import Exit, HostError, MidstreamError
+from midstream.fleet.fleet import Fleet
 from midstream.hosts.deadline import Deadline
-from midstream.hosts.providers import fleet_slices, interface
+from midstream.hosts.host_pool import HostPool
+from midstream.hosts.providers import fleet_slices
+from midstream.hosts.providers.provider import SliceStatus
 from midstream.hosts.rpc.result_checks import repair_hint
 from midstream.launch.attempt_monitor import RankView, first_failure, look_at_ranks, ranks_of
-from midstream.migrate import host_files, model
+from midstream.migrate import host_files, migration_state
 from midstream.migrate.execution import migration_process
 from midstream.migrate.execution.migration_directory import list_migrations
 from midstream.migrate.failover import notify
-from midstream.migrate.planning import plan as planning
+from midstream.migrate.modes import COLD, WARM
+from midstream.migrate.plan import Plan
+from midstream.migrate.planning import planner as planning
 from midstream.migrate.planning import preflight
 from midstream.migrate.planning.source_config import check_config
+from midstream.migrate.request import Request
+from midstream.remote.machine import preemption_notices
+from midstream.remote.verify import tree
 from midstream.watch.damaged_runs import describe
-from midstream.watch.snapshot import CONNECTING, LIVE
+from midstream.watch.snapshot import CONNECTING, LIVE, RunView, Snapshot
 from midstream.watch.symptoms import symptoms
+from midstream.watch.watcher import Watcher
 from midstream_engine import records
 
-if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
-    from midstream.hosts.host_pool import Hosts
-    from midstream.watch.snapshot import RunView, Snapshot
-    from midstream.watch.watcher import Watch
-
-# What a look at the run comes to.
-WELL, GONE, GOING, SILENT, ENDED, BROKEN = "well", "gone", "going", "silent", "ended", "broken"
-PERSISTS = 6.0  # seconds that evidence has to last: whoever restarts the engine by hand is not raced
-NOTICES_EVERY = 10.0  # seconds between two looks for a notice
-SILENCE = 300.0  # seconds without contact after which a person is told
-LOOK = 2.0  # seconds
+# Verdicts on a run.
+HEALTHY, LOST, TERMINATING = "healthy", "lost", "terminating"
+UNREACHABLE, ENDED, FAILED = "unreachable", "ended", "failed"
+EVIDENCE_DURATION = 6.0  # seconds that evidence must last, so that a restart by the user is not raced
+NOTICE_INTERVAL = 10.0  # seconds between two reads of preemption notices
+UNREACHABLE_TIMEOUT = 300.0  # seconds without contact after which the user is notified
+POLL_INTERVAL = 2.0  # seconds
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found, and why: one line."""
+    """Verdict on a run and its reason, in one line."""
 
     kind: str
     reason: str = ""
-    lost: bool = False  # machines that had a part in it are gone for good: what is on their disks is not to be had
+    lost: bool = False  # machines of the run are preempted, so that their disks cannot be read
 
 
 def judge(
     snapshot: Snapshot,
     run_id: str,
     notice: str = "",
-    provided: tuple[str, str] = (interface.UNCLEAR, ""),
-    holder: str = "",
+    provided: tuple[str, str] = (SliceStatus.UNKNOWN, ""),
+    owner: str = "",
 ) -> tuple[RunView | None, Verdict]:
-    """The run's present copy, and what it comes to. ``notice``: what its machine says of its own end, if anything;
-    ``provided``: what the machine's provider says of it, a standing and a line; ``holder``: the target that the run was
-    handed to, where no copy is seen on it."""
+    """Judge the run's newest copy.
+
+    Args:
+        snapshot: Current snapshot of the fleet.
+        run_id: The run.
+        notice: Preemption notice of its machine; empty: none.
+        provided: Provider's status of the machine, and a line that describes it.
+        owner: Target that the run was handed to, where no copy is found on it; else empty.
+    """
     copies = snapshot.copies(run_id)
     if not copies:
-        return None, Verdict(SILENT, f"no host that answers has run {run_id}")
+        return None, Verdict(UNREACHABLE, f"no host that answers has run {run_id}")
     run = next((copy for copy in copies if copy.damaged), copies[0])
     if run.damaged:
-        return run, Verdict(SILENT, f"{describe(run)} ({repair_hint(run.host, run_id)})")
-    if holder:
-        what = f"{run_id} was handed to {holder}, of which nothing is seen"
-        gone = provided[0] == interface.PREEMPTED
+        return run, Verdict(UNREACHABLE, f"{describe(run)} ({repair_hint(run.host, run_id)})")
+    if owner:
+        what = f"{run_id} was handed to {owner}, and no copy of it is found there"
+        is_preempted = provided[0] == SliceStatus.PREEMPTED
         more = f"; {provided[1]}" if provided[1] else ""
-        return run, Verdict(GONE if gone else SILENT, f"{what}{more}", lost=gone)
+        return run, Verdict(LOST if is_preempted else UNREACHABLE, f"{what}{more}", lost=is_preempted)
     host = snapshot.host(run.host)
     if host is None or host.link != LIVE:
         why = host.error if host is not None and host.error else "no answer"
-        if provided[0] == interface.PREEMPTED:
-            return run, Verdict(GONE, f"{run.host} does not answer, and {provided[1]}", lost=True)
+        if provided[0] == SliceStatus.PREEMPTED:
+            return run, Verdict(LOST, f"{run.host} does not answer, and {provided[1]}", lost=True)
         more = f"; {provided[1]}" if provided[1] else ""
-        return run, Verdict(SILENT, f"{run.host} does not answer ({why}): it may be training{more}")
+        return run, Verdict(UNREACHABLE, f"{run.host} does not answer ({why}): it may be training{more}")
     if run.state == records.FINISHED:
         return run, Verdict(ENDED, f"finished at step {run.step}")
     if run.state == records.FAILED:
         message = run.status.message if run.status and run.status.message else "see its log"
-        return run, Verdict(BROKEN, f"the engine failed on {run.host}: {message}")
+        return run, Verdict(FAILED, f"the engine failed on {run.host}: {message}")
     if run.state == "lost":
-        return run, Verdict(GONE, f"the engine's process on {run.host} is gone at step {run.step}")
+        return run, Verdict(LOST, f"the engine's process on {run.host} exited at step {run.step}")
     if notice:
-        return run, Verdict(GOING, f"{run.host}: {notice}")
-    if provided[0] in (interface.GOING, interface.PREEMPTED) and run.state != records.STOPPED:
-        return run, Verdict(GOING, f"{run.host} still answers, and {provided[1]}")
+        return run, Verdict(TERMINATING, f"{run.host}: {notice}")
+    if provided[0] in (SliceStatus.STOPPING, SliceStatus.PREEMPTED) and run.state != records.STOPPED:
+        return run, Verdict(TERMINATING, f"{run.host} still answers, and {provided[1]}")
     if run.state == records.STOPPED:
         return run, Verdict(ENDED, f"stopped at step {run.step} on {run.host}")
-    return run, Verdict(WELL)
+    return run, Verdict(HEALTHY)
 
 
 def judge_failed(ranks: Sequence[RankView], provided: Callable[[str], tuple[str, str]]) -> Verdict | None:
-    """Why a run of several processes has failed, where that is not an error of its own: one was taken from it. None
-    otherwise. ``provided``: what the provider says of a host, see `judge`."""
-    silent = next((rank for rank in ranks if rank.trouble), None)
-    if silent is not None:
-        standing, why = provided(silent.host)
-        what = f"{silent.host} does not answer ({silent.trouble}), and the run has ended on the others"
-        return Verdict(GONE, f"{what}; {why}", lost=True) if standing == interface.PREEMPTED else Verdict(SILENT, what)
-    guilty = first_failure(ranks)
-    if guilty is None or not guilty.taken:
+    """Judge a failed run of several processes: whether one of them was ended from outside.
+
+    None where the run failed by an error of its own. ``provided`` returns the provider's status of a host, as in
+    `judge`.
+    """
+    unreachable = next((rank for rank in ranks if rank.problem), None)
+    if unreachable is not None:
+        status, why = provided(unreachable.host)
+        what = f"{unreachable.host} does not answer ({unreachable.problem}), and the run has ended on the others"
+        return (
+            Verdict(LOST, f"{what}; {why}", lost=True)
+            if status == SliceStatus.PREEMPTED
+            else Verdict(UNREACHABLE, what)
+        )
+    first = first_failure(ranks)
+    if first is None or not first.ended_from_outside:
         return None
-    return Verdict(GONE, f"{guilty.name} is gone, and the others ended for it: {guilty.why}")
+    return Verdict(LOST, f"{first.name} exited, and the others ended because of it: {first.why}")
 
 
 @dataclass
 class Guard:
-    """Guards one run. ``tell`` gets every event; ``tries`` is the number of moves that it may begin."""
+    """Guard of one run."""
 
     fleet: Fleet
-    hosts: Hosts
-    watch: Watch
+    hosts: HostPool
+    watch: Watcher
     run_id: str
     targets: Sequence[str]
-    tries: int
-    tell: Callable[[dict[str, Any]], None]
-    agreed: bool = False  # a person has agreed to whatever a plan asks consent for
-    _told: set[str] = field(default_factory=set)
+    tries: int  # number of migrations that it may still start
+    report: Callable[[dict[str, Any]], None]  # receives each event
+    agreed: bool = False  # the user has agreed to all consent that a plan needs
+    _reported: set[str] = field(default_factory=set[str])
 
     def run(self) -> Exit:
-        """Until the run ends, a person is needed, or the tries are spent."""
-        lasting: dict[str, Deadline] = {}
-        notice, provided, asked = "", (interface.UNCLEAR, ""), 0.0
+        """Guard until the run ends.
+
+        Raises:
+            MidstreamError: No target took the run, or no tries are left.
+        """
+        durations: dict[str, Deadline] = {}
+        notice, provided, read_at = "", (SliceStatus.UNKNOWN, ""), 0.0
         while True:
             snapshot = self.watch.snapshot()
             now = time.monotonic()
-            if now - asked > NOTICES_EVERY:
-                notice, provided, asked = self._notice(snapshot), self._provided(snapshot), now
+            if now - read_at > NOTICE_INTERVAL:
+                notice, provided, read_at = self._notice(snapshot), self._provided(snapshot), now
             run, verdict = judge(snapshot, self.run_id, notice, provided, self.owner(snapshot))
-            if run is not None and not verdict.lost and (verdict.kind == BROKEN or run.state == "lost"):
+            if run is not None and not verdict.lost and (verdict.kind == FAILED or run.state == "lost"):
                 found = self._failed(run, snapshot)
-                # That process 0 is gone is evidence enough; who went first is the better reason.
-                if found is not None and (verdict.kind == BROKEN or found.kind == GONE):
+                # The exit of process 0 is evidence enough; the first failure is the better reason.
+                if found is not None and (verdict.kind == FAILED or found.kind == LOST):
                     verdict = found
-            # Time in which this process did not run is no evidence: what it saw before is old by then.
-            lasting = {verdict.kind: lasting.get(verdict.kind) or Deadline(None)}
-            lasting[verdict.kind].count()
-            lasted = lasting[verdict.kind].spent
-            if verdict.kind == ENDED and lasted >= PERSISTS:
-                self._say(notify.FINISHED, verdict.reason)
+            # Time in which this process was suspended does not count: its earlier snapshot is outdated.
+            durations = {verdict.kind: durations.get(verdict.kind) or Deadline(None)}
+            durations[verdict.kind].count()
+            duration = durations[verdict.kind].spent
+            if verdict.kind == ENDED and duration >= EVIDENCE_DURATION:
+                self._notify(notify.FINISHED, verdict.reason)
                 return Exit.DONE
-            if verdict.kind == BROKEN and lasted >= PERSISTS:
-                self._say(notify.NEEDS_YOU, f"{verdict.reason}; another machine would not mend that")
+            if verdict.kind == FAILED and duration >= EVIDENCE_DURATION:
+                self._notify(notify.NEEDS_YOU, f"{verdict.reason}; a migration would not fix that")
                 return Exit.FAILED
-            if run is not None and run.damaged and lasted >= PERSISTS:
-                self._once(notify.NEEDS_YOU, f"{verdict.reason}; the run is not moved before that is repaired")
-            elif verdict.kind == SILENT and lasted >= SILENCE:
-                self._once(notify.NEEDS_YOU, f"{verdict.reason}; nothing is done without evidence")
-            if verdict.kind in (GONE, GOING) and lasted >= PERSISTS and run is not None:
-                if not self._under_way():
-                    self._say(notify.LOST, verdict.reason)
-                    self._move(run, verdict)
-                    lasting, notice, provided, asked = {}, "", (interface.UNCLEAR, ""), 0.0
-            elif verdict.kind == WELL:
+            if run is not None and run.damaged and duration >= EVIDENCE_DURATION:
+                self._report_once(
+                    notify.NEEDS_YOU, f"{verdict.reason}; the run is not migrated before that is repaired"
+                )
+            elif verdict.kind == UNREACHABLE and duration >= UNREACHABLE_TIMEOUT:
+                self._report_once(notify.NEEDS_YOU, f"{verdict.reason}; nothing is done without evidence")
+            if verdict.kind in (LOST, TERMINATING) and duration >= EVIDENCE_DURATION and run is not None:
+                if not self._has_open_migration():
+                    self._notify(notify.LOST, verdict.reason)
+                    self._migrate(run, verdict)
+                    durations, notice, provided, read_at = {}, "", (SliceStatus.UNKNOWN, ""), 0.0
+            elif verdict.kind == HEALTHY:
                 self._symptoms(run)
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
 
     def _notice(self, snapshot: Snapshot) -> str:
         copies = snapshot.copies(self.run_id)
@@ -173,32 +197,31 @@ class Guard:
         if host is None or host.link != LIVE:
             return ""
         try:
-            found = self.hosts.get(host.name).call("machine.preemption_notices.read", timeout=30.0)
+            found = self.hosts.get(host.name).call(preemption_notices.read, timeout=30.0)()
         except (HostError, MidstreamError):
             return ""
-        return str(found["message"]) if found else ""
+        return found.message if found else ""
 
     def _provided(self, snapshot: Snapshot) -> tuple[str, str]:
         copies = snapshot.copies(self.run_id)
-        if holder := self.owner(snapshot):
+        if owner := self.owner(snapshot):
             links = {host.name: host.link for host in snapshot.hosts}
-            if any(links.get(name) in (LIVE, CONNECTING) for name in self.fleet.hosts_of(holder)):
-                return interface.UNCLEAR, ""  # it may have a copy that was not heard of yet
-            return fleet_slices.standing_of_target(self.fleet, holder)
-        return fleet_slices.standing(self.fleet, copies[0].host) if copies else (interface.UNCLEAR, "")
+            if any(links.get(name) in (LIVE, CONNECTING) for name in self.fleet.hosts_of(owner)):
+                return SliceStatus.UNKNOWN, ""  # it may have a copy that is not in the snapshot yet
+            return fleet_slices.target_slice_status(self.fleet, owner)
+        return fleet_slices.host_slice_status(self.fleet, copies[0].host) if copies else (SliceStatus.UNKNOWN, "")
 
     def owner(self, snapshot: Snapshot) -> str:
-        """The target that the run was handed to, where the newest copy that is seen is not there: one that was left
-        behind. Empty where it is where it belongs."""
+        """Return the target that the run was handed to, where the newest copy found is not on it; else empty."""
         run = next(iter(snapshot.copies(self.run_id)), None)
         if run is None or run.running or run.fence is None or run.fence.sealed_step is None:
-            return ""  # one that never moved belongs where it is, under whatever name
-        holder = run.fence.owner
-        known = self.fleet.hosts_of(holder) if holder in self.fleet.target_names else ()
-        return "" if run.host in known else holder
+            return ""  # a run that never migrated belongs to the host that has it, under any name
+        owner = run.fence.owner
+        known = self.fleet.hosts_of(owner) if owner in self.fleet.target_names else ()
+        return "" if run.host in known else owner
 
     def _failed(self, run: RunView, snapshot: Snapshot) -> Verdict | None:
-        """`judge_failed` of a run on several hosts; None of any other, or where they cannot be asked."""
+        """Call `judge_failed` for a run on several hosts; None for others, or where they do not answer."""
         host = snapshot.host(run.host)
         if host is None or host.link != LIVE:
             return None
@@ -206,25 +229,29 @@ class Guard:
             ranks = ranks_of(self.hosts, run.host, run.run_id, run.attempt)
             if len(ranks) < 2:
                 return None
-            seen = look_at_ranks(self.hosts, ranks, run.run_id, run.attempt)
+            views = look_at_ranks(self.hosts, ranks, run.run_id, run.attempt)
         except MidstreamError:
             return None
-        return judge_failed(seen, lambda host: fleet_slices.standing(self.fleet, host))
+        return judge_failed(views, lambda host: fleet_slices.host_slice_status(self.fleet, host))
 
-    def _under_way(self) -> bool:
-        """A migration of this run is open: its own process, or a person, has the run in its hands."""
-        mine = [view for view in list_migrations(self.fleet) if view.plan.run_id == self.run_id and view.open]
-        for view in mine:
-            if view.state != model.RUNNING:
-                self._once(
+    def _has_open_migration(self) -> bool:
+        """Return whether a migration of this run is open; report one that does not run."""
+        views = [view for view in list_migrations(self.fleet) if view.plan.run_id == self.run_id and view.open]
+        for view in views:
+            if view.state != migration_state.RUNNING:
+                self._report_once(
                     notify.NEEDS_YOU,
                     f"migration {view.migration} is {view.state}: midstream --continue {view.migration}, or --rollback",
                 )
-        return bool(mine)
+        return bool(views)
 
-    def _move(self, run: RunView, verdict: Verdict) -> None:
-        """Move the run to the first target that takes it. Raises NEEDS_YOU as MidstreamError where none does."""
-        refused = []
+    def _migrate(self, run: RunView, verdict: Verdict) -> None:
+        """Migrate the run to the first target that takes it.
+
+        Raises:
+            MidstreamError: No target took it.
+        """
+        refused: list[str] = []
         store = self._store(run) if verdict.lost else ""
         for target in self.targets:
             if not store and run.host in self.fleet.hosts_of(target):
@@ -238,72 +265,99 @@ class Guard:
                 continue
             self.tries -= 1
             migration = migration_process.start(self.fleet, plan)
-            self.tell({"event": "guard", "kind": "moving", "run": self.run_id, "to": target, "migration": migration})
+            self.report(
+                {"event": "guard", "kind": "migrating", "run": self.run_id, "to": target, "migration": migration}
+            )
             for event in migration_process.follow(migration):
                 if event.event == "result":
                     if event.detail.get("ok"):
-                        self._say(notify.FINISHED, f"moved to {target} (migration {migration})", migration=migration)
+                        self._notify(
+                            notify.FINISHED, f"migrated to {target} (migration {migration})", migration=migration
+                        )
                         return
                     refused.append(f"{target}: {event.message}")
-            if verdict.kind == GOING and fleet_slices.standing(self.fleet, run.host)[0] == interface.PREEMPTED:
-                return  # it went in the middle of that: what it left is looked at anew
-        spent = "; the tries are spent" if self.tries < 1 else ""
-        message = f"{verdict.reason}, and no target took the run{spent}: {'; '.join(refused) or 'none is left'}"
-        self._say(notify.NEEDS_YOU, message)
+            if (
+                verdict.kind == TERMINATING
+                and fleet_slices.host_slice_status(self.fleet, run.host)[0] == SliceStatus.PREEMPTED
+            ):
+                return  # preempted during the migration: judge the run again
+        spent = "; no tries are left" if self.tries < 1 else ""
+        message = f"{verdict.reason}, and no target took the run{spent}: {'; '.join(refused) or 'no target is left'}"
+        self._notify(notify.NEEDS_YOU, message)
         raise MidstreamError(message, f"midstream --migrate {self.run_id} --to TARGET")
 
-    def _request(self, run: RunView, verdict: Verdict, target: str, store: str) -> model.Request:
-        """What is asked for; with a ``store``, from what lies there. MidstreamError where nothing can be."""
-        if verdict.kind == GOING:
-            return model.Request(self.run_id, target, mode=model.WARM)
-        asked = model.Request(self.run_id, target, mode=model.COLD, checkpoint="latest")
+    def _request(self, run: RunView, verdict: Verdict, target: str, store: str) -> Request:
+        """Return the request for a migration, from the checkpoints in ``store`` where it is given.
+
+        Raises:
+            MidstreamError: No host has a copy of the run.
+        """
+        if verdict.kind == TERMINATING:
+            return Request(self.run_id, target, mode=WARM)
+        request = Request(self.run_id, target, mode=COLD, checkpoint="latest")
         if not store:
-            return asked
-        return replace(asked, source=self._left_behind(run, target), source_lost=True)
+            return request
+        return replace(request, source=self._host_of_copy(run, target), source_lost=True)
 
     def _store(self, run: RunView) -> str:
-        """The bucket in which a run whose machines are gone kept its checkpoints; empty where it kept them itself."""
-        holder = run.fence.owner if run.fence is not None else ""
-        return run.store or self.fleet.store_of_target(holder)
+        """Return the bucket of a lost run's checkpoints; empty where they were on its disks."""
+        owner = run.fence.owner if run.fence is not None else ""
+        return run.store or self.fleet.store_of_target(owner)
 
-    def _left_behind(self, run: RunView, target: str) -> str:
-        """The host of a copy that was left behind where the run came from, which knows its configuration and history:
-        not one of what is gone, and ``target``'s own only where no other has one."""
+    def _host_of_copy(self, run: RunView, target: str) -> str:
+        """Return a host with an older copy of the run, for its config and history.
+
+        Hosts of the lost target are excluded; ``target``'s own hosts are the last choice.
+
+        Raises:
+            MidstreamError: No host that answers has a copy.
+        """
         snapshot = self.watch.snapshot()
-        mine = fleet_slices.target_of_host(self.fleet, run.host)
-        gone = mine[1].hosts if mine is not None else ()
+        lost_target = fleet_slices.target_of_host(self.fleet, run.host)
+        lost_hosts = lost_target[1].hosts if lost_target is not None else ()
         live = {host.name for host in snapshot.hosts if host.link == LIVE}
-        found = [copy for copy in snapshot.copies(self.run_id) if copy.host in live - {*gone} and not copy.running]
+        found = [
+            copy for copy in snapshot.copies(self.run_id) if copy.host in live - {*lost_hosts} and not copy.running
+        ]
         if not found:
             raise MidstreamError(
-                f"no other host that answers has a copy of {self.run_id}, and a bucket holds its checkpoints alone",
-                "a host that the run was on before, in the fleet file",
+                f"no other host that answers has a copy of {self.run_id}, and its bucket has checkpoints only",
+                "add a host that the run was on before to the fleet file",
             )
-        there = self.fleet.hosts_of(target)
-        return min(found, key=lambda copy: copy.host in there).host
+        target_hosts = self.fleet.hosts_of(target)
+        return min(found, key=lambda copy: copy.host in target_hosts).host
 
     def check_consent(self, run: RunView) -> None:
-        """Refuse to guard a run whose config asks for a person's consent when it moves: then nobody may be there.
-        Where its host does not answer, the move is what is refused."""
+        """Refuse to guard a run whose config needs consent to a migration.
+
+        Where its host does not answer, the migration is refused later instead.
+
+        Raises:
+            MidstreamError: The config needs consent.
+        """
         try:
             source = self.hosts.get(run.host)
             config = host_files.training_config(source, self.run_id)
-            store = source.call("verify.tree.store_of", root=source.root, run_id=self.run_id)
+            store = source.call(tree.store_of)(root=source.root, run_id=self.run_id)
         except HostError:
             return
         for target in self.targets:
             for line in check_config(config, run.host, target, (store.rstrip("/"),) if store else (), {}):
-                raise MidstreamError(line, "say --yes to agree", Exit.REFUSED)
+                raise MidstreamError(line, "--yes agrees to it", Exit.REFUSED)
 
-    def _plan(self, request: model.Request, store: str) -> model.Plan:
-        """A plan that its preflight takes. MidstreamError."""
+    def _plan(self, request: Request, store: str) -> Plan:
+        """Make a plan and run its preflight.
+
+        Raises:
+            MidstreamError: It cannot be planned, needs consent, or a check fails.
+        """
         plan = planning.make_plan(self.fleet, self.hosts, self.watch.snapshot(), request)
-        if store and plan.source_store != store:
-            raise MidstreamError(f"its checkpoints in {store} are not to be had, and what {plan.source} has is older")
-        if plan.consent and not self.agreed:  # nobody is here to agree
-            raise MidstreamError(plan.consent[0], "--guard with --yes agrees to it, and --migrate shows it")
+        if store and plan.route.source_store != store:
+            raise MidstreamError(f"its checkpoints in {store} cannot be used, and the copy on {plan.source} is older")
+        if plan.policy.consent and not self.agreed:  # no user to confirm it
+            raise MidstreamError(plan.policy.consent[0], "--guard with --yes agrees to it, and --migrate shows it")
         for check in preflight.run_checks(self.fleet, self.hosts, plan):
-            if check.state == model.FAIL:
+            if check.state == FAIL:
                 raise MidstreamError(f"{check.name}: {check.detail}", check.hint)
         return plan
 
@@ -313,12 +367,12 @@ class Guard:
         host = self.watch.snapshot().host(run.host)
         skew = host.machine.clock_skew if host is not None and host.machine is not None else 0.0
         for symptom in symptoms(run, time.time() + skew):
-            self._once(symptom.kind, f"{run.run_id} on {run.host}: {symptom.message}", once=symptom.kind)
+            self._report_once(symptom.kind, f"{run.run_id} on {run.host}: {symptom.message}", once=symptom.kind)
 
-    def _once(self, kind: str, message: str, once: str = "") -> None:
-        if (once or message) not in self._told:
-            self._told.add(once or message)
-            self._say(kind, message)
+    def _report_once(self, kind: str, message: str, once: str = "") -> None:
+        if (once or message) not in self._reported:
+            self._reported.add(once or message)
+            self._notify(kind, message)
 
-    def _say(self, kind: str, message: str, **more: Any) -> None:
-        self.tell({"event": "guard", "kind": kind, "run": self.run_id, "message": message, **more})
+    def _notify(self, kind: str, message: str, **more: Any) -> None:
+        self.report({"event": "guard", "kind": kind, "run": self.run_id, "message": message, **more})

@@ -1,4 +1,4 @@
-"""Tell a person who is not looking: the fleet file's ``on_event:`` command gets one JSON object on its stdin."""
+"""Notify the user: run the fleet file's ``on_event:`` command with one JSON object on its stdin."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from typing import Any
 
 from midstream.printable import printable_values
 
-# What is told. Programs match on these.
+# Kinds of events. Programs match on these.
 FINISHED, FAILED, NEEDS_YOU, LOST = "finished", "failed", "needs you", "lost"
-PATIENCE = 60.0  # seconds
+COMMAND_TIMEOUT = 60.0  # seconds
 
 _log = logging.getLogger(__name__)
 
 
 def notify(command: str | None, event: Mapping[str, Any]) -> bool:
-    """Run ``command`` through the shell with ``event`` as a JSON line on stdin, its texts `printable`, and its ``kind``
-    in ``$MIDSTREAM_EVENT``. Nothing of the event is part of the command line. False, and a line in the log, where it
-    failed: a notification that cannot be made stops nothing."""
+    """Run ``command`` through the shell with ``event`` as a JSON line on stdin; return whether it succeeded.
+
+    Texts of the event are `printable`; its ``kind`` is in ``$MIDSTREAM_EVENT``. No part of the event is in the command
+    line. A failure is logged and raises nothing, because a notification must not stop a migration.
+    """
     if not command:
         return False
     environment = {**os.environ, "MIDSTREAM_EVENT": str(event.get("kind", ""))}
     try:
         done = subprocess.run(
             command, shell=True, input=json.dumps(printable_values(event)) + "\n", text=True, env=environment,
-            timeout=PATIENCE, capture_output=True,
+            timeout=COMMAND_TIMEOUT, capture_output=True,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.error("on_event: %s", error)
         return False
     if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        _log.error("on_event: %s: %s", command, said[0])
+        lines = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        _log.error("on_event: %s: %s", command, lines[0])
     return done.returncode == 0

@@ -1,58 +1,85 @@
-"""Machines that their provider has taken back. A host that does not answer may be training; of one that its provider
-says is gone, nothing runs any more: that is the evidence that silence is not."""
+"""Preemption of machines, by their provider's status.
+
+A host that does not answer may be training. On a host that its provider reports as preempted, nothing runs.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
 
 from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet, Target
-from midstream.hosts.providers import fleet_slices, interface
+from midstream.hosts.providers import fleet_slices
+from midstream.hosts.providers.provider import SliceStatus
+from midstream.migrate.execution.migration import Migration
+from midstream.migrate.host_group import HostGroup
 
-EVERY = 10.0  # seconds between two questions to a provider
+QUERY_INTERVAL = 10.0  # seconds between two requests to a provider
 
 
-class Preempted(MidstreamError):
-    """A machine of the target is gone for good."""
+class PreemptedError(MidstreamError):
+    """A machine of the target was preempted."""
 
 
 @contextmanager
-def unless_preempted(move: Any, side: Any, what: str) -> Iterator[None]:
-    """What is done with a side that is not needed any more: where its machines are gone, the move goes on without it,
-    and ``what`` says what is lost. A side that only falls silent is waited for, as everywhere."""
+def unless_preempted(
+    fleet: Fleet, target: Target, note: Callable[[str], None], consequence: str
+) -> Generator[None, None, None]:
+    """Suppress the errors of unreachable hosts of a target that is not needed any more, if it was preempted.
+
+    Args:
+        fleet: The fleet.
+        target: Target whose hosts are used in the context.
+        note: Receives a line for the user if the target was preempted.
+        consequence: Describes in that line what is lost.
+
+    Raises:
+        HostError: A host does not answer, and its provider does not report a preemption.
+    """
     try:
         yield
     except HostError as error:
-        line = preempted(move.fleet, side.target)
+        line = preempted(fleet, target)
         if not line:
             raise
-        move.note(f"{error.message}; {line}: {what}")
+        note(f"{error.message}; {line}: {consequence}")
 
 
 def preempted(fleet: Fleet, target: Target) -> str:
-    """What the provider says where it has taken a host of the target back; empty where it has not, or nobody knows."""
+    """Return the provider's line on a preempted host of the target; empty where none is known to be."""
     for name in target.hosts:
-        standing, line = fleet_slices.standing(fleet, name)
-        if standing == interface.PREEMPTED:
+        status, line = fleet_slices.host_slice_status(fleet, name)
+        if status == SliceStatus.PREEMPTED:
             return line
     return ""
 
 
 class ProviderQuery:
-    """Asks about a target now and then, while it does not answer. ``mend``: what to do where it is gone."""
+    """Query of a target's status at its provider, at most once per interval, while it does not answer."""
 
-    def __init__(self, fleet: Fleet, target: Target, mend: str = "midstream --migrate asks for it anew"):
-        self._fleet, self._target, self._mend = fleet, target, mend
+    def __init__(self, fleet: Fleet, target: Target, hint: str = "midstream --migrate requests it again") -> None:
+        self._fleet, self._target, self._hint = fleet, target, hint
         self._due = 0.0
 
     def check(self) -> None:
-        """TakenBack where it is time to ask and the machines are gone."""
+        """Query the provider if the interval has passed.
+
+        Raises:
+            PreemptedError: A host of the target was preempted.
+        """
         if time.monotonic() < self._due:
             return
         line = preempted(self._fleet, self._target)
-        self._due = time.monotonic() + EVERY
+        self._due = time.monotonic() + QUERY_INTERVAL
         if line:
-            raise Preempted(f"{self._target.name} was taken back: {line}", self._mend)
+            raise PreemptedError(f"{self._target.name} was preempted: {line}", self._hint)
+
+
+def provider_of(migration: Migration, group: HostGroup) -> ProviderQuery:
+    """Return the query to the provider of the machines of a migration's source or target."""
+    fleet = migration.fleet
+    if group is not migration.source_group:
+        return ProviderQuery(fleet, group.target)
+    return ProviderQuery(fleet, group.target, f"midstream --migrate {migration.plan.run_id} --to TARGET --source-lost")

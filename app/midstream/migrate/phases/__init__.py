@@ -11,7 +11,7 @@ from midstream.migrate.phases.relaunch import Relaunch
 
 
 def phases() -> tuple[Phase, ...]:
-    """What follows plan and preflight, in its order."""
+    """Return the phases that follow plan and preflight, in their order."""
     return (Prepare(), Cutover(), Relaunch(), Certify(), Finish())
 
 

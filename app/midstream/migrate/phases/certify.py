@@ -1,4 +1,4 @@
-"""Prove that the run that goes on is the run that was sealed."""
+"""Prove that the run on the target is the run that was sealed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.errors import Exit, MidstreamError
-from midstream.migrate.execution.migration import Migration, pinned_there, replayed
+from midstream.migrate.execution.migration import Migration, replayed
+from midstream.migrate.execution.observation import clock_skew, wait_for
+from midstream.migrate.execution.pins import pinned_on_target
+from midstream.migrate.facts import Sealed, required
 from midstream.migrate.failover.preemption import unless_preempted
-from midstream.migrate.model import CERTIFY, Certificate
-from midstream.migrate.phases.cutover import bring_state
-from midstream.migrate.phases.streamed_copy import Streamed
+from midstream.migrate.phase_names import CERTIFY
+from midstream.migrate.phases.cutover import copy_state
+from midstream.migrate.phases.streamed_copy import StreamedCopy
 from midstream.migrate.planning import estimate
-from midstream.migrate.proof import certificate, curve_picture, downtime_report, live_certificate, restore_evidence
+from midstream.migrate.proof import (
+    certificate_page,
+    copy_certificate,
+    curve_picture,
+    downtime_report,
+    live_certificate,
+    restore_evidence,
+)
+from midstream.migrate.proof.certificate import Certificate
+from midstream.remote.runs import run_state
+from midstream.remote.runs.losses import MetricsRow
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
@@ -20,8 +33,8 @@ EVIDENCE_TIMEOUT = 1800.0
 
 
 def _rows_since(run: RunView, step: int, attempt: int) -> list[Mapping[str, Any]]:
-    """The attempt's rows with a loss, from a step on; looked for from the curve's end, which may be long."""
-    found = []
+    """Return the attempt's rows with a loss from ``step`` on, in order."""
+    found: list[Mapping[str, Any]] = []
     for row in reversed(run.curve):
         if row["global_step"] < step:
             break
@@ -30,119 +43,151 @@ def _rows_since(run: RunView, step: int, attempt: int) -> list[Mapping[str, Any]
     return found[::-1]
 
 
-class NotCertified(MidstreamError):
-    """The certificate failed: the run on the target is not, or not provably, the run that was sealed."""
+class NotCertifiedError(MidstreamError):
+    """The certificate failed: a claim about the run on the target does not hold."""
 
     code = Exit.NOT_CERTIFIED
 
 
 class Certify:
-    """Writes `certificate.json` and the page, and the ledger. Raises NotCertified where a claim is refuted."""
+    """Write the certificate with its page and picture, and the downtime report.
+
+    Raises NotCertifiedError if a claim is not verified.
+    """
 
     name = CERTIFY
 
-    def run(self, move: Migration) -> None:
-        plan, target = move.plan, move.target
-        sealed = move.journal.known("sealed")
-        if replayed(move):
-            return self._overtaken(move, sealed)
-        attempt, restore = self._evidence(move, sealed)
-        source_rows = self._source_rows(move, sealed)
-        wanted = min(plan.certify_steps, len([row for row in source_rows if row["global_step"] >= sealed["step"]]))
+    def run(self, migration: Migration) -> None:
+        plan, target = migration.plan, migration.target
+        sealed = required(migration.journal.facts.sealed, "sealed")
+        if replayed(migration):
+            return self._certify_live(migration, sealed)
+        attempt, restore = self._evidence(migration, sealed)
+        source_rows = self._source_rows(migration, sealed)
+        wanted = min(plan.policy.certify_steps, len([row for row in source_rows if row["global_step"] >= sealed.step]))
 
         def enough(run: RunView) -> bool:
-            rows = _rows_since(run, sealed["step"], attempt)
+            rows = _rows_since(run, sealed.step, attempt)
             ended = run.state in records.ENDED or run.state == "lost"
             return len(rows) >= max(1, wanted) or ended or run.attempt > attempt
 
-        run = move.wait_for("the target's first losses", target.name, enough, EVIDENCE_TIMEOUT)
-        rows = _rows_since(run, sealed["step"], attempt)
-        complete = run.state == records.FINISHED and run.step == sealed["step"]
-        proof = certificate.certify(plan, sealed, restore, rows, source_rows, complete=complete)
-        self._ledger(move, rows, source_rows, restore)
-        self._issue(move, proof, run)
+        run = wait_for(migration, "the target's first losses", target.name, enough, EVIDENCE_TIMEOUT)
+        rows = _rows_since(run, sealed.step, attempt)
+        complete = run.state == records.FINISHED and run.step == sealed.step
+        proof = copy_certificate.certify(plan, sealed, restore, rows, source_rows, complete=complete)
+        self._write_downtime(migration, rows, source_rows, restore)
+        self._issue(migration, proof, run)
 
-    def _overtaken(self, move: Migration, sealed: Mapping[str, Any]) -> None:
-        """The state was computed twice: bring the source's own along now, and compare."""
-        plan, source, target = move.plan, move.source, move.target
-        facts = {name: move.journal.known(name) for name in ("rehearsal", "standby_attempt", "crossing_step")}
-        with pinned_there(move, sealed["checkpoint"]):
-            bring_state(move, sealed["checkpoint"], Streamed())
+    def undo(self, migration: Migration) -> None:
+        """Write in the certificate's page that it is void. It stays as a record of what was certified."""
+        page = migration.directory.page_file
+        if page.exists() and certificate_page.VOID not in (text := page.read_text()):
+            heading, _, rest = text.partition("\n")
+            page.write_text(f"{heading}\n\n{certificate_page.VOID}\n{rest}")
+
+    def _certify_live(self, migration: Migration, sealed: Sealed) -> None:
+        """Certify a live migration: copy the source's state too, and compare it."""
+        plan, source, target = migration.plan, migration.source, migration.target
+        facts = migration.journal.facts
+        with pinned_on_target(migration, sealed.checkpoint):
+            copy_state(migration, sealed.checkpoint, StreamedCopy())
             proof = live_certificate.gather(source, target, plan, sealed, facts)
         if proof is None:
-            raise NotCertified(f"the target's attempt on {target.name} left no evidence of its start", "see its log")
-        run = move.wait_for("the promoted run", target.name, lambda run: bool(run.curve), EVIDENCE_TIMEOUT)
-        step = sealed["step"]
-        theirs = restore_evidence.losses(source, plan.run_id, sealed["attempt"], step - 1, step - 1)
-        ours = restore_evidence.losses(target, plan.run_id, int(facts["standby_attempt"]), step, step)
-        ended, began = [row["time"] for row in theirs], [row["time"] for row in ours]
+            raise NotCertifiedError(
+                f"the target's attempt on {target.name} left no evidence of its start", "see the log of that attempt"
+            )
+        run = wait_for(migration, "the promoted run", target.name, lambda run: bool(run.curve), EVIDENCE_TIMEOUT)
+        step = sealed.step
+        source_rows = restore_evidence.losses(source, plan.run_id, sealed.attempt, step - 1, step - 1)
+        target_rows = restore_evidence.losses(
+            target, plan.run_id, required(facts.standby_attempt, "standby_attempt"), step, step
+        )
+        ended, began = _times(source_rows), _times(target_rows)
         if ended and began:
-            last, next_one = ended[-1] - move.skew(plan.source), began[0] - move.skew(plan.target_host)
-            entry = downtime_report.live(estimate.predicted(move), last, next_one)
-            records.write_json(str(move.directory.ledger_file), entry.to_json())
-        self._issue(move, proof, run)
+            last, next_one = (
+                ended[-1] - clock_skew(migration, plan.source),
+                began[0] - clock_skew(migration, plan.target_host),
+            )
+            entry = downtime_report.live(estimate.predicted_seconds(migration), last, next_one)
+            records.write_json(str(migration.directory.downtime_file), entry.to_json())
+        self._issue(migration, proof, run)
 
     @staticmethod
-    def _issue(move: Migration, proof: Certificate, run: RunView) -> None:
-        """Write it down; NotCertified where it does not hold."""
-        records.write_json(str(move.directory.certificate_file), proof.to_json())
-        move.directory.picture_file.write_text(curve_picture.seam(proof, run.curve))
-        page = certificate.page(proof, run.curve, move.directory.picture_file.name, move.directory.ledger())
-        move.directory.page_file.write_text(page)
+    def _issue(migration: Migration, proof: Certificate, run: RunView) -> None:
+        """Write the certificate. NotCertifiedError if a claim is not verified."""
+        records.write_json(str(migration.directory.certificate_file), proof.to_json())
+        migration.directory.picture_file.write_text(curve_picture.seam(proof, run.curve))
+        page = certificate_page.page(
+            proof, run.curve, migration.directory.picture_file.name, migration.directory.downtime()
+        )
+        migration.directory.page_file.write_text(page)
         for claim in proof.claims:
-            move.note(f"{claim.name}: {claim.verdict}: {claim.statement}")
+            migration.note(f"{claim.name}: {claim.verdict}: {claim.statement}")
+        plan = migration.plan
+        migration.log_own_command("check the certificate again", plan.own_command("--verify", plan.migration))
         if not proof.valid:
-            refuted = next(claim for claim in proof.claims if claim.verdict != "verified")
-            raise NotCertified(f"not certified: {refuted.name}: {refuted.statement}", "the run goes back to its source")
+            failed = next(claim for claim in proof.claims if claim.verdict != "verified")
+            raise NotCertifiedError(
+                f"not certified: {failed.name}: {failed.statement}", "the run goes back to its source"
+            )
 
-    def _evidence(self, move: Migration, sealed: Mapping[str, Any]) -> tuple[int, records.Restore]:
-        """The attempt of this migration that restored the sealed checkpoint, and what it wrote of that."""
-        target, newest = move.target, int(move.journal.known("target_attempt"))
-        found = restore_evidence.restored(target, move.plan.run_id, sealed, newest)
+    def _evidence(self, migration: Migration, sealed: Sealed) -> tuple[int, records.Restore]:
+        """Return the attempt that restored the sealed checkpoint, and its record of that."""
+        target, newest = migration.target, required(migration.journal.facts.target_attempt, "target_attempt")
+        found = restore_evidence.restored(target, migration.plan.run_id, sealed, newest)
         if found is None:
-            raise NotCertified(f"attempt {newest} on {target.name} left no evidence of what it restored", "see its log")
+            raise NotCertifiedError(
+                f"attempt {newest} on {target.name} left no evidence of what it restored", "see the log of that attempt"
+            )
         return found
 
-    def _source_rows(self, move: Migration, sealed: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Rows that the source logged, from its last before the seal on; none where it is gone."""
-        rows: list[dict[str, Any]] = []
-        with unless_preempted(move, move.source_group, "its losses bear no witness"):
-            rows = restore_evidence.losses(move.source, move.plan.run_id, sealed["attempt"], sealed["step"] - 1)
+    def _source_rows(self, migration: Migration, sealed: Sealed) -> list[MetricsRow]:
+        """Return the source's rows from its last before the seal on; empty if preempted."""
+        rows: list[MetricsRow] = []
+        with unless_preempted(
+            migration.fleet, migration.source_group.target, migration.note, "its losses are not compared"
+        ):
+            rows = restore_evidence.losses(migration.source, migration.plan.run_id, sealed.attempt, sealed.step - 1)
         return rows
 
-    def _ledger(
+    def _write_downtime(
         self,
-        move: Migration,
+        migration: Migration,
         rows: Sequence[Mapping[str, Any]],
         source_rows: Sequence[Mapping[str, Any]],
         restore: records.Restore,
     ) -> None:
-        """Write the ledger, where both sides left what it takes."""
-        known, plan = move.journal.known, move.plan
-        sealed = known("sealed")
+        """Write the downtime report, if source and target logged rows for it."""
+        facts, plan = migration.journal.facts, migration.plan
+        sealed = required(facts.sealed, "sealed")
         if not rows or not source_rows:
             return
-        source = move.source
-        found = source.call("runs.run_state.status", root=source.root, run_id=plan.run_id, attempt=sealed["attempt"])
-        if not found["status"]:
+        source = migration.source
+        found = source.call(run_state.status)(root=source.root, run_id=plan.run_id, attempt=sealed.attempt)
+        if not found.status:
             return
         spent = dict(restore.seconds)
-        source_skew, target_skew = move.skew(plan.source), move.skew(plan.target_host)
+        source_skew, target_skew = clock_skew(migration, plan.source), clock_skew(migration, plan.target_host)
         entry = downtime_report.measure(
-            estimate.predicted(move),
+            estimate.predicted_seconds(migration),
             downtime_report.Marks(
                 last_step_ended=source_rows[-1]["time"] - source_skew,
-                source_stopped=found["status"]["heartbeat"] - source_skew,
+                source_stopped=found.status.heartbeat - source_skew,
                 first_step_ended=rows[0]["time"] - target_skew,
-                sealing=known("ordered", known("sealing", plan.created)),
-                stop_seen=known("stop_seen"),
-                relaunched=known("relaunched"),
-                training_seen=known("training_seen"),
+                sealing=facts.stop_commanded_at or facts.seal_started_at or plan.identity.created,
+                stop_seen=facts.stop_confirmed_at,
+                relaunched=facts.relaunch_started_at,
+                training_seen=facts.training_confirmed_at,
             ),
-            copy_seconds=known("copy_seconds", 0.0),
-            verify_seconds=known("verify_seconds", 0.0),
+            copy_seconds=facts.state_copy.seconds if facts.state_copy else 0.0,
+            verify_seconds=facts.verify_seconds or 0.0,
             compile_seconds=spent.pop("compile", 0.0),
             restore_seconds=sum(spent.values()),
             first_step_seconds=rows[0].get("throughput/duration", 0.0),
         )
-        records.write_json(str(move.directory.ledger_file), entry.to_json())
+        records.write_json(str(migration.directory.downtime_file), entry.to_json())
+
+
+def _times(rows: Sequence[MetricsRow]) -> list[float]:
+    """Return the times of the rows that have one."""
+    return [row["time"] for row in rows if "time" in row]

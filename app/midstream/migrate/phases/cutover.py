@@ -1,94 +1,137 @@
-"""Seal the source, and bring the sealed state to the target, verified there."""
+"""Seal the source, copy the sealed state to the target and verify it there."""
 
 from __future__ import annotations
 
+import shlex
 import time
 
+from midstream.counts import agree, count
 from midstream.errors import MidstreamError
-from midstream.migrate.execution.migration import Migration, pin, replayed
-from midstream.migrate.model import CUTOVER
+from midstream.migrate.duration import stages
+from midstream.migrate.execution.migration import Migration, replayed
+from midstream.migrate.execution.pins import pin
+from midstream.migrate.facts import Copied, Facts, required
+from midstream.migrate.phase_names import CUTOVER
 from midstream.migrate.phases import prepare_standby, replica
-from midstream.migrate.phases.data_copy import copy_all
+from midstream.migrate.phases.data_copy import copy_token_caches
 from midstream.migrate.phases.seal import seal
-from midstream.migrate.phases.streamed_copy import Streamed, complete
+from midstream.migrate.phases.source_return import (
+    owns_run,
+    reopen_source,
+    resume_unsealed,
+    returned_fence,
+    source_fence,
+)
+from midstream.migrate.phases.streamed_copy import StreamedCopy, complete
 from midstream.migrate.planning.source_config import agreed_config
+from midstream.remote.runs import run_state, standby_state
 from midstream.transfer import copy_history
 
 
 class Cutover:
-    """After this phase the target holds the sealed checkpoint and the run's history, and no fence accepts another
-    step of the source. Where an attempt stands by, it is made sure of before the source is touched."""
+    """Seal the source and copy the sealed checkpoint to the target.
+
+    After this phase no fence accepts another step of the source. In warm and live mode the standby is ready before the
+    source is stopped.
+    """
 
     name = CUTOVER
 
-    def run(self, move: Migration) -> None:
-        with Streamed() as streamed:
-            self._run(move, streamed)
+    def run(self, migration: Migration) -> None:
+        with StreamedCopy() as streamed:
+            self._run(migration, streamed)
+        migration.clock.end(migration.phase)
 
-    def _run(self, move: Migration, streamed: Streamed) -> None:
-        if not move.journal.known("sealed"):
-            if move.plan.stands_by and move.journal.known("seal_serial") is None:
-                prepare_standby.ensure(move)  # once the source was told to stop, nothing is waited for any more
-            at = replica.follow(move) if replayed(move) else None
-            if move.journal.known("fallen_back") and move.journal.known("seal_serial") is None:
-                prepare_standby.ensure(move)  # the shadow may have ended
-            sealed = seal(move, streamed, at)
-            move.journal.fact(sealed=sealed)
-            move.note(f"the source is sealed at step {sealed['step']}", step=sealed["step"])
-        sealed = move.journal.known("sealed")
-        name = sealed["checkpoint"]
-        if move.plan.stands_by:
-            # What the run needs to go on: its state, where the target has not computed that. The rest comes later.
-            if not replayed(move):
-                bring_state(move, name, streamed)
+    def undo(self, migration: Migration) -> None:
+        """Resume the source: it was sealed under this migration's epoch, or commanded to stop."""
+        plan = migration.plan
+        if not owns_run(migration):
+            migration.note(
+                f"this migration has not touched {plan.run_id} on {migration.source.name}: nothing to undo there"
+            )
             return
-        pin(move, name)
-        bring_history(move)
-        bring_state(move, name, streamed)
-        self._verify(move, name, sealed["root_digest"])
-        needed = move.target_group.checkpoint_store.data_digests(name)
-        copy_all(move, [digest for digest in needed if digest not in move.plan.data_digests])
+        fence = source_fence(migration)
+        if fence.epoch < plan.epoch:
+            resume_unsealed(migration, fence)
+        else:
+            reopen_source(migration, returned_fence(migration, fence))
 
-    def _verify(self, move: Migration, name: str, expected: str) -> None:
-        """Read every object back from the target's disk. The root digest is computed there, from those bytes."""
+    def _run(self, migration: Migration, streamed: StreamedCopy) -> None:
+        if not migration.journal.facts.sealed:
+            if migration.plan.has_standby and migration.journal.facts.stop_sequence is None:
+                prepare_standby.ensure(migration)  # after the stop command, waiting would be downtime
+            at = None
+            if replayed(migration):
+                with migration.stage(stages.REPLAY):
+                    at = replica.follow(migration)
+            if migration.journal.facts.fallback_reason and migration.journal.facts.stop_sequence is None:
+                prepare_standby.ensure(migration)  # the replica may have exited
+            migration.clock.begin(stages.DOWNTIME, migration.phase)
+            sealed = seal(migration, streamed, at)
+            migration.journal.record(Facts(sealed=sealed))
+            migration.note(f"the source is sealed at step {sealed.step}", step=sealed.step)
+        sealed = required(migration.journal.facts.sealed, "sealed")
+        name = sealed.checkpoint
+        if migration.plan.has_standby:
+            # A replica has computed the state; history and data are copied while the target trains.
+            if not replayed(migration):
+                copy_state(migration, name, streamed)
+            return
+        pin(migration, name)
+        copy_run_history(migration)
+        copy_state(migration, name, streamed)
+        self._verify(migration, name, sealed.root_digest)
+        needed = migration.target_group.checkpoint_store.data_digests(name)
+        copy_token_caches(migration, [digest for digest in needed if digest not in migration.plan.route.data_digests])
+
+    def _verify(self, migration: Migration, name: str, expected: str) -> None:
+        """Read every object back on the target and compare the root digest there."""
         began = time.monotonic()
-        where = move.target_group.checkpoint_store.endpoint(name)
-        move.command(move.target, f"sha256 of every object in {where.directory}")
-        report = move.target_group.checkpoint_store.verify(name)
+        where = migration.target_group.checkpoint_store.endpoint(name)
+        hashes = "" if where.in_bucket else f"find {shlex.quote(where.directory)} -type f -exec sha256sum {{}} +"
+        migration.log_command(migration.target, f"sha256 of every object in {where.directory}", does=hashes)
+        report = migration.target_group.checkpoint_store.verify(name)
         if not report.ok:
             path, what = report.problems[0]
-            raise MidstreamError(f"{where}/{path}: {what} after the copy", "the copy is not used; try again")
+            raise MidstreamError(f"{where}/{path}: {what} after the copy", "the copy is not used; migrate again")
         if report.root_digest != expected:
             raise MidstreamError(
                 f"{where} has another root digest ({report.root_digest}) than was sealed",
                 "the copy is not used; midstream --verify shows which objects differ",
             )
-        move.journal.fact(verify_seconds=time.monotonic() - began)
-        move.note(f"{report.objects} objects verified in {where}, root digest {expected[:12]}")
+        migration.journal.record(Facts(verify_seconds=time.monotonic() - began))
+        migration.note(f"{count(report.objects, 'object')} verified in {where}, root digest {expected[:12]}")
 
 
-def bring_state(move: Migration, name: str, streamed: Streamed) -> None:
-    """What of the checkpoint is not on the target yet."""
+def copy_state(migration: Migration, name: str, streamed: StreamedCopy) -> None:
+    """Copy the objects of the checkpoint that the target lacks."""
     began = time.monotonic()
     ahead = len(streamed.sent) if streamed.name == name else 0
-    sent = complete(move, name, streamed)
-    move.journal.fact(copy_seconds=time.monotonic() - began, copied_bytes=sent)
+    sent = complete(migration, name, streamed)
+    migration.journal.record(Facts(state_copy=Copied(sent, time.monotonic() - began)))
     if ahead:
-        move.note(f"{ahead} objects went ahead of the seal; {sent / 1e6:.1f} MB were left")
+        migration.note(
+            f"{count(ahead, 'object')} {agree(ahead, 'was', 'were')} sent before the seal; {sent / 1e6:.1f} MB remained"
+        )
 
 
-def bring_history(move: Migration, resolved: bool = False) -> None:
-    """Config, lineage, and the metrics of every attempt. ``resolved``: an attempt trains on the target already, and has
-    written the config as it is resolved there, which stays."""
-    source, target, run_id = move.source, move.target, move.plan.run_id
-    if source is target:  # it comes back to a copy that was left behind
+def copy_run_history(migration: Migration, resolved: bool = False) -> None:
+    """Copy config, lineage and the metrics of every attempt to the target.
+
+    ``resolved``: an attempt trains on the target already; the config that it resolved there stays.
+    """
+    source, target, run_id = migration.source, migration.target, migration.plan.run_id
+    if source is target:  # a run returns to a copy on the same host
         return
-    move.command(source, f"copy {move.source_paths.dir} (config, lineage, metrics) to {target.name}")
-    config: str | None = move.journal.known("target_config")
+    here, there = migration.source_paths.dir, migration.target_paths.dir
+    migration.log_command(
+        target, f"copy {source.name}:{here} (config, lineage, metrics) to {there}", shows=f"ls -l {shlex.quote(there)}"
+    )
+    config: str | None = migration.journal.facts.target_config
     if resolved and config is None:
-        config = target.call("runs.run_state.read_text", path=move.target_paths.config)
-        move.journal.fact(target_config=config)
-    text = None if resolved else agreed_config(source, move.plan)
+        config = target.call(run_state.read_text)(path=migration.target_paths.config)
+        migration.journal.record(Facts(target_config=config))
+    text = None if resolved else agreed_config(source, migration.plan)
     copy_history(source, target, run_id, source_root=source.root, target_root=target.root, config=text)
-    if resolved:
-        target.call("runs.standby_state.keep_config", root=target.root, run_id=run_id, text=config)
+    if config is not None and resolved:
+        target.call(standby_state.keep_config)(root=target.root, run_id=run_id, text=config)

@@ -1,41 +1,49 @@
-"""The token caches of a run, on their way."""
+"""Copy a run's token caches to the target."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 
 from midstream.errors import MidstreamError
 from midstream.migrate import host_files
 from midstream.migrate.execution.migration import Migration
 from midstream.remote.copy.allowlist import DATA
-from midstream.transfer import copy_objects
+from midstream.transfer import Endpoint, copy_tree
 
 
-def copy_all(move: Migration, digests: Iterable[str]) -> None:
-    """Bring these token caches to the target: those that are not there."""
+def copy_token_caches(migration: Migration, digests: Iterable[str]) -> None:
+    """Copy these token caches to the target, except those that it has."""
     for digest in digests:
-        copy_data(move, digest)
+        copy_token_cache(migration, digest)
 
 
-def copy_data(move: Migration, digest: str) -> None:
-    """Bring the token cache ``digest`` to the target, unless it is there."""
-    there = host_files.data_directory(move.target, digest)
-    here = host_files.data_directory(move.source, digest)
-    if host_files.has_manifest(move.target, there):
-        move.note("the target has the data already", what="data")
-        _hand_out(move, digest)
+def copy_token_cache(migration: Migration, digest: str) -> None:
+    """Copy the token cache ``digest`` to the target, unless the target has it."""
+    there = host_files.data_directory(migration.target, digest)
+    here = host_files.data_directory(migration.source, digest)
+    if host_files.has_manifest(migration.target, there):
+        migration.note("the target has the data already", what="data")
+        _distribute(migration, digest)
         return
-    if not host_files.has_manifest(move.source, here):
+    if not host_files.has_manifest(migration.source, here):
         raise MidstreamError(
-            f"the token cache {digest[:12]} is neither on {move.source.name} nor on {move.target.name}",
-            f"it belongs in {here}; without it the run cannot go on with the same data",
+            f"the token cache {digest[:12]} is neither on {migration.source.name} nor on {migration.target.name}",
+            f"restore it to {here}: without it the run cannot continue with the same data",
         )
-    move.command(move.source, f"copy {here} to {move.target.name}:{there}")
-    copy_objects(move.source, here, move.target, there, progress=move.progress("data"), kind=DATA)
-    _hand_out(move, digest)
+    migration.log_command(
+        migration.target, f"copy {migration.source.name}:{here} to {there}", shows=f"ls -l {shlex.quote(there)}"
+    )
+    copy_tree(
+        Endpoint(migration.source, here),
+        Endpoint(migration.target, there),
+        progress=migration.progress("data"),
+        kind=DATA,
+    )
+    _distribute(migration, digest)
 
 
-def _hand_out(move: Migration, digest: str) -> None:
-    """From the target's first host to its others."""
-    progress = move.progress("data, to each host")
-    move.target_group.hand_out(lambda host: host_files.data_directory(host, digest), progress, DATA)
+def _distribute(migration: Migration, digest: str) -> None:
+    """Copy a token cache from the target's first host to its others."""
+    progress = migration.progress("data, to other hosts")
+    migration.target_group.distribute(lambda host: host_files.data_directory(host, digest), progress, DATA)

@@ -1,12 +1,15 @@
-"""After enough healthy steps the source is retired by the fence. Nothing is deleted."""
+"""Retire the source after enough healthy steps on the target. Nothing is deleted."""
 
 from __future__ import annotations
 
+from midstream.counts import count
 from midstream.errors import MidstreamError
-from midstream.migrate.execution.migration import Migration, NeedsOperator, ways_on
+from midstream.migrate.execution.migration import Migration, NeedsOperatorError, ways_to_continue
+from midstream.migrate.execution.observation import wait_for
+from midstream.migrate.facts import required
 from midstream.migrate.failover.preemption import unless_preempted
-from midstream.migrate.model import FINISH
-from midstream.migrate.phases.cutover import bring_history
+from midstream.migrate.phase_names import FINISH
+from midstream.migrate.phases.cutover import copy_run_history
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
@@ -14,14 +17,14 @@ HEALTHY_TIMEOUT = 7 * 86400.0
 
 
 class Finish:
-    """Waits for `--healthy-steps` updates on the target, then gives up the way back."""
+    """Wait for `--healthy-steps` updates on the target; then rollback is over."""
 
     name = FINISH
 
-    def run(self, move: Migration) -> None:
-        plan, sealed = move.plan, move.journal.known("sealed")
-        attempt = move.journal.known("target_attempt")
-        goal = sealed["step"] + plan.healthy_steps
+    def run(self, migration: Migration) -> None:
+        plan, sealed = migration.plan, required(migration.journal.facts.sealed, "sealed")
+        attempt = required(migration.journal.facts.target_attempt, "target_attempt")
+        goal = sealed.step + plan.policy.healthy_steps
 
         def decided(run: RunView) -> bool:
             if run.status is None or run.attempt < attempt:
@@ -29,39 +32,50 @@ class Finish:
             ended = run.state in records.ENDED or run.state == "lost"
             return ended or run.status.step >= goal or run.epoch > plan.epoch
 
-        run = move.wait_for(f"step {goal} on the target", plan.target_host, decided, HEALTHY_TIMEOUT)
+        run = wait_for(migration, f"step {goal} on the target", plan.target_host, decided, HEALTHY_TIMEOUT)
         step = run.status.step if run.status else 0
         if run.epoch > plan.epoch and run.fence is not None:
-            move.note(f"{plan.run_id} was moved on to {run.fence.owner} (epoch {run.epoch})")
+            migration.note(f"{plan.run_id} was migrated on to {run.fence.owner} (epoch {run.epoch})")
         elif step < goal and run.state != records.FINISHED:
             message = run.status.message if run.status else ""
-            raise NeedsOperator(
+            raise NeedsOperatorError(
                 f"the run on {plan.target} ended at step {step} ({run.state}{': ' + message if message else ''}), "
-                f"before {plan.healthy_steps} healthy steps",
-                ways_on(move),
+                f"before {count(plan.policy.healthy_steps, 'healthy step')}",
+                ways_to_continue(migration),
             )
         else:
-            self._last_words(move)
-        with unless_preempted(move, move.source_group, "its pin goes with it"):
-            move.source_group.checkpoint_store.unpin(plan.migration)
+            self._copy_last_lines(migration)
+        with unless_preempted(
+            migration.fleet, migration.source_group.target, migration.note, "its pin is not released"
+        ):
+            migration.source_group.checkpoint_store.unpin(plan.migration)
         if plan.source != plan.target_host:
-            self._remove_secrets(move)
+            self._remove_secrets(migration)
         if plan.source != plan.target_host:
-            move.note(f"{plan.source} is retired: its copy of {plan.run_id} stays as it is, under epoch {plan.epoch}")
+            migration.note(
+                f"{plan.source} is retired: its copy of {plan.run_id} stays unchanged, under epoch {plan.epoch}"
+            )
+
+    def undo(self, migration: Migration) -> None:
+        """Nothing: a finished migration is not rolled back."""
 
     @staticmethod
-    def _remove_secrets(move: Migration) -> None:
-        """What launches left on the source for engines that will not start there again."""
+    def _remove_secrets(migration: Migration) -> None:
+        """Remove the secrets of earlier launches from the source."""
         try:
-            move.source_group.remove_secrets()
+            migration.source_group.remove_secrets()
         except MidstreamError as error:
-            move.note(f"{error.message}; secrets of {move.plan.run_id} may be left there, in its .secrets directory")
+            migration.note(
+                f"{error.message}; secrets of {migration.plan.run_id} may remain there, in its .secrets directory"
+            )
 
     @staticmethod
-    def _last_words(move: Migration) -> None:
-        """What the source's trackers and log said as it ended, after the history had left it. The run needs none of it:
-        a source that is gone by now is no reason to fail."""
+    def _copy_last_lines(migration: Migration) -> None:
+        """Copy what the source logged after its history was copied.
+
+        The run does not need these lines, so an unreachable source is no failure.
+        """
         try:
-            bring_history(move, resolved=True)
+            copy_run_history(migration, resolved=True)
         except MidstreamError as error:
-            move.note(f"{error.message}; the last lines of the source's log stay there")
+            migration.note(f"{error.message}; the last lines of the source's log stay there")

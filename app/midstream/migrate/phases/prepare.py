@@ -1,35 +1,61 @@
-"""Everything that can be done while the source trains on: engine, environment, data."""
+"""Prepare the target while the source trains: engine, environment, data."""
 
 from __future__ import annotations
 
-from midstream.migrate.execution.migration import Migration, pin
-from midstream.migrate.model import PREPARE
+import shlex
+
+from midstream.migrate.duration import stages
+from midstream.migrate.execution.migration import Migration
+from midstream.migrate.execution.pins import pin
+from midstream.migrate.failover.preemption import preempted
+from midstream.migrate.phase_names import PREPARE
 from midstream.migrate.phases import prepare_standby
-from midstream.migrate.phases.data_copy import copy_all
-from midstream.migrate.phases.streamed_copy import bring_checkpoint
+from midstream.migrate.phases.data_copy import copy_token_caches
+from midstream.migrate.phases.streamed_copy import copy_checkpoint
+
+STANDBY_PATIENCE = 60.0  # seconds in which an unreachable host is tried again
 
 
 class Prepare:
-    """Puts engine, environment and data on the target, and where the mode says so an attempt that stands by there. That
-    one alone needs undoing."""
+    """Install engine, environment and data on the target.
+
+    In warm and live mode, also start the standby there.
+    """
 
     name = PREPARE
 
-    def run(self, move: Migration) -> None:
-        plan = move.plan
-        for name, ready in move.target_group.prepared(move.fleet).items():
-            host = move.hosts.get(name)
-            move.command(host, f"install engine {ready.engine.digest[:12]} in {ready.engine.directory}")
-            move.command(host, f"{ready.environment.python} ({ready.environment.how})")
-        copy_all(move, plan.data_digests)
-        _ = move.source_group.run_hosts  # looked at now: later the run stands still
-        if plan.stands_by:
-            prepare_standby.ensure(move)
+    def run(self, migration: Migration) -> None:
+        plan = migration.plan
+        migration.log_own_command(f"migrate {plan.run_id} from {plan.source} to {plan.target}", plan.command())
+        with migration.stage(stages.INSTALL):
+            prepared = migration.target_group.prepared(migration.fleet)
+        for name, ready in prepared.items():
+            host = migration.hosts.get(name)
+            engine, python = ready.engine, ready.environment.python
+            listing = f"ls -l {shlex.quote(engine.directory)}"
+            migration.log_command(host, f"install engine {engine.digest[:12]} in {engine.directory}", shows=listing)
+            imports = shlex.join([python, "-c", "import jax; print(jax.__version__)"])
+            migration.log_command(host, f"{python} ({ready.environment.how})", shows=imports)
+        with migration.stage(stages.DATA):
+            copy_token_caches(migration, plan.route.data_digests)
+        _ = migration.source_group.run_hosts  # determined now: later the run is stopped
+        if plan.has_standby:
+            prepare_standby.ensure(migration)
         elif plan.checkpoint != "now":
-            self._copy_checkpoint(move)
+            with migration.stage(stages.CHECKPOINT):
+                self._copy_checkpoint(migration)
 
-    def _copy_checkpoint(self, move: Migration) -> None:
-        """A checkpoint that exists already travels before the cutover: one that is damaged is found out while the
-        source is untouched, and the downtime has nothing to wait for."""
-        pin(move, move.plan.checkpoint)
-        bring_checkpoint(move, move.plan.checkpoint, "checkpoint")
+    def undo(self, migration: Migration) -> None:
+        """Release the migration lock and the pin; end a standby that still runs."""
+        migration.source_group.release(migration.plan.migration)
+        if not preempted(migration.fleet, migration.target_group.target):
+            # The run is safe; a remaining standby occupies accelerators.
+            prepare_standby.end_standby_if_reachable(migration, STANDBY_PATIENCE)
+
+    def _copy_checkpoint(self, migration: Migration) -> None:
+        """Copy an existing checkpoint before the cutover.
+
+        Damage is found while the source trains, and the copy is no part of the downtime.
+        """
+        pin(migration, migration.plan.checkpoint)
+        copy_checkpoint(migration, migration.plan.checkpoint, "checkpoint")

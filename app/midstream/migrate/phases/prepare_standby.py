@@ -1,118 +1,133 @@
-"""The attempt that stands by on the target: compiled and rehearsed, it waits for the state while the source trains on.
+"""Start, wait for and end the standby: an attempt on the target, compiled and rehearsed.
 
-It has no part in the run before it is told to take over, so it may be ended or started anew at any time until then.
-Until it has a state its status says epoch 0: that is how it is told from one that trains.
+It waits for the state while the source trains. Before the takeover command it has no part in the run, so it may be
+ended or replaced at any time. Its status has epoch 0 until it has a state, which distinguishes it from a training
+attempt.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
-from midstream.errors import HostError, LostContact, MidstreamError
-from midstream.hosts.deadline import REACHING_STEP, Deadline
+from midstream.errors import ConnectionLostError, HostError, MidstreamError
+from midstream.hosts.deadline import RECONNECT_STEP, Deadline
 from midstream.launch.errors import LaunchError
-from midstream.migrate.execution.migration import Migration, NeedsOperator, pin, pin_expires, replayed
-from midstream.migrate.phases.data_copy import copy_all
-from midstream.migrate.phases.streamed_copy import bring_checkpoint
+from midstream.migrate.duration import stages
+from midstream.migrate.execution.attempt_start import start_attempt
+from midstream.migrate.execution.migration import Migration, NeedsOperatorError, replayed
+from midstream.migrate.execution.observation import wait_for
+from midstream.migrate.execution.pins import pin, pin_expires
+from midstream.migrate.execution.record_commands import show_command, show_log
+from midstream.migrate.facts import Copied, Facts, Sealed, StartingPoint
+from midstream.migrate.phases.data_copy import copy_token_caches
+from midstream.migrate.phases.streamed_copy import copy_checkpoint
 from midstream.migrate.planning import estimate
 from midstream.migrate.planning.source_config import agreed_config
+from midstream.remote.runs import ownership, run_state, standby_state
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
 READY_TIMEOUT = 3600.0  # seconds: import, compile and rehearse a large model
 SAVE_TIMEOUT = 900.0
-ANSWER_TIMEOUT = 300.0  # seconds in which a waiting attempt reads an order: it may be stopped, or swap
-ANSWER_CALL = 20.0  # of these, seconds that the call waits which gives the order
-ANSWER_PATIENCE = 2.0  # and each call that asks for the answer afterwards
-ENDING = 20.0  # seconds that it may take to stop by itself
-POLL = 0.02
-UNREACHABLE = 1.0  # seconds between two tries to reach a host
+ANSWER_TIMEOUT = 300.0  # seconds to answer a command: the process may be stopped, or its host swap
+ANSWER_CALL = 20.0  # seconds of these that the call waits that sends the command
+ANSWER_PATIENCE = 2.0  # and each later call for the answer
+STOP_TIMEOUT = 20.0  # seconds for a standby to stop before it is killed
+RETRY_INTERVAL = 1.0  # seconds between two tries to reach a host
+STAGES_BY_STATE = {records.COMPILING: stages.COMPILE, records.RESTORING: stages.REHEARSE}
 
 
-def ensure(move: Migration) -> int:
-    """The number of the attempt that stands by on the target, started where there is none. Returns once it is ready.
+def ensure(migration: Migration) -> int:
+    """Return the number of the standby on the target, once it is ready; start one if none runs.
 
-    MidstreamError, with its last words, where it fails: what it rehearsed does not work there."""
-    number = living(move)
+    Raises:
+        MidstreamError: the rehearsal failed on the target; the message has its last log line.
+    """
+    number = running_standby(migration)
     if number is None:
-        if move.journal.known("standby_attempt") is not None:
-            move.note("the attempt that stood by on the target is gone; starting another one")
-        point = bring_rehearsal(move)
-        copy_all(move, move.target_group.checkpoint_store.data_digests(point["name"]))
-        number = _start(move, point)
-        move.journal.fact(standby_attempt=number)
-    return _wait_ready(move, number)
+        if migration.journal.facts.standby_attempt is not None:
+            migration.note("the standby on the target has exited; starting another one")
+        with migration.stage(stages.CHECKPOINT):
+            starting_point = copy_rehearsal(migration)
+            copy_token_caches(migration, migration.target_group.checkpoint_store.data_digests(starting_point.name))
+        migration.clock.begin(stages.START, migration.phase)
+        number = _start(migration, starting_point)
+        migration.journal.record(Facts(standby_attempt=number))
+    return _wait_ready(migration, number)
 
 
-def living(move: Migration) -> int | None:
-    """The attempt of this migration that stands by on the target now."""
-    found = newest(move)
-    return found["attempt"] if found and found["running"] and stands_by(found["status"]) else None
+def running_standby(migration: Migration) -> int | None:
+    """Return the attempt number of the standby that runs; None without one."""
+    found = newest_attempt(migration)
+    return found.attempt if found and found.running and is_standby(found.status) else None
 
 
-def newest(move: Migration) -> dict[str, Any] | None:
-    """The newest attempt of this migration on the target: ``{attempt, epoch, status, alive}``."""
-    return move.target_group.attempt_of_migration(move.plan.migration)
+def newest_attempt(migration: Migration) -> run_state.MigrationAttempt | None:
+    """Return the newest attempt of this migration on the target; None without one."""
+    return migration.target_group.attempt_of_migration(migration.plan.migration)
 
 
-def stands_by(status: dict[str, Any] | None) -> bool:
-    """Whether an attempt with this status has no part in the run yet."""
-    return status is None or (status["epoch"] == 0 and status["state"] not in records.ENDED)
+def is_standby(status: records.Status | None) -> bool:
+    """Return whether an attempt with this status has no part in the run yet."""
+    return status is None or (status.epoch == 0 and status.state not in records.ENDED)
 
 
-# ------------------------------------------------------------------------------------------ before it waits
+# ------------------------------------------------------------------------------------------ preparation
 
 
-def bring_rehearsal(move: Migration) -> dict[str, Any]:
-    """The checkpoint to rehearse on, on the target: the one that is to be moved where that exists already, else the
-    newest one. Where the run has not saved yet, it is asked to."""
-    known: dict[str, Any] | None = move.journal.known("rehearsal")
-    point = known or _choose(move)
-    name = point["name"]
-    pin(move, name)
+def copy_rehearsal(migration: Migration) -> StartingPoint:
+    """Copy the checkpoint to rehearse on to the target, and return it.
+
+    It is the one to migrate if that exists, else the newest. A run without any is commanded to save.
+    """
+    known = migration.journal.facts.rehearsal
+    starting_point = known or _choose(migration)
+    name = starting_point.name
+    pin(migration, name)
     began = time.monotonic()
-    sent = bring_checkpoint(move, name, "an earlier checkpoint")
-    if move.journal.known("rehearsal_bytes") is None and sent:
-        move.journal.fact(rehearsal_bytes=sent, rehearsal_seconds=time.monotonic() - began)
+    sent = copy_checkpoint(migration, name, "an earlier checkpoint")
+    if migration.journal.facts.rehearsal_copy is None and sent:
+        migration.journal.record(Facts(rehearsal_copy=Copied(sent, time.monotonic() - began)))
     if known is None:
-        move.journal.fact(rehearsal=point)
-    return point
+        migration.journal.record(Facts(rehearsal=starting_point))
+    return starting_point
 
 
-def _choose(move: Migration) -> dict[str, Any]:
-    """The checkpoint to rehearse on. Retention keeps away from it from now on: a run that trains on replaces one by the
-    next."""
-    plan, source = move.plan, move.source
+def _choose(migration: Migration) -> StartingPoint:
+    """Choose and pin the checkpoint to rehearse on: retention would replace it by the next."""
+    plan, source = migration.plan, migration.source
 
-    def pinned() -> dict[str, Any] | None:
+    def pinned() -> run_state.CheckpointSummary | None:
         name = "" if plan.checkpoint == "now" else plan.checkpoint
-        return move.source_group.checkpoint_store.pin_newest(plan.migration, pin_expires(move), name)
+        return migration.source_group.checkpoint_store.pin_newest(plan.migration, pin_expires(migration), name)
 
-    point = pinned()
-    if point is None:
-        _ask_to_save(move)
-        point = pinned()
-    if point is None:
+    pinned_checkpoint = pinned()
+    if pinned_checkpoint is None:
+        _request_save(migration)
+        pinned_checkpoint = pinned()
+    if pinned_checkpoint is None:
         raise MidstreamError(
             f"{source.name} has no complete checkpoint to rehearse on",
             "midstream --checkpoints RUN shows what is there",
         )
-    return {name: point[name] for name in ("name", "step", "root_digest")}
+    return StartingPoint(pinned_checkpoint.name, pinned_checkpoint.step, pinned_checkpoint.root_digest)
 
 
-def _ask_to_save(move: Migration) -> None:
-    """Order the source to save and to train on: the run has no checkpoint yet."""
-    plan, source = move.plan, move.source
-    attempt = source.call("runs.run_state.running_attempt", root=source.root, run_id=plan.run_id)
+def _request_save(migration: Migration) -> None:
+    """Command the source to save and continue: the run has no checkpoint yet."""
+    plan, source = migration.plan, migration.source
+    attempt = source.call(run_state.running_attempt)(root=source.root, run_id=plan.run_id)
     if not attempt:
         return
-    order = records.Command(records.SAVE, epoch=plan.source_epoch, migration=plan.migration)
-    serial = source.call(
-        "runs.ownership.send_command", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
+    command = records.Command(records.SAVE, epoch=plan.source_epoch, migration=plan.migration)
+    sequence = source.call(ownership.send_command)(
+        root=source.root, run_id=plan.run_id, attempt=attempt, command=command.to_json()
     )
-    move.command(source, f"order: save and go on, for the rehearsal (attempt {attempt})")
+    migration.log_command(
+        source,
+        f"command: save and continue, for the rehearsal (attempt {attempt})",
+        shows=show_command(migration.source_paths, attempt),
+    )
     before: list[str] = []
 
     def answered(run: RunView) -> bool:
@@ -122,197 +137,222 @@ def _ask_to_save(move: Migration) -> None:
         if not before:
             before.append(status.message)
         failed = bool(status.message) and status.message != before[0] and status.state == records.TRAINING
-        return status.acknowledged >= serial or failed
+        return status.acknowledged >= sequence or failed
 
-    run = move.wait_for("the source's save", source.name, answered, SAVE_TIMEOUT)
-    if run.status is not None and run.status.acknowledged < serial and run.status.message:
+    run = wait_for(migration, "the source's save", source.name, answered, SAVE_TIMEOUT)
+    if run.status is not None and run.status.acknowledged < sequence and run.status.message:
         raise MidstreamError(
-            f"{source.name} cannot save what is to be moved: {run.status.message}",
-            f"mend that on {source.name} and move again; the run trains on",
+            f"{source.name} cannot save the state to migrate: {run.status.message}",
+            f"fix that on {source.name} and migrate again; the run keeps training",
         )
 
 
-def _start(move: Migration, point: dict[str, Any]) -> int:
-    plan = move.plan
-    move.target_group.put_config(agreed_config(move.source, plan))
-    described = move.source_group.describe()
-    order = records.Command(
-        records.REPLAY if replayed(move) else records.STANDBY,
+def _start(migration: Migration, rehearsal: StartingPoint) -> int:
+    plan = migration.plan
+    migration.target_group.put_config(agreed_config(migration.source, plan))
+    described = migration.source_group.describe()
+    command = records.Command(
+        records.REPLAY if replayed(migration) else records.STANDBY,
         epoch=plan.epoch,
-        checkpoint=point["name"],
-        root_digest=point["root_digest"],
-        step=point["step"],
+        checkpoint=rehearsal.name,
+        root_digest=rehearsal.root_digest,
+        step=rehearsal.step,
         migration=plan.migration,
     )
-    saved = [point["attempt"] for point in described["checkpoints"]]
-    at_least = max([described["attempt"], *described["attempts"], *saved], default=0) + 1
-    return move.start(move.target_group, order, holder=plan.target, at_least=at_least)
+    saved = [checkpoint.attempt for checkpoint in described.checkpoints]
+    at_least = max([described.attempt, *described.attempts, *saved], default=0) + 1
+    return start_attempt(migration, migration.target_group, command, owner=plan.target, at_least=at_least)
 
 
-def _wait_ready(move: Migration, number: int) -> int:
+def _wait_ready(migration: Migration, number: int) -> int:
     ready = (records.WAITING, records.REPLAYING)
 
     def decided(run: RunView) -> bool:
-        return run.attempt == number and (run.state in ready or run.state in records.ENDED or run.state == "lost")
+        if run.attempt != number:
+            return False
+        if run.state in STAGES_BY_STATE and migration.clock.current:
+            migration.clock.begin(STAGES_BY_STATE[run.state], migration.phase)
+        return run.state in ready or run.state in records.ENDED or run.state == "lost"
 
-    side = move.target_group
-    run = move.wait_for(
-        "the target's rehearsal", move.plan.target_host, decided, READY_TIMEOUT, lambda: side.check_group(number)
+    group = migration.target_group
+    run = wait_for(
+        migration,
+        "the target's rehearsal",
+        migration.plan.target_host,
+        decided,
+        READY_TIMEOUT,
+        lambda: group.check_group(number),
     )
+    migration.clock.end(migration.phase)
     if run.state not in ready or run.status is None:
-        message = run.status.message if run.status else ""
-        last = next((line for line in reversed(run.log) if line.strip()), "")
-        why = side.verdict(number) or message or last or "no word in its log"
+        why = group.why_ended(number, run)
         raise MidstreamError(
-            f"the rehearsal on {move.plan.target} failed ({run.state}): {why}",
-            f"its log: {move.plan.target_host}:{move.target_paths.attempt(number).log()}",
+            f"the rehearsal on {migration.plan.target} failed ({run.state}): {why}",
+            f"its log: {migration.plan.target_host}:{migration.target_paths.attempt(number).log()}",
         )
-    if move.journal.known("rehearsed_seconds") is None:
-        move.journal.fact(rehearsed_seconds=run.status.rehearsed_seconds)
-        move.note(f"rehearsed on {move.plan.target_host}: {run.status.rehearsed_seconds:.3f} s a step; it waits")
-        estimate.again(move)
+    if migration.journal.facts.rehearsed_step_seconds is None:
+        migration.journal.record(Facts(rehearsed_step_seconds=run.status.rehearsed_seconds))
+        migration.note(
+            f"rehearsed on {migration.plan.target_host}: {run.status.rehearsed_seconds:.3f} s a step; it waits"
+        )
+        estimate.update_estimate(migration)
     return number
 
 
-# ------------------------------------------------------------------------------------------ when its time has come
+# ------------------------------------------------------------------------------------------ takeover
 
 
-def hand_over(move: Migration, order: records.Command, sealed: Mapping[str, Any]) -> int | None:
-    """Give the run to the attempt that stands by: the sealed fence, then ``order``, in one call. Its number; None,
-    after saying why, where nobody stands by (any more) and the run has to be started in the ordinary way."""
-    number = move.journal.known("standby_attempt")
+def take_over(migration: Migration, command: records.Command, sealed: Sealed) -> int | None:
+    """Send the standby the sealed fence and ``command`` in one call; return its number.
+
+    None, after a note of the reason, if no standby took the run over and a new attempt has to be started.
+    """
+    number = migration.journal.facts.standby_attempt
     if number is None:
         return None
-    if number <= sealed["attempt"]:
-        move.note(f"attempt {number} was started on the source meanwhile: the one that waits makes way for a new one")
-        dismiss(move)
+    if number <= sealed.attempt:
+        migration.note(f"attempt {number} was started on the source since: the standby is replaced")
+        end_standby(migration)
         return None
-    if move.journal.known("relaunched") is None:
-        move.journal.fact(relaunched=time.time())
-    target = move.target
-    if len(move.target_group.run_hosts) > 1:  # before process 0 is told to go on, the others' fences say that they may
-        move.target_group.put_fence(sealed["fence"], move.plan.migration)
+    if migration.journal.facts.relaunch_started_at is None:
+        migration.journal.record(Facts(relaunch_started_at=time.time()))
+    target = migration.target
+    if (
+        len(migration.target_group.run_hosts) > 1
+    ):  # the other hosts' fences have to accept the epoch before process 0 starts
+        migration.target_group.put_fence(sealed.fence, migration.plan.migration)
     while True:
-        told = target.call(
-            "runs.standby_state.take_over",
+        report = target.call(standby_state.take_over, timeout=3 * ANSWER_CALL)(
             root=target.root,
-            run_id=move.plan.run_id,
+            run_id=migration.plan.run_id,
             attempt=number,
-            fence=sealed["fence"],
-            order=order.to_json(),
+            fence=sealed.fence.to_json(),
+            command=command.to_json(),
             patience=ANSWER_CALL,
-            timeout=3 * ANSWER_CALL,
         )
-        if told["outcome"] != "unready":
+        if report.outcome != "not ready":
             break
         try:
-            _wait_ready(move, number)
-        except (LostContact, NeedsOperator):  # it may still be waiting there
+            _wait_ready(migration, number)
+        except (ConnectionLostError, NeedsOperatorError):  # the standby may still wait there
             raise
         except MidstreamError as error:
-            move.note(f"{error}; the run is started there in the ordinary way")
-            dismiss(move)
+            migration.note(f"{error}; a new attempt is started there")
+            end_standby(migration)
             return None
-    if told["outcome"] == "told":
+    if report.outcome == "sent before":
         return number
-    if told["outcome"] == "gone":
-        move.note(f"attempt {number} does not stand by any more: the run is started there in the ordinary way")
+    if report.outcome == "exited":
+        migration.note(f"standby attempt {number} has exited: a new attempt is started there")
         return None
-    move.command(target, f"order: {order.action} {order.checkpoint} (attempt {number})")
-    status = _answer(move, number, told["sequence"], told)
-    taken = status is not None and status.acknowledged >= told["sequence"]
-    if taken and status is not None and status.state not in (records.STOPPED, records.FAILED):
+    migration.log_command(
+        target,
+        f"command: {command.action} {command.checkpoint} (attempt {number})",
+        shows=show_command(migration.target_paths, number),
+    )
+    status, _ = _answer(migration, number, report.sequence, report.status)
+    accepted = status is not None and status.acknowledged >= report.sequence
+    if accepted and status is not None and status.state not in (records.STOPPED, records.FAILED):
         return number
-    why = status.message if status is not None else "no word of it"
-    move.note(f"attempt {number} did not take the run over ({why}): it is started there in the ordinary way")
-    dismiss(move)
+    why = status.message if status is not None else "no status"
+    migration.note(f"attempt {number} did not take the run over ({why}): a new attempt is started there")
+    end_standby(migration)
     return None
 
 
-def restoring(move: Migration, point: Mapping[str, Any]) -> records.Command:
-    """The order to go on from ``point`` (checkpoint, root_digest, step)."""
-    return _ordered(move, records.RESTORE, point)
+def restore_command(migration: Migration, starting_point: StartingPoint) -> records.Command:
+    """Return the command to restore ``starting_point`` and train."""
+    return _command_at(migration, records.RESTORE, starting_point)
 
 
-def promoting(move: Migration, point: Mapping[str, Any]) -> records.Command:
-    """The order to a shadow to be the run from ``point`` on."""
-    return _ordered(move, records.PROMOTE, point)
+def promote_command(migration: Migration, starting_point: StartingPoint) -> records.Command:
+    """Return the command to a replica to become the run at ``starting_point``."""
+    return _command_at(migration, records.PROMOTE, starting_point)
 
 
-def _ordered(move: Migration, action: str, point: Mapping[str, Any]) -> records.Command:
+def _command_at(migration: Migration, action: str, starting_point: StartingPoint) -> records.Command:
     return records.Command(
         action,
-        epoch=move.plan.epoch,
-        checkpoint=point["checkpoint"],
-        root_digest=point["root_digest"],
-        step=point["step"],
-        migration=move.plan.migration,
+        epoch=migration.plan.epoch,
+        checkpoint=starting_point.name,
+        root_digest=starting_point.root_digest,
+        step=starting_point.step,
+        migration=migration.plan.migration,
     )
 
 
-def give(move: Migration, number: int, order: records.Command) -> tuple[int, records.Status | None]:
-    """Give the standing attempt an order: its serial, and the status once it took or refused it, or ended.
-    MidstreamError where it does neither in time."""
-    target, run_id = move.target, move.plan.run_id
-    serial = target.call(
-        "runs.ownership.send_command", root=target.root, run_id=run_id, attempt=number, order=order.to_json()
+def send_and_wait(migration: Migration, number: int, command: records.Command) -> tuple[int, records.Status | None]:
+    """Send the standby a command; return its sequence and the status that answers it.
+
+    The answer is an acknowledgement, a rejection or the standby's exit.
+
+    Raises:
+        MidstreamError: no answer within `ANSWER_TIMEOUT`.
+    """
+    target, run_id = migration.target, migration.plan.run_id
+    sequence = target.call(ownership.send_command)(
+        root=target.root, run_id=run_id, attempt=number, command=command.to_json()
     )
-    found = {"heard": False, "status": None}
-    status = _answer(move, number, serial, found)
-    if not found["heard"]:
+    status, answered = _answer(migration, number, sequence, None)
+    if not answered:
         raise MidstreamError(
             f"attempt {number} on {target.name} does not answer", f"midstream --status shows what {target.name} does"
         )
-    return serial, status
+    return sequence, status
 
 
-def _answer(move: Migration, number: int, serial: int, found: dict[str, Any]) -> records.Status | None:
-    """The status of the attempt once it has taken or refused order ``serial``, or has ended, or after
-    `ANSWER_TIMEOUT`. ``found``: what its host said last (``heard``, ``status``), which is brought up to date."""
-    target, deadline = move.target, Deadline(ANSWER_TIMEOUT, REACHING_STEP)
-    while not found["heard"] and not deadline.count():
-        move.check_requests()
-        found.update(
-            target.call(
-                "runs.standby_state.heard",
-                root=target.root,
-                run_id=move.plan.run_id,
-                attempt=number,
-                serial=serial,
-                patience=ANSWER_PATIENCE,
-            )
+def _answer(
+    migration: Migration, number: int, sequence: int, status: records.Status | None
+) -> tuple[records.Status | None, bool]:
+    """Return the attempt's status and whether it answered command ``sequence``.
+
+    It answers by carrying the command out, rejecting it or exiting. ``status`` is the last one that its host reported;
+    `ANSWER_TIMEOUT` bounds the wait.
+    """
+    target, deadline, answered = migration.target, Deadline(ANSWER_TIMEOUT, RECONNECT_STEP), False
+    while not answered and not deadline.count():
+        migration.check_requests()
+        found = target.call(standby_state.await_answer)(
+            root=target.root, run_id=migration.plan.run_id, attempt=number, sequence=sequence, patience=ANSWER_PATIENCE
         )
-    return None if found["status"] is None else records.Status.from_json(found["status"])
+        status, answered = found.status, found.answered
+    return status, answered
 
 
-def dismiss(move: Migration) -> None:
-    """End the attempt that stands by, where there is one. It has nothing to save."""
-    number = living(move)
+def end_standby(migration: Migration) -> None:
+    """End the standby, if one runs. It has nothing to save."""
+    number = running_standby(migration)
     if number is None:
         return
-    move.command(move.target, f"end attempt {number} on {move.plan.target}: it only stood by")
+    migration.log_command(
+        migration.target,
+        f"end attempt {number} on {migration.plan.target}: it is a standby",
+        shows=show_log(migration.target_paths, number),
+    )
     try:
-        move.target_group.stop(number, ENDING)
+        migration.target_group.stop(number, STOP_TIMEOUT)
     except LaunchError:
-        move.target_group.kill(number)
+        migration.target_group.kill(number)
 
 
-def dismiss_if_reachable(move: Migration, patience: float = 0.0) -> bool:
-    """``dismiss``, tried for ``patience`` seconds; False where the host did not answer, which is said with what ends
-    the attempt there."""
-    if move.journal.known("standby_attempt") is None and not move.plan.stands_by:
+def end_standby_if_reachable(migration: Migration, patience: float = 0.0) -> bool:
+    """End the standby, trying for ``patience`` seconds. False if its host is unreachable.
+
+    A note then says what ends the standby there.
+    """
+    if migration.journal.facts.standby_attempt is None and not migration.plan.has_standby:
         return True
     deadline = time.monotonic() + patience
     while True:
         try:
-            dismiss(move)
+            end_standby(migration)
             return True
         except HostError as error:
             if time.monotonic() < deadline:
-                time.sleep(UNREACHABLE)
+                time.sleep(RETRY_INTERVAL)
                 continue
-            move.note(
-                f"{error.message}; an attempt that still waits on {move.plan.target_host} never gets the run, and ends "
-                "by itself; kill it there to free the accelerators sooner"
+            migration.note(
+                f"{error.message}; an attempt that still waits on {migration.plan.target_host} never trains and "
+                "exits when its lease expires; kill it there to free the accelerators sooner"
             )
             return False

@@ -1,127 +1,130 @@
-"""Hand the fence over and start the run on the target from exactly what was sealed."""
+"""Give the target the fence, and start the run there from the sealed checkpoint."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from midstream.errors import MidstreamError
+from midstream.migrate.duration import stages
+from midstream.migrate.execution.attempt_start import start_attempt
 from midstream.migrate.execution.migration import Migration, replayed
+from midstream.migrate.facts import Facts, Sealed, StartingPoint, required
 from midstream.migrate.failover.preemption import unless_preempted
-from midstream.migrate.host_group import HostGroup
-from midstream.migrate.model import RELAUNCH
+from midstream.migrate.phase_names import RELAUNCH
 from midstream.migrate.phases import prepare_standby, replica
-from midstream.migrate.phases.cutover import bring_history, bring_state
-from midstream.migrate.phases.streamed_copy import Streamed
-from midstream.watch.snapshot import RunView
+from midstream.migrate.phases.cutover import copy_run_history, copy_state
+from midstream.migrate.phases.first_update import wait_training
+from midstream.migrate.phases.source_return import owns_run, returned_fence, source_fence, withdraw_stop
+from midstream.migrate.phases.streamed_copy import StreamedCopy
+from midstream.migrate.phases.target_close import close_target
+from midstream.remote.runs import run_state
 from midstream_engine import records
-
-START_TIMEOUT = 1800.0  # seconds: restore and compile of a large model
 
 
 class Relaunch:
-    """Runs only after the seal: the journal's fact ``sealed`` is the evidence. Never starts a second engine: an attempt
-    of this migration that lives is adopted."""
+    """Start the run on the target.
+
+    Runs only after the seal: the journal's fact ``sealed`` is the evidence. Never starts a second engine: an attempt of
+    this migration that runs is adopted.
+    """
 
     name = RELAUNCH
 
-    def run(self, move: Migration) -> None:
-        sealed, told = move.journal.known("sealed"), move.journal.known("target_attempt") is not None
-        plan = move.plan
-        if told and self._moved_on(move):
+    def run(self, migration: Migration) -> None:
+        sealed, started = (
+            required(migration.journal.facts.sealed, "sealed"),
+            migration.journal.facts.target_attempt is not None,
+        )
+        plan = migration.plan
+        if started and self._was_moved_on(migration):
             return
-        move.journal.fact(relaunching=True)  # from here on a rollback has to look at the target
-        number = None if told else self._hand_over(move, sealed)
+        if migration.journal.facts.training_confirmed_at is None:
+            migration.clock.begin(stages.DOWNTIME, migration.phase)
+        migration.journal.record(Facts(relaunching=True))  # from here on a rollback has to look at the target
+        number = None if started else self._take_over(migration, sealed)
         if number is None:
-            number = self._start_or_adopt(move, sealed)
-        move.journal.fact(target_attempt=number)
-        wait_training(move, move.target_group, number)
-        if move.journal.known("training_seen") is None:
-            move.journal.fact(training_seen=time.time())
-        if plan.stands_by and not move.journal.known("history"):
-            with unless_preempted(move, move.source_group, "the curve up to the seal stays with it"):
-                bring_history(move, resolved=True)
-            move.journal.fact(history=True)
+            number = self._start_or_adopt(migration, sealed)
+        migration.journal.record(Facts(target_attempt=number))
+        wait_training(migration, migration.target_group, number)
+        if migration.journal.facts.training_confirmed_at is None:
+            migration.journal.record(Facts(training_confirmed_at=time.time()))
+        migration.clock.end(migration.phase)
+        if plan.has_standby and not migration.journal.facts.history_copied:
+            with unless_preempted(
+                migration.fleet, migration.source_group.target, migration.note, "the curve up to the seal is not copied"
+            ):
+                copy_run_history(migration, resolved=True)
+            migration.journal.record(Facts(history_copied=True))
+
+    def undo(self, migration: Migration) -> None:
+        """End the standby; if the run was sealed, close the target under the next epoch."""
+        prepare_standby.end_standby_if_reachable(migration)
+        if not owns_run(migration):
+            return
+        withdraw_stop(migration)  # after this the source can no longer seal itself
+        fence = source_fence(migration)
+        if fence.epoch >= migration.plan.epoch:
+            close_target(migration, returned_fence(migration, fence))
 
     @staticmethod
-    def _hand_over(move: Migration, sealed: dict[str, Any]) -> int | None:
-        """The attempt that stood by, once it has taken the run over; None where it has to be started."""
-        if not move.plan.stands_by:
+    def _take_over(migration: Migration, sealed: Sealed) -> int | None:
+        """Return the standby's attempt once it took over; None if one has to be started."""
+        if not migration.plan.has_standby:
             return None
-        if replayed(move):
-            number = prepare_standby.hand_over(move, prepare_standby.promoting(move, sealed), sealed)
+        if replayed(migration):
+            number = prepare_standby.take_over(
+                migration, prepare_standby.promote_command(migration, sealed.starting_point), sealed
+            )
             if number is not None:
                 return number
-            replica.fall_back(move, "the shadow could not be promoted")
-            bring_state(move, sealed["checkpoint"], Streamed())
-        return prepare_standby.hand_over(move, prepare_standby.restoring(move, sealed), sealed)
+            replica.fall_back(migration, "the replica could not be promoted")
+            copy_state(migration, sealed.checkpoint, StreamedCopy())
+        return prepare_standby.take_over(
+            migration, prepare_standby.restore_command(migration, sealed.starting_point), sealed
+        )
 
-    def _start_or_adopt(self, move: Migration, sealed: dict[str, Any]) -> int:
-        plan, target = move.plan, move.target
-        move.target_group.put_fence(sealed["fence"], plan.migration)
-        number = _present_attempt(move)
+    def _start_or_adopt(self, migration: Migration, sealed: Sealed) -> int:
+        plan, target = migration.plan, migration.target
+        migration.target_group.put_fence(sealed.fence, plan.migration)
+        number = _present_attempt(migration)
         if number is not None:
-            move.note(f"attempt {number} of this migration runs on {target.name} already")
+            migration.note(f"attempt {number} of this migration runs on {target.name} already")
             return number
-        if plan.stands_by:
-            bring_history(move)
-        move.target_group.share_config()
-        point = _newest(move) or sealed
-        move.target_group.hand_out_checkpoint(point["checkpoint"])
-        if move.journal.known("relaunched") is None:
-            move.journal.fact(relaunched=time.time())
-        order, at_least = prepare_standby.restoring(move, point), sealed["attempt"] + 1
-        return move.start(move.target_group, order, holder=plan.target, at_least=at_least)
+        if plan.has_standby:
+            copy_run_history(migration)
+        migration.target_group.share_config()
+        starting_point = _newest(migration) or sealed.starting_point
+        migration.target_group.distribute_checkpoint(starting_point.name)
+        if migration.journal.facts.relaunch_started_at is None:
+            migration.journal.record(Facts(relaunch_started_at=time.time()))
+        command, at_least = prepare_standby.restore_command(migration, starting_point), sealed.attempt + 1
+        return start_attempt(migration, migration.target_group, command, owner=plan.target, at_least=at_least)
 
     @staticmethod
-    def _moved_on(move: Migration) -> bool:
-        """Whether somebody moved the run on from the target since this migration started it there."""
-        plan, target = move.plan, move.target
-        described = target.call("runs.run_state.describe", root=target.root, run_id=plan.run_id)
-        epoch = described["fence"]["epoch"] if described["fence"] else 0
+    def _was_moved_on(migration: Migration) -> bool:
+        """Return whether a later migration took the run from the target."""
+        plan, target = migration.plan, migration.target
+        described = target.call(run_state.describe)(root=target.root, run_id=plan.run_id)
+        epoch = described.fence.epoch if described.fence else 0
         return epoch > plan.epoch
 
 
-def _present_attempt(move: Migration) -> int | None:
-    """The attempt on the target that this migration started and that still runs, or has trained to the end."""
-    found = move.target_group.attempt_of_migration(move.plan.migration)
+def _present_attempt(migration: Migration) -> int | None:
+    """Return this migration's attempt on the target that runs or has finished."""
+    found = migration.target_group.attempt_of_migration(migration.plan.migration)
     if found is None:
         return None
-    finished = (found["status"] or {}).get("state") == records.FINISHED
-    return found["attempt"] if found["running"] or finished else None
+    finished = found.status is not None and found.status.state == records.FINISHED
+    return found.attempt if found.running or finished else None
 
 
-def _newest(move: Migration) -> dict[str, Any] | None:
-    """The target's own newest checkpoint under this epoch, where an earlier attempt there has saved one: a run that
-    goes on again must not fall back to the migrated state."""
-    plan, described = move.plan, move.target_group.describe()
-    own = [p for p in described["checkpoints"] if p["complete"] and p["accepted"] and p["epoch"] == plan.epoch]
+def _newest(migration: Migration) -> StartingPoint | None:
+    """Return the target's newest checkpoint of this epoch; None without one.
+
+    A restart on the target must not fall back to the migrated state.
+    """
+    plan, described = migration.plan, migration.target_group.describe()
+    own = [checkpoint for checkpoint in described.usable if checkpoint.epoch == plan.epoch]
     if not own:
         return None
-    point = max(own, key=lambda point: (point["step"], point["attempt"]))
-    return {"checkpoint": point["name"], "root_digest": point["root_digest"], "step": point["step"]}
-
-
-def wait_training(move: Migration, side: HostGroup, attempt: int) -> RunView:
-    """Until the attempt has done an update. MidstreamError with its last log lines where it ended."""
-
-    def decided(run: RunView) -> bool:
-        if run.attempt != attempt:
-            return False
-        if run.state in records.ENDED or run.state == "lost":
-            return True
-        return any(row["attempt"] == attempt and "train/loss" in row for row in run.curve[-64:])
-
-    host = side.first.name
-    run = move.wait_for(
-        "the first update of the new attempt", host, decided, START_TIMEOUT, lambda: side.check_group(attempt)
-    )
-    if run.state in ("failed", "stopped", "lost"):
-        message = run.status.message if run.status else ""
-        last = next((line for line in reversed(run.log) if line.strip()), "")
-        why = side.verdict(attempt) or message or last or "no word of it in its log"
-        raise MidstreamError(
-            f"attempt {attempt} on {side.target.name} ended ({run.state}): {why}",
-            f"its log: {host}:{side.paths.attempt(attempt).log()}",
-        )
-    return run
+    newest = max(own, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
+    return StartingPoint(newest.name, newest.step, newest.root_digest)

@@ -1,8 +1,8 @@
-"""Follow a shadow as it replays the run on the target, until it is level with the source.
+"""Follow a replica as it replays the run on the target, until it has caught up with the source.
 
-Each step that both have done is compared: the batch by its digest, the loss within the band that the precision allows.
-Where the shadow cannot catch up, or its losses leave the band, or a person will not wait, the move goes on as a
-handover: the state is then copied, not computed twice.
+Each step that both have done is compared: the batch by its digest, the loss within the tolerance of the precision. If
+the replica cannot catch up, its losses leave the tolerance, or the user ends the wait, the migration continues as a
+warm migration: the state is copied, not computed twice.
 """
 
 from __future__ import annotations
@@ -15,78 +15,79 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from midstream.counts import count
 from midstream.errors import MidstreamError
+from midstream.hosts.host import Host
 from midstream.migrate.execution.migration import Migration
+from midstream.migrate.facts import Facts, ReplayAgreement, required
 from midstream.migrate.phases import prepare_standby
 from midstream.migrate.planning import estimate
-from midstream.migrate.proof.certificate import CONTINUITY_TOLERANCE, precision
+from midstream.migrate.proof.copy_certificate import CONTINUITY_TOLERANCE, precision
+from midstream.remote.runs import run_state, standby_state
 from midstream_engine import records
 
-LEAD = 2.0  # seconds between naming a step and its coming: orders take a moment to arrive
-SAMPLE = 32  # newest steps that rates are taken from
-ENOUGH = 8  # steps of the shadow before its rate is believed
-LONGEST = 6 * 3600.0  # seconds of catching up that are waited for
-CLOSING = 0.05  # the shadow has to gain this share of the source's pace
-LOOK = 0.5  # seconds between two looks
-TELL = 10.0  # seconds between two lines of how far it is
+COMMAND_LEAD = 2.0  # seconds between a takeover command and its step: time for it to arrive
+RATE_SAMPLE = 32  # newest steps from which step times are measured
+MIN_RATE_SAMPLE = 8  # steps of the replica before its step time is used
+CATCH_UP_LIMIT = 6 * 3600.0  # seconds of predicted catching up that are accepted
+MIN_GAIN = 0.05  # the replica has to gain this share of the source's rate
+POLL_INTERVAL = 0.5  # seconds
+REPORT_INTERVAL = 10.0  # seconds between two progress notes
 
 
-class NotLevel(Exception):
-    """The shadow will not do; the message says why. The move goes on as a warm migration."""
+class ReplicaUnfitError(Exception):
+    """The replica cannot take over; the migration continues as a warm migration."""
 
 
 @dataclass
 class Agreement:
-    """The steps that both have done."""
+    """Comparison of the steps that source and replica have both done."""
 
     tolerance: float
     steps: int = 0
     first: int | None = None
     last: int | None = None
     worst: float = 0.0
-    worst_step: int | None = None
-    _waiting: tuple[dict[int, Mapping[str, Any]], dict[int, Mapping[str, Any]]] = field(
+    _unmatched: tuple[dict[int, Mapping[str, Any]], dict[int, Mapping[str, Any]]] = field(
         default_factory=lambda: ({}, {}), repr=False
     )
 
-    def take(self, source: Sequence[Mapping[str, Any]], shadow: Sequence[Mapping[str, Any]]) -> None:
-        """More rows of either. MidstreamError where a batch differs, NotLevel where a loss leaves the band."""
-        theirs, ours = self._waiting
-        theirs.update({row["global_step"]: row for row in source if "train/loss" in row})
-        ours.update({row["global_step"]: row for row in shadow if "train/loss" in row})
-        for step in sorted(theirs.keys() & ours.keys()):
-            self._compare(step, theirs.pop(step), ours.pop(step))
+    def add_rows(self, source: Sequence[Mapping[str, Any]], replica: Sequence[Mapping[str, Any]]) -> None:
+        """Add new rows of either, and compare the steps that both have.
 
-    def _compare(self, step: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-        if theirs["batch_digest"] != ours["batch_digest"]:
+        Raises:
+            MidstreamError: a batch differs.
+            ReplicaUnfitError: a loss leaves the tolerance.
+        """
+        source_rows, replica_rows = self._unmatched
+        source_rows.update({row["global_step"]: row for row in source if "train/loss" in row})
+        replica_rows.update({row["global_step"]: row for row in replica if "train/loss" in row})
+        for step in sorted(source_rows.keys() & replica_rows.keys()):
+            self._compare(step, source_rows.pop(step), replica_rows.pop(step))
+
+    def _compare(self, step: int, source_rows: Mapping[str, Any], replica_rows: Mapping[str, Any]) -> None:
+        if source_rows["batch_digest"] != replica_rows["batch_digest"]:
             raise MidstreamError(
-                f"batch {step} of the shadow is not the source's", "the data differs: midstream --verify on both hosts"
+                f"batch {step} of the replica is not the source's", "the data differs: midstream --verify on both hosts"
             )
-        difference = records.relative_difference(theirs["train/loss"], ours["train/loss"])
+        difference = records.relative_difference(source_rows["train/loss"], replica_rows["train/loss"])
         self.steps += 1
         self.first = step if self.first is None else min(self.first, step)
         self.last = step if self.last is None else max(self.last, step)
-        if difference >= self.worst:
-            self.worst, self.worst_step = difference, step
+        self.worst = max(self.worst, difference)
         if difference > self.tolerance:
-            raise NotLevel(
-                f"at step {step} the shadow's loss differs by {difference:.1e} relative (allowed {self.tolerance:.0e})"
+            raise ReplicaUnfitError(
+                f"at step {step} the replica's loss differs by {difference:.1e} relative (allowed {self.tolerance:.0e})"
             )
 
-    def facts(self) -> dict[str, Any]:
-        """For the journal and the certificate."""
-        return {
-            "steps": self.steps,
-            "first": self.first,
-            "last": self.last,
-            "largest_relative_difference": self.worst,
-            "tolerance": self.tolerance,
-        }
+    def facts(self) -> ReplayAgreement:
+        """Return the comparison as a fact for the journal."""
+        return ReplayAgreement(self.steps, self.first, self.last, self.worst, self.tolerance)
 
 
 @dataclass(frozen=True)
 class ReplicaProgress:
-    """Whether and when the shadow catches up. Steps of the run; seconds a step."""
+    """Steps of source and replica, and their seconds a step."""
 
     source_step: int
     replica_step: int
@@ -98,121 +99,147 @@ class ReplicaProgress:
         return self.source_step - self.replica_step
 
     @property
-    def known(self) -> bool:
-        """Whether both paces have been measured."""
+    def measured(self) -> bool:
+        """Return whether both paces have been measured."""
         return self.source_pace > 0 and self.replica_pace > 0
 
     @property
-    def crossing(self) -> int | None:
-        """The step at which the run can cross over, still to come for both; None while the shadow is behind, or where
-        a pace is not known yet: after a lost contact the newest row of the source may stand alone."""
-        if self.gap > 0 or not self.known:
+    def takeover_step(self) -> int | None:
+        """The next step at which the replica can take over, in the future of both.
+
+        None while the replica is behind, or a pace is not measured: after a lost connection there may be one row of the
+        source only.
+        """
+        if self.gap > 0 or not self.measured:
             return None
         quickest = max(min(self.source_pace, self.replica_pace), 1e-3)
-        return max(self.source_step, self.replica_step) + 2 + math.ceil(LEAD / quickest)
+        return max(self.source_step, self.replica_step) + 2 + math.ceil(COMMAND_LEAD / quickest)
+
+    def takeover_step_before(self, num_train_steps: int) -> int | None:
+        """Return `takeover_step`, for a run of ``num_train_steps`` (0: not known).
+
+        A replica that has caught up may run ahead: while the source's link stalls, a faster target continues.
+
+        Raises:
+            ReplicaUnfitError: the takeover step is at the end of the run or past it, and only increases.
+        """
+        step = self.takeover_step
+        if step is not None and 0 < num_train_steps <= step:
+            raise ReplicaUnfitError(
+                f"the replica is at step {self.replica_step} and the source at step {self.source_step}: it could "
+                f"take over at step {step} at the earliest, and the run ends at step {num_train_steps}"
+            )
+        return step
 
     @property
     def seconds(self) -> float:
-        """Until it is level; infinity where it never will be."""
+        """Seconds until the replica has caught up; infinity if it never does."""
         if self.gap <= 0:
             return 0.0
-        if not self.known:
+        if not self.measured:
             return math.inf
         closing = 1 / self.replica_pace - 1 / self.source_pace
-        return self.gap / closing if closing > CLOSING / self.source_pace else math.inf
+        return self.gap / closing if closing > MIN_GAIN / self.source_pace else math.inf
 
 
 def pace(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds a step, from the times at which the newest steps ended; 0 where there are too few."""
-    times = [row["time"] for row in rows[-SAMPLE:] if "time" in row]
+    """Return the median seconds a step of the newest rows; 0 if there are too few."""
+    times = [row["time"] for row in rows[-RATE_SAMPLE:] if "time" in row]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     return statistics.median(gaps) if len(gaps) >= 2 else 0.0
 
 
-def follow(move: Migration) -> int | None:
-    """Wait until the shadow is level with the source, and have it keep the parameters of the step at which they cross:
-    that step. None where the move is to go on as a warm migration; the journal's fact ``fallen_back`` says why.
+def follow(migration: Migration) -> int | None:
+    """Wait until the replica has caught up; return the step at which it takes over.
 
-    MidstreamError where source or shadow ends, or where they do not read the same batches."""
-    if move.journal.known("fallen_back"):
+    The replica keeps its parameters of that step. None if the migration continues as a warm migration: the journal's
+    fact ``fallback_reason`` has the reason.
+
+    Raises:
+        MidstreamError: source and replica do not read the same batches.
+    """
+    if migration.journal.facts.fallback_reason:
         return None
-    at: int | None = move.journal.known("crossing_step")
-    if at is not None:
-        return at  # an earlier try got so far
+    step = migration.journal.facts.takeover_step
+    if step is not None:
+        return step  # an earlier process of this migration has scheduled it
     try:
-        return _follow(move)
-    except NotLevel as why:
-        fall_back(move, str(why))
+        return _follow(migration)
+    except ReplicaUnfitError as why:
+        fall_back(migration, str(why))
         return None
 
 
-def fall_back(move: Migration, why: str) -> None:
-    """From here on the move is a warm migration."""
-    move.journal.fact(fallen_back=why)
-    move.note(f"{why}: the move goes on as a warm migration")
-    estimate.again(move)
+def fall_back(migration: Migration, why: str) -> None:
+    """Continue as a warm migration, and journal the reason."""
+    migration.journal.record(Facts(fallback_reason=why))
+    migration.note(f"{why}: continuing as a warm migration")
+    estimate.update_estimate(migration)
 
 
-def _follow(move: Migration) -> int:
-    plan = move.plan
-    source_attempt = move.source.call("runs.run_state.running_attempt", root=move.source.root, run_id=plan.run_id)
-    shadow_attempt = prepare_standby.living(move)
-    if not source_attempt or shadow_attempt is None:
-        raise NotLevel("the source does not run" if not source_attempt else "no shadow runs")
+def _follow(migration: Migration) -> int:
+    plan = migration.plan
+    source_attempt = migration.source.call(run_state.running_attempt)(root=migration.source.root, run_id=plan.run_id)
+    replica_attempt = prepare_standby.running_standby(migration)
+    if not source_attempt or replica_attempt is None:
+        raise ReplicaUnfitError("the source does not run" if not source_attempt else "no replica runs")
     agreement = Agreement(CONTINUITY_TOLERANCE[precision(plan)])
-    source = _Rows(move, move.source, source_attempt, "metrics.jsonl")
-    shadow = _Rows(move, move.target, shadow_attempt, "replay.jsonl")
-    rehearsed: float = move.journal.known("rehearsed_seconds", 0.0)
-    first = move.journal.known("rehearsal")["step"]
-    told = 0.0
+    source = _Rows(migration, migration.source, source_attempt, "metrics.jsonl")
+    replica = _Rows(migration, migration.target, replica_attempt, "replay.jsonl")
+    rehearsed = migration.journal.facts.rehearsed_step_seconds or 0.0
+    first = required(migration.journal.facts.rehearsal, "rehearsal").step
+    reported_at = 0.0
     while True:
-        move.check_requests()
-        if move.directory.mode_file.exists():
-            raise NotLevel("a person will not wait")
-        agreement.take(source.more(first), shadow.more(first))
-        ahead = ReplicaProgress(
+        migration.check_requests()
+        if migration.directory.mode_file.exists():
+            raise ReplicaUnfitError("the user ended the wait")
+        agreement.add_rows(source.more(first), replica.more(first))
+        progress = ReplicaProgress(
             source.step or first,
-            shadow.step or first,
+            replica.step or first,
             pace(source.rows),
-            pace(shadow.rows) if len(shadow.rows) >= ENOUGH else rehearsed,
+            pace(replica.rows) if len(replica.rows) >= MIN_RATE_SAMPLE else rehearsed,
         )
-        seconds = ahead.seconds
-        if len(source.rows) >= ENOUGH and seconds > LONGEST:
-            raise NotLevel(
-                f"the shadow takes {ahead.replica_pace:.3f} s a step and the source {ahead.source_pace:.3f} s: "
-                f"{ahead.gap} steps are not caught up with in {LONGEST / 3600:.0f} hours"
+        seconds = progress.seconds
+        if len(source.rows) >= MIN_RATE_SAMPLE and seconds > CATCH_UP_LIMIT:
+            raise ReplicaUnfitError(
+                f"the replica takes {progress.replica_pace:.3f} s a step and the source {progress.source_pace:.3f} s: "
+                f"{count(progress.gap, 'step')} to catch up take more than {CATCH_UP_LIMIT / 3600:.0f} hours"
             )
-        if agreement.steps and (at := ahead.crossing) is not None and _cross(move, shadow_attempt, at):
-            move.journal.fact(crossing_step=at, agreement=agreement.facts())
-            move.note(
-                f"{agreement.steps} steps replayed, losses within {agreement.worst:.1e} relative of the source's; "
-                f"the run crosses over at step {at}"
+        step = progress.takeover_step_before(plan.shape.num_train_steps)
+        if agreement.steps and step is not None and _schedule_takeover(migration, replica_attempt, step):
+            migration.journal.record(Facts(takeover_step=step, agreement=agreement.facts()))
+            migration.note(
+                f"{count(agreement.steps, 'step')} replayed, losses within {agreement.worst:.1e} relative "
+                f"of the source's; the replica takes over at step {step}"
             )
-            return at
-        if time.monotonic() - told > TELL:
-            told = time.monotonic()
-            when = f"about {seconds:.0f} s to go" if math.isfinite(seconds) else "its pace is not known yet"
-            move.note(
-                f"the shadow is at step {ahead.replica_step}, the source at step {ahead.source_step}: {when}; "
-                f"midstream --continue {plan.migration} --mode warm stops waiting"
+            return step
+        if time.monotonic() - reported_at > REPORT_INTERVAL:
+            reported_at = time.monotonic()
+            when = f"about {seconds:.0f} s to go" if math.isfinite(seconds) else "its step time is not measured yet"
+            migration.note(
+                f"the replica is at step {progress.replica_step}, the source at step {progress.source_step}: {when}; "
+                f"midstream --continue {plan.migration} --mode warm ends the wait"
             )
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
 
 
-def _cross(move: Migration, shadow: int, at: int) -> bool:
-    """Have the shadow keep its parameters at step ``at``. False where it was quicker."""
-    order = records.Command(records.STANDBY, epoch=move.plan.epoch, step=at, migration=move.plan.migration)
-    serial, status = prepare_standby.give(move, shadow, order)
+def _schedule_takeover(migration: Migration, replica: int, step: int) -> bool:
+    """Have the replica keep its parameters of ``step``. False if it is past that step."""
+    command = records.Command(
+        records.STANDBY, epoch=migration.plan.epoch, step=step, migration=migration.plan.migration
+    )
+    sequence, status = prepare_standby.send_and_wait(migration, replica, command)
     if status is None or status.state in records.ENDED:
-        raise NotLevel(f"the shadow ended: {status.message if status else 'no word of it'}")
-    return status.acknowledged >= serial
+        raise ReplicaUnfitError(f"the replica ended: {status.message if status else 'no status'}")
+    return status.acknowledged >= sequence
 
 
 class _Rows:
-    """The rows of an attempt that is under way, as they come."""
+    """Reads the metric rows of a running attempt."""
 
-    def __init__(self, move: Migration, host: Any, attempt: int, name: str):
-        self._host, self._run, self._attempt, self._name = host, move.plan.run_id, attempt, name
+    def __init__(self, migration: Migration, host: Host, attempt: int, name: str) -> None:
+        self._host, self._run, self._attempt, self._name = host, migration.plan.run_id, attempt, name
         self._offset = 0
         self.rows: list[Mapping[str, Any]] = []
 
@@ -222,9 +249,8 @@ class _Rows:
         return self.rows[-1]["global_step"] + 1 if self.rows else None
 
     def more(self, first: int) -> Sequence[Mapping[str, Any]]:
-        """What is new, from step ``first`` on. NotLevel where the attempt has ended."""
-        news = self._host.call(
-            "runs.standby_state.rows",
+        """Return the new rows from step ``first`` on. ReplicaUnfitError if the attempt ended."""
+        new = self._host.call(standby_state.rows)(
             root=self._host.root,
             run_id=self._run,
             attempt=self._attempt,
@@ -232,10 +258,10 @@ class _Rows:
             offset=self._offset,
             first=first,
         )
-        self._offset = news["offset"]
-        self.rows = [*self.rows[-SAMPLE:], *news["rows"]]
-        status = news["status"]
-        if not news["running"] or (status and status["state"] in records.ENDED):
-            said = (status or {}).get("message") or (status or {}).get("state", "no word of it")
-            raise NotLevel(f"attempt {self._attempt} on {self._host.name} has ended ({said})")
-        return news["rows"]
+        self._offset = new.offset
+        self.rows = [*self.rows[-RATE_SAMPLE:], *new.rows]
+        status = new.status
+        if not new.running or (status and status.state in records.ENDED):
+            why = (status.message or status.state) if status else "no status"
+            raise ReplicaUnfitError(f"attempt {self._attempt} on {self._host.name} has ended ({why})")
+        return new.rows

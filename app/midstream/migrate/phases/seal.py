@@ -1,177 +1,203 @@
-"""The seal: positive evidence that the source is closed under the new epoch, and what it was closed with."""
+"""Seal the source: obtain evidence that no older epoch commits on it any more."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.migrate import host_files
 from midstream.migrate.execution.migration import Migration, replayed
-from midstream.migrate.phases.streamed_copy import Answer, Streamed, stream_until_answered
+from midstream.migrate.execution.observation import wait_for
+from midstream.migrate.execution.record_commands import show_command, show_fence
+from midstream.migrate.facts import Facts, Sealed
+from midstream.migrate.phases.streamed_copy import Answer, StreamedCopy, stream_until_answered
+from midstream.remote.runs import ownership
+from midstream.remote.runs.run_state import RunDescription
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
 SEAL_TIMEOUT = 900.0  # seconds: a step and a save of a large run
-IN_HAND = 2 * SEAL_TIMEOUT  # seconds after which another migration may take the run, if this one has not sealed it
+LOCK_SECONDS = 2 * SEAL_TIMEOUT  # seconds for which the migration lock keeps other migrations out before the seal
 
 
-def seal(move: Migration, streamed: Streamed, at: int | None = None) -> dict[str, Any]:
-    """Positive evidence that the source is closed under the new epoch, and what it was closed with. It trains up to
-    step ``at`` first, where that is given and still to come."""
-    fence = _take(move)
-    described = move.source_group.describe()
-    if fence.epoch < move.plan.epoch:
-        if move.journal.known("holder_before") is None:
-            move.journal.fact(holder_before=fence.owner, sealing=time.time())
-        if described["running"]:
-            described, ours = _stop(move, described, streamed, at)
+def seal(migration: Migration, streamed: StreamedCopy, at: int | None = None) -> Sealed:
+    """Seal the source under the new epoch, and return what it was sealed with.
+
+    If ``at`` is given, a running source trains up to that step first.
+    """
+    fence = _acquire(migration)
+    described = migration.source_group.describe()
+    if fence.epoch < migration.plan.epoch:
+        if migration.journal.facts.owner_before is None:
+            migration.journal.record(Facts(owner_before=fence.owner, seal_started_at=time.time()))
+        if described.running:
+            described, ours = _stop(migration, described, streamed, at)
             if ours:
-                return _everywhere(move, _sealed_facts(move, described))
-        if records.Fence.from_json(described["fence"]).epoch < move.plan.epoch:
-            _seal_closed(move, described)
-    _take(move)  # what was sealed meanwhile may have been another migration's
-    return _everywhere(move, _sealed_facts(move, move.source_group.describe()))
+                return _put_on_all_hosts(migration, _sealed_facts(migration, described))
+        if _required_fence(migration, described).epoch < migration.plan.epoch:
+            _seal_closed(migration, described)
+    _acquire(migration)  # the seal may be another migration's: then this raises
+    return _put_on_all_hosts(migration, _sealed_facts(migration, migration.source_group.describe()))
 
 
-def sealed_already(move: Migration) -> dict[str, Any] | None:
-    """What the source is sealed with, as its disk has it, where this migration has sealed it; None where it has not."""
-    described = move.source_group.describe()
-    fence = records.Fence.from_json(described["fence"])
-    sealed = fence.epoch == move.plan.epoch and fence.owner == move.plan.target
-    return _sealed_facts(move, described) if sealed else None
+def sealed_already(migration: Migration) -> Sealed | None:
+    """Return what this migration sealed the source with; None if it has not sealed it."""
+    described = migration.source_group.describe()
+    fence = _required_fence(migration, described)
+    sealed = fence.epoch == migration.plan.epoch and fence.owner == migration.plan.target
+    return _sealed_facts(migration, described) if sealed else None
 
 
-def _everywhere(move: Migration, facts: dict[str, Any]) -> dict[str, Any]:
-    """The seal on every home of the source: a process that was killed after it had saved has not written its own."""
-    if len(move.source_group.run_hosts) > 1:
-        move.source_group.put_fence(facts["fence"], move.plan.migration)
-    return facts
+def _put_on_all_hosts(migration: Migration, sealed: Sealed) -> Sealed:
+    """Write the seal on every host of the source: a killed process has not written its own."""
+    if len(migration.source_group.run_hosts) > 1:
+        migration.source_group.put_fence(sealed.fence, migration.plan.migration)
+    return sealed
 
 
-def _take(move: Migration) -> records.Fence:
-    """Have the run to ourselves, or end here: RemoteError says who has it."""
-    return move.source_group.acquire(move.plan.migration, move.plan.epoch, move.plan.target, IN_HAND)
+def _required_fence(migration: Migration, described: RunDescription) -> records.Fence:
+    """Return the source's fence. MidstreamError if it has none."""
+    if described.fence is None:
+        run_id = migration.plan.run_id
+        raise MidstreamError(f"{migration.source.name}: run {run_id} has no fence", f"midstream --repair {run_id}")
+    return described.fence
+
+
+def _acquire(migration: Migration) -> records.Fence:
+    """Acquire the migration lock. RemoteError names the owner if another one has it."""
+    return migration.source_group.acquire(
+        migration.plan.migration, migration.plan.epoch, migration.plan.target, LOCK_SECONDS
+    )
 
 
 def _stop(
-    move: Migration, described: dict[str, Any], streamed: Streamed, at: int | None
-) -> tuple[dict[str, Any], bool]:
-    """Order the running engine to save and to stop; the run as it is then, and whether it has sealed itself for this
-    migration: where the move starts from this very save, the engine writes the fence itself, and its status is the
-    acknowledgement."""
-    plan, source, attempt = move.plan, move.source, described["attempt"]
+    migration: Migration, described: RunDescription, streamed: StreamedCopy, at: int | None
+) -> tuple[RunDescription, bool]:
+    """Command the running engine to save and stop; return the run, and whether it sealed itself.
+
+    If the migration starts from this save, the engine writes the fence itself, and its status is the acknowledgement.
+    """
+    plan, source, attempt = migration.plan, migration.source, described.attempt
     sealing = plan.checkpoint == "now"
-    order = records.Command(
+    command = records.Command(
         records.STOP,
         epoch=plan.epoch if sealing else plan.source_epoch,
         owner=plan.target if sealing else "",
         migration=plan.migration,
         step=at,
     )
-    move.journal.fact(source_was_alive=True, sealing_attempt=attempt, ordered=time.time())
-    serial = source.call(
-        "runs.ownership.send_command", root=source.root, run_id=plan.run_id, attempt=attempt, order=order.to_json()
+    migration.journal.record(Facts(source_was_running=True, sealing_attempt=attempt, stop_commanded_at=time.time()))
+    sequence = source.call(ownership.send_command)(
+        root=source.root, run_id=plan.run_id, attempt=attempt, command=command.to_json()
     )
-    move.journal.fact(seal_serial=serial)
+    migration.journal.record(Facts(stop_sequence=sequence))
     when = "" if at is None else f"at step {at}: "
     what = f"save, seal epoch {plan.epoch} for {plan.target}, stop" if sealing else "save, stop"
-    move.command(source, f"order: {when}{what} (attempt {attempt})")
+    shows = show_command(migration.source_paths, attempt)
+    migration.log_command(source, f"command: {when}{what} (attempt {attempt})", shows=shows)
 
-    answer = _answer(move, attempt, serial, described, streamed)
-    move.journal.fact(stop_seen=time.time())
+    answer = _await_answer(migration, attempt, sequence, described, streamed)
+    migration.journal.record(Facts(stop_confirmed_at=time.time()))
     message = answer.status.message if answer.status else ""
-    if answer.status is not None and answer.status.rejected >= serial:
+    if answer.status is not None and answer.status.rejected >= sequence:
         raise MidstreamError(
-            f"{source.name} cannot save what is to be moved: {message}",
-            f"mend that on {source.name} and move again; the run trains on",
+            f"{source.name} cannot save the state to migrate: {message}",
+            f"fix that on {source.name} and migrate again; the run keeps training",
         )
-    told = answer.described
-    described = move.source_group.describe() if told is None else move.source_group.with_stored_checkpoints(told)
-    if records.Fence.from_json(described["fence"]).epoch >= plan.epoch:
-        # What its process still does, it does under an epoch that is over.
-        return described, answer.mover is not None and answer.mover["migration"] == plan.migration
-    move.source_group.wait_exited(attempt)
-    described = move.source_group.describe()
-    if answer.status is None or answer.status.acknowledged < serial:
-        # It died or finished before it read the order. Its process is gone, so we may seal.
-        move.note(
-            f"the source ended by itself ({answer.state}{': ' + message if message else ''}); sealing what it left"
+    reported = answer.described
+    described = (
+        migration.source_group.describe()
+        if reported is None
+        else migration.source_group.with_stored_checkpoints(reported)
+    )
+    if _required_fence(migration, described).epoch >= plan.epoch:
+        # Whatever its process still writes belongs to an epoch that is sealed.
+        return described, answer.migration_lock is not None and answer.migration_lock.migration == plan.migration
+    migration.source_group.wait_exited(attempt)
+    described = migration.source_group.describe()
+    if answer.status is None or answer.status.acknowledged < sequence:
+        # It exited before it read the command. No process runs, so the seal can be written from here.
+        migration.note(
+            f"the source ended by itself ({answer.state}{': ' + message if message else ''}); sealing its last state"
         )
     return described, False
 
 
-def _answer(move: Migration, attempt: int, serial: int, described: dict[str, Any], streamed: Streamed) -> Answer:
-    """How the source took the order; what it saves meanwhile is sent ahead where the target stands by."""
-    plan, source = move.plan, move.source
-    since = int((described["status"] or {}).get("step", 0))
+def _await_answer(
+    migration: Migration, attempt: int, sequence: int, described: RunDescription, streamed: StreamedCopy
+) -> Answer:
+    """Wait for the source's answer; with a standby, stream the save to it while it is written."""
+    plan, source = migration.plan, migration.source
+    since = described.status.step if described.status else 0
     earlier = None
-    # Shares of several hosts are collected afterwards; a bucket's objects come with the rest of its checkpoint.
-    one = len(move.source_group.run_hosts) == 1 and not (plan.source_store or plan.target_store)
-    rehearsal = move.journal.known("rehearsal")
-    if one and rehearsal and plan.stands_by and plan.checkpoint == "now" and not replayed(move):
-        earlier = host_files.read_manifest(move.target, plan.run_id, rehearsal["name"])
+    # Shares of several hosts are collected after the save; objects of a bucket are copied with the checkpoint.
+    single_host = len(migration.source_group.run_hosts) == 1 and not (
+        plan.route.source_store or plan.route.target_store
+    )
+    rehearsal = migration.journal.facts.rehearsal
+    if single_host and rehearsal and plan.has_standby and plan.checkpoint == "now" and not replayed(migration):
+        earlier = host_files.read_manifest(migration.target, plan.run_id, rehearsal.name)
     try:
-        return stream_until_answered(move, attempt, serial, since, earlier, streamed)
+        return stream_until_answered(migration, attempt, sequence, since, earlier, streamed)
     except HostError as error:
         if isinstance(error, RemoteError):
             raise
-        move.note(f"{error.message}; waiting for its answer: losing contact is not losing the run")
+        migration.note(f"{error.message}; waiting for its answer: losing contact is not losing the run")
 
     def answered(run: RunView) -> bool:
         if run.attempt != attempt:
             return run.attempt > attempt
         return run.status is not None and (
-            run.state in records.ENDED or run.state == "lost" or run.status.rejected >= serial
+            run.state in records.ENDED or run.state == "lost" or run.status.rejected >= sequence
         )
 
-    run = move.wait_for("the source's acknowledgement of the seal", source.name, answered, SEAL_TIMEOUT)
+    run = wait_for(migration, "the source's acknowledgement of the seal", source.name, answered, SEAL_TIMEOUT)
     return Answer(run.status, run.running)
 
 
-def _seal_closed(move: Migration, described: dict[str, Any]) -> None:
-    """Seal a source that does not run at a checkpoint that exists."""
-    plan, source = move.plan, move.source
-    usable = [point for point in described["checkpoints"] if point["complete"] and point["accepted"]]
+def _seal_closed(migration: Migration, described: RunDescription) -> None:
+    """Seal a stopped source at an existing checkpoint."""
+    plan, source = migration.plan, migration.source
+    usable = described.usable
     if plan.checkpoint != "now":
-        usable = [point for point in usable if point["name"] == plan.checkpoint]
+        usable = [checkpoint for checkpoint in usable if checkpoint.name == plan.checkpoint]
     if not usable:
         raise MidstreamError(
-            f"{source.name} has no complete checkpoint to move", "midstream --checkpoints RUN shows what is there"
+            f"{source.name} has no complete checkpoint to migrate", "midstream --checkpoints RUN shows what is there"
         )
-    step = max(point["step"] for point in usable)
-    damaged = [point for point in described["checkpoints"] if point["damaged"] and point["step"] > step]
+    step = max(checkpoint.step for checkpoint in usable)
+    damaged = [checkpoint for checkpoint in described.checkpoints if checkpoint.damaged and checkpoint.step > step]
     if plan.checkpoint == "now" and damaged:
-        point = max(damaged, key=lambda point: point["step"])
+        checkpoint = max(damaged, key=lambda checkpoint: checkpoint.step)
         raise MidstreamError(
-            f"{source.name}: checkpoint {point['name']} is damaged: {point['damaged']}",
-            f"roll back, and move again with --checkpoint {step}, which goes on from the newest complete one",
+            f"{source.name}: checkpoint {checkpoint.name} is damaged: {checkpoint.damaged}",
+            f"roll back, and migrate again with --checkpoint {step}, which starts from the newest complete one",
         )
-    move.source_group.seal(plan.migration, plan.epoch, plan.target, step)
-    move.command(source, f"fence: epoch {plan.epoch}, holder {plan.target}, sealed at step {step}")
+    migration.source_group.seal(plan.migration, plan.epoch, plan.target, step)
+    shows = show_fence(migration.source_paths)
+    migration.log_command(source, f"fence: epoch {plan.epoch}, owner {plan.target}, sealed at step {step}", shows=shows)
 
 
-def _sealed_facts(move: Migration, described: dict[str, Any]) -> dict[str, Any]:
-    """What was sealed, as the source's disk has it: the fence and the newest checkpoint that it accepts."""
-    plan, source = move.plan, move.source
-    fence = records.Fence.from_json(described["fence"])
+def _sealed_facts(migration: Migration, described: RunDescription) -> Sealed:
+    """Return the seal on the source's disk: fence and newest checkpoint that it accepts."""
+    plan, source = migration.plan, migration.source
+    fence = _required_fence(migration, described)
     if fence.epoch != plan.epoch or fence.owner != plan.target or fence.sealed_step is None:
         raise MidstreamError(f"{source.name} stopped without sealing epoch {plan.epoch}", "plan again")
-    points = [p for p in described["checkpoints"] if p["complete"] and p["step"] == fence.sealed_step]
+    checkpoints = [p for p in described.checkpoints if p.complete and p.step == fence.sealed_step]
     if plan.checkpoint != "now":
-        points = [point for point in points if point["name"] == plan.checkpoint]
-    if not points:
+        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.name == plan.checkpoint]
+    if not checkpoints:
         raise MidstreamError(
-            f"the fence on {source.name} seals step {fence.sealed_step}, of which no complete checkpoint is there",
+            f"the fence on {source.name} seals step {fence.sealed_step}, which has no complete checkpoint there",
             "midstream --checkpoints RUN shows what is there",
         )
-    point = max(points, key=lambda point: point["attempt"])
-    return {
-        "checkpoint": point["name"],
-        "step": point["step"],
-        "root_digest": point["root_digest"],
-        "bytes": point["size"],
-        "fence": fence.to_json(),
-        # A bucket may hold what a later attempt saved than this host knows of.
-        "attempt": max(described["attempt"], point["attempt"]),
-    }
+    checkpoint = max(checkpoints, key=lambda checkpoint: checkpoint.attempt)
+    return Sealed(
+        step=checkpoint.step,
+        checkpoint=checkpoint.name,
+        root_digest=checkpoint.root_digest,
+        attempt=max(described.attempt, checkpoint.attempt),  # a bucket may have what a later attempt saved
+        fence=fence,
+        bytes=checkpoint.size,
+    )

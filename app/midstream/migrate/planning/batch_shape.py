@@ -1,13 +1,28 @@
-"""How a run's global batch lies on a number of devices. Pure arithmetic: the data order and the gradient depend on
-none of it, because the engine weighs micro-batches by their tokens."""
+"""Divide a run's global batch over devices.
+
+Pure arithmetic. Data order and gradient do not depend on the result, because the engine weights micro-batches by
+their tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+from midstream.counts import count
 from midstream.errors import MidstreamError
+from midstream_engine.arithmetic.mesh_division import (
+    DATA,
+    MODEL,
+    axis_mappings,
+    axis_uses,
+    device_counts,
+    divisors,
+    examples_at_once,
+    shard_count,
+    undivided,
+)
 from midstream_engine.records import ArrayEntry
 
 
@@ -17,40 +32,49 @@ class BatchShape:
 
     train_batch_size: int  # examples an update
     data_parallel: int  # devices along the data axis
-    per_device: int  # examples a device holds at once
+    per_device: int  # examples of one device in a micro-batch
     accumulation: int  # micro-batches an update
 
 
 def batch_shape(
     train_batch_size: int, devices: int, per_device_parallelism: int = -1, model_axis_size: int = 1
 ) -> BatchShape:
-    """The shape that keeps ``train_batch_size`` on ``devices``.
+    """Divide ``train_batch_size`` over ``devices``.
 
-    ``per_device_parallelism`` is a limit (-1: none): the largest divisor not above it is taken. MidstreamError with
-    the device counts that would do where the batch cannot be divided.
+    ``per_device_parallelism`` is a limit (-1: none): the result has the largest divisor that is not above it.
+
+    Raises:
+        MidstreamError: The batch cannot be divided; the hint has the device counts that can be used.
     """
     if devices % model_axis_size:
         raise MidstreamError(
-            f"{devices} devices cannot be cut into model groups of {model_axis_size} (trainer.model_axis_size)",
-            f"choose a target with a multiple of {model_axis_size} devices",
+            f"{count(devices, 'device')} cannot be divided into model groups of {model_axis_size} "
+            "(trainer.model_axis_size)",
+            f"choose a target with a multiple of {count(model_axis_size, 'device')}",
         )
     data_parallel = devices // model_axis_size
     if train_batch_size % data_parallel:
-        fitting = [n * model_axis_size for n in range(1, train_batch_size + 1) if train_batch_size % n == 0]
+        counts = [divisor * model_axis_size for divisor in divisors(train_batch_size)]
         raise MidstreamError(
             f"a batch of {train_batch_size} cannot be divided over {data_parallel} data-parallel devices",
-            f"device counts that would do: {_few(fitting, devices)}",
+            f"device counts that divide it: {_nearest(counts, devices)}",
         )
     share = train_batch_size // data_parallel
-    limit = share if per_device_parallelism in (-1, 0) else min(per_device_parallelism, share)
-    per_device = max(n for n in range(1, limit + 1) if share % n == 0)
+    limit = examples_at_once(share, per_device_parallelism)
+    per_device = max(divisor for divisor in divisors(share) if divisor <= limit)
     return BatchShape(train_batch_size, data_parallel, per_device, share // per_device)
 
 
 def batch_sizes(train_batch_size: Any, step: int) -> list[int]:
-    """The global batch sizes from ``step`` on, the present one first: one number, or a schedule of ``{start, value}``.
-    MidstreamError where it is neither."""
-    entries = train_batch_size if isinstance(train_batch_size, list) else [{"start": 0, "value": train_batch_size}]
+    """Return the global batch sizes from ``step`` on, the current one first.
+
+    ``train_batch_size`` is one number, or a schedule of ``{start, value}``.
+
+    Raises:
+        MidstreamError: It is neither.
+    """
+    single = [{"start": 0, "value": train_batch_size}]
+    entries = cast("list[Any]", train_batch_size) if isinstance(train_batch_size, list) else single
     try:
         steps = sorted((int(entry["start"]), int(entry["value"])) for entry in entries)
     except (TypeError, KeyError, AttributeError, ValueError):
@@ -63,29 +87,25 @@ def batch_sizes(train_batch_size: Any, step: int) -> list[int]:
 
 
 def check_axes(arrays: Sequence[ArrayEntry], trainer: Mapping[str, Any], devices: int) -> list[str]:
-    """One line for every sharded axis of the checkpoint that ``devices`` do not divide; empty where all fit."""
+    """Return a line for each sharded axis of the checkpoint that ``devices`` do not divide."""
     model_size = int(trainer.get("model_axis_size") or 1)
-    data_size = max(1, devices // model_size)
-    parts: dict[str, int] = {}
-    fsdp = trainer.get("fsdp_axis") or "embed"
-    for axis in [fsdp] if isinstance(fsdp, str) else fsdp:
-        parts[axis] = data_size
-    tensor = trainer.get("tensor_parallel_axes") or []
-    for axis in [tensor] if isinstance(tensor, str) else tensor:
-        parts[axis] = model_size
-    problems = set()
+    mesh_shape = {DATA: max(1, devices // model_size), MODEL: model_size}
+    sizes: dict[str, set[int]] = {}
     for array in arrays:
         for axis, size in zip(array.axes, array.shape, strict=True):
-            if size % parts.get(axis, 1):
-                fitting = [n * model_size for n in range(1, size + 1) if size % n == 0]
-                problems.add(
-                    f"axis {axis} ({size}) cannot be sharded over {parts[axis]} devices; "
-                    f"device counts that would do: {_few(fitting, devices)}"
-                )
+            sizes.setdefault(axis, set()).add(size)
+    problems: set[str] = set()
+    for use in undivided(axis_uses(axis_mappings(trainer), sizes), mesh_shape):
+        shards = shard_count(mesh_shape, use.mesh_axes)
+        counts = device_counts([use], model_size, use.size * model_size)
+        problems.add(
+            f"axis {use.axis} ({use.size}) cannot be sharded over {count(shards, 'device')}; "
+            f"device counts that divide it: {_nearest(counts, devices) or 'none with this model_axis_size'}"
+        )
     return sorted(problems)
 
 
-def _few(counts: Sequence[int], wanted: int) -> str:
-    """The counts nearest to ``wanted``, in order."""
+def _nearest(counts: Sequence[int], wanted: int) -> str:
+    """Return the six counts nearest to ``wanted``, ascending, as text."""
     nearest = sorted(counts, key=lambda count: abs(count - wanted))[:6]
     return ", ".join(str(count) for count in sorted(nearest))

@@ -1,6 +1,7 @@
-"""What is still to come of a move, by what it has measured itself: after the rehearsal, and once a live migration
-has become
-a warm migration."""
+"""Update the estimates of a migration with its own measurements.
+
+Done after the rehearsal, and when a live migration continues as a warm migration.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +9,52 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from midstream.migrate.execution.migration import Migration, replayed
-from midstream.migrate.model import WARM
-from midstream.migrate.planning import cost, measured_rates
-from midstream.migrate.proof import downtime_report
+from midstream.migrate.execution.observation import run_on
+from midstream.migrate.facts import Facts
+from midstream.migrate.modes import WARM
+from midstream.migrate.planning import cost, downtime_estimate, measured_rates
 
 
-def again(move: Migration) -> None:
-    """Predict the downtime, and where there are prices the cost, anew; the journal has both, and a line says so."""
-    plan, known = move.plan, move.journal.known
-    run = move.run_on(move.watch.snapshot(), plan.source)
+def update_estimate(migration: Migration) -> None:
+    """Predict downtime and cost again, record them in the journal and report them."""
+    plan, facts = migration.plan, migration.journal.facts
+    run = run_on(migration, migration.watch.snapshot(), plan.source)
     curve = run.curve if run is not None else ()
-    mode = plan.mode if replayed(move) or plan.mode == WARM else WARM
-    size = int(known("rehearsal_bytes") or 0) or plan.checkpoint_bytes
-    found = measured_rates.measured(measured_rates.look_back(), plan.run_id, plan.source, plan.target_host, mode, size)
-    rehearsed = known("rehearsed_seconds") or found.step
-    seconds = known("rehearsal_seconds")
-    copy = size / seconds if seconds and size >= measured_rates.TELLING else found.copy
-    entries = {name: value for name, value in found.entries.items() if name != "first_step"}
-    found = replace(found, copy=copy, step=rehearsed, entries=entries)
-    predicted = downtime_report.predict(curve, size, mode, found)
-    move.journal.fact(predicted=predicted)
+    mode = plan.mode if replayed(migration) or plan.mode == WARM else WARM
+    rehearsal_copy = facts.rehearsal_copy
+    size = (rehearsal_copy.bytes if rehearsal_copy else 0) or plan.estimate.checkpoint_bytes
+    rates = measured_rates.rates_between(
+        measured_rates.past_migrations(), plan.run_id, plan.source, plan.target_host, mode, size
+    )
+    rehearsed = facts.rehearsed_step_seconds or rates.step
+    copy = rates.copy
+    if rehearsal_copy and rehearsal_copy.seconds and size >= measured_rates.MIN_COPY_BYTES:
+        copy = size / rehearsal_copy.seconds
+    entries = {name: value for name, value in rates.entries.items() if name != "first_step"}
+    rates = replace(rates, copy=copy, step=rehearsed, entries=entries)
+    copied = 0 if plan.route.shared_store else size * (1 if copy else max(1, len(plan.route.target_hosts)))
+    predicted = downtime_estimate.predict(curve, size, mode, rates, copied_bytes=copied)
+    migration.journal.record(Facts(predicted=predicted))
     if mode == WARM:
-        move.note(f"downtime, by what was measured: about {sum(predicted.values()):.1f} s")
-    if plan.cost is None:
+        migration.note(f"downtime by the measurements: about {sum(predicted.values()):.1f} s")
+    if plan.estimate.cost is None:
         return
-    step, first = downtime_report.step_seconds(curve)
-    amended = cost.estimate(
-        plan.cost_per_hour,
-        prepare_seconds=downtime_report.preparing(plan.data_bytes, size, mode, found, max(0.0, first - step)),
+    step, first = downtime_estimate.step_seconds(curve)
+    updated = cost.estimate(
+        plan.estimate.cost_per_hour,
+        prepare_seconds=downtime_estimate.preparation_seconds(
+            plan.estimate.data_bytes, size, mode, rates, max(0.0, first - step), copied_bytes=copied
+        ),
         downtime=sum(predicted.values()),
         step_before=step,
         step_after=rehearsed,
-        tokens=plan.cost.tokens,
-        steps_left=plan.cost.steps_left,
+        tokens=plan.estimate.cost.tokens,
+        steps_left=plan.estimate.cost.steps_left,
     )
-    for line in cost.describe(amended) if amended is not None else ():
-        move.note(f"cost: {line}")
+    for line in cost.describe(updated) if updated is not None else ():
+        migration.note(f"cost: {line}")
 
 
-def predicted(move: Migration) -> Mapping[str, float]:
-    """Seconds of each entry of the ledger: the newest prediction that was made before the run stood still."""
-    return move.journal.known("predicted") or move.plan.predicted_seconds
+def predicted_seconds(migration: Migration) -> Mapping[str, float]:
+    """Return the seconds of each downtime phase, by the newest prediction made before the downtime."""
+    return migration.journal.facts.predicted or migration.plan.estimate.predicted_seconds

@@ -1,4 +1,4 @@
-"""What earlier moves, copies and rehearsals have measured: better than any assumption about the same two machines."""
+"""Rates that earlier migrations, copies and rehearsals between two hosts have measured."""
 
 from __future__ import annotations
 
@@ -8,96 +8,137 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from midstream.errors import MidstreamError
+from midstream.migrate.duration.stage_times import stage_times
+from midstream.migrate.duration.stages import CERTIFY, COMPILE, INSTALL, REHEARSE, REPLAY, START
 from midstream.migrate.execution import migration_directory
 from midstream.migrate.execution.journal import read_events
-from midstream.migrate.model import DOWNTIME_PHASES
+from midstream.migrate.facts import facts_of
+from midstream.migrate.proof.downtime_report import DOWNTIME_PHASES
 from midstream_engine import records
 
-EARLIER = 40  # newest migrations that are looked at
-BELIEVED = 5  # newest of those between the same two machines
-TELLING = 16e6  # bytes; what takes longer for a smaller copy is not the link
-SCALES = frozenset({"save", "copy", "verify", "restore"})  # entries that grow with the state
-TRIED = 16  # newest steps on the target that its pace is taken from
+MAX_MIGRATIONS = 40  # newest migrations that are read
+MAX_SAMPLES = 5  # newest of those between the same two hosts
+MIN_COPY_BYTES = 16e6  # the time of a smaller copy is not determined by the link
+SCALED_PHASES = frozenset({"save", "copy", "verify", "restore"})  # their time grows with the size of the state
+STEP_SAMPLES = 16  # newest steps on the target, for its step time
 
 
 @dataclass(frozen=True)
 class Rates:
-    """``copy``: bytes a second between the two hosts. ``step``: seconds a step on the target. ``entries``: seconds of
-    the ledger's entries, as moves in the same mode between the same hosts took them, for the present size of the state.
-    None, or absent: nobody has measured it."""
+    """Measured rates between two hosts; None, or a missing entry: not measured."""
 
-    copy: float | None = None
-    step: float | None = None
-    entries: Mapping[str, float] = field(default_factory=dict)
+    copy: float | None = None  # bytes a second between the two hosts
+    step: float | None = None  # seconds a step on the target
+    # Seconds of each downtime phase of migrations in the same mode, scaled to the current size of the state.
+    entries: Mapping[str, float] = field(default_factory=dict[str, float])
+    stages: Mapping[str, float] = field(default_factory=dict[str, float])  # seconds of `duration.stages`
+    installs: Mapping[bool, float] = field(default_factory=dict[bool, float])  # seconds; True: it was there already
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """One migration of the past. ``copies``: ``(bytes, seconds)``; ``rehearsed``: seconds a step on its target."""
+class PastMigration:
+    """Measurements of an earlier migration."""
 
     run_id: str
     source: str
     target: str  # host
     mode: str
     size: int  # bytes of the state
-    measured: Mapping[str, float] = field(default_factory=dict)
-    copies: tuple[tuple[int, float], ...] = ()
-    rehearsed: float = 0.0
+    measured: Mapping[str, float] = field(default_factory=dict[str, float])
+    copies: tuple[tuple[int, float], ...] = ()  # (bytes, seconds)
+    rehearsed_step_seconds: float = 0.0  # on its target; 0: not measured
+    stages: Mapping[str, float] = field(default_factory=dict[str, float])  # seconds of `duration.stages`
+    environment_ready: bool | None = None  # on its target, before it; None: not known
 
 
-def measured(earlier: Iterable[Earlier], run_id: str, source: str, target: str, mode: str, size: int) -> Rates:
-    """What ``earlier`` migrations, newest first, say of a move of ``size`` bytes from host to host."""
-    between = [one for one in earlier if (one.source, one.target) == (source, target)]
-    copies = [count / seconds for one in between for count, seconds in one.copies if count >= TELLING and seconds > 0]
-    steps = [one.rehearsed for one in between if one.run_id == run_id and one.rehearsed > 0]
-    alike = [one for one in between if one.mode == mode and one.measured][:BELIEVED]
+def rates_between(
+    migrations: Iterable[PastMigration], run_id: str, source: str, target: str, mode: str, size: int
+) -> Rates:
+    """Take rates for a migration between two hosts from earlier ones.
+
+    Args:
+        migrations: Earlier migrations, newest first.
+        run_id: The run; steps of other runs take another time.
+        source: Host that the run is on.
+        target: Host that it migrates to.
+        mode: Mode of the migration.
+        size: Bytes of the state now.
+    """
+    migrations = list(migrations)
+    between = [one for one in migrations if (one.source, one.target) == (source, target)]
+    copies = [
+        count / seconds for one in between for count, seconds in one.copies if count >= MIN_COPY_BYTES and seconds > 0
+    ]
+    steps = [one.rehearsed_step_seconds for one in between if one.run_id == run_id and one.rehearsed_step_seconds > 0]
+    same_mode = [one for one in between if one.mode == mode and one.measured][:MAX_SAMPLES]
     entries = {
-        name: statistics.median(one.measured.get(name, 0.0) * _growth(name, one.size, size) for one in alike)
-        for name in (DOWNTIME_PHASES if alike else ())
+        name: statistics.median(one.measured.get(name, 0.0) * _growth(name, one.size, size) for one in same_mode)
+        for name in (DOWNTIME_PHASES if same_mode else ())
     }
-    return Rates(statistics.median(copies[:BELIEVED]) if copies else None, steps[0] if steps else None, entries)
+    there = [one for one in migrations if one.target == target]
+    own = [one for one in there if one.run_id == run_id]
+    return Rates(
+        statistics.median(copies[:MAX_SAMPLES]) if copies else None,
+        steps[0] if steps else None,
+        entries,
+        _stage_medians({START: there, COMPILE: own, REHEARSE: own, REPLAY: own, CERTIFY: [*same_mode]}),
+        _install_medians(there),
+    )
 
 
-def _growth(entry: str, before: int, now: int) -> float:
-    return max(1.0, now / before) if entry in SCALES and before >= TELLING else 1.0
+def _stage_medians(of: Mapping[str, Sequence[PastMigration]]) -> dict[str, float]:
+    """Return the median of each stage over the newest migrations that measured it."""
+    found = {name: [one.stages[name] for one in each if name in one.stages][:MAX_SAMPLES] for name, each in of.items()}
+    return {name: statistics.median(seconds) for name, seconds in found.items() if seconds}
 
 
-def pace_on(curve: Sequence[Mapping[str, Any]], lineage: records.Lineage | None, target: str) -> float | None:
-    """Seconds a step that the run took on ``target`` when it was there; None where it never was."""
-    there = {entry.attempt for entry in (lineage.entries if lineage else ()) if entry.target == target}
-    took = [row["throughput/duration"] for row in curve if row.get("attempt") in there and "throughput/duration" in row]
-    return statistics.median(took[-TRIED:]) if len(took) >= TRIED else None
+def _install_medians(migrations: Sequence[PastMigration]) -> dict[bool, float]:
+    found = dict[bool, float]()
+    for ready in (False, True):
+        alike = [one for one in migrations if one.environment_ready is ready]
+        seconds = [one.stages[INSTALL] for one in alike if INSTALL in one.stages]
+        if seconds:
+            found[ready] = statistics.median(seconds[:MAX_SAMPLES])
+    return found
 
 
-def look_back() -> list[Earlier]:
-    """The migrations that this operator's machine knows of, newest first."""
-    found = []
-    for name in migration_directory.migration_ids()[:EARLIER]:
+def _growth(phase: str, before: int, now: int) -> float:
+    return max(1.0, now / before) if phase in SCALED_PHASES and before >= MIN_COPY_BYTES else 1.0
+
+
+def step_seconds_on(curve: Sequence[Mapping[str, Any]], lineage: records.Lineage | None, target: str) -> float | None:
+    """Return the run's seconds a step on ``target``; None where it has not trained there enough."""
+    attempts = {entry.attempt for entry in (lineage.entries if lineage else ()) if entry.target == target}
+    seconds = [
+        row["throughput/duration"] for row in curve if row.get("attempt") in attempts and "throughput/duration" in row
+    ]
+    return statistics.median(seconds[-STEP_SAMPLES:]) if len(seconds) >= STEP_SAMPLES else None
+
+
+def past_migrations() -> list[PastMigration]:
+    """Read the measurements of the migrations started on this machine, newest first."""
+    found: list[PastMigration] = []
+    for name in migration_directory.migration_ids()[:MAX_MIGRATIONS]:
         one = migration_directory.MigrationDirectory(name)
         try:
             plan, events = one.plan(), read_events(one.journal_file)
         except (records.RecordError, MidstreamError):
-            continue  # an older version's, or damaged
-        ledger = one.ledger()
-        facts: dict[str, Any] = {}
-        for event in events:
-            if event.event == "fact":
-                facts.update(event.detail)
-        copies = [
-            (facts[count], facts[seconds])
-            for count, seconds in (("rehearsal_bytes", "rehearsal_seconds"), ("copied_bytes", "copy_seconds"))
-            if count in facts and seconds in facts
-        ]
+            continue  # written by an older version, or damaged
+        report = one.downtime()
+        facts = facts_of(events)
+        copies = [(copy.bytes, copy.seconds) for copy in (facts.rehearsal_copy, facts.state_copy) if copy is not None]
         found.append(
-            Earlier(
+            PastMigration(
                 plan.run_id,
                 plan.source,
                 plan.target_host,
-                "" if facts.get("fallen_back") else plan.mode,
-                plan.checkpoint_bytes,
-                ledger.measured if ledger else {},
+                "" if facts.fallback_reason else plan.mode,
+                plan.estimate.checkpoint_bytes,
+                report.measured if report else {},
                 tuple(copies),
-                float(facts.get("rehearsed_seconds") or 0.0),
+                facts.rehearsed_step_seconds or 0.0,
+                stage_times(events).measured,
+                plan.estimate.environment_ready,
             )
         )
     return found

@@ -1,155 +1,172 @@
-"""Where a move begins: which copy of the run, which of its checkpoints, and where those lie. No side effects."""
+"""Find the start of a migration: copy of the run, checkpoint store, checkpoint. No side effects."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, HostError, MidstreamError, UsageError
+from midstream.fleet.fleet import Fleet
+from midstream.hosts.host import Host
 from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of
-from midstream.migrate.model import LIVE, Request
+from midstream.migrate.modes import LIVE
+from midstream.migrate.request import Request
+from midstream.remote.runs import run_state
+from midstream.remote.verify import tree
+from midstream.suggestions import nearest
 from midstream.watch.damaged_runs import refuse_damaged
-from midstream.watch.snapshot import CheckpointView
-
-if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
-    from midstream.hosts.host import Host
-    from midstream.watch.snapshot import RunView, Snapshot
+from midstream.watch.snapshot import CheckpointView, RunView, Snapshot
 
 
 def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
-    """The copy to move: the one with the highest fence epoch, whichever hosts answer."""
-    silent = [host for host in snapshot.hosts if host.link != "live"]
+    """Return the copy to migrate: the one with the highest fence epoch among the hosts that answer.
+
+    Raises:
+        UsageError: There is none, or its fence names another owner that is not in the fleet or has no copy.
+        HostError: Its fence names an owner that does not answer.
+    """
+    unreachable = [host for host in snapshot.hosts if host.link != "live"]
     copies = [copy for copy in snapshot.copies(request.run_id) if not request.source or copy.host == request.source]
     if not copies:
         known = sorted({run.run_id for run in snapshot.runs})
-        near = difflib.get_close_matches(request.run_id, known, 3)
-        hint = (
-            f"did you mean {', '.join(near)}?"
-            if near
-            else f"known: {', '.join(known)}"
-            if known
-            else "no host holds a run"
-        )
-        if silent:
-            hint += "; not answering: " + ", ".join(f"{host.name} ({host.error or host.link})" for host in silent)
+        hint = nearest(request.run_id, known) if known else "no host has a run"
+        if unreachable:
+            hint += "; not answering: " + ", ".join(f"{host.name} ({host.error or host.link})" for host in unreachable)
         raise UsageError(f"no run {request.run_id!r}" + (f" on {request.source}" if request.source else ""), hint)
     refuse_damaged(snapshot.copies(request.run_id))
-    run = _held(fleet, copies)
+    run = _owned(fleet, copies)
     if not request.source_lost:
-        _check_holder(fleet, snapshot, run)
+        _check_owner(fleet, snapshot, run)
     return run
 
 
-def _held(fleet: Fleet, copies: Sequence[RunView]) -> RunView:
-    """Of the copies with the highest epoch the holder's own, also where it has just begun and says little as yet."""
+def _owned(fleet: Fleet, copies: Sequence[RunView]) -> RunView:
+    """Return the owner's copy among those with the highest epoch, also where it has just started."""
     first = copies[0]
-    holder = first.fence.owner if first.fence is not None else ""
-    hosts = fleet.hosts_of(holder) if holder in fleet.target_names else ()
+    owner = first.fence.owner if first.fence is not None else ""
+    hosts = fleet.hosts_of(owner) if owner in fleet.target_names else ()
     return next((copy for copy in copies if copy.host in hosts and copy.epoch == first.epoch), first)
 
 
-def _check_holder(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
-    """Refuse to move a copy that the fence says belongs elsewhere: that would make a second lineage."""
+def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
+    """Refuse a copy that its fence has handed to another target: it would begin a second lineage."""
     if run.fence is None or run.fence.sealed_step is None:
-        return  # it never moved: whoever started it, under whatever name, is its holder
-    holder = run.fence.owner
-    held_by = fleet.hosts_of(holder) if holder in fleet.target_names else ()
-    if not holder or run.host in held_by:
+        return  # never migrated: it belongs to the host that has it, under any name
+    owner = run.fence.owner
+    owner_hosts = fleet.hosts_of(owner) if owner in fleet.target_names else ()
+    if not owner or run.host in owner_hosts:
         return
-    kept = fleet.store_of_target(holder)
-    lost = "where that machine is certainly gone, --source-lost goes on from " + (
-        f"what it left in {kept}" if kept else "this copy"
+    store = fleet.store_of_target(owner)
+    lost = "if that machine is certainly lost, --source-lost continues from " + (
+        f"its checkpoints in {store}" if store else "this copy"
     )
-    belongs = f"run {run.run_id} on {run.host} was handed to {holder} (epoch {run.epoch})"
-    if holder in fleet.absent:
-        raise UsageError(f"{belongs}: {fleet.absent[holder].message}", lost)
-    if not held_by:
+    belongs = f"run {run.run_id} on {run.host} was handed to {owner} (epoch {run.epoch})"
+    if owner in fleet.unavailable:
+        raise UsageError(f"{belongs}: {fleet.unavailable[owner].message}", lost)
+    if not owner_hosts:
         raise UsageError(f"{belongs}, which the fleet file does not name", f"add it there; {lost}")
-    silent = [host for host in snapshot.hosts if host.name in held_by and host.link != "live"]
-    if silent:
-        raise HostError(f"{belongs}, which does not answer: {silent[0].error or silent[0].link}", f"mend that; {lost}")
-    raise UsageError(f"{belongs}, which has no copy", f"midstream --continue finishes a move that was begun; {lost}")
+    unreachable = [host for host in snapshot.hosts if host.name in owner_hosts and host.link != "live"]
+    if unreachable:
+        raise HostError(
+            f"{belongs}, which does not answer: {unreachable[0].error or unreachable[0].link}",
+            f"restore the connection; {lost}",
+        )
+    raise UsageError(f"{belongs}, which has no copy", f"midstream --continue finishes an open migration; {lost}")
 
 
 def check_stores(request: Request, run: RunView, here: str, there: str) -> None:
-    """Refuse what cannot be done with checkpoints in these places."""
+    """Refuse combinations of checkpoint stores that are not supported.
+
+    Raises:
+        UsageError: The stores differ, or the migration is live and one is a bucket.
+    """
     if here and there and here != there:
         raise UsageError(
-            f"run {run.run_id} keeps its checkpoints in {here}, and {request.target} would in {there}",
-            f"store: {here} for {request.target} in the fleet file; nothing is copied then",
+            f"run {run.run_id} stores its checkpoints in {here}, and {request.target} would in {there}",
+            f"store: {here} for {request.target} in the fleet file: no checkpoint is copied then",
         )
     if request.mode == LIVE and (here or there):
         raise UsageError(
-            f"a live migration of {run.run_id} would compare states that lie in {here or there}",
-            "--mode warm moves what lies in a bucket",
+            f"a live migration of {run.run_id} is not possible with checkpoints in {here or there}",
+            "--mode warm supports buckets",
         )
 
 
-def shelf_of_source(fleet: Fleet, source: Host, run: RunView, request: Request, store: str) -> CheckpointStore:
-    """Where the run's checkpoints are. A machine that is lost may have kept them in a bucket, which is still there:
-    that of the target that held the run, or ``store``, the new target's."""
-    own = source.call("verify.tree.store_of", root=source.root, run_id=run.run_id)
+def source_checkpoint_store(fleet: Fleet, source: Host, run: RunView, request: Request, store: str) -> CheckpointStore:
+    """Return the store that has the run's checkpoints.
+
+    A lost machine may have stored them in a bucket that still exists: that of the target that owned the run, or
+    ``store``, the new target's.
+    """
+    own = source.call(tree.store_of)(root=source.root, run_id=run.run_id)
     if own or not request.source_lost or run.fence is None:
         return checkpoint_store_of(fleet, source, run.run_id, own or "")
-    described = source.call("runs.run_state.describe", root=source.root, run_id=run.run_id)
+    described = source.call(run_state.describe)(root=source.root, run_id=run.run_id)
     for url in dict.fromkeys((fleet.store_of_target(run.fence.owner), store)):
-        shelf = checkpoint_store_of(fleet, source, run.run_id, url if url != "null" else "")
-        if shelf.store and any(point["accepted"] for point in shelf.points(described)):
-            return shelf
+        found = checkpoint_store_of(fleet, source, run.run_id, url if url != "null" else "")
+        if found.store and any(checkpoint.accepted for checkpoint in found.checkpoints(described)):
+            return found
     return checkpoint_store_of(fleet, source, run.run_id, "")
 
 
-def shelved(run: RunView, source: Host, shelf: CheckpointStore) -> RunView:
-    """The run with what lies in its bucket, where it has one."""
-    if not shelf.store:
+def with_stored_checkpoints(run: RunView, source: Host, store: CheckpointStore) -> RunView:
+    """Return the run with the checkpoints of its bucket, where it has one."""
+    if not store.store:
         return run
-    described = source.call("runs.run_state.describe", root=source.root, run_id=run.run_id)
-    return replace(run, checkpoints=tuple(CheckpointView(**point) for point in shelf.points(described)))
+    described = source.call(run_state.describe)(root=source.root, run_id=run.run_id)
+    return replace(
+        run, checkpoints=tuple(CheckpointView(**vars(checkpoint)) for checkpoint in store.checkpoints(described))
+    )
 
 
 def choose_checkpoint(run: RunView, request: Request) -> CheckpointView | None:
-    """None for "now" (a final save at the seal), else the complete, accepted checkpoint to go on from."""
-    usable = [point for point in run.checkpoints if point.complete and point.accepted]
+    """Return the complete, accepted checkpoint to continue from; None for a final save at the seal.
+
+    Raises:
+        UsageError: The request names no checkpoint that exists.
+        MidstreamError: There is none, or a newer one is damaged.
+    """
+    usable = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
     if request.checkpoint == "now":
         if run.running:
             return None
-        request_kind = "latest"  # nobody is there to save: the newest complete one is all there is
+        request_kind = "latest"  # no process can save: the newest complete one is used
     else:
         request_kind = request.checkpoint
     if request_kind == "latest":
         if not usable:
             raise MidstreamError(
                 f"run {run.run_id} on {run.host} has no complete checkpoint",
-                "start it again there, or wait for its first save",
+                "start it there again, or wait for its first save",
             )
-        chosen_point = max(usable, key=lambda point: (point.step, point.attempt))
-        _refuse_newer_damage(run, chosen_point)
-        return chosen_point
+        newest = max(usable, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
+        _refuse_newer_damage(run, newest)
+        return newest
     if not request_kind.isdigit():
         raise UsageError(
             f"--checkpoint {request.checkpoint!r}: not now, latest or a step number",
             "midstream --checkpoints RUN lists them",
         )
-    chosen = [point for point in usable if point.step == int(request_kind)]
+    chosen = [checkpoint for checkpoint in usable if checkpoint.step == int(request_kind)]
     if not chosen:
-        steps = ", ".join(str(point.step) for point in sorted(usable, key=lambda point: point.step)) or "none"
+        steps = (
+            ", ".join(str(checkpoint.step) for checkpoint in sorted(usable, key=lambda checkpoint: checkpoint.step))
+            or "none"
+        )
         raise UsageError(
             f"run {run.run_id} on {run.host} has no complete checkpoint at step {request_kind}",
             f"complete ones: {steps}",
         )
-    return max(chosen, key=lambda point: point.attempt)
+    return max(chosen, key=lambda checkpoint: checkpoint.attempt)
 
 
 def _refuse_newer_damage(run: RunView, chosen: CheckpointView) -> None:
-    """An older state is never taken behind a person's back: a damaged checkpoint is not an absent one."""
-    damaged = [point for point in run.checkpoints if point.damaged and point.step > chosen.step]
+    """Refuse ``chosen`` where a newer checkpoint is damaged: the user decides whether to use an older state."""
+    damaged = [checkpoint for checkpoint in run.checkpoints if checkpoint.damaged and checkpoint.step > chosen.step]
     if damaged:
-        newest = max(damaged, key=lambda point: (point.step, point.attempt))
+        newest = max(damaged, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
         raise MidstreamError(
             f"{run.host}: checkpoint {newest.name} of {run.run_id} is damaged: {newest.damaged}",
-            f"--checkpoint {chosen.step} goes on from the newest complete one",
+            f"--checkpoint {chosen.step} continues from the newest complete one",
             Exit.REFUSED,
         )

@@ -1,4 +1,4 @@
-"""The certificate's picture: the spliced loss curve with its seam, as SVG that any browser shows."""
+"""SVG picture of a certificate: the spliced loss curve and its seam."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from midstream.migrate.model import Certificate
+from midstream.migrate.proof.certificate import Certificate
 
 WIDTH, PANEL, GAP, LEFT, RIGHT, TOP = 860, 220, 58, 74, 20, 46  # pixels
-COLUMNS = 380  # points of a line; more than a screen shows add nothing
-NEAR = 24  # steps on both sides of the seam in the lower panel
-# Okabe and Ito's colours, which people with any colour vision tell apart.
+COLUMNS = 380  # pixel columns of a line; more are not visible
+NEAR = 24  # steps before and after the seam in the lower panel
+# Colours by Okabe and Ito, distinguishable with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 INK, FAINT = "#333333", "#bbbbbb"
 
@@ -25,29 +25,33 @@ class _Line:
     label: str
     colour: str
     points: Sequence[Point]
-    dotted: bool = False  # circles in the place of a line: laid over another
+    dotted: bool = False  # circles instead of a line, drawn over another line
 
 
 def seam(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
-    """SVG: above the whole run, one colour an attempt; below the steps around the seam, with the source's own losses
-    past it laid over the target's where the certificate has them. ``curve``: spliced rows with ``attempt``."""
+    """Draw the loss curve of a certificate's run as SVG.
+
+    The upper panel has the entire run, one colour for each attempt. The lower has the steps around the seam, with the
+    source's losses past it drawn over the target's, where the certificate has them. ``curve`` has spliced rows with
+    ``attempt``.
+    """
     rows = [row for row in curve if isinstance(row.get("train/loss"), float) and math.isfinite(row["train/loss"])]
     attempts = sorted({int(row["attempt"]) for row in rows})
     lines = [
         _Line(
             f"attempt {attempt}",
-            COLOURS[place % len(COLOURS)],
+            COLOURS[index % len(COLOURS)],
             [(float(row["global_step"]), row["train/loss"]) for row in rows if row["attempt"] == attempt],
         )
-        for place, attempt in enumerate(attempts)
+        for index, attempt in enumerate(attempts)
     ]
     near = [
         _Line(line.label, line.colour, [point for point in line.points if abs(point[0] - proof.step) <= NEAR])
         for line in lines
     ]
-    witnessed = [(float(step), float(theirs)) for step, theirs, _ in _compared(proof) if abs(step - proof.step) <= NEAR]
-    if witnessed:
-        near.append(_Line(f"{proof.source} past the seal", INK, witnessed, dotted=True))
+    source_losses = [(float(step), float(loss)) for step, loss, _ in _compared(proof) if abs(step - proof.step) <= NEAR]
+    if source_losses:
+        near.append(_Line(f"{proof.source} past the seal", INK, source_losses, dotted=True))
     height = TOP + 2 * PANEL + GAP + 66
     title = f"{proof.run_id}: {proof.source} → {proof.target} at step {proof.step}"
     parts = [
@@ -56,7 +60,7 @@ def seam(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
         f"<title>{escape(title)}</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
         f'<text x="{LEFT}" y="24" font-size="15" font-weight="bold">{escape(title)}</text>',
-        *_panel(TOP, lines, proof.step, "the whole run"),
+        *_panel(TOP, lines, proof.step, "entire run"),
         *_panel(TOP + PANEL + GAP, [line for line in near if line.points], proof.step, "around the seam"),
         *_legend(height - 14, [*lines, *(line for line in near if line.dotted)]),
         "</svg>",
@@ -65,7 +69,7 @@ def seam(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _compared(proof: Certificate) -> Sequence[Sequence[float]]:
-    """[step, the source's loss, the target's] past the seal."""
+    """Return [step, source's loss, target's loss] of each step past the seal."""
     return next((claim.evidence.get("steps", ()) for claim in proof.claims if claim.name == "continuity"), ())
 
 
@@ -83,9 +87,9 @@ def _panel(top: float, lines: Sequence[_Line], step: int, name: str) -> list[str
         y = up(value)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#eeeeee"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
-    for value in _ticks(min(x for x, _ in points), max(x for x, _ in points), whole=True):
+    for value in _ticks(min(x for x, _ in points), max(x for x, _ in points), integer=True):
         parts.append(f'<text x="{across(value):.1f}" y="{top + PANEL + 16}" text-anchor="middle">{value:g}</text>')
-    cut = across(step - 0.5)  # row k is the update that makes step k + 1 of k: the seam lies before row `step`
+    cut = across(step - 0.5)  # row k is the update from step k to k + 1: the seam is before row `step`
     if LEFT <= cut <= WIDTH - RIGHT:
         parts.append(
             f'<line x1="{cut:.1f}" x2="{cut:.1f}" y1="{top}" y2="{top + PANEL}" stroke="{INK}" stroke-dasharray="5 4"/>'
@@ -106,7 +110,8 @@ def _panel(top: float, lines: Sequence[_Line], step: int, name: str) -> list[str
 
 
 def _legend(y: float, lines: Sequence[_Line]) -> list[str]:
-    parts, x = [], float(LEFT)
+    parts: list[str] = []
+    x = float(LEFT)
     for line in lines:
         sign = (
             f'<circle cx="{x + 9}" cy="{y - 4}" r="3.2" fill="none" stroke="{line.colour}"/>'
@@ -119,32 +124,32 @@ def _legend(y: float, lines: Sequence[_Line]) -> list[str]:
 
 
 def thin(points: Sequence[Point], columns: int) -> list[Point]:
-    """At most ``2 * columns`` points with the same outline: the lowest and the highest of each column, in order."""
+    """Reduce to at most ``2 * columns`` points: the lowest and the highest of each column, in order."""
     if len(points) <= 2 * columns:
         return list(points)
-    kept: list[Point] = []
+    thinned: list[Point] = []
     for column in range(columns):
         part = points[column * len(points) // columns : (column + 1) * len(points) // columns]
         low, high = min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])
-        kept += sorted({low, high})
-    return kept
+        thinned += sorted({low, high})
+    return thinned
 
 
 def _scale(low: float, high: float, begin: float, end: float, margin: float) -> Callable[[float], float]:
-    """From values to pixels, with some room on both sides. One value alone lies in the middle."""
+    """Return a map from values to pixels, with a margin. A single value is in the middle."""
     room = (high - low) * margin or abs(high) * margin or 1.0
     low, high = low - room, high + room
     return lambda value: begin + (value - low) / (high - low) * (end - begin)
 
 
-def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """About five round numbers from ``low`` to ``high``: 1, 2 or 5 times a power of ten apart."""
+def _ticks(low: float, high: float, integer: bool = False) -> list[float]:
+    """Return about five values from ``low`` to ``high``, with a spacing of 1, 2 or 5 times a power of ten."""
     if high <= low:
         return [low]
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
-    apart = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    if whole:
-        apart = max(1.0, apart)
-    first = math.ceil(low / apart)
-    return [round(place * apart, 12) for place in range(first, math.floor(high / apart) + 1)]
+    spacing = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+    if integer:
+        spacing = max(1.0, spacing)
+    first = math.ceil(low / spacing)
+    return [round(number * spacing, 12) for number in range(first, math.floor(high / spacing) + 1)]

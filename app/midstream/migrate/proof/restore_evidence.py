@@ -1,40 +1,35 @@
-"""What source and target left of a move on their disks. The certificate is made of it, and checked by it later."""
+"""Evidence of a migration on the disks of source and target, which certificates are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
+from midstream.hosts.host import Host
+from midstream.migrate.facts import Sealed
+from midstream.remote.runs import losses as remote_losses
+from midstream.remote.runs import run_state
 from midstream_engine import records
 
-if TYPE_CHECKING:
-    from midstream.hosts.host import Host
 
+def restored(target: Host, run_id: str, sealed: Sealed, newest: int) -> tuple[int, records.Restore] | None:
+    """Return the target's attempt that restored the sealed checkpoint, with its restore evidence.
 
-def restored(target: Host, run_id: str, sealed: Mapping[str, Any], newest: int) -> tuple[int, records.Restore] | None:
-    """The target's attempt that restored the sealed checkpoint, and what it wrote of that; attempts up to ``newest``
-    are asked, the last first. A later one, where the first has died since, goes on from what the first had saved.
-    Without one that restored it, the newest that restored anything; None where none did."""
+    Attempts are read from ``newest`` down, because an attempt after a failed one continues from a later checkpoint.
+    If none restored the sealed checkpoint, the evidence of the newest restore is returned; None where there is none.
+    """
     found: tuple[int, records.Restore] | None = None
-    for attempt in range(newest, int(sealed["attempt"]), -1):
-        value = target.call("runs.run_state.restore_evidence", root=target.root, run_id=run_id, attempt=attempt)
-        if value is None:
+    for attempt in range(newest, sealed.attempt, -1):
+        restore = target.call(run_state.restore_evidence)(root=target.root, run_id=run_id, attempt=attempt)
+        if restore is None:
             continue
-        restore = records.Restore.from_json(value, f"{target.name}: restore.json of attempt {attempt}")
-        if restore.checkpoint == sealed["checkpoint"]:
+        if restore.checkpoint == sealed.checkpoint:
             return attempt, restore
         found = found or (newest, restore)
     return found
 
 
-def losses(host: Host, run_id: str, attempt: int, first: int = 0, last: int | None = None) -> list[dict[str, Any]]:
-    """Rows with a loss of steps ``first`` to ``last`` that an attempt logged on ``host``."""
-    return host.call(
-        "runs.losses.rows",
-        root=host.root,
-        run_id=run_id,
-        attempt=attempt,
-        first=max(0, first),
-        last=last,
-        timeout=300.0,
+def losses(
+    host: Host, run_id: str, attempt: int, first: int = 0, last: int | None = None
+) -> list[remote_losses.MetricsRow]:
+    """Read the metric rows with a loss of steps ``first`` to ``last`` of an attempt on ``host``."""
+    return host.call(remote_losses.rows, timeout=300.0)(
+        root=host.root, run_id=run_id, attempt=attempt, first=max(0, first), last=last
     )

@@ -1,10 +1,10 @@
-"""Repair damaged records of a run from the evidence that is left: on its hosts, in its bucket, in migrations' journals.
+"""Repair damaged records of a run from evidence on its hosts, in its bucket and in migrations' journals.
 
-Nothing is guessed: where the evidence does not determine a record, the repair says what is missing.
+Nothing is guessed: where the evidence does not determine a record, the proposal has what is missing.
 """
 
 from midstream.migrate.repair.proposals import apply, propose
-from midstream.migrate.repair.repair_proposal import Proposal
-from midstream.migrate.repair.run_evidence import Seen, gather
+from midstream.migrate.repair.repair_proposal import RepairProposal
+from midstream.migrate.repair.run_evidence import FleetEvidence, gather
 
-__all__ = ["Proposal", "Seen", "apply", "gather", "propose"]
+__all__ = ["FleetEvidence", "RepairProposal", "apply", "gather", "propose"]

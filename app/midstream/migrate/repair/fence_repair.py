@@ -1,137 +1,145 @@
-"""Which fence a host has lost, by what is left of the run."""
+"""Determine the fence of a host from the evidence of the run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from midstream.migrate.repair.repair_proposal import Undetermined
-from midstream.migrate.repair.run_evidence import Seen
+from midstream.migrate.repair.repair_proposal import UndeterminedError
+from midstream.migrate.repair.run_evidence import FleetEvidence
+from midstream.remote.runs.record_repair import AttemptEvidence
 from midstream_engine import records
 
 Found = tuple[records.Fence, list[str]]
 
 
-def lost_fence(seen: Seen, host: str) -> Found:
-    """The fence that belongs on ``host``, and the evidence for it. Undetermined."""
-    _check_all_answer(seen, host)
-    highest, why = _highest_epoch(seen)
-    copies = seen.fences
+def lost_fence(gathered: FleetEvidence, host: str) -> Found:
+    """Return the fence of ``host``, and the evidence for it.
+
+    Raises:
+        UndeterminedError: The evidence does not determine it.
+    """
+    _check_all_answer(gathered, host)
+    highest, why = _highest_epoch(gathered)
+    copies = gathered.fences
     if copies:
         base, evidence = _newest_copy(copies)
     else:
-        base, evidence = _from_lineage(seen)
+        base, evidence = _from_lineage(gathered)
     evidence = [*evidence, f"no checkpoint, status or lineage is of an epoch above {base.epoch}"]
     if highest > base.epoch:
-        raise Undetermined(f"{why} is of epoch {highest}, and no copy of its fence can be read")
-    return _after_the_mover(seen, host, base, evidence)
+        raise UndeterminedError(f"{why} is of epoch {highest}, and no copy of its fence can be read")
+    return _after_migration_lock(gathered, host, base, evidence)
 
 
-def _check_all_answer(seen: Seen, host: str) -> None:
-    """Undetermined where somebody could know of a higher epoch and does not say."""
-    if seen.silent:
-        silent = "; ".join(f"{name} ({why})" for name, why in seen.silent.items())
-        raise Undetermined(f"not answering, and may hold a higher epoch: {silent}")
-    others = [name for name in seen.damaged_fences if name != host]
-    if others and not seen.fences:
-        raise Undetermined(f"the fence cannot be read on {', '.join(others)} either, and there is no other copy")
-    named = {entry.target: place for place, lineage in seen.lineages().items() for entry in lineage.entries}
-    named.update({fence.owner: place for place, fence in seen.fences.items()})
-    unknown = [f"{name} (named by {place})" for name, place in named.items() if name not in seen.targets]
-    # A run that its own machine began, without a launcher, is held by that machine's name.
-    if unknown and (len(named) > 1 or len(seen.hosts) > 1):
-        raise Undetermined(f"not in the fleet file, and may hold a higher epoch: {', '.join(unknown)}")
+def _check_all_answer(gathered: FleetEvidence, host: str) -> None:
+    """Raise UndeterminedError where a location that cannot be read may have a higher epoch."""
+    if gathered.newer_fences:
+        raise UndeterminedError(
+            f"a newer midstream wrote the fence on {', '.join(gathered.newer_fences)}: update midstream"
+        )
+    if gathered.unreachable:
+        unreachable = "; ".join(f"{name} ({why})" for name, why in gathered.unreachable.items())
+        raise UndeterminedError(f"not answering, and may have a higher epoch: {unreachable}")
+    others = [name for name in gathered.damaged_fences if name != host]
+    if others and not gathered.fences:
+        raise UndeterminedError(f"the fence cannot be read on {', '.join(others)} either, and there is no other copy")
+    named = {entry.target: location for location, lineage in gathered.lineages().items() for entry in lineage.entries}
+    named.update({fence.owner: location for location, fence in gathered.fences.items()})
+    unknown = [f"{name} (named by {location})" for name, location in named.items() if name not in gathered.targets]
+    # The fence of a run started without a launcher is owned by the machine's own name.
+    if unknown and (len(named) > 1 or len(gathered.hosts) > 1):
+        raise UndeterminedError(f"not in the fleet file, and may have a higher epoch: {', '.join(unknown)}")
 
 
 def _newest_copy(copies: Mapping[str, records.Fence]) -> Found:
     epoch = max(fence.epoch for fence in copies.values())
-    newest = {place: fence for place, fence in copies.items() if fence.epoch == epoch}
+    newest = {location: fence for location, fence in copies.items() if fence.epoch == epoch}
     first = next(iter(newest.values()))
     if any(fence != first for fence in newest.values()):
-        raise Undetermined(f"copies of epoch {epoch} differ: {', '.join(newest)}")
-    return first, [f"{place}: epoch {first.epoch}, holder {first.owner}" for place in newest]
+        raise UndeterminedError(f"copies of epoch {epoch} differ: {', '.join(newest)}")
+    return first, [f"{location}: epoch {first.epoch}, owner {first.owner}" for location in newest]
 
 
-def _highest_epoch(seen: Seen) -> tuple[int, str]:
-    """The highest epoch that anything was written under, and what that was."""
+def _highest_epoch(gathered: FleetEvidence) -> tuple[int, str]:
+    """Return the highest epoch of any record, and the name of that record."""
     epochs = [(0, "nothing")]
-    for name, found in seen.hosts.items():
-        epochs += [(point["epoch"], f"{name}: {point['name']}") for point in found["checkpoints"]]
-    for name, lineage in seen.lineages().items():
+    for name, found in gathered.hosts.items():
+        epochs += [(checkpoint.epoch, f"{name}: {checkpoint.name}") for checkpoint in found.checkpoints]
+    for name, lineage in gathered.lineages().items():
         epochs += [(entry.epoch, f"{name}: attempt {entry.attempt} of the lineage") for entry in lineage.entries]
-    epochs += [(status.epoch, f"{name}: attempt {status.attempt}") for name, status in seen.statuses()]
+    epochs += [(status.epoch, f"{name}: attempt {status.attempt}") for name, status in gathered.statuses()]
     return max(epochs)
 
 
-def _from_lineage(seen: Seen) -> Found:
-    """Without a copy anywhere: the chain of attempts, where it says who held each epoch, and where it was sealed."""
-    entries = {entry.attempt: entry for lineage in seen.lineages().values() for entry in lineage.entries}
+def _from_lineage(gathered: FleetEvidence) -> Found:
+    """Rebuild a fence without a copy from the lineage, if it has the owner and the seal of each epoch."""
+    entries = {entry.attempt: entry for lineage in gathered.lineages().values() for entry in lineage.entries}
     if not entries:
-        raise Undetermined("there is no other copy of the fence, and no lineage says whose the run is")
+        raise UndeterminedError("there is no other copy of the fence, and no lineage has the owner of the run")
     first: dict[int, records.LineageEntry] = {}
     for number in sorted(entries):
         first.setdefault(entries[number].epoch, entries[number])
     newest = max(first)
     if sorted(first) != list(range(1, newest + 1)):
-        raise Undetermined(f"the lineage has no attempt of some epoch below {newest}: where it was sealed is not known")
+        raise UndeterminedError(
+            f"the lineage has no attempt of some epoch below {newest}: the step of its seal is not known"
+        )
     migrations = [first[epoch].migration for epoch in range(2, newest + 1)]
     if len(set(migrations)) != len(migrations) or not all(migrations):
-        raise Undetermined("the lineage has a migration that was rolled back: where that was sealed is not known")
+        raise UndeterminedError("the lineage has a migration that was rolled back: the step of its seal is not known")
     fence = records.first_fence(first[1].target)
     for epoch in range(2, newest + 1):
         fence = fence.sealed(epoch, first[epoch].target, first[epoch].first_step)
-    told = [
-        f"lineage: attempt {entry.attempt} of epoch {epoch} is {entry.target}'s, from step {entry.first_step} on"
+    lines = [
+        f"lineage: attempt {entry.attempt} of epoch {epoch} belongs to {entry.target}, from step {entry.first_step} on"
         for epoch, entry in sorted(first.items())
     ]
-    held = {entry.target for entry in entries.values() if entry.epoch == newest}
-    if held != {fence.owner}:
-        raise Undetermined(f"the lineage names several targets under epoch {newest}: {', '.join(sorted(held))}")
-    return fence, [*told, "no host of the fleet has another copy of the fence"]
+    owners = {entry.target for entry in entries.values() if entry.epoch == newest}
+    if owners != {fence.owner}:
+        raise UndeterminedError(f"the lineage names several targets under epoch {newest}: {', '.join(sorted(owners))}")
+    return fence, [*lines, "no host of the fleet has another copy of the fence"]
 
 
-def _after_the_mover(seen: Seen, host: str, base: records.Fence, evidence: list[str]) -> Found:
-    """``base``, unless a migration that had the run on this host may have gone further."""
-    found = seen.hosts[host]
-    if "migration_lock.json" in found["damaged"]:
-        raise Undetermined("migration_lock.json cannot be read either: a migration may have sealed the run")
-    mover = None if found["migration_lock"] is None else records.MigrationLock.from_json(found["migration_lock"])
-    if mover is None:
+def _after_migration_lock(gathered: FleetEvidence, host: str, base: records.Fence, evidence: list[str]) -> Found:
+    """Return ``base``, or the fence after the seal of a migration that had the run on this host."""
+    found = gathered.hosts[host]
+    if "migration_lock.json" in found.damaged:
+        raise UndeterminedError("migration_lock.json cannot be read either: a migration may have sealed the run")
+    lock = found.migration_lock
+    if lock is None:
         return base, [*evidence, "no migration has the run on this host"]
-    if mover.epoch <= base.epoch:
-        return base, [*evidence, f"the migration that was here last ({mover.migration}) began epoch {mover.epoch}"]
-    for attempt in found["attempts"]:
-        sealed = _acknowledged(attempt, mover)
-        if sealed is not None and mover.epoch == base.epoch + 1:
-            fence = base.sealed(mover.epoch, mover.owner, sealed)
-            told = f"attempt {attempt['attempt']} stopped at step {sealed} for migration {mover.migration}, and sealed"
-            return fence, [*evidence, told]
-    training = next((attempt for attempt in found["attempts"] if _trains(attempt, base.epoch)), None)
+    if lock.epoch <= base.epoch:
+        return base, [*evidence, f"the last migration here ({lock.migration}) began epoch {lock.epoch}"]
+    for attempt in found.attempts:
+        sealed = _acknowledged(attempt, lock)
+        if sealed is not None and lock.epoch == base.epoch + 1:
+            fence = base.sealed(lock.epoch, lock.owner, sealed)
+            line = (
+                f"attempt {attempt.attempt} stopped at step {sealed} for migration {lock.migration}, and sealed the run"
+            )
+            return fence, [*evidence, line]
+    training = next((attempt for attempt in found.attempts if _trains(attempt, base.epoch)), None)
     if training is not None:
-        told = f"attempt {training['attempt']} trains under epoch {base.epoch}: nothing has sealed it"
-        return base, [*evidence, told]
-    raise Undetermined(
-        f"migration {mover.migration} has the run on {host}, and may have sealed it for epoch {mover.epoch} "
-        f"(holder {mover.owner})"
+        line = f"attempt {training.attempt} trains under epoch {base.epoch}: nothing has sealed it"
+        return base, [*evidence, line]
+    raise UndeterminedError(
+        f"migration {lock.migration} has the run on {host}, and may have sealed it for epoch {lock.epoch} "
+        f"(owner {lock.owner})"
     )
 
 
-def _acknowledged(attempt: Mapping[str, Any], mover: records.MigrationLock) -> int | None:
-    """The step at which an engine has sealed itself for the migration, by order and status; None where it has not."""
-    order = attempt["command"]
-    status = next((each["status"] for each in attempt["processes"] if each["process"] == 0), None)
-    if order is None or status is None or order["action"] != records.STOP or order["migration"] != mover.migration:
+def _acknowledged(attempt: AttemptEvidence, lock: records.MigrationLock) -> int | None:
+    """Return the step at which an engine sealed the run, by command and status; None where it has not."""
+    command = attempt.command
+    status = next((each.status for each in attempt.processes if each.process == 0), None)
+    if command is None or status is None or command.action != records.STOP or command.migration != lock.migration:
         return None
-    done = (
-        status["state"] == records.STOPPED
-        and status["acknowledged"] >= order["sequence"]
-        and order["epoch"] == mover.epoch
-    )
-    return status["step"] if done else None
+    done = status.state == records.STOPPED and status.acknowledged >= command.sequence and command.epoch == lock.epoch
+    return status.step if done else None
 
 
-def _trains(attempt: Mapping[str, Any], epoch: int) -> bool:
-    """Whether an engine runs that has the run under ``epoch``: it ends where it is sealed."""
-    statuses = [each["status"] for each in attempt["processes"] if each["status"] is not None]
-    running = bool(attempt["running"]) and any(status["state"] not in records.ENDED for status in statuses)
-    return running and any(status["epoch"] == epoch for status in statuses)
+def _trains(attempt: AttemptEvidence, epoch: int) -> bool:
+    """Return whether an engine trains under ``epoch``; an engine whose run is sealed exits."""
+    statuses = [each.status for each in attempt.processes if each.status is not None]
+    running = bool(attempt.running) and any(status.state not in records.ENDED for status in statuses)
+    return running and any(status.epoch == epoch for status in statuses)

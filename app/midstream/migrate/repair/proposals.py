@@ -1,139 +1,148 @@
-"""One proposal for each damaged record of a run."""
+"""Propose a repair for each damaged record of a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from midstream.hosts.host_pool import HostPool
 from midstream.migrate.repair.fence_repair import lost_fence
 from midstream.migrate.repair.history_repair import lost_lineage, lost_status
-from midstream.migrate.repair.repair_proposal import Proposal, Undetermined
-from midstream.migrate.repair.run_evidence import Seen, store_of
+from midstream.migrate.repair.repair_proposal import RepairProposal, UndeterminedError
+from midstream.migrate.repair.run_evidence import FleetEvidence, store_of
+from midstream.remote.runs import record_repair
 from midstream_engine import records
 
-if TYPE_CHECKING:
-    from midstream.hosts.host_pool import Hosts
-
-LEASE = 3600.0  # seconds after which no migration has a run that it has not sealed
-# In this order: what comes later is derived from what comes first.
-_ORDER = ("fence.json", "lineage.json", "migration_lock.json", "store.json")
+LEASE_DURATION = 3600.0  # seconds after which a migration that has not sealed a run has lost its lock
+# Later records are derived from earlier ones.
+_REPAIR_ORDER = ("fence.json", "lineage.json", "migration_lock.json", "store.json")
 _STATUS = re.compile(r"attempts/([0-9]+)/status-([0-9]+)\.json")
-_OF_ATTEMPT = re.compile(r"attempts/([0-9]+)/((?:launch|exit|order|restore|crossing)[-0-9]*)\.json")
+_OF_ATTEMPT = re.compile(r"attempts/([0-9]+)/((?:launch|exit|command|restore|parameter_drift)[-0-9]*)\.json")
 _PIN = re.compile(r"pins/(.+)\.json")
 
 Determined = tuple[Mapping[str, Any] | None, list[str]]
 
 
-def propose(seen: Seen, only: str = "") -> list[Proposal]:
-    """What would be written on each host (on ``only`` that one), the fence first."""
-    found = []
-    for host, left in seen.hosts.items():
+def propose(gathered: FleetEvidence, only: str = "") -> list[RepairProposal]:
+    """Return the proposals for each host, or for ``only`` that one; the fence first."""
+    found: list[RepairProposal] = []
+    for host, left in gathered.hosts.items():
         if only in ("", host):
-            found += _on_host(seen, host, left)
+            found += _on_host(gathered, host, left)
     return found
 
 
-def apply(hosts: Hosts, proposal: Proposal) -> str:
-    """Write a proposal that is determined; the name under which the damaged file is kept. HostError, RemoteError."""
+def apply(hosts: HostPool, proposal: RepairProposal) -> str:
+    """Write a determined proposal; return the name that the damaged file was moved to.
+
+    Raises:
+        HostError: The host does not answer.
+        RemoteError: The host refused to write it.
+    """
     host = hosts.get(proposal.host)
     value = None if proposal.value is None else dict(proposal.value)
-    kept: str = host.call(
-        "runs.record_repair.put", root=host.root, run_id=proposal.run_id, file=proposal.file, value=value
-    )
-    return kept
+    return host.call(record_repair.put)(root=host.root, run_id=proposal.run_id, file=proposal.file, value=value)
 
 
-def _on_host(seen: Seen, host: str, left: Mapping[str, Any]) -> list[Proposal]:
-    damaged = dict(left["damaged"])
-    if left["fence"] is None and "fence.json" not in damaged and left["attempts"]:
+def _on_host(gathered: FleetEvidence, host: str, left: record_repair.RunEvidence) -> list[RepairProposal]:
+    damaged = dict(left.damaged)
+    if left.fence is None and "fence.json" not in damaged and left.attempts:
         damaged["fence.json"] = "it is missing, and the run has attempts"
-    fence = None if left["fence"] is None else records.Fence.from_json(left["fence"])
-    found = []
-    names = sorted(damaged, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+    fence = left.fence
+    found: list[RepairProposal] = []
+    names = sorted(
+        damaged, key=lambda name: (_REPAIR_ORDER.index(name) if name in _REPAIR_ORDER else len(_REPAIR_ORDER), name)
+    )
     for name in names:
         try:
-            value, evidence = _repair(seen, host, name, fence)
-            found.append(Proposal(host, seen.run_id, name, damaged[name], value, tuple(evidence)))
-        except Undetermined as error:
-            found.append(Proposal(host, seen.run_id, name, damaged[name], missing=str(error)))
+            if name in left.newer:
+                raise UndeterminedError("a newer midstream wrote it: update midstream")
+            value, evidence = _repair(gathered, host, name, fence)
+            found.append(RepairProposal(host, gathered.run_id, name, damaged[name], value, tuple(evidence)))
+        except UndeterminedError as error:
+            found.append(RepairProposal(host, gathered.run_id, name, damaged[name], missing=str(error)))
             continue
         if name == "fence.json" and value is not None:
             fence = records.Fence.from_json(dict(value))
         if name == "lineage.json" and value is not None:
-            left = {**left, "lineage": value}
-            seen = dataclasses.replace(seen, hosts={**seen.hosts, host: left})
+            left = dataclasses.replace(left, lineage=records.Lineage.from_json(dict(value)))
+            gathered = dataclasses.replace(gathered, hosts={**gathered.hosts, host: left})
     return found
 
 
-def _repair(seen: Seen, host: str, name: str, fence: records.Fence | None) -> Determined:
+def _repair(gathered: FleetEvidence, host: str, name: str, fence: records.Fence | None) -> Determined:
     if name == "fence.json":
-        found, evidence = lost_fence(seen, host)
+        found, evidence = lost_fence(gathered, host)
         return found.to_json(), evidence
     if name == "lineage.json":
-        lineage, evidence = lost_lineage(seen, host, fence)
+        lineage, evidence = lost_lineage(gathered, host, fence)
         return lineage.to_json(), evidence
     if name == "migration_lock.json":
-        return _mover(seen, host)
+        return _migration_lock(gathered, host)
     if name == "store.json":
-        return _store(seen, host)
+        return _store(gathered, host)
     if match := _STATUS.fullmatch(name):
-        status, evidence = lost_status(seen, host, int(match[1]), int(match[2]), fence)
+        status, evidence = lost_status(gathered, host, int(match[1]), int(match[2]), fence)
         return status.to_json(), evidence
     if match := _OF_ATTEMPT.fullmatch(name):
-        return _of_attempt(seen, host, int(match[1]), match[2])
+        return _of_attempt(gathered, host, int(match[1]), match[2])
     if match := _PIN.fullmatch(name):
-        return _pin(seen, match[1])
-    raise Undetermined("nothing else on the host says what it held")
+        return _pin(gathered, match[1])
+    raise UndeterminedError("no other record of the host has its content")
 
 
-def _mover(seen: Seen, host: str) -> Determined:
-    """The migration that has the run: one that this machine has begun, or none any more."""
-    left = seen.hosts[host]
-    mine = [view for view in seen.migrations if view.open]
-    if len(mine) == 1:
-        plan = mine[0].plan
-        mover = records.MigrationLock(plan.migration, plan.epoch, plan.target, left["now"])
-        return mover.to_json(), [f"migration {plan.migration}, begun from this machine, is {mine[0].state}"]
-    age = left["now"] - left["changed"]["migration_lock.json"]
-    if mine or age < LEASE:
-        raise Undetermined(
-            "a migration that another machine began may have the run: it is over within an hour of the last change "
+def _migration_lock(gathered: FleetEvidence, host: str) -> Determined:
+    """Determine the migration lock: that of this machine's open migration, or none after its lease."""
+    left = gathered.hosts[host]
+    open_views = [view for view in gathered.migrations if view.open]
+    if len(open_views) == 1:
+        plan = open_views[0].plan
+        lock = records.MigrationLock(plan.migration, plan.epoch, plan.target, left.now)
+        return lock.to_json(), [f"migration {plan.migration}, started on this machine, is {open_views[0].state}"]
+    age = left.now - left.changed["migration_lock.json"]
+    if open_views or age < LEASE_DURATION:
+        raise UndeterminedError(
+            "a migration started on another machine may have the run; its lock expires one hour after the last change "
             f"of migration_lock.json, {max(0.0, age):.0f} s ago"
         )
-    return None, [f"it was written {age:.0f} s ago: no migration has a run for longer without sealing it"]
+    return None, [
+        f"it was written {age:.0f} s ago, and the lock of a migration that has not sealed the run expires before that"
+    ]
 
 
-def _store(seen: Seen, host: str) -> Determined:
-    url = store_of(seen.hosts[host]["config"])
+def _store(gathered: FleetEvidence, host: str) -> Determined:
+    url = store_of(gathered.hosts[host].config)
     if not url:
-        raise Undetermined("run.yaml names no bucket (trainer.checkpointer.base_path), and store.json does")
+        raise UndeterminedError("run.yaml names no bucket (trainer.checkpointer.base_path), and store.json does")
     return records.Store(url).to_json(), [f"run.yaml: trainer.checkpointer.base_path is {url}"]
 
 
-def _of_attempt(seen: Seen, host: str, number: int, what: str) -> Determined:
-    """A record that nobody needs any more once the attempt has ended, and no migration goes on with it."""
-    attempt = next((each for each in seen.hosts[host]["attempts"] if each["attempt"] == number), None)
+def _of_attempt(gathered: FleetEvidence, host: str, number: int, what: str) -> Determined:
+    """Determine a record of an attempt: not needed after its end, unless an open migration uses it."""
+    attempt = next((each for each in gathered.hosts[host].attempts if each.attempt == number), None)
     if attempt is None:
-        raise Undetermined(f"attempt {number} has left nothing else")
-    if attempt["running"]:
-        raise Undetermined(f"attempt {number} may still need it: {attempt['running']}")
-    still = next((view.migration for view in seen.migrations if view.open), "")
-    if still and what in ("command", "restore", "parameter_drift"):
-        raise Undetermined(f"migration {still} is open, and may need it: finish it or roll it back first")
-    if what.startswith("launch") and not any(each["status"] for each in attempt["processes"]):
-        raise Undetermined("no status says which process it was")
-    said: Callable[[str], str] = f"attempt {number} has ended: {{}}".format
-    status = next((each["status"] for each in attempt["processes"] if each["status"] is not None), None)
-    words = "no process of it runs on this host" if status is None else f"{status['state']} at step {status['step']}"
-    return None, [said(words), f"{what}.json is not read of an attempt that has ended, except as evidence"]
+        raise UndeterminedError(f"attempt {number} has no other files")
+    if attempt.running:
+        raise UndeterminedError(f"attempt {number} may still need it: {attempt.running}")
+    migration = next((view.migration for view in gathered.migrations if view.open), "")
+    if migration and what in ("command", "restore", "parameter_drift"):
+        raise UndeterminedError(f"migration {migration} is open and may need it: finish it or roll it back first")
+    if what.startswith("launch") and not any(each.status for each in attempt.processes):
+        raise UndeterminedError("no status identifies the process")
+    status = next((each.status for each in attempt.processes if each.status is not None), None)
+    end = "no process of it runs on this host" if status is None else f"{status.state} at step {status.step}"
+    unused = f"{what}.json of an ended attempt is used only as evidence"
+    return None, [f"attempt {number} has ended: {end}", unused]
 
 
-def _pin(seen: Seen, migration: str) -> Determined:
-    view = next((view for view in seen.migrations if view.migration == migration), None)
+def _pin(gathered: FleetEvidence, migration: str) -> Determined:
+    view = next((view for view in gathered.migrations if view.migration == migration), None)
     if view is None:
-        raise Undetermined(f"which checkpoint it holds is known where migration {migration} was begun")
+        raise UndeterminedError(
+            f"the checkpoint that it pins is recorded on the machine that started migration {migration}"
+        )
     if view.open:
-        raise Undetermined(f"migration {migration} is {view.state}: finish it or roll it back first")
-    return None, [f"migration {migration} is {view.state}: it holds no checkpoint any more"]
+        raise UndeterminedError(f"migration {migration} is {view.state}: finish it or roll it back first")
+    return None, [f"migration {migration} is {view.state}: it pins no checkpoint any more"]

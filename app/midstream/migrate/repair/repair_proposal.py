@@ -1,4 +1,4 @@
-"""What a repair would do with one damaged file."""
+"""Proposal for the repair of one damaged file."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class Undetermined(Exception):
-    """The evidence does not determine a record; the message says what is missing."""
+class UndeterminedError(Exception):
+    """The evidence does not determine a record; the message names what is missing."""
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """For one file of one host: the record that belongs there, or why that is not known."""
+class RepairProposal:
+    """Replacement of one file on one host, or the reason why it is not determined."""
 
     host: str
     run_id: str
-    file: str  # by path in the run's directory
+    file: str  # path in the run's directory
     wrong: str  # what is wrong with it
-    value: Mapping[str, Any] | None = None  # None: nothing needs to be there; the file is set aside
+    value: Mapping[str, Any] | None = None  # None: no record is needed; the file is moved aside
     evidence: Sequence[str] = ()
-    missing: str = ""  # why it is not determined; empty where it is
+    missing: str = ""  # reason why it is not determined; empty where it is
 
     @property
     def determined(self) -> bool:

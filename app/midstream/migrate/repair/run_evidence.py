@@ -1,91 +1,94 @@
-"""Gather what is left of a run: on its hosts, in its bucket, and in the journals of this machine."""
+"""Gather the evidence of a run from its hosts, its bucket and the journals of this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from midstream.errors import HostError, MidstreamError
-from midstream.launch.host_group_start import AT_ONCE
+from midstream.fleet.fleet import Fleet
+from midstream.hosts.host_pool import HostPool
+from midstream.launch.host_group_start import CONCURRENCY
 from midstream.migrate.execution.migration_directory import list_migrations
-from midstream.migrate.model import MigrationView
+from midstream.migrate.migration_view import MigrationView
 from midstream.plain_yaml import load_plain
+from midstream.remote.runs import record_repair
 from midstream.stores.bucket_access import access_for
-from midstream.stores.bucket_checkpoints import BucketRun
+from midstream.stores.bucket_run import BucketRun
 from midstream_engine import records
 
-if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
-    from midstream.hosts.host_pool import Hosts
-
-TIMEOUT = 120.0  # seconds: a long run's metrics are read through
+EVIDENCE_TIMEOUT = 120.0  # seconds, for a host that reads all metrics of a long run
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What is left of a run."""
+class FleetEvidence:
+    """Evidence of a run from the entire fleet."""
 
     run_id: str
-    hosts: Mapping[str, Mapping[str, Any]]  # of each host that has a copy, see `remote.repairs.evidence`
-    silent: Mapping[str, str]  # why hosts did not answer
-    fences: Mapping[str, records.Fence] = field(default_factory=dict)  # that can be read, by where they are
-    damaged_fences: Sequence[str] = ()  # where there is one that cannot
-    migrations: Sequence[MigrationView] = ()  # of this run that this machine began
-    targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of the fleet: name -> its hosts
+    hosts: Mapping[str, record_repair.RunEvidence]  # by host, where it has a copy
+    unreachable: Mapping[str, str]  # host or bucket -> error
+    fences: Mapping[str, records.Fence] = field(default_factory=dict[str, records.Fence])  # readable ones, by location
+    damaged_fences: Sequence[str] = ()  # locations of unreadable ones
+    newer_fences: Sequence[str] = ()  # locations of those that a newer midstream wrote
+    migrations: Sequence[MigrationView] = ()  # of this run, started on this machine
+    targets: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict[str, tuple[str, ...]]
+    )  # of the fleet: name -> hosts
 
     def lineages(self) -> dict[str, records.Lineage]:
-        """Those that can be read, by host."""
-        found = {name: seen["lineage"] for name, seen in self.hosts.items() if seen["lineage"] is not None}
-        return {name: records.Lineage.from_json(value) for name, value in found.items()}
+        """Return the readable lineages by host."""
+        return {name: evidence.lineage for name, evidence in self.hosts.items() if evidence.lineage is not None}
 
     def statuses(self) -> list[tuple[str, records.Status]]:
+        """Return (host, status) of each readable status."""
         return [
-            (name, records.Status.from_json(process["status"]))
-            for name, seen in self.hosts.items()
-            for attempt in seen["attempts"]
-            for process in attempt["processes"]
-            if process["status"] is not None
+            (name, process.status)
+            for name, evidence in self.hosts.items()
+            for attempt in evidence.attempts
+            for process in attempt.processes
+            if process.status is not None
         ]
 
 
-def gather(fleet: Fleet, hosts: Hosts, run_id: str) -> Seen:
-    """Look at every host of the fleet. MidstreamError where the run's bucket cannot be read."""
+def gather(fleet: Fleet, hosts: HostPool, run_id: str) -> FleetEvidence:
+    """Read the evidence from each host of the fleet, the run's buckets and the journals."""
 
-    def ask(name: str) -> tuple[str, dict[str, Any] | None, str]:
+    def read(name: str) -> tuple[str, record_repair.RunEvidence | None, str]:
         try:
             host = hosts.get(name)
-            return name, host.call("runs.record_repair.evidence", timeout=TIMEOUT, root=host.root, run_id=run_id), ""
+            return name, host.call(record_repair.evidence, timeout=EVIDENCE_TIMEOUT)(root=host.root, run_id=run_id), ""
         except HostError as error:
             return name, None, error.message
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(ask, fleet.hosts))
-    found = {name: seen for name, seen, _ in answers if seen is not None and seen["found"]}
-    silent = {name: why for name, seen, why in answers if seen is None}
-    silent.update({name: error.message for name, error in fleet.absent.items()})
-    fences = {f"{name}: fence.json": seen["fence"] for name, seen in found.items() if seen["fence"] is not None}
-    known = {place: records.Fence.from_json(value, place) for place, value in fences.items()}
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        answers = list(pool.map(read, fleet.hosts))
+    found = {name: evidence for name, evidence, _ in answers if evidence is not None and evidence.found}
+    unreachable = {name: why for name, evidence, why in answers if evidence is None}
+    unreachable.update({name: error.message for name, error in fleet.unavailable.items()})
+    fences = {f"{name}: fence.json": evidence.fence for name, evidence in found.items() if evidence.fence is not None}
     migrations = [view for view in list_migrations() if view.plan.run_id == run_id]
-    known.update(_journaled(migrations))
-    broken = [name for name, seen in found.items() if "fence.json" in seen["damaged"]]
-    for url in dict.fromkeys(filter(None, (store_of(seen["config"]) for seen in found.values()))):
+    fences.update(_journaled(migrations))
+    damaged = [name for name, evidence in found.items() if "fence.json" in evidence.damaged]
+    newer = [name for name, evidence in found.items() if "fence.json" in evidence.newer]
+    for url in dict.fromkeys(filter(None, (store_of(evidence.config) for evidence in found.values()))):
         try:
             fence = BucketRun(url, run_id, access_for(fleet, url)).fence()
-            known.update({} if fence is None else {f"{url}: fence.json": fence})
+            fences.update({} if fence is None else {f"{url}: fence.json": fence})
+        except records.NewerFormatError:
+            newer.append(url)
         except records.RecordError:
-            broken.append(url)
+            damaged.append(url)
         except MidstreamError as error:
-            silent[url] = error.message
+            unreachable[url] = error.message
     targets = {name: fleet.hosts_of(name) for name in fleet.target_names}
-    return Seen(run_id, found, silent, known, broken, migrations, targets)
+    return FleetEvidence(run_id, found, unreachable, fences, damaged, newer, migrations, targets)
 
 
 def store_of(config: str) -> str:
-    """``gs://...`` where a run's configuration says that its checkpoints are kept; else empty."""
+    """Return the ``gs://`` URL of the checkpoints in a run's config; empty where there is none."""
     try:
         value = load_plain(config)
         url = value["trainer"]["checkpointer"]["base_path"]
@@ -95,12 +98,9 @@ def store_of(config: str) -> str:
 
 
 def _journaled(migrations: Sequence[MigrationView]) -> dict[str, records.Fence]:
-    """The fences that migrations of this machine have sealed a source with."""
-    found = {}
+    """Return the fences that migrations of this machine have sealed a source with."""
+    found: dict[str, records.Fence] = {}
     for view in migrations:
-        for event in view.events:
-            sealed = event.detail.get("sealed")
-            if isinstance(sealed, dict) and sealed.get("fence"):
-                place = f"the journal of migration {view.migration}"
-                found[place] = records.Fence.from_json(sealed["fence"], place)
+        if view.facts.sealed is not None:
+            found[f"the journal of migration {view.migration}"] = view.facts.sealed.fence
     return found

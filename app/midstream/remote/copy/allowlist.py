@@ -8,13 +8,14 @@ because every stream of a copy begins with an interpreter that reads it.
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, List, Pattern, Tuple
+from typing import Any, Dict, Iterable, List, Pattern, Set, Tuple, cast
 
-CHECKPOINT = "checkpoint"  # the objects of one checkpoint: docs/checkpoint-format.md
+from midstream.remote.copy.copy_items import HistoryObject
+
+CHECKPOINT = "checkpoint"  # the objects of one checkpoint: docs/reference/checkpoint-format.md
 CHECKPOINTS = "checkpoints"  # the same of checkpoints that are being saved; paths begin with the checkpoint's name
 DATA = "data"  # a token cache, data that another trainer prepared, or the files of a tokenizer
 HISTORY = "history"  # config, metrics, statuses, logs and TensorBoard's files of a run
-KINDS = (CHECKPOINT, CHECKPOINTS, DATA, HISTORY)
 
 COUNT = 1 << 20  # objects of one copy
 PATH_BYTES = 1024
@@ -22,7 +23,7 @@ LOG_TAIL = 1 << 20  # bytes of each log that travel: its end
 _MIB, _GIB, _TIB = 1 << 20, 1 << 30, 1 << 40
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-# Part of an array's name: docs/checkpoint-format.md.
+# Part of an array's name: docs/reference/checkpoint-format.md.
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}"
 _TOKENIZER = (
     r"(?:tokenizer\.json|tokenizer_config\.json|tokenizer\.model|special_tokens_map\.json|added_tokens\.json"
@@ -72,51 +73,55 @@ _RULES: Dict[str, List[Tuple[Pattern[str], int]]] = {
 _NAMES = {CHECKPOINT: "a checkpoint", CHECKPOINTS: "a checkpoint", DATA: "prepared data", HISTORY: "a run's history"}
 
 
-class NotAllowed(ValueError):
+class NotAllowedError(ValueError):
     """A path, size or hash that this kind of copy does not contain. ``path`` names the object, where one is known."""
 
-    def __init__(self, message: str, path: str = ""):
+    def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
         self.path = path
 
 
 def largest(kind: str, path: Any) -> int:
-    """Bytes that the object of this path may have. NotAllowed where the kind has no such path."""
+    """Bytes that the object of this path may have. NotAllowedError where the kind has no such path."""
     if isinstance(path, str) and len(path) <= PATH_BYTES:
         for pattern, most in _RULES[kind]:
             if pattern.fullmatch(path):
                 return most
-    raise NotAllowed("{} is no part of {}".format(shown(path), _NAMES[kind]), path if isinstance(path, str) else "")
+    raise NotAllowedError(
+        "{} is no part of {}".format(shown(path), _NAMES[kind]), path if isinstance(path, str) else ""
+    )
 
 
-def checked(kind: str, entry: Any) -> Dict[str, Any]:
-    """``{path, size, sha256}`` of an entry, and ``offset`` where it has one. NotAllowed."""
+def checked(kind: str, entry: Any) -> HistoryObject:
+    """``{path, size, sha256}`` of an entry, and ``offset`` where it has one. NotAllowedError."""
     if not isinstance(entry, dict):
-        raise NotAllowed("an entry that is no object, in the list of {}".format(_NAMES[kind]))
-    path, size, sha256, offset = (entry.get(name) for name in ("path", "size", "sha256", "offset"))
+        raise NotAllowedError("an entry that is no object, in the list of {}".format(_NAMES[kind]))
+    fields = cast("Dict[str, Any]", entry)
+    path, size, sha256, offset = (fields.get(name) for name in ("path", "size", "sha256", "offset"))
     most = largest(kind, path)
     if type(size) is not int or not 0 <= size <= most:
         what = "{} has a size of {}; at most {:,} bytes".format(shown(path), ascii(size)[:50], most)
-        raise NotAllowed(what, str(path))
+        raise NotAllowedError(what, str(path))
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise NotAllowed("{} has no SHA-256".format(shown(path)), str(path))
-    found = {"path": path, "size": size, "sha256": sha256}
+        raise NotAllowedError("{} has no SHA-256".format(shown(path)), str(path))
+    found: HistoryObject = {"path": str(path), "size": size, "sha256": sha256}
     if offset is not None:
         if type(offset) is not int or not 0 <= offset < 1 << 62:
-            raise NotAllowed("{} begins at {}".format(shown(path), ascii(offset)[:50]), str(path))
+            raise NotAllowedError("{} begins at {}".format(shown(path), ascii(offset)[:50]), str(path))
         found["offset"] = offset
     return found
 
 
-def check_all(kind: str, entries: Any) -> List[Dict[str, Any]]:
-    """All entries of a list, each `checked`, no path twice. NotAllowed."""
-    if not isinstance(entries, list) or len(entries) > COUNT:
-        raise NotAllowed("no list of at most {:,} objects".format(COUNT))
-    found = [checked(kind, entry) for entry in entries]
-    seen = set()
+def check_all(kind: str, entries: Any) -> List[HistoryObject]:
+    """All entries of a list, each `checked`, no path twice. NotAllowedError."""
+    listed = cast("List[Any]", entries) if isinstance(entries, list) else None
+    if listed is None or len(listed) > COUNT:
+        raise NotAllowedError("no list of at most {:,} objects".format(COUNT))
+    found = [checked(kind, entry) for entry in listed]
+    seen: Set[str] = set()
     for entry in found:
         if entry["path"] in seen:
-            raise NotAllowed("{} is named twice".format(shown(entry["path"])), entry["path"])
+            raise NotAllowedError("{} is named twice".format(shown(entry["path"])), entry["path"])
         seen.add(entry["path"])
     return found
 

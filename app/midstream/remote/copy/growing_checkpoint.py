@@ -1,111 +1,138 @@
-"""A checkpoint that is still being written, looked at on the machine where it grows.
+"""Copying a checkpoint while the engine writes it.
 
-An object has one size at every step of a run, so what an earlier checkpoint says of it tells when it is whole. Only
-the manifest, which comes last, says that it is what was meant: whoever copies ahead compares in the end.
+An object has the same size at every step of a run, so an earlier checkpoint gives the size at which it is complete.
+Only the manifest, which is written last, has the hashes: objects that were copied before it are compared with it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import posixpath
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import List, Mapping, Optional, Set
 
 from midstream.remote.copy import allowlist
-from midstream.remote.copy.object_files import NotPlain, emit, end_with_operator, object_sha256
-from midstream.remote.copy.staging import Stage, sync_objects
+from midstream.remote.copy.object_files import HASHERS, NotPlainError, emit, end_with_operator, object_sha256
+from midstream.remote.copy.target.staging import Stage, sync_objects
+from midstream.remote.declarations import MANIFEST_LIMIT, program, reads, repeatable
 from midstream.remote.runs import ownership, run_state
+from midstream.remote.shapes import Text
 from midstream.remote.verify.objects import parse_manifest
-from midstream.remote.verify.tree import HASHERS
 from midstream_engine import records
 
-POLL = 0.02  # seconds between two looks
+POLL_INTERVAL = 0.02  # seconds
 
 
-def follow(root: str, run_id: str, attempt: int, serial: int, since: int, sizes: Mapping[str, int]) -> int:
-    """A program: what becomes of an attempt that was given order ``serial``, until it has answered.
+@dataclasses.dataclass(frozen=True)
+class Answered(run_state.ProcessState):
+    """Last line of `follow`: the attempt after the command, the run and its migration lock."""
 
-    Lines: ``named`` (``name`` of the newest checkpoint of the attempt from step ``since`` on, once it is begun);
-    ``whole`` (``name``, ``objects``: ``[{path, size, sha256}]``, some of those in ``sizes`` (path -> bytes) that have
-    all their bytes now); and last ``answered``, once the order was carried out or refused, or the attempt has ended:
-    ``status``, ``alive``, ``described`` and ``mover`` as of ``runs``."""
+    described: run_state.RunDescription
+    migration_lock: Optional[records.MigrationLock]
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointRest:
+    """The text of a checkpoint's manifest, and the objects that were not sent ahead of it."""
+
+    text: Text
+    objects: List[records.ObjectEntry]
+
+
+@program
+def follow(root: str, run_id: str, attempt: int, sequence: int, since: int, sizes: Mapping[str, int]) -> int:
+    """Report the newest checkpoint of an attempt as it grows, until command ``sequence`` is answered.
+
+    A program. It ends when the attempt has carried out or rejected the command, or has exited. Its lines are ``named``
+    (``name`` of the newest checkpoint, once it is begun), ``complete`` (``name``, ``objects``: ``[{path, size,
+    sha256}]``) and last ``answered`` (the fields of `Answered`).
+
+    Args:
+        root: The root directory of the host.
+        run_id: The run.
+        attempt: The attempt that has the command.
+        sequence: The command's number.
+        since: Checkpoints of earlier steps are left out.
+        sizes: Path -> bytes of the objects to report as they become complete.
+    """
     end_with_operator()
     paths = records.RunPaths(root, run_id)
-    name = None  # type: Optional[str]
-    told = set()  # type: Set[str]
+    name: Optional[str] = None
+    reported: Set[str] = set()
     over = threading.Event()
     with ThreadPoolExecutor(HASHERS) as pool:
 
-        def tell(directory: str, path: str) -> None:
-            if over.is_set():  # the manifest says it, too
+        def report(directory: str, path: str) -> None:
+            if over.is_set():  # the manifest has it
                 return
             try:
                 entry = {"path": path, "size": sizes[path], "sha256": object_sha256(directory, path)}
-            except OSError:  # the save was given up; the manifest decides
+            except OSError:  # the save was abandoned; the manifest decides
                 return
-            emit("whole", name=posixpath.basename(directory), objects=[entry])
+            emit("complete", name=posixpath.basename(directory), objects=[entry])
 
         while True:
             found = run_state.status(root, run_id, attempt)
             newest = _newest(paths, attempt, since) if sizes else None
             if newest is not None and newest != name:
-                name, told = newest, set()
+                name, reported = newest, set()
                 emit("named", name=name)
             if name is not None:
-                for path in _whole(paths.checkpoint(name), sizes, told):
-                    told.add(path)
-                    pool.submit(tell, paths.checkpoint(name), path)
-            if _answered(found, serial):
+                for path in _complete(paths.checkpoint(name), sizes, reported):
+                    reported.add(path)
+                    pool.submit(report, paths.checkpoint(name), path)
+            if _answered(found, sequence):
                 over.set()
                 break
-            time.sleep(POLL)
-    # Whoever asked wants to know next how the run lies there now.
+            time.sleep(POLL_INTERVAL)
     lock = ownership.migration_lock(root, run_id)
-    emit("answered", **dict(found, described=run_state.describe(root, run_id), migration_lock=lock))
+    described = run_state.describe(root, run_id)
+    emit("answered", status=found.status, running=found.running, described=described, migration_lock=lock)
     return 0
 
 
-def rest(directory: str, sent: Mapping[str, str]) -> Dict[str, Any]:
-    """Of a complete checkpoint: ``{"text", "objects"}``, its manifest's text, and the objects whose hash is not the one
-    in ``sent`` (path -> SHA-256)."""
+@reads(limit=MANIFEST_LIMIT)
+def rest(directory: str, sent: Mapping[str, str]) -> CheckpointRest:
+    """Return a checkpoint's manifest and the objects that differ from ``sent`` (path -> SHA-256)."""
     with open(posixpath.join(directory, records.MANIFEST), encoding="utf-8", newline="") as file:
         text = file.read()
     entries = records.Manifest.from_json(json.loads(text), directory).object_entries
-    objects = [
-        {"path": entry.path, "size": entry.size, "sha256": entry.sha256}
-        for entry in entries
-        if sent.get(entry.path) != entry.sha256
-    ]
-    return {"text": text, "objects": objects}
+    return CheckpointRest(text, [entry for entry in entries if sent.get(entry.path) != entry.sha256])
 
 
+@repeatable("it writes the same manifest again")
 def commit(directory: str, text: str) -> None:
-    """Write the manifest, last and atomically, once every object is on the disk with its size. ValueError; NotPlain."""
+    """Write the manifest, last and atomically, once every object is on the disk with its size.
+
+    Raises ValueError where one is not, NotPlainError where the directory is a link.
+    """
     records.Manifest.from_json(json.loads(text), directory)
     sync_objects(directory, parse_manifest(text, directory, records.MANIFEST, allowlist.CHECKPOINT)[1])
     if os.path.islink(directory):
-        raise NotPlain(directory)
+        raise NotPlainError(directory)
     records.write_bytes(posixpath.join(directory, records.MANIFEST), text.encode())
 
 
+@repeatable("what is removed stays removed")
 def tidy(directory: str) -> None:
-    """Remove what copies that are dead had on its way below ``directory``."""
+    """Remove the staging directories that ended copies left below ``directory``."""
     Stage(directory, "tidy").adopt([])
 
 
-def _answered(found: Mapping[str, Any], serial: int) -> bool:
-    """Whether nothing more is to be waited for."""
-    status = found["status"]
-    if status is None or not found["running"]:
-        return not found["running"]
-    return bool(status["state"] in records.ENDED or status["rejected"] >= serial)
+def _answered(found: run_state.ProcessState, sequence: int) -> bool:
+    """Return whether the attempt has exited, or has carried out or rejected the command."""
+    status = found.status
+    if status is None or not found.running:
+        return not found.running
+    return status.state in records.ENDED or status.rejected >= sequence
 
 
 def _newest(paths: records.RunPaths, attempt: int, since: int) -> Optional[str]:
-    """The attempt's newest checkpoint directory from step ``since`` on, complete or not."""
+    """Name of the attempt's newest checkpoint from step ``since`` on, complete or not."""
     try:
         names = os.listdir(paths.checkpoints)
     except FileNotFoundError:
@@ -115,9 +142,9 @@ def _newest(paths: records.RunPaths, attempt: int, since: int) -> Optional[str]:
     return records.checkpoint_name(newest, attempt) if newest >= since else None
 
 
-def _whole(directory: str, sizes: Mapping[str, int], known: Set[str]) -> List[str]:
-    """Objects beside the ``known`` ones that have all their bytes."""
-    found = []
+def _complete(directory: str, sizes: Mapping[str, int], known: Set[str]) -> List[str]:
+    """Paths of objects that have all their bytes and are not among the ``known`` ones."""
+    found: List[str] = []
     for path, size in sizes.items():
         if path in known or not records.safe_relative(path):
             continue

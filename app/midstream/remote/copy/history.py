@@ -1,13 +1,14 @@
-"""A run's history on the machine where it lies: the config, the lineage, and what each attempt has written.
+"""A run's history: its config, lineage, and the records, metrics and logs of its attempts.
 
-Histories grow while they are read: a file is described by the bytes it had when it was looked at (``offset`` and
-``size``), and exactly those are hashed, sent and compared. What belongs to a history says `allowlist.py`; no symbolic
-link below the run's directory is followed.
+Files may grow while they are read: a file is described by the bytes that it has at that time (``offset`` and
+``size``), and exactly those are hashed, sent and compared. `allowlist.py` lists the files of a history. Symbolic links
+below the run's directory are not followed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import posixpath
 import re
@@ -16,7 +17,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 from midstream.remote.copy import allowlist
 from midstream.remote.copy.allowlist import LOG_TAIL
 from midstream.remote.copy.object_files import (
-    NotPlain,
+    NotPlainError,
     descriptor_sha256,
     inside,
     object_sha256,
@@ -24,6 +25,8 @@ from midstream.remote.copy.object_files import (
     open_parent,
     size_of,
 )
+from midstream.remote.declarations import PAGE_LIMIT, reads, repeatable
+from midstream.remote.shapes import FileName
 from midstream_engine import records
 
 LOGS = 16 << 20  # bytes of all logs together, newest attempts first
@@ -33,7 +36,25 @@ _EVENTS = "events.out.tfevents."  # TensorBoard's, under a logdir that is relati
 _OWN = ("attempts", "checkpoints", "pins")  # directories of a run that trackers do not write in
 
 
-def _entry(directory: str, path: str, tail: Optional[int] = None) -> Dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class HistoryFile:
+    """The bytes ``offset`` to ``offset + size`` of a file of a run, and their SHA-256."""
+
+    path: FileName
+    offset: int
+    size: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class HistoryDescription:
+    """The files of a run's history and its lineage."""
+
+    files: List[HistoryFile]
+    lineage: Optional[records.Lineage]
+
+
+def _entry(directory: str, path: str, tail: Optional[int] = None) -> HistoryFile:
     descriptor = open_object(directory, path)
     try:
         total = os.fstat(descriptor).st_size
@@ -41,25 +62,26 @@ def _entry(directory: str, path: str, tail: Optional[int] = None) -> Dict[str, A
         sha256 = descriptor_sha256(descriptor, total - size, size)
     finally:
         os.close(descriptor)
-    return {"path": path, "offset": total - size, "size": size, "sha256": sha256}
+    return HistoryFile(path, total - size, size, sha256)
 
 
-def describe(root: str, run_id: str) -> Dict[str, Any]:
-    """``{files: [{path, offset, size, sha256}], lineage}``. Orders and the fence are not history, TensorBoard's files
-    are."""
-    directory = records.RunPaths(root, records.check_run_id(run_id)).dir
+@reads(limit=PAGE_LIMIT)
+def describe(root: str, run_id: str) -> HistoryDescription:
+    """Hash the files of a run's history. Commands and the fence are not part of it, TensorBoard's files are."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    directory = paths.dir
     if not os.path.isdir(directory):
         raise records.RecordError("{}: there is no such run".format(directory))
     try:
         files = _files(directory)
-    except NotPlain as error:
+    except NotPlainError as error:
         raise records.RecordError(str(error)) from None
-    return {"files": files, "lineage": records.read_json_or_none(posixpath.join(directory, "lineage.json"))}
+    return HistoryDescription(files, records.Lineage.read_or_none(paths.lineage))
 
 
-def _files(directory: str) -> List[Dict[str, Any]]:
-    """Entries of the files of a history. NotPlain."""
-    files = []
+def _files(directory: str) -> List[HistoryFile]:
+    """Entries of the files of a history. Raises NotPlainError."""
+    files: List[HistoryFile] = []
     if os.path.exists(posixpath.join(directory, "run.yaml")):
         files.append(_entry(directory, "run.yaml"))
     attempts = posixpath.join(directory, "attempts")
@@ -68,7 +90,7 @@ def _files(directory: str) -> List[Dict[str, Any]]:
     for number in numbers:
         if not _ATTEMPT.fullmatch(number):
             continue
-        os.close(open_parent(directory, posixpath.join("attempts", number, ""))[0])  # NotPlain
+        os.close(open_parent(directory, posixpath.join("attempts", number, ""))[0])  # NotPlainError
         for name in sorted(os.listdir(posixpath.join(attempts, number))):
             path = posixpath.join("attempts", number, name)
             if not _belongs(path):
@@ -77,7 +99,7 @@ def _files(directory: str) -> List[Dict[str, Any]]:
                 files.append(_entry(directory, path))
             elif logs > 0:
                 entry = _entry(directory, path, min(LOG_TAIL, logs))
-                logs -= entry["size"]
+                logs -= entry.size
                 files.append(entry)
     return files + [_entry(directory, path) for path in _event_files(directory)]
 
@@ -85,22 +107,23 @@ def _files(directory: str) -> List[Dict[str, Any]]:
 def _belongs(path: str) -> bool:
     try:
         return allowlist.largest(allowlist.HISTORY, path) > 0
-    except allowlist.NotAllowed:
+    except allowlist.NotAllowedError:
         return False
 
 
 def _event_files(directory: str) -> Iterator[str]:
-    """Paths of the event files below a run's directory. One with a name that is not TensorBoard's own stays behind."""
-    for place, folders, names in os.walk(directory):
-        if place == directory:
+    """Paths of TensorBoard's event files below a run's directory."""
+    for folder, folders, names in os.walk(directory):
+        if folder == directory:
             folders[:] = [name for name in folders if name not in _OWN]
         folders.sort()
         for name in sorted(names):
-            path = posixpath.relpath(posixpath.join(place, name), directory)
-            if name.startswith(_EVENTS) and _belongs(path) and not os.path.islink(posixpath.join(place, name)):
+            path = posixpath.relpath(posixpath.join(folder, name), directory)
+            if name.startswith(_EVENTS) and _belongs(path) and not os.path.islink(posixpath.join(folder, name)):
                 yield path
 
 
+@reads(limit=PAGE_LIMIT)
 def sizes(root: str, run_id: str, paths: Sequence[str]) -> List[Optional[int]]:
     """Size of each file of the run, None where it is absent."""
     directory = records.RunPaths(root, records.check_run_id(run_id)).dir
@@ -113,14 +136,16 @@ def sizes(root: str, run_id: str, paths: Sequence[str]) -> List[Optional[int]]:
     return found
 
 
+@reads(limit=PAGE_LIMIT)
 def digests(root: str, run_id: str, ranges: Sequence[Sequence[Any]]) -> List[str]:
     """SHA-256 of the first ``size`` bytes of each ``[path, size]``."""
     directory = records.RunPaths(root, records.check_run_id(run_id)).dir
     return [object_sha256(directory, path, 0, size) for path, size in ranges]
 
 
-def set_aside(root: str, run_id: str, path: str) -> str:
-    """Keep the file under a name of its own, beside the one that will take its place. Returns that name."""
+@repeatable("a second call finds the file moved")
+def set_aside(root: str, run_id: str, path: str) -> FileName:
+    """Link the file to a second name, so that it can be replaced, and return that name."""
     directory = records.RunPaths(root, records.check_run_id(run_id)).dir
     name = "{}.aside-{}".format(path, object_sha256(directory, path)[:12])
     with contextlib.suppress(FileExistsError):  # an earlier call got so far
@@ -128,9 +153,12 @@ def set_aside(root: str, run_id: str, path: str) -> str:
     return name
 
 
+@repeatable("the same entries change nothing")
 def merge_lineage(root: str, run_id: str, lineage: Dict[str, Any]) -> int:
-    """Put the source's entries into the target's lineage; an attempt that both know is as the source has it.
-    Returns the number of entries."""
+    """Merge the source's entries into the target's lineage and return their number.
+
+    For an attempt that both have, the source's entry is used.
+    """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     os.makedirs(paths.dir, exist_ok=True)
     with records.locked(paths.lock):

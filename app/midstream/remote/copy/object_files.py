@@ -1,5 +1,6 @@
-"""The files of a tree, and words to the operator: what the programs of a copy share. It imports little, because every
-stream of a copy begins with an interpreter that reads it.
+"""Files of a tree, and reports to the app: shared by the programs of a copy.
+
+It imports little, because every stream begins with an interpreter that reads it.
 """
 
 from __future__ import annotations
@@ -13,27 +14,35 @@ import posixpath
 import stat
 import sys
 import threading
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, cast
 
-INCOMING = ".incoming"  # what is on its way; see staging.py
+INCOMING = ".incoming"  # staging directory; see target/staging.py
 BLOCK = 1 << 20  # bytes read at once
 HASHERS = 4
 
 
 def emit(event: str, **fields: Any) -> None:
-    """One line to the operator. Several threads report."""
-    line = json.dumps(dict(fields, event=event)).encode() + b"\n"
+    """Print one line for the app. Any thread may."""
+    line = json.dumps(dict(fields, event=event), default=_plain).encode() + b"\n"
     with _emitting:
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
+
+
+def _plain(value: Any) -> Any:
+    """The JSON form of a record or a dataclass."""
+    return value.to_json() if hasattr(value, "to_json") else cast("Dict[str, Any]", vars(value))
 
 
 _emitting = threading.Lock()
 
 
 def end_with_operator() -> None:
-    """End this program when its stdin closes: the operator has gone, or has lost interest. For programs that read
-    nothing more. The descriptor is read, because a thread in ``sys.stdin`` would hold up the interpreter's end."""
+    """End this program when its stdin closes: the app has exited or cancelled it.
+
+    For programs that read no further input. The descriptor is read: a thread in ``sys.stdin`` would hold up the
+    interpreter's end.
+    """
 
     def wait_for_end() -> None:
         while os.read(0, 4096):
@@ -43,17 +52,8 @@ def end_with_operator() -> None:
     threading.Thread(target=wait_for_end, daemon=True).start()
 
 
-def file_sha256(path: str, offset: int = 0, size: Optional[int] = None) -> str:
-    """SHA-256 of the file from ``offset``, of ``size`` bytes or to its end. hashlib releases the GIL: threads help."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return descriptor_sha256(descriptor, offset, size)
-    finally:
-        os.close(descriptor)
-
-
 def descriptor_sha256(descriptor: int, offset: int = 0, size: Optional[int] = None) -> str:
-    """`file_sha256` of a file that is open."""
+    """SHA-256 of ``size`` bytes of an open file from ``offset``, or to its end. Releases the GIL."""
     digest = hashlib.sha256()
     view = memoryview(bytearray(BLOCK))
     left = size
@@ -68,17 +68,17 @@ def descriptor_sha256(descriptor: int, offset: int = 0, size: Optional[int] = No
 
 
 def inside(directory: str, path: str) -> str:
-    """The place of an object. ValueError where its path would leave the directory, or is not spelled in the one way."""
+    """Path of an object. Raises ValueError where it leaves the directory or is not normalized."""
     first = path.split("/")[0]
     if path != posixpath.normpath(path) or first in ("", "..", ".", INCOMING) or "\0" in path:
         raise ValueError("object path {!r} leaves the directory".format(path))
     return posixpath.join(directory, path)
 
 
-class NotPlain(OSError):
-    """A symbolic link, or another thing that is no regular file, where a copy needs a file or a directory."""
+class NotPlainError(OSError):
+    """A copy needs a file or a directory and found a symbolic link or something else."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str) -> None:
         super().__init__(errno.ELOOP, "is a symbolic link or no regular file: copies follow none", path)
 
     def __str__(self) -> str:
@@ -86,10 +86,13 @@ class NotPlain(OSError):
 
 
 def open_parent(directory: str, path: str, create: bool = False) -> Tuple[int, str]:
-    """A descriptor of the directory that ``path`` lies in, below ``directory``, and the last part of ``path``.
+    """Open the parent directory of ``path`` below ``directory``; return it and the last part of ``path``.
 
-    ``directory`` itself may be reached through symbolic links, for the person who set the host up chose it. Below it
-    none is followed: a link that an earlier copy or somebody else left there is NotPlain."""
+    ``directory`` itself may be reached through symbolic links: the user configured it. Below it none is followed.
+
+    Raises:
+        NotPlainError: A component below ``directory`` is a symbolic link.
+    """
     *folders, name = path.split("/")
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -99,7 +102,7 @@ def open_parent(directory: str, path: str, create: bool = False) -> Tuple[int, s
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise
-                raise NotPlain(posixpath.join(directory, path)) from None
+                raise NotPlainError(posixpath.join(directory, path)) from None
             os.close(descriptor)
             descriptor = below
     except BaseException:
@@ -115,22 +118,25 @@ def _open_folder(name: str, parent: int, create: bool) -> int:
     except FileNotFoundError:
         if not create:
             raise
-    with contextlib.suppress(FileExistsError):  # somebody else was quicker
+    with contextlib.suppress(FileExistsError):  # another process created it
         os.mkdir(name, dir_fd=parent)
     return os.open(name, flags, dir_fd=parent)
 
 
 class LastFolder:
-    """The folder of the last object, kept open: objects of one array follow one another. For one thread."""
+    """Cache of one open folder: objects of one array follow one another. For one thread."""
 
-    def __init__(self, directory: str, create: bool = False):
+    def __init__(self, directory: str, create: bool = False) -> None:
         self._directory, self._create = directory, create
         self._folder: Optional[str] = None
         self._descriptor = -1
 
     def parent(self, path: str) -> Tuple[int, str]:
-        """A descriptor of an object's folder, good until the next call, and the object's name in it. Errors as of
-        `open_parent`; ValueError where the path leaves the directory."""
+        """Return a descriptor of an object's folder and the object's name.
+
+        The descriptor is valid until the next call. Raises as `open_parent`; ValueError where the path leaves the
+        directory.
+        """
         inside(self._directory, path)
         folder, _, name = path.rpartition("/")
         if folder != self._folder:
@@ -140,16 +146,18 @@ class LastFolder:
         return self._descriptor, name
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the folder. Idempotent."""
         if self._folder is not None:
             os.close(self._descriptor)
             self._folder = None
 
 
 def open_object(directory: str, path: str) -> int:
-    """A descriptor of the regular file ``path`` below ``directory``, for reading. NotPlain where it is none, or where
-    a symbolic link leads there; ValueError where the path leaves the directory. Hard links are as good as files: trees
-    of one host share objects by them (`local_reuse.py`)."""
+    """Open the regular file ``path`` below ``directory`` for reading.
+
+    Raises NotPlainError where it is no regular file or a symbolic link leads to it, ValueError where the path leaves
+    the directory. Hard links are accepted: trees of one host share objects by them (`local_reuse`).
+    """
     inside(directory, path)
     parent, name = open_parent(directory, path)
     try:
@@ -159,7 +167,7 @@ def open_object(directory: str, path: str) -> int:
 
 
 def open_plain(name: str, shown: str = "", flags: int = os.O_RDONLY, dir_fd: Optional[int] = None) -> int:
-    """A descriptor of a regular file whose last component is no symbolic link. NotPlain, which names ``shown``."""
+    """Open a regular file that is no symbolic link. Raises NotPlainError, which names ``shown``."""
     try:
         # A pipe would make the call wait for ever.
         descriptor = os.open(
@@ -168,15 +176,15 @@ def open_plain(name: str, shown: str = "", flags: int = os.O_RDONLY, dir_fd: Opt
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
-        raise NotPlain(shown or name) from None
+        raise NotPlainError(shown or name) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise NotPlain(shown or name)
+        raise NotPlainError(shown or name)
     return descriptor
 
 
 def object_sha256(directory: str, path: str, offset: int = 0, size: Optional[int] = None) -> str:
-    """`file_sha256` of an object (`open_object`)."""
+    """`descriptor_sha256` of an object (`open_object`)."""
     descriptor = open_object(directory, path)
     try:
         return descriptor_sha256(descriptor, offset, size)
@@ -185,9 +193,9 @@ def object_sha256(directory: str, path: str, offset: int = 0, size: Optional[int
 
 
 def size_of(directory: str, path: str) -> int:
-    """Bytes of an object. NotPlain where its last component is no regular file; FileNotFoundError."""
-    place = inside(directory, path)
-    found = os.lstat(place)
+    """Size of an object in bytes. Raises NotPlainError where it is no regular file."""
+    full_path = inside(directory, path)
+    found = os.lstat(full_path)
     if not stat.S_ISREG(found.st_mode):
-        raise NotPlain(place)
+        raise NotPlainError(full_path)
     return found.st_size

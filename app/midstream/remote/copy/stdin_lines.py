@@ -1,7 +1,7 @@
-"""The operator's words to a program that runs here: JSON objects, a line each, on stdin.
+"""Messages of the app to a program on a host: JSON objects on stdin, one a line.
 
-A program that listens ends with its operator: when stdin closes, and, where the operator promised to say something
-every few seconds, when nothing was heard for long. A link that died without a word would otherwise keep it for hours.
+The program ends when stdin closes. Where the app sends a line every few seconds, it also ends after a silence: a
+connection that was lost without an end of file would otherwise keep it running for hours.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-SILENCE = 30.0  # seconds without a word, or a byte, after which the other side is taken for gone
-GRACE = 1.0
+SILENCE = 30.0  # seconds without a byte after which a connection counts as lost
+GRACE = 1.0  # seconds to clean up after the end of stdin
 
 
 class Lines:
-    """Reads in a thread of its own. When the operator has gone, ``last`` is put at the end, so that the program may
-    tidy up, and the process ends ``GRACE`` seconds later; without it, at once. The descriptor is read, not
-    ``sys.stdin``: its lock would hold up the interpreter's end."""
+    """Lines of stdin, read in a thread.
 
-    def __init__(self, silence: Optional[float] = None, last: Optional[Dict[str, Any]] = None):
+    At the end of stdin ``last`` is added, so that the program can clean up, and the process ends ``GRACE`` seconds
+    later; without ``last`` it ends immediately. It reads the descriptor, because the lock of ``sys.stdin`` would delay
+    the interpreter's exit.
+    """
+
+    def __init__(self, silence: Optional[float] = None, last: Optional[Dict[str, Any]] = None) -> None:
         self._queue: "queue.Queue[Dict[str, Any]]" = queue.Queue()
         self._silence = silence
         self._last = last
         threading.Thread(target=self._read, daemon=True).start()
 
     def get(self, timeout: Optional[float] = None) -> Optional[Dict[str, Any]]:
-        """The next object, or None after ``timeout`` seconds."""
+        """Return the next object, or None after ``timeout`` seconds."""
         try:
             return self._queue.get(timeout=timeout)
         except queue.Empty:

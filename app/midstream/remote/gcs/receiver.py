@@ -1,4 +1,4 @@
-"""A bucket's end of a stream: creates objects of what arrives, several requests at a time."""
+"""Receiver of a stream that creates objects in a bucket, with several requests at a time."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Optional
 
-from midstream.remote.copy import receiver
-from midstream.remote.copy.frames import Bytes
+from midstream.remote.copy.copy_items import CopyItem
 from midstream.remote.copy.object_files import INCOMING, emit, inside
-from midstream.remote.copy.staging import part_name
+from midstream.remote.copy.stream import receiver
+from midstream.remote.copy.stream.frames import Bytes
+from midstream.remote.copy.target.staging import part_name
+from midstream.remote.declarations import program
 from midstream.remote.gcs import client
 from midstream.remote.gcs.session import part_path
 
 
 class _Arriving(receiver.Arriving):
-    """Its bytes since the last chunk, and, of a whole object that is larger, its parts."""
+    """An item's bytes since the last chunk and, if it is a large object, its parts."""
 
-    def __init__(self, item: Dict[str, Any]):
+    def __init__(self, item: CopyItem) -> None:
         super().__init__(item)
         inside("", item["path"])
-        self.large = self.whole and item["size"] > client.CHUNK
+        self.large = self.complete and item["size"] > client.CHUNK
         self.chunk = bytearray()
         self.parts: Dict[int, Any] = {}  # offset -> blob
-        self.sent = False  # all of its parts are under way
-        self.under_way = 0
+        self.sent = False  # all of its parts are being uploaded or are there
+        self.uploading = 0  # parts
 
 
 class _Receiver(receiver.Receiver):
-    def __init__(self, bucket: client.Bucket, stream: Bytes, kind: str, key: str):
+    def __init__(self, bucket: client.Bucket, stream: Bytes, kind: str, key: str) -> None:
         super().__init__(stream, kind, key)
         self.bucket = bucket
         self.pool = ThreadPoolExecutor(client.AT_ONCE)
@@ -37,7 +39,7 @@ class _Receiver(receiver.Receiver):
         self.lock = threading.Lock()
         self.error: Optional[BaseException] = None
 
-    def begin(self, item: Dict[str, Any]) -> _Arriving:
+    def begin(self, item: CopyItem) -> _Arriving:
         return _Arriving(item)
 
     def most(self, arriving: _Arriving) -> int:
@@ -51,31 +53,31 @@ class _Receiver(receiver.Receiver):
             self._part(arriving)
 
     def _part(self, arriving: _Arriving) -> None:
-        """A chunk of a large object. The one that comes last waits until the hash of all is known to be right."""
+        """Upload a chunk of a large object; the last one after the hash of the object is verified."""
         chunk, arriving.chunk = arriving.chunk, bytearray()
         last = arriving.received == arriving.item["size"]
         if last:
             arriving.check()
         with self.lock:
-            arriving.under_way += 1
+            arriving.uploading += 1
             arriving.sent = last
         self._submit(self._put_part, arriving, arriving.received - len(chunk), chunk)
 
     def arrived(self, arriving: _Arriving) -> None:
         if arriving.large:
             return
-        if arriving.whole:
+        if arriving.complete:
             arriving.check()
-        work = self._put_whole if arriving.whole else self._put_range
+        work = self._put_object if arriving.complete else self._put_range
         self._submit(work, arriving, arriving.digest.hexdigest())
 
-    def look(self) -> None:
+    def raise_error(self) -> None:
         if self.error is not None:
             raise self.error
 
     def finish(self) -> None:
         self.pool.shutdown(wait=True)
-        self.look()
+        self.raise_error()
 
     def close(self) -> None:
         self.pool.shutdown(wait=True)
@@ -96,31 +98,32 @@ class _Receiver(receiver.Receiver):
 
         self.pool.submit(guarded)
 
-    def _put_whole(self, arriving: _Arriving, sha256: str) -> None:
+    def _put_object(self, arriving: _Arriving, sha256: str) -> None:
         self.bucket.put(arriving.item["path"], arriving.chunk, sha256)
-        self.telling.landed(len(arriving.chunk), [arriving.item["path"]])
+        self.reports.landed(len(arriving.chunk), [arriving.item["path"]])
 
     def _put_range(self, arriving: _Arriving, sha256: str) -> None:
         item = arriving.item
         self.bucket.put(part_path(item, item["offset"], item["length"]), arriving.chunk, sha256, part=True)
-        self.telling.landed(item["length"], ranges=[[item["path"], item["offset"], item["length"]]])
+        self.reports.landed(item["length"], ranges=[[item["path"], item["offset"], item["length"]]])
 
     def _put_part(self, arriving: _Arriving, offset: int, chunk: bytearray) -> None:
         item = arriving.item
         path = part_path(item, offset, len(chunk))
         blob = self.bucket.put(path, chunk, hashlib.sha256(chunk).hexdigest(), part=True)
-        self.telling.landed(len(chunk))
+        self.reports.landed(len(chunk))
         with self.lock:
             arriving.parts[offset] = blob
-            arriving.under_way -= 1
-            whole = arriving.sent and not arriving.under_way
-        if whole:  # by whoever was last
+            arriving.uploading -= 1
+            complete = arriving.sent and not arriving.uploading
+        if complete:
             parts = [blob for _, blob in sorted(arriving.parts.items())]
             temporary = "{}/{}/joined".format(INCOMING, part_name(item))
             self.bucket.join(item["path"], parts, item["size"], item["sha256"], temporary)
-            self.telling.landed(objects=[item["path"]])
+            self.reports.landed(objects=[item["path"]])
 
 
+@program
 def receive(
     directory: str,
     generation: str,
@@ -129,11 +132,14 @@ def receive(
     access: Dict[str, Any],
     peer: Optional[Dict[str, Any]] = None,
 ) -> int:
-    """As ``copy.disk_receiver.receive``, whose lines it speaks, into a bucket: ``directory`` is ``gs://bucket/prefix``."""
+    """Receive a stream into a bucket; ``directory`` is ``gs://bucket/prefix``.
+
+    A program. Events and other arguments are those of ``copy.stream.disk_receiver.receive``.
+    """
     try:
         return receiver.receive(
             peer, lambda stream: _Receiver(client.Bucket(directory, access), stream, kind, key).run()
         )
     except (client.GcsError, OSError, ValueError) as error:
-        client.tell(error, emit)
+        client.report_problem(error, emit)
         return 1

@@ -1,4 +1,4 @@
-"""A bucket as the source of a stream: reads objects ahead, several requests at a time, and writes frames in order."""
+"""Sender of a stream from a bucket: reads ahead with several requests, writes frames in order."""
 
 from __future__ import annotations
 
@@ -8,45 +8,51 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Deque, Dict, Iterator, Optional, Sequence, Tuple
 
-from midstream.remote.copy.frames import DATA, ITEM
+from midstream.remote.copy.copy_items import CopyItem
 from midstream.remote.copy.object_files import inside
-from midstream.remote.copy.sender import Sender, Take, serve
+from midstream.remote.copy.stream.frames import DATA, ITEM
+from midstream.remote.copy.stream.sender import Sender, Take, serve
+from midstream.remote.declarations import program
 from midstream.remote.gcs import client
 
 
 class _Ahead:
-    """Pieces of items that are being read, in order; as many as may lie in memory at once."""
+    """Read-ahead of pieces of items, in order; limits how many are in memory."""
 
-    def __init__(self, bucket: client.Bucket):
+    def __init__(self, bucket: client.Bucket) -> None:
         self._bucket = bucket
         self._pool = ThreadPoolExecutor(client.AT_ONCE)
-        self._wanted: Deque[Tuple[Dict[str, Any], int, int]] = deque()
-        self._reading: Deque[Tuple[Dict[str, Any], int, "Future[bytes]"]] = deque()
+        self._requested: Deque[Tuple[CopyItem, int, int]] = deque()
+        self._reading: Deque[Tuple[CopyItem, int, "Future[bytes]"]] = deque()
 
-    def want(self, item: Dict[str, Any]) -> None:
+    def request(self, item: CopyItem) -> None:
         inside("", item["path"])
         for start in range(0, item["length"] or 1, client.CHUNK):
-            self._wanted.append((item, start, min(client.CHUNK, item["length"] - start)))
+            self._requested.append((item, start, min(client.CHUNK, item["length"] - start)))
 
-    def __iter__(self) -> Iterator[Tuple[Dict[str, Any], int, "Future[bytes]"]]:
-        """(item, offset in it, its bytes) of all that was wanted."""
-        while self._wanted or self._reading:
-            while self._wanted and len(self._reading) < client.AT_ONCE:
-                item, start, length = self._wanted.popleft()
-                begin = item["offset"] + item.get("from", 0) + start
+    def __iter__(self) -> Iterator[Tuple[CopyItem, int, "Future[bytes]"]]:
+        """Yield (item, offset in it, its bytes) of all requested pieces."""
+        while self._requested or self._reading:
+            while self._requested and len(self._reading) < client.AT_ONCE:
+                item, start, length = self._requested.popleft()
+                begin = item["offset"] + item.get("begin", 0) + start
                 self._reading.append((item, start, self._pool.submit(self._bucket.read, item["path"], begin, length)))
             yield self._reading.popleft()
 
 
+@program
 def send(directory: str, access: Dict[str, Any], peer: Optional[Dict[str, Any]] = None) -> int:
-    """As ``copy.sender.send``, whose lines it understands, from a bucket: ``directory`` is ``gs://bucket/prefix``."""
+    """Send items of a bucket; ``directory`` is ``gs://bucket/prefix``.
+
+    A program. Input lines are those of ``copy.stream.sender.send``.
+    """
 
     def begin(sender: Sender) -> Take:
         ahead = _Ahead(client.Bucket(directory, access))
 
-        def take(items: Sequence[Dict[str, Any]]) -> bool:
+        def take(items: Sequence[CopyItem]) -> bool:
             for item in items:
-                ahead.want(item)
+                ahead.request(item)
             return _sent(sender, ahead)
 
         return take
@@ -54,12 +60,12 @@ def send(directory: str, access: Dict[str, Any], peer: Optional[Dict[str, Any]] 
     try:
         return serve(directory, peer, begin)
     except client.GcsError as error:
-        sys.stderr.write(str(error) + "\n")  # stdout carries frames
+        sys.stderr.write(str(error) + "\n")  # stdout is for frames
         return 1
 
 
 def _sent(sender: Sender, ahead: _Ahead) -> bool:
-    """Everything that is wanted; False where it cannot be read, which the stream says."""
+    """Send everything requested. False where it cannot be read, after a FAILED frame."""
     for item, start, reading in ahead:
         if not start:
             sender.frame(ITEM, json.dumps(item).encode())
@@ -75,6 +81,6 @@ def _sent(sender: Sender, ahead: _Ahead) -> bool:
         while view:
             size = min(sender.pace.piece, len(view))
             sender.frame(DATA, bytes(view[:size]))
-            sender.pace.took(size)
+            sender.pace.wait_after(size)
             view = view[size:]
     return True

@@ -1,7 +1,7 @@
-"""A bucket as the target of a copy: what is there already, what is on its way, and the manifest that is written last.
+"""The target's side of a copy into a bucket: finds what exists, joins parts, writes the manifest last.
 
-Objects up to a chunk are created in one request. Larger ones arrive as parts, temporary objects below ``.incoming/``
-that are marked as such, and are joined by the service. Parts outlive whoever sent them: a later copy goes on with them.
+Objects up to a chunk are created in one request. Larger ones arrive as parts, marked temporary objects below
+``.incoming/``, and are composed by the service. A later copy uses the parts of an interrupted one.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from midstream.remote.copy import allowlist
+from midstream.remote.copy.copy_items import CopyObject
 from midstream.remote.copy.object_files import INCOMING, emit
-from midstream.remote.copy.staging import part_name
 from midstream.remote.copy.stdin_lines import SILENCE, Lines
+from midstream.remote.copy.target.staging import part_name
+from midstream.remote.declarations import program
 from midstream.remote.gcs import client, tree
 
-TOGETHER = 512  # objects in one report
+REPORT_OBJECTS = 512  # objects in one line
 
 
-def part_path(entry: Dict[str, Any], offset: int, length: int) -> str:
-    """Where a part of an object lies. The same for every copy of the same bytes to the same name."""
+def part_path(entry: CopyObject, offset: int, length: int) -> str:
+    """Path of a part of an object. The same for every copy of the same bytes to the same name."""
     return "{}/{}/{:020d}-{}".format(INCOMING, part_name(entry), offset, length)
 
 
+@program
 def serve(
     directory: str,
     generation: str,
-    objects: Sequence[Dict[str, Any]],
+    objects: Sequence[CopyObject],
     manifest: Optional[str],
     text: str,
     root: str,
@@ -36,22 +39,26 @@ def serve(
     access: Dict[str, Any],
     survey: bool = True,
 ) -> int:
-    """As ``copy.session.serve``, whose lines it speaks, for a bucket: ``directory`` is ``gs://bucket/prefix``."""
+    """Run the target's side of a copy into a bucket; ``directory`` is ``gs://bucket/prefix``.
+
+    A program. Lines and arguments are those of ``copy.target.session.serve``; ``generation``, ``root`` and ``survey``
+    are not used. ``access``: see `client`.
+    """
     lines = Lines(silence=SILENCE, last={"do": "end"})
     try:
         objects = allowlist.check_all(kind, objects)
-    except allowlist.NotAllowed as error:
+    except allowlist.NotAllowedError as error:
         emit("problem", kind="unrequested", path=allowlist.shown(error.path), message=str(error))
         return 1
     try:
         return _served(lines, client.Bucket(directory, access), objects, manifest, text)
     except (client.GcsError, OSError) as error:
-        client.tell(error, emit)
+        client.report_problem(error, emit)
         return 1
 
 
 def _served(
-    lines: Lines, bucket: client.Bucket, objects: Sequence[Dict[str, Any]], manifest: Optional[str], text: str
+    lines: Lines, bucket: client.Bucket, objects: Sequence[CopyObject], manifest: Optional[str], text: str
 ) -> int:
     there_text, there_generation = (None, 0) if manifest is None else tree.text_or_none(bucket, manifest)
     if there_text is not None and tree.named(there_text) not in (None, tree.named(text)):
@@ -59,15 +66,15 @@ def _served(
         return 1
     there = bucket.names()
     present = list(tree.right(bucket, there, objects))
-    for start in range(0, len(present), TOGETHER):
-        emit("present", objects=present[start : start + TOGETHER])
+    for start in range(0, len(present), REPORT_OBJECTS):
+        emit("present", objects=present[start : start + REPORT_OBJECTS])
     known = set(present)
     gathering = _Gathering(bucket)
     for entry in objects:
         if entry["path"] not in known:
             parts = _parts(there, entry)
             if parts:
-                emit("part", path=entry["path"], chunks=[[o, n, blob.metadata[client.HASH]] for (o, n), blob in parts])
+                emit("part", path=entry["path"], chunks=[[o, n, client.recorded_hash(blob)] for (o, n), blob in parts])
     emit("ready")
     by_path = {entry["path"]: entry for entry in objects}
     while True:
@@ -84,44 +91,45 @@ def _served(
             return 0
 
 
-def _parts(there: Dict[str, Any], entry: Dict[str, Any]) -> List[Tuple[Tuple[int, int], Any]]:
+def _parts(there: Dict[str, Any], entry: CopyObject) -> List[Tuple[Tuple[int, int], Any]]:
     """((offset, length), blob) of an object's parts, in order."""
     start = part_path(entry, 0, 0).rpartition("/")[0] + "/"
-    found = []
+    found: List[Tuple[Tuple[int, int], Any]] = []
     for path, blob in there.items():
-        words = path[len(start) :].split("-") if path.startswith(start) else []
-        if len(words) == 2 and all(word.isdigit() for word in words) and client.HASH in (blob.metadata or {}):
-            found.append(((int(words[0]), int(words[1])), blob))
+        numbers = path[len(start) :].split("-") if path.startswith(start) else []
+        if len(numbers) == 2 and all(number.isdigit() for number in numbers) and client.recorded_hash(blob) is not None:
+            found.append(((int(numbers[0]), int(numbers[1])), blob))
     return sorted(found, key=lambda pair: pair[0])
 
 
 class _Gathering:
-    """Objects of which ranges have arrived: read back, hashed and joined once they are whole."""
+    """Objects that arrive in ranges: read back, hashed and composed once they are complete."""
 
-    def __init__(self, bucket: client.Bucket):
+    def __init__(self, bucket: client.Bucket) -> None:
         self._bucket = bucket
         self._pool = ThreadPoolExecutor(4)
         self._lock = threading.Lock()
         self._ranges: Dict[str, Dict[int, int]] = {}
 
-    def landed(self, entry: Dict[str, Any], offset: int, length: int) -> None:
+    def landed(self, entry: CopyObject, offset: int, length: int) -> None:
         with self._lock:
             ranges = self._ranges.setdefault(entry["path"], {})
             ranges[offset] = length
             if sum(ranges.values()) < entry["size"]:
                 return
-            whole = sorted(self._ranges.pop(entry["path"]).items())
-        self._pool.submit(self._join, entry, whole)
+            complete = sorted(self._ranges.pop(entry["path"]).items())
+        self._pool.submit(self._join, entry, complete)
 
-    def _join(self, entry: Dict[str, Any], ranges: Sequence[Tuple[int, int]]) -> None:
-        digest, parts = hashlib.sha256(), []
+    def _join(self, entry: CopyObject, ranges: Sequence[Tuple[int, int]]) -> None:
+        digest = hashlib.sha256()
+        parts: List[Any] = []
         try:
             for offset, length in ranges:
                 path = part_path(entry, offset, length)
                 blob = self._bucket.look(path)
                 if blob is None:
                     raise client.GcsError(
-                        "{}/{} is gone: another copy goes to this place".format(self._bucket.url, path)
+                        "{}/{} was deleted: another copy writes to this prefix".format(self._bucket.url, path)
                     )
                 digest.update(self._bucket.get(path, int(blob.generation)))
                 parts.append(blob)
@@ -134,26 +142,28 @@ class _Gathering:
             temporary = "{}/{}/joined".format(INCOMING, part_name(entry))
             self._bucket.join(entry["path"], parts, entry["size"], entry["sha256"], temporary)
         except (client.GcsError, OSError) as error:
-            client.tell(error, emit)
+            client.report_problem(error, emit)
             return
         emit("placed", objects=[entry["path"]])
 
 
 def _commit(
-    bucket: client.Bucket, objects: Sequence[Dict[str, Any]], manifest: Optional[str], text: str, generation: int
+    bucket: client.Bucket, objects: Sequence[CopyObject], manifest: Optional[str], text: str, generation: int
 ) -> None:
-    """Ask the bucket for every object once more; then create the manifest, under the condition that nobody else has
-    written one meanwhile, and remove what is temporary."""
+    """Check every object in the bucket, create the manifest, delete temporary objects.
+
+    The manifest is created on the condition that no other writer has created one.
+    """
     there = bucket.names()
     for entry in objects:
         blob = there.get(entry["path"])
         if blob is None or blob.size != entry["size"]:
-            raise client.GcsError("{}/{}: not there any more: somebody removed it".format(bucket.url, entry["path"]))
+            raise client.GcsError("{}/{} was deleted during the copy".format(bucket.url, entry["path"]))
     if manifest is not None:
         data = text.encode()
         try:
             bucket.put(manifest, data, hashlib.sha256(data).hexdigest(), generation=generation)
-        except client.Taken:
+        except client.ObjectExistsError:
             if tree.text_or_none(bucket, manifest)[0] != text:
                 raise
     left = [blob for path, blob in there.items() if path.startswith(INCOMING + "/")]

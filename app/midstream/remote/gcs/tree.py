@@ -1,4 +1,4 @@
-"""A tree of objects in a bucket: what `verify/tree.py` tells of one on a disk."""
+"""Trees of objects in a bucket: the counterpart of `verify.objects`, which reads a disk."""
 
 from __future__ import annotations
 
@@ -7,41 +7,47 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
+from midstream.remote.copy.copy_items import CopyObject
+from midstream.remote.declarations import MANIFEST_LIMIT, reads
 from midstream.remote.gcs import client
-from midstream.remote.verify.objects import NoTree, parse_manifest
+from midstream.remote.shapes import FileName, Text
+from midstream.remote.verify.objects import NoTreeError, TreeDescription, parse_manifest
 
 
-def describe(directory: str, manifest: str, access: Dict[str, Any]) -> Dict[str, Any]:
+@reads(limit=MANIFEST_LIMIT)
+def describe(directory: str, manifest: str, access: Dict[str, Any]) -> TreeDescription:
     """As ``verify.objects.describe``."""
     with client.Bucket(directory, access) as bucket:
         try:
             text = bucket.get(manifest).decode()
         except FileNotFoundError:
-            raise NoTree("{}: there is no {}: not a complete tree".format(directory, manifest)) from None
+            raise NoTreeError("{}: there is no {}: not a complete tree".format(directory, manifest)) from None
         _, objects = parse_manifest(text, directory, manifest)
         return {"manifest": text, "problems": _problems(bucket, objects)}
 
 
-def missing(directory: str, objects: Sequence[Dict[str, Any]], access: Dict[str, Any]) -> List[List[str]]:
+@reads(limit=MANIFEST_LIMIT)
+def missing(directory: str, objects: Sequence[CopyObject], access: Dict[str, Any]) -> List[Tuple[FileName, Text]]:
     """As ``verify.objects.missing``."""
     with client.Bucket(directory, access) as bucket:
         return _problems(bucket, objects)
 
 
-def _problems(bucket: client.Bucket, objects: Sequence[Dict[str, Any]]) -> List[List[str]]:
+def _problems(bucket: client.Bucket, objects: Sequence[CopyObject]) -> List[Tuple[FileName, Text]]:
     there = bucket.names()
-    found = []
+    found: List[Tuple[FileName, Text]] = []
     for entry in objects:
         blob = there.get(entry["path"])
         if blob is None:
-            found.append([entry["path"], "missing"])
+            found.append((entry["path"], "missing"))
         elif blob.size != entry["size"]:
-            found.append([entry["path"], "{} bytes, the manifest says {}".format(blob.size, entry["size"])])
+            found.append((entry["path"], "{} bytes, the manifest says {}".format(blob.size, entry["size"])))
     return found
 
 
+@reads(limit=MANIFEST_LIMIT)
 def digests(directory: str, ranges: Sequence[Sequence[Any]], access: Dict[str, Any]) -> List[Optional[str]]:
-    """As ``verify.objects.digests``. Reads them."""
+    """As ``verify.objects.digests``; reads the ranges."""
 
     def one(item: Sequence[Any]) -> Optional[str]:
         try:
@@ -53,14 +59,15 @@ def digests(directory: str, ranges: Sequence[Sequence[Any]], access: Dict[str, A
         return list(pool.map(one, ranges))
 
 
-def check(directory: str, entry: Dict[str, Any], access: Dict[str, Any]) -> Optional[str]:
+@reads()
+def check(directory: str, entry: CopyObject, access: Dict[str, Any]) -> Optional[str]:
     """As ``verify.objects.check``."""
     with client.Bucket(directory, access) as bucket:
         return flaw(bucket, entry)
 
 
-def flaw(bucket: client.Bucket, entry: Dict[str, Any], generation: Optional[int] = None) -> Optional[str]:
-    """What is wrong with an object, or None. Reads all of it, a piece at a time."""
+def flaw(bucket: client.Bucket, entry: CopyObject, generation: Optional[int] = None) -> Optional[str]:
+    """Return what is wrong with an object, or None. Reads all of it in pieces."""
     digest, size = hashlib.sha256(), 0
     try:
         while size < entry["size"]:
@@ -76,19 +83,19 @@ def flaw(bucket: client.Bucket, entry: Dict[str, Any], generation: Optional[int]
     return None
 
 
-def right(bucket: client.Bucket, there: Dict[str, Any], objects: Iterable[Dict[str, Any]]) -> Iterator[str]:
-    """Paths of the objects that lie there, by the hash that was kept with them, or, where none was, by reading them."""
-    unknown = []
+def right(bucket: client.Bucket, there: Dict[str, Any], objects: Iterable[CopyObject]) -> Iterator[str]:
+    """Yield paths of objects with the right hash, by their metadata or, without it, by reading them."""
+    unknown: List[Tuple[CopyObject, int]] = []
     for entry in objects:
         blob = there.get(entry["path"])
         if blob is None or blob.size != entry["size"]:
             continue
         if client.is_it(blob, entry["size"], entry["sha256"]):
             yield entry["path"]
-        elif client.HASH not in (blob.metadata or {}):
+        elif client.recorded_hash(blob) is None:
             unknown.append((entry, int(blob.generation)))
 
-    def wrong(pair: Tuple[Dict[str, Any], int]) -> Optional[str]:
+    def wrong(pair: Tuple[CopyObject, int]) -> Optional[str]:
         return flaw(bucket, *pair)
 
     with ThreadPoolExecutor(client.AT_ONCE) as pool:
@@ -98,7 +105,7 @@ def right(bucket: client.Bucket, there: Dict[str, Any], objects: Iterable[Dict[s
 
 
 def text_or_none(bucket: client.Bucket, manifest: str) -> Tuple[Optional[str], int]:
-    """A manifest's text and generation; None and 0 where there is none."""
+    """Return a manifest's text and generation; None and 0 where there is none."""
     blob = bucket.look(manifest)
     if blob is None:
         return None, 0
@@ -106,7 +113,7 @@ def text_or_none(bucket: client.Bucket, manifest: str) -> Tuple[Optional[str], i
 
 
 def named(manifest: str) -> Optional[List[Tuple[str, int, str]]]:
-    """What a manifest names; None where it cannot be read."""
+    """Objects that a manifest lists; None where it cannot be read."""
     try:
         return sorted((entry["path"], entry["size"], entry["sha256"]) for entry in json.loads(manifest)["objects"])
     except (ValueError, KeyError, TypeError):

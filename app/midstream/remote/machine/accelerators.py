@@ -1,4 +1,4 @@
-"""The accelerators of this host, found without any library: nvidia-smi, the PCI bus, or the fleet file's word."""
+"""The accelerators of this host, from nvidia-smi, the PCI bus, or the fleet file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from typing import Any, Dict, List, Optional
 
 from midstream.remote.machine import inventory, nvidia, tpu, tpu_metrics
 
-EVERY = 5.0  # seconds between two looks
+POLL_INTERVAL = 5.0  # seconds
 Accelerator = Dict[str, Any]  # the fields of watch.model.Accelerator
 
 
 class Accelerators:
-    """Looks in the background, because nvidia-smi can take seconds, or hang with a driver that does."""
+    """Polls the accelerators in a thread: nvidia-smi takes seconds, or hangs with its driver."""
 
-    def __init__(self, devices: Optional[int], every: float = EVERY, smi: Optional[nvidia.Nvidia] = None):
+    def __init__(
+        self,
+        devices: Optional[int],
+        every: float = POLL_INTERVAL,
+        smi: Optional[nvidia.Nvidia] = None,
+        root: str = "",
+    ) -> None:
         self._virtual = devices
+        self._root = root  # midstream's directory: a process that names a run in it trains the run
         self._every = every
         self._nvidia = smi or nvidia.Nvidia()
         self._found: List[Accelerator] = []
@@ -26,22 +33,23 @@ class Accelerators:
             threading.Thread(target=self._look, daemon=True).start()
 
     def latest(self, wait: float = 0.0) -> List[Accelerator]:
-        """What the newest look found; waits up to ``wait`` seconds for a first one."""
+        """Result of the newest poll; waits up to ``wait`` seconds for the first."""
         if self._virtual is not None:
             return [{"index": index, "kind": "cpu"} for index in range(self._virtual)]
         self._looked.wait(wait)
         return self._found
 
     def facts(self) -> Dict[str, Any]:
-        """The driver, the newest CUDA that it runs, and who uses the accelerators."""
+        """The driver, the newest CUDA that it supports, and the processes that use the accelerators."""
         return self._facts
 
     def _look(self) -> None:
         while True:
-            found, names = self._nvidia.look(), self._nvidia.apps
+            found, apps = self._nvidia.look(), self._nvidia.apps
             if not found:
-                found, names = tpus(), {}
-            users = inventory.processes({pid for each in found for pid in each["holders"]}, names)
+                found = tpus()
+                apps = tpu_apps(found)
+            users = inventory.processes({pid for each in found for pid in each["pids"]}, apps, self._root)
             self._facts = {"driver": self._nvidia.driver, "cuda": self._nvidia.cuda, "users": users}
             self._found = found
             self._looked.set()
@@ -51,10 +59,17 @@ class Accelerators:
 
 
 def tpus(bus: str = "/sys/bus/pci/devices", proc: str = "/proc") -> List[Accelerator]:
-    """One entry a JAX device. The runtime is asked only where somebody holds the chips: otherwise there is none."""
+    """One entry per JAX device. Metrics exist only while a process uses the chips."""
     ids = tpu.chips(bus)
     if not ids:
         return []
-    holders = tpu.holders(proc)
-    metrics = tpu_metrics.read([tpu.HBM_TOTAL, tpu.HBM_USED, tpu.DUTY]) if holders else None
-    return tpu.devices(ids, holders, metrics)
+    pids = tpu.users(proc)
+    metrics = tpu_metrics.read([tpu.HBM_TOTAL, tpu.HBM_USED, tpu.DUTY]) if pids else None
+    return tpu.devices(ids, pids, metrics)
+
+
+def tpu_apps(found: List[Accelerator]) -> nvidia.Apps:
+    """Memory of the process that uses the chips, if there is one: the runtime reports memory by device."""
+    pids = {pid for each in found for pid in each["pids"]}
+    used = [each["memory_used"] for each in found if each.get("memory_used") is not None]
+    return nvidia.Apps({}, {}, {pid: sum(used) for pid in pids} if len(pids) == 1 and used else {})

@@ -1,7 +1,8 @@
-"""What a preflight wants to know of a host. Looks, and changes nothing. Runs on the host; standard library only."""
+"""Facts of a host for `--check`. Runs on the host; standard library only."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import pwd
@@ -9,52 +10,121 @@ import shutil
 import sys
 import tempfile
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence
 
+from midstream.remote.declarations import once, program, reads
 from midstream.remote.machine import environments, inventory, nvidia, tpu
 from midstream.remote.runs import attempts, run_state
+from midstream.remote.runs.run_state import RunId
+from midstream.remote.shapes import FileName
 
 MINIMUM = (3, 11)  # of the engine's interpreter
 LOCKS = ("/tmp/libtpu_lockfile",)
 
 
-def facts(root: str) -> Dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class HostFacts:
+    """Python, C library, and bytes of disk and memory of a host."""
+
+    python: str
+    executable: FileName
+    libc: str
+    machine: str
+    root: FileName
+    root_exists: bool
+    root_writable: bool  # or could be created
+    disk_free: int
+    memory_available: int
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceleratorKinds:
+    """The accelerators of a host by kind, and the processes that have them open."""
+
+    gpus: List[str]
+    driver: str
+    cuda: str
+    compute: List[str]  # compute capabilities
+    tpus: List[str]  # one entry per JAX device
+    pids: List[int]  # processes that have them open
+    machine: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LockFile:
+    """A lock file of an accelerator's driver. Without ``pids`` (processes that have it open) it is stale."""
+
+    path: FileName
+    user: str
+    foreign: bool
+    pids: List[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningEngine:
+    """A run that an engine of this host trains."""
+
+    run: RunId
+    attempt: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """Facts of a host for `--check`."""
+
+    facts: HostFacts
+    accelerators: AcceleratorKinds
+    interpreters: environments.Interpreters
+    infiniband: List[inventory.Port]
+    clock_synchronized: Optional[bool]
+    accelerator_users: List[inventory.AcceleratorUser]
+    locks: List[LockFile]
+    engines: List[RunningEngine]
+    kills_left_behind: bool  # systemd-logind ends a user's processes with the last login
+    scope: bool  # systemd starts an engine in a scope of its own
+
+
+@reads()
+def facts(root: str) -> HostFacts:
     """Python, C library, disk and memory in bytes, and whether ``root`` could be written."""
     existing = root
     while not os.path.isdir(existing) and existing != os.path.dirname(existing):
         existing = os.path.dirname(existing)
     disk = shutil.disk_usage(existing)
-    return {
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "libc": " ".join(platform.libc_ver()),
-        "machine": platform.machine(),
-        "root": root,
-        "root_exists": os.path.isdir(root),
-        "root_writable": os.access(existing, os.W_OK | os.X_OK),
-        "disk_free": disk.free,
-        "memory_available": _memory_available(),
-    }
+    return HostFacts(
+        python=platform.python_version(),
+        executable=sys.executable,
+        libc=" ".join(platform.libc_ver()),
+        machine=platform.machine(),
+        root=root,
+        root_exists=os.path.isdir(root),
+        root_writable=os.access(existing, os.W_OK | os.X_OK),
+        disk_free=disk.free,
+        memory_available=_memory_available(),
+    )
 
 
-def survey(root: str) -> Dict[str, Any]:
-    """Everything that a check wants to know of this host at once: ``facts``, the inventory, and what is in the way."""
+@reads()
+def survey(root: str) -> Survey:
+    """Collect the facts of this host in one call."""
     found = accelerators()
-    return {
-        **inventory.collect(),
-        **facts(root),
-        "accelerators": found,
-        "interpreters": environments.find(MINIMUM),
-        "holders": inventory.processes(found["holders"]),
-        "locks": locks(),
-        "engines": engines(root),
-        "kills_left_behind": attempts.kills_left_behind(),
-        "scope": attempts.detached(["true"]) != ["true"],
-    }
+    return Survey(
+        facts=facts(root),
+        accelerators=found,
+        interpreters=environments.find(MINIMUM),
+        infiniband=[inventory.Port(**port) for port in inventory.infiniband()],
+        clock_synchronized=clock_synchronized(),
+        accelerator_users=[inventory.AcceleratorUser(**user) for user in inventory.processes(found.pids)],
+        locks=locks(),
+        engines=engines(root),
+        kills_left_behind=attempts.kills_left_behind(),
+        scope=attempts.detached(["true"]) != ["true"],
+    )
 
 
+@program
 def clock() -> int:
-    """A streaming program: this host's time, in UTC seconds, for every line of stdin."""
+    """Print this host's time, in UTC seconds, for every line of stdin. A program."""
     for _ in iter(sys.stdin.buffer.readline, b""):
         sys.stdout.buffer.write("{!r}\n".format(time.time()).encode())
         sys.stdout.buffer.flush()
@@ -62,14 +132,13 @@ def clock() -> int:
 
 
 def clock_synchronized() -> Optional[bool]:
-    """Whether the clock follows a time server; None where nobody says."""
-    return inventory.collect()["clock_synchronized"]
+    """Return whether the clock follows a time server; None where timedatectl does not report it."""
+    return inventory.clock_synchronized()
 
 
-def locks(paths: Sequence[str] = LOCKS, proc: str = "/proc") -> List[Dict[str, Any]]:
-    """Lock files of accelerators' drivers that lie here: ``{path, user, foreign, holders}``, with the pids that have
-    them open. One that nobody has open was left behind."""
-    found = []
+def locks(paths: Sequence[str] = LOCKS, proc: str = "/proc") -> List[LockFile]:
+    """The lock files of accelerators' drivers on this host."""
+    found: List[LockFile] = []
     for path in paths:
         try:
             uid = os.stat(path).st_uid
@@ -80,18 +149,18 @@ def locks(paths: Sequence[str] = LOCKS, proc: str = "/proc") -> List[Dict[str, A
         except KeyError:
             user = str(uid)
         foreign = os.geteuid() not in (0, uid)
-        found.append({"path": path, "user": user, "foreign": foreign, "holders": _open_in(path, proc)})
+        found.append(LockFile(path, user, foreign, _open_in(path, proc)))
     return found
 
 
 def _open_in(path: str, proc: str) -> List[int]:
-    pids = []
+    pids: List[int] = []
     for pid in os.listdir(proc):
         if not pid.isdigit():
             continue
         try:
             names = os.listdir(os.path.join(proc, pid, "fd"))
-        except OSError:  # gone meanwhile, or another user's
+        except OSError:  # the process has exited, or is another user's
             continue
         for name in names:
             try:
@@ -103,38 +172,41 @@ def _open_in(path: str, proc: str) -> List[int]:
     return pids
 
 
-def engines(root: str) -> List[Dict[str, Any]]:
-    """Runs of this root that are alive: ``{run, attempt}``."""
-    living = {run_id: run_state.running_attempt(root, run_id) for run_id in run_state.list_runs(root)}
-    return [{"run": run_id, "attempt": attempt} for run_id, attempt in living.items() if attempt]
+def engines(root: str) -> List[RunningEngine]:
+    """The runs of this root that are running."""
+    running = {run_id: run_state.running_attempt(root, run_id) for run_id in run_state.list_runs(root)}
+    return [RunningEngine(run_id, attempt) for run_id, attempt in running.items() if attempt]
 
 
-def rehearse(root: str, config: str, argv: Sequence[str], env: Mapping[str, str], seconds: float) -> Dict[str, Any]:
+@once("it runs for minutes")
+def rehearse(
+    root: str, config: str, argv: Sequence[str], env: Mapping[str, str], seconds: float
+) -> environments.CommandResult:
     """Run the engine's rehearsal with ``config``, whose path takes the place of ``{config}`` in ``argv``."""
     os.makedirs(root, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=root) as directory:
         path = os.path.join(directory, "config.yaml")
         with open(path, "w", encoding="utf-8") as file:
             file.write(config)
-        return environments.ask([path if word == "{config}" else word for word in argv], env, seconds)
+        return environments.run_command([path if word == "{config}" else word for word in argv], env, seconds)
 
 
-def accelerators() -> Dict[str, Any]:
-    """``{gpus, driver, compute, tpus, holders, machine}``: kinds of GPUs with their driver and compute capabilities,
-    kinds of TPUs (one entry a JAX device), and the pids that hold them."""
+@reads()
+def accelerators() -> AcceleratorKinds:
+    """The accelerators of this host by kind, and the processes that have them open."""
     smi = nvidia.Nvidia()
     gpus = smi.look()
-    chips = [] if gpus else tpu.devices(tpu.chips(), tpu.holders())
-    held = {pid for each in [*gpus, *chips] for pid in each.get("holders", ())}
-    return {
-        "gpus": [each["kind"] for each in gpus],
-        "driver": smi.driver,
-        "cuda": smi.cuda,
-        "compute": sorted({each["capability"] for each in gpus if each.get("capability")}),
-        "tpus": [each["kind"] for each in chips],
-        "holders": sorted(held),
-        "machine": platform.machine(),
-    }
+    chips = [] if gpus else tpu.devices(tpu.chips(), tpu.users())
+    pids = {pid for each in [*gpus, *chips] for pid in each.get("pids", ())}
+    return AcceleratorKinds(
+        gpus=[each["kind"] for each in gpus],
+        driver=smi.driver,
+        cuda=smi.cuda,
+        compute=sorted({each["capability"] for each in gpus if each.get("capability")}),
+        tpus=[each["kind"] for each in chips],
+        pids=sorted(pids),
+        machine=platform.machine(),
+    )
 
 
 def _memory_available() -> int:

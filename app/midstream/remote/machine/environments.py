@@ -1,8 +1,9 @@
-"""Python environments on this host: which interpreters there are, and one built from a lock file."""
+"""Python environments on this host: finds interpreters, builds environments from lock files."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -10,40 +11,70 @@ import posixpath
 import shutil
 import subprocess
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, List, Mapping, Optional, Sequence
 
+from midstream.remote.declarations import program, reads
+from midstream.remote.shapes import FileName, Signed, Text
 from midstream_engine import records
 
 STAMP = ".complete.json"
-NEUTRAL = "/"  # where installers and interpreters start: they read modules and settings of that directory
+NEUTRAL = "/"  # working directory of installers and interpreters, which read modules and settings there
 NEWEST_FIRST = ("python3.12", "python3.11", "python3.13", "python3")  # 3.12 first: most wheels
-PLACES = ("~/.local/bin", "~/.cargo/bin", "/usr/local/bin", "/usr/bin", "/opt/homebrew/bin")
+FOLDERS = ("~/.local/bin", "~/.cargo/bin", "/usr/local/bin", "/usr/bin", "/opt/homebrew/bin")
 _VERSION = (
     "import json, platform, sys; print(json.dumps([getattr(sys, '_base_executable', '') or sys.executable,"
     " '.'.join(map(str, sys.version_info[:3])), platform.machine()]))"
 )
 
 
-def find(minimum: Sequence[int], also: Sequence[str] = ()) -> Dict[str, Any]:
-    """``{uv, python, version, machine, newest}``: paths of uv and of an interpreter of version ``minimum`` or newer
-    (of those that are known by name, then of ``also``), None where there is none; ``newest`` is the newest version that
-    was seen."""
-    path = os.pathsep.join([os.environ.get("PATH", ""), *(os.path.expanduser(place) for place in PLACES)])
+@dataclasses.dataclass(frozen=True)
+class Interpreters:
+    """The paths of uv and of an interpreter that is new enough, None where there is none."""
+
+    uv: Optional[FileName]
+    python: Optional[FileName]
+    version: Optional[str]  # of ``python``
+    machine: Optional[str]
+    newest: str  # version of the newest interpreter on the host
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandResult:
+    """Exit code, output and last line of stderr of a command."""
+
+    code: Signed
+    output: Text
+    error: Text
+
+
+@dataclasses.dataclass(frozen=True)
+class InstalledEnvironment:
+    """A complete Python environment and how it was built."""
+
+    python: FileName
+    how: str = ""
+    base: FileName = ""  # the interpreter that it was built with
+
+
+@reads()
+def find(minimum: Sequence[int], also: Sequence[str] = ()) -> Interpreters:
+    """Look for uv and for an interpreter of version ``minimum`` or newer, by its usual names, then in ``also``."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), *(os.path.expanduser(folder) for folder in FOLDERS)])
     uv = shutil.which("uv", path=path)
     if uv is not None and _output([uv, "--version"]) is None:
-        uv = None  # a shim that leads nowhere
+        uv = None  # a shim without uv
     candidates = [shutil.which(name, path=path) for name in NEWEST_FIRST] + [sys.executable, *also]
     newest = ""
     for candidate in candidates:
-        said = _output([candidate, "-I", "-c", _VERSION]) if candidate else None
-        if said is None:
+        output = _output([candidate, "-I", "-c", _VERSION]) if candidate else None
+        if output is None:
             continue
-        executable, version, machine = json.loads(said)
+        executable, version, machine = json.loads(output)
         if not newest or _numbers(version) > _numbers(newest):
             newest = version
         if _numbers(version) >= list(minimum):
-            return {"uv": uv, "python": executable, "version": version, "machine": machine, "newest": newest}
-    return {"uv": uv, "python": None, "version": None, "machine": None, "newest": newest}
+            return Interpreters(uv, executable, version, machine, newest)
+    return Interpreters(uv, None, None, None, newest)
 
 
 def _numbers(version: str) -> List[int]:
@@ -65,16 +96,20 @@ def _output(argv: Sequence[str]) -> Optional[str]:
     return done.stdout.decode() if done.returncode == 0 else None
 
 
-def ready(root: str, name: str) -> Optional[Dict[str, Any]]:
-    """The stamp of a complete environment with its ``python``, None where there is none."""
+@reads()
+def ready(root: str, name: str) -> Optional[InstalledEnvironment]:
+    """The environment ``name``, None where there is no complete one."""
     directory = posixpath.join(root, "envs", name)
     stamp = records.read_json_or_none(posixpath.join(directory, STAMP))
     python = posixpath.join(directory, "bin", "python")
-    return None if stamp is None or not os.access(python, os.X_OK) else dict(stamp, python=python)
+    if stamp is None or not os.access(python, os.X_OK):
+        return None
+    return InstalledEnvironment(python, stamp.get("how", ""), stamp.get("base", ""))
 
 
-def ask(argv: Sequence[str], env: Mapping[str, str], timeout: float = 290.0) -> Dict[str, Any]:
-    """Run a command with ``env`` added to this environment: ``{code, output, error}``, the last line of stderr."""
+@reads()
+def run_command(argv: Sequence[str], env: Mapping[str, str], timeout: float = 290.0) -> CommandResult:
+    """Run a command with ``env`` added to this environment."""
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH")}
     environment.update(env)
     try:
@@ -88,19 +123,16 @@ def ask(argv: Sequence[str], env: Mapping[str, str], timeout: float = 290.0) -> 
             cwd=NEUTRAL,
         )
     except FileNotFoundError:
-        return {"code": 127, "output": "", "error": "{}: command not found".format(argv[0])}
+        return CommandResult(127, "", "{}: command not found".format(argv[0]))
     except OSError as error:
-        return {"code": 126, "output": "", "error": "{}: {}".format(argv[0], error.strerror)}
+        return CommandResult(126, "", "{}: {}".format(argv[0], error.strerror))
     except subprocess.TimeoutExpired:
-        return {"code": 124, "output": "", "error": "no answer within {:.0f} s".format(timeout)}
-    words = done.stderr.decode(errors="replace").strip().splitlines()
-    return {
-        "code": done.returncode,
-        "output": done.stdout.decode(errors="replace"),
-        "error": words[-1] if words else "",
-    }
+        return CommandResult(124, "", "no answer within {:.0f} s".format(timeout))
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return CommandResult(done.returncode, done.stdout.decode(errors="replace"), lines[-1] if lines else "")
 
 
+@program
 def build(
     root: str,
     name: str,
@@ -110,12 +142,22 @@ def build(
     env: Mapping[str, str],
     wheels: Optional[str] = None,
 ) -> int:
-    """A streaming program: make ``<root>/envs/<name>`` hold exactly what the text ``lock`` pins, hashes required; from
-    the directory ``wheels`` alone, where one is given.
+    """Build the environment ``<root>/envs/<name>`` from the lock file ``lock``.
 
-    Environments cannot be moved, so it is built in place, under a lock that the installers inherit; the stamp is
-    written last, and what lacks it is built anew. Lines: ``line`` with ``text``, at the end ``done`` with ``python``
-    and ``how``, or ``problem`` with ``message``."""
+    A program. Hashes are required. An environment cannot be moved, so it is built in place, under a lock that the
+    installers inherit; the stamp is written last, and a directory without one is built again.
+
+    Events: ``line`` (``text``), then ``done`` (``python``, ``how``) or ``problem`` (``message``).
+
+    Args:
+        root: Root of this host.
+        name: Name of the environment.
+        lock: Text of the lock file.
+        python: Interpreter to build with.
+        uv: Path of uv; None: venv and pip.
+        env: Added to the installers' environment.
+        wheels: Directory of wheels to install from, without a network.
+    """
     directory = posixpath.join(root, "envs", name)
     os.makedirs(os.path.dirname(directory), exist_ok=True)
     descriptor = os.open(posixpath.join(root, "envs", "." + name + ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
@@ -126,7 +168,7 @@ def build(
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     present = ready(root, name)
     if present is not None:
-        _emit("done", **present)
+        _emit("done", **vars(present))
         return 0
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(directory)
@@ -139,7 +181,7 @@ def build(
         for argv in _commands(directory, lock, python, uv, wheels):
             _run(argv, environment, descriptor)
         records.write_json(posixpath.join(directory, STAMP), {"how": how, "base": python})
-    except _Failed as failure:
+    except _BuildError as failure:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
         _emit("problem", message=str(failure))
@@ -149,7 +191,7 @@ def build(
 
 
 def _commands(directory: str, lock: str, python: str, uv: Optional[str], wheels: Optional[str]) -> Any:
-    """One after the other: the requirements are written once the directory is there."""
+    """Yield the commands in order; writes the requirements once the directory exists."""
     made = posixpath.join(directory, "bin", "python")
     requirements = posixpath.join(directory, "requirements.txt")
     if uv:
@@ -163,11 +205,12 @@ def _commands(directory: str, lock: str, python: str, uv: Optional[str], wheels:
         yield [uv, "pip", "sync", *offline, *source, "--python", made, "--require-hashes", requirements]
     else:
         pip = [made, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-        yield [*pip, *source, "--require-hashes", "--no-deps", "-r", requirements]
+        # Modules are compiled as they are imported: most never are, and compiling all takes longer than unpacking them.
+        yield [*pip, *source, "--no-compile", "--require-hashes", "--no-deps", "-r", requirements]
 
 
-class _Failed(Exception):
-    """A command that failed, in one line."""
+class _BuildError(Exception):
+    """A command failed; the message is one line."""
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str], lock: int) -> None:
@@ -190,10 +233,10 @@ def _run(argv: Sequence[str], env: Mapping[str, str], lock: int) -> None:
                     last = [*last[-4:], text]
                     _emit("line", text=text)
     except OSError as error:
-        raise _Failed("{}: {}".format(argv[0], error.strerror)) from error
+        raise _BuildError("{}: {}".format(argv[0], error.strerror)) from error
     if process.returncode:
         words = " / ".join(last) or "exit code {}".format(process.returncode)
-        raise _Failed("{} failed: {}".format(" ".join(argv[:4]), words))
+        raise _BuildError("{} failed: {}".format(" ".join(argv[:4]), words))
 
 
 def _emit(event: str, **fields: Any) -> None:

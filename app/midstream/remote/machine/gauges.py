@@ -1,4 +1,4 @@
-"""The machine itself: processor, memory, disk, names. Runs on the host; standard library only."""
+"""Usage of processor, memory and disk. Runs on the host; standard library only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import shutil
 import time
 from typing import Any, Dict, Optional, Tuple
 
-SAMPLE = 0.1  # seconds of processor time that a reading covers at least
+SAMPLE = 0.1  # seconds between two readings at least
 
 
 def identity() -> Dict[str, Any]:
-    """What does not change while the host runs."""
+    """Names and versions of this machine, which do not change while it runs."""
     libc = "".join(platform.libc_ver()) or "unknown libc"
     kernel = ".".join(platform.release().split(".")[:2])
     return {
@@ -25,14 +25,14 @@ def identity() -> Dict[str, Any]:
 
 
 class Processor:
-    """How busy the processors were between two readings."""
+    """Utilization of the processors between two readings."""
 
     def __init__(self) -> None:
         self._at = time.monotonic()
         self._before = _ticks()
 
     def used(self) -> float:
-        """0..1 since the last reading; the first one waits for a sample."""
+        """Return the utilization (0..1) since the last reading; the first waits for a sample."""
         time.sleep(max(0.0, SAMPLE - (time.monotonic() - self._at)))
         before, self._before = self._before, _ticks()
         self._at = time.monotonic()
@@ -46,7 +46,7 @@ def _ticks() -> Tuple[int, int]:
 
 
 def parse_ticks(text: str) -> Optional[Tuple[int, int]]:
-    """The line ``cpu ...`` of /proc/stat; None where it is another."""
+    """Parse the line ``cpu ...`` of /proc/stat; None for another line."""
     # user nice system idle iowait irq softirq steal; guest time is counted in user already.
     words = text.split()[:9]
     if len(words) < 5 or words[0] != "cpu" or not all(re.fullmatch(r"\d{1,19}", word, re.ASCII) for word in words[1:]):
@@ -57,19 +57,19 @@ def parse_ticks(text: str) -> Optional[Tuple[int, int]]:
 
 
 def busy(before: Tuple[int, int], now: Tuple[int, int]) -> float:
-    """0..1 between two readings."""
+    """Utilization (0..1) between two readings of ticks."""
     used, total = now[0] - before[0], now[1] - before[1]
     return round(min(1.0, max(0.0, used / total)), 3) if total > 0 else 0.0
 
 
 def memory() -> Dict[str, int]:
-    """Bytes; used is what could not be had."""
+    """Total and used bytes of memory; available memory is not used."""
     with open("/proc/meminfo", encoding="ascii") as file:
         return parse_memory(file.read())
 
 
 def parse_memory(text: str) -> Dict[str, int]:
-    """From /proc/meminfo; kernels before 3.14 do not say what is available."""
+    """Parse /proc/meminfo; kernels before 3.14 have no MemAvailable."""
     lines = re.findall(r"^(\w+):\s*(\d{1,15}) kB", text, re.MULTILINE | re.ASCII)
     found = {name: int(count) * 1024 for name, count in lines}
     total = found.get("MemTotal", 0)
@@ -78,7 +78,7 @@ def parse_memory(text: str) -> Dict[str, int]:
 
 
 def disk(root: str) -> Dict[str, int]:
-    """Bytes of the file system that holds ``root``, or would."""
+    """Bytes of the file system of ``root`` or of its nearest existing parent."""
     while not os.path.isdir(root) and root != os.path.dirname(root):
         root = os.path.dirname(root)
     usage = shutil.disk_usage(root)

@@ -1,37 +1,48 @@
-"""Whose name programs on this machine ask Google in. Runs on the host; standard library only.
+"""The Google account that programs on this machine use. Runs on the host; standard library only.
 
-Looked for where google-auth and TensorStore look, in their order: the file that ``GOOGLE_APPLICATION_CREDENTIALS``
-names, gcloud's own, the machine's service account as its metadata server tells.
+The search order is that of google-auth and TensorStore: the file that ``GOOGLE_APPLICATION_CREDENTIALS`` names, the
+file of gcloud, the machine's service account as its metadata server reports it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from typing import Dict, Optional
+from typing import Any, Dict, Optional, cast
 
+from midstream.remote.declarations import reads
 from midstream.remote.machine import preemption_notices
+from midstream.remote.shapes import FileName
 
 VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 GCLOUD = "~/.config/gcloud/application_default_credentials.json"
 
 
-def own(env: Optional[Dict[str, str]] = None) -> Dict[str, str]:
-    """``account``, its address, empty where nobody says; ``source``: a file's path, or ``its metadata server``, empty
-    where there are no credentials. ``env``: what the programs find beside this process' environment."""
+@dataclasses.dataclass(frozen=True)
+class GoogleIdentity:
+    """The account that programs of a host use, and where its credentials come from; empty where there are none."""
+
+    account: str  # an address; empty where the credentials do not name it
+    source: FileName  # a file's path, or "its metadata server"
+
+
+@reads()
+def own(env: Optional[Dict[str, str]] = None) -> GoogleIdentity:
+    """The identity of a program on this host whose environment has ``env`` beside this process' variables."""
     named = (env or {}).get(VARIABLE) or os.environ.get(VARIABLE, "")
     for path in filter(None, (named, os.path.expanduser(GCLOUD))):
         if path == named or os.path.exists(path):
-            return {"account": _account(path), "source": path}
+            return GoogleIdentity(_account(path), path)
     email = preemption_notices.service_account()
-    return {"account": email, "source": "its metadata server" if email else ""}
+    return GoogleIdentity(email, "its metadata server" if email else "")
 
 
 def _account(path: str) -> str:
-    """Of a service account's key. A person's credentials do not tell their name."""
+    """The address in the key of a service account; empty for a user's credentials, which have none."""
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            found: Any = json.load(file)
     except (OSError, ValueError):
         return ""
-    return str(found.get("client_email", "")) if isinstance(found, dict) else ""
+    return str(cast("Dict[str, Any]", found).get("client_email", "")) if isinstance(found, dict) else ""

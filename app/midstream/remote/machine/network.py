@@ -1,9 +1,12 @@
-"""How hosts see each other: their addresses, who reaches whom on which port, what they share. Runs on the hosts;
-standard library only."""
+"""Network of a host: addresses, reachable ports, shared file systems.
+
+Runs on the hosts; standard library only.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import posixpath
@@ -12,10 +15,20 @@ import selectors
 import socket
 import sys
 import time
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Set
 
-HELLO = b"midstream "  # then the token and a newline, to whoever connects
+from midstream.remote.declarations import program, reads, repeatable
+
+HELLO = b"midstream "  # sent to each connection, followed by the token and a newline
 TOKENS = ".tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """The seconds of a round trip to an address, or the error."""
+
+    seconds: Optional[float] = None
+    error: str = ""
 
 
 def addresses(proc: str = "/proc/net") -> List[str]:
@@ -37,15 +50,19 @@ def addresses(proc: str = "/proc/net") -> List[str]:
     return sorted(unique, key=lambda address: address.startswith("127.") or address == "::1")
 
 
+@program
 def listen(token: str, first: int = 0, last: int = 0, seconds: float = 60.0) -> int:
-    """A streaming program: answer whoever connects with ``token``, on one port (of ``first`` to ``last``, where they
-    are given) of all addresses. Lines: ``listening`` with ``port`` and ``addresses``, or ``problem``; it ends with its
-    stdin, at the latest after ``seconds``. The port is free again then."""
+    """Answer each connection with ``token`` until stdin closes, for ``seconds`` at most.
+
+    A program. It listens on all addresses, on one port of ``first`` to ``last``, or on any.
+
+    Events: ``listening`` (``port``, ``addresses``) or ``problem``, then ``done``. The port is free after it.
+    """
     try:
         sockets = _bind(range(first, last + 1) if first else (0,))
     except OSError as error:
         where = "of {} to {}".format(first, last) if first else "at all"
-        _emit("problem", message="no port {} can be listened on: {}".format(where, error.strerror))
+        _emit("problem", message="cannot listen on a port {}: {}".format(where, error.strerror))
         return 1
     _emit("listening", port=sockets[0].getsockname()[1], addresses=addresses())
     deadline = time.monotonic() + seconds
@@ -76,48 +93,49 @@ def _bind(ports: Sequence[int]) -> List[socket.socket]:
 
 
 def _listener(port: int) -> socket.socket:
-    """On all addresses, IPv6 where the host has it."""
+    """Listen on all addresses, with IPv6 where the host has it."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=256, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=256)
 
 
 def _greet(listener: socket.socket, token: str) -> None:
-    with contextlib.suppress(OSError):  # it went away again
+    with contextlib.suppress(OSError):  # the connection was closed
         peer, _ = listener.accept()
         with peer:
             peer.settimeout(2.0)
             peer.sendall(HELLO + token.encode() + b"\n")
-            peer.recv(1)  # the other side closes first, so that this port is free at once
+            peer.recv(1)  # the other end closes first, so that no socket of this port stays in TIME_WAIT
 
 
-def reach(candidates: Sequence[str], port: int, token: str, timeout: float = 3.0) -> Dict[str, Any]:
-    """``{address: {"seconds": s}}`` of those of ``candidates`` under which the host with the token answers, and
-    ``{address: {"error": why}}`` of the others."""
+@reads()
+def reach(candidates: Sequence[str], port: int, token: str, timeout: float = 3.0) -> Dict[str, Reached]:
+    """Connect to each of the ``candidates``; the host with the token is expected to answer."""
     return {address: _reach(address, port, token, timeout) for address in candidates}
 
 
-def _reach(address: str, port: int, token: str, timeout: float) -> Dict[str, Any]:
+def _reach(address: str, port: int, token: str, timeout: float) -> Reached:
     began = time.monotonic()
     try:
         with socket.create_connection((address, port), timeout) as peer:
             seconds = time.monotonic() - began
             peer.settimeout(timeout)
-            said = b""
-            while not said.endswith(b"\n") and len(said) < 200:
+            greeting = b""
+            while not greeting.endswith(b"\n") and len(greeting) < 200:
                 data = peer.recv(200)
                 if not data:
                     break
-                said += data
+                greeting += data
     except socket.timeout:
-        return {"error": "no answer within {:.0f} s".format(timeout)}
+        return Reached(error="no answer within {:.0f} s".format(timeout))
     except OSError as error:
-        return {"error": error.strerror or str(error)}
-    return {"seconds": seconds} if said == HELLO + token.encode() + b"\n" else {"error": "another machine answers"}
+        return Reached(error=error.strerror or str(error))
+    return Reached(seconds) if greeting == HELLO + token.encode() + b"\n" else Reached(error="another machine answers")
 
 
-def put_token(root: str, name: str) -> None:
-    """Leave a token under ``root`` for other hosts to look for."""
+@repeatable("it writes the same file again")
+def write_token(root: str, name: str) -> None:
+    """Write a token under ``root``; hosts that share the file system find it."""
     directory = posixpath.join(root, TOKENS)
     os.makedirs(directory, exist_ok=True)
     with open(posixpath.join(directory, _checked(name)), "w", encoding="ascii") as file:
@@ -126,32 +144,36 @@ def put_token(root: str, name: str) -> None:
         os.fsync(file.fileno())
 
 
-def see_tokens(root: str, names: Sequence[str], patience: float = 2.0) -> List[str]:
-    """The tokens that are seen here. File systems over a network may show a new name a moment later: so long they are
-    waited for, unless all are there."""
+@reads()
+def find_tokens(root: str, names: Sequence[str], patience: float = 2.0) -> List[str]:
+    """Find tokens on this host.
+
+    Network file systems may show a new name late: wait up to ``patience`` seconds for all of them.
+    """
     directory = posixpath.join(root, TOKENS)
     deadline = time.monotonic() + patience
     while True:
-        there = set()
+        names_here: Set[str] = set()
         with contextlib.suppress(OSError):
-            there = set(os.listdir(directory))  # makes NFS ask again
-        found = [name for name in map(_checked, names) if name in there and _holds(directory, name)]
+            names_here = set(os.listdir(directory))  # makes NFS refresh the directory
+        found = [name for name in map(_checked, names) if name in names_here and _has_token(directory, name)]
         if len(found) == len(names) or time.monotonic() >= deadline:
             return found
         time.sleep(0.1)
 
 
-def _holds(directory: str, name: str) -> bool:
+def _has_token(directory: str, name: str) -> bool:
     with contextlib.suppress(OSError), open(posixpath.join(directory, name), encoding="ascii") as file:
         return file.read() == name
     return False
 
 
-def take_token(root: str, name: str) -> None:
-    """Remove what ``put_token`` left."""
+@repeatable("what is removed stays removed")
+def delete_token(root: str, name: str) -> None:
+    """Delete a token."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(posixpath.join(root, TOKENS, _checked(name)))
-    with contextlib.suppress(OSError):  # others' tokens lie there, or it is gone
+    with contextlib.suppress(OSError):  # it has other tokens, or does not exist
         os.rmdir(posixpath.join(root, TOKENS))
 
 

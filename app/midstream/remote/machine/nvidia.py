@@ -1,4 +1,4 @@
-"""GPUs through nvidia-smi: what it is asked, and what its answers mean.
+"""GPUs through nvidia-smi: its queries and the parsers of its output.
 
 Fields: ``nvidia-smi --help-query-gpu``. Sizes in bytes, utilization as a share of time (it is busy time, not the share
 of peak that is used), temperature in degrees Celsius, power in watts. Parsers take any text and never raise.
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import re
 import subprocess
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
-TIMEOUT = 20.0  # seconds; without persistence mode every call starts the driver anew
+TIMEOUT = 20.0  # seconds; without persistence mode every call starts the driver
 FIELDS = (
     "index", "uuid", "name", "memory.total", "memory.used", "utilization.gpu",
     "temperature.gpu", "power.draw", "power.limit", "driver_version", "compute_cap",
 )  # fmt: skip
 NEEDED = ("index", "name")
-APPS = ("gpu_uuid", "pid", "process_name")
+APPS = ("gpu_uuid", "pid", "used_memory", "process_name")  # a name may contain commas
 MIB = 1 << 20
 
-# The header of plain nvidia-smi; newer drivers tell the user-mode driver's version there.
+# The header of plain nvidia-smi; newer drivers print the version of the user-mode driver.
 _CUDA = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(\d{1,4}(?:\.\d{1,4}){1,2})", re.ASCII)
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)(?: ?(?:MiB|%|W|C))?", re.ASCII)
 _VERSION = re.compile(r"\d{1,6}(?:\.\d{1,6}){0,3}", re.ASCII)
@@ -27,14 +27,22 @@ _VERSION = re.compile(r"\d{1,6}(?:\.\d{1,6}){0,3}", re.ASCII)
 Row = Dict[str, str]
 
 
-class Nvidia:
-    """One unknown field fails a whole query: older drivers are asked for each field once, then for those they know."""
+class Apps(NamedTuple):
+    """The processes that use GPUs: uuid -> pids, pid -> name of its program, pid -> bytes on all GPUs, if known."""
 
-    def __init__(self, command: str = "nvidia-smi", timeout: float = TIMEOUT):
+    pids: Dict[str, List[int]]
+    names: Dict[int, str]
+    memory: Dict[int, int]
+
+
+class Nvidia:
+    """Queries nvidia-smi. Unknown fields fail a query: older drivers are probed for each field once."""
+
+    def __init__(self, command: str = "nvidia-smi", timeout: float = TIMEOUT) -> None:
         self.present = True
         self.driver = ""
         self.cuda = ""
-        self.apps: Dict[int, str] = {}  # pid -> what nvidia-smi calls it, as of the last look
+        self.apps = Apps({}, {}, {})  # as of the last poll
         self._command = command
         self._timeout = timeout
         self._fields: Sequence[str] = ()
@@ -53,8 +61,8 @@ class Nvidia:
         if self._greeting is None:
             self._greeting = self._output([]) or ""
             self.cuda = parse_cuda(self._greeting)
-        holders, self.apps = parse_apps((self._query("compute-apps", APPS) or "") if "uuid" in self._fields else "")
-        return [gpu(row, holders) for row in rows]
+        self.apps = parse_apps((self._query("compute-apps", APPS) or "") if "uuid" in self._fields else "")
+        return [gpu(row, self.apps.pids) for row in rows]
 
     def _known_fields(self) -> Sequence[str]:
         if self._query("gpu", FIELDS) is not None:
@@ -66,7 +74,7 @@ class Nvidia:
         return self._output(["--query-{}={}".format(what, ",".join(fields)), "--format=csv,noheader,nounits"])
 
     def _output(self, arguments: List[str]) -> Optional[str]:
-        """What it prints, None where it refuses, hangs or is missing."""
+        """Output of nvidia-smi; None where it fails, hangs or is missing."""
         try:
             done = subprocess.run([self._command, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   timeout=self._timeout, stderr=subprocess.DEVNULL, check=False)  # fmt: skip
@@ -79,8 +87,8 @@ class Nvidia:
 
 
 def parse_rows(text: str, fields: Sequence[str]) -> List[Row]:
-    """Rows of ``--query-gpu``. What has another shape is no GPU: a warning between the rows, or a row cut off."""
-    rows = []
+    """Rows of ``--query-gpu``. Lines of another shape are left out: warnings, partial rows."""
+    rows: List[Row] = []
     for line in text.split("\n"):
         cells = [cell.strip() for cell in line.split(",")]
         if fields and len(cells) == len(fields):
@@ -90,8 +98,8 @@ def parse_rows(text: str, fields: Sequence[str]) -> List[Row]:
     return rows
 
 
-def gpu(row: Row, holders: Dict[str, List[int]]) -> Dict[str, Any]:
-    """nvidia-smi spells what it does not know ``[N/A]``, ``[Not Supported]`` or ``[Unknown Error]``."""
+def gpu(row: Row, pids: Dict[str, List[int]]) -> Dict[str, Any]:
+    """A GPU from its row; values may be ``[N/A]``, ``[Not Supported]`` or ``[Unknown Error]``."""
     total, used, busy = (number(row.get(name)) for name in ("memory.total", "memory.used", "utilization.gpu"))
     return {
         "index": int(row["index"]),
@@ -99,7 +107,7 @@ def gpu(row: Row, holders: Dict[str, List[int]]) -> Dict[str, Any]:
         "memory_total": None if total is None else int(total * MIB),
         "memory_used": None if used is None else int(used * MIB),
         "utilization": None if busy is None else min(1.0, busy / 100),
-        "holders": sorted(holders.get(row.get("uuid", ""), [])),
+        "pids": sorted(pids.get(row.get("uuid", ""), [])),
         "temperature": number(row.get("temperature.gpu")),
         "power": number(row.get("power.draw")),
         "power_limit": number(row.get("power.limit")),
@@ -107,31 +115,35 @@ def gpu(row: Row, holders: Dict[str, List[int]]) -> Dict[str, Any]:
     }
 
 
-def parse_apps(text: str) -> Tuple[Dict[str, List[int]], Dict[int, str]]:
-    """Rows of ``--query-compute-apps``: uuid -> pids, and pid -> the program's name."""
-    holders: Dict[str, List[int]] = {}
-    names: Dict[int, str] = {}
+def parse_apps(text: str) -> Apps:
+    """Rows of ``--query-compute-apps`` with the fields `APPS`; a process has a row for each GPU that it uses."""
+    apps = Apps({}, {}, {})
     for line in text.split("\n"):
-        cells = [cell.strip() for cell in line.split(",", 2)]
-        if len(cells) >= 2 and re.fullmatch(r"\d{1,10}", cells[1], re.ASCII):
-            pid = int(cells[1])
-            holders.setdefault(cells[0], []).append(pid)
-            names[pid] = cells[2] if len(cells) > 2 and not cells[2].startswith("[") else ""
-    return holders, names
+        cells = [cell.strip() for cell in line.split(",", 3)]
+        if len(cells) < 2 or not re.fullmatch(r"\d{1,10}", cells[1], re.ASCII):
+            continue
+        pid = int(cells[1])
+        apps.pids.setdefault(cells[0], []).append(pid)
+        apps.names[pid] = cells[3] if len(cells) > 3 and not cells[3].startswith("[") else ""
+        used = number(cells[2]) if len(cells) > 2 else None
+        if used is not None:
+            apps.memory[pid] = apps.memory.get(pid, 0) + int(used * MIB)
+    return apps
 
 
 def driver_of(rows: Iterable[Row]) -> str:
+    """Version of the driver; empty where no row has one."""
     return next((found for row in rows if (found := version(row.get("driver_version")))), "")
 
 
 def parse_cuda(text: str) -> str:
-    """The newest CUDA that the driver runs, from the header of plain ``nvidia-smi``."""
+    """Newest CUDA that the driver supports, from the header of plain ``nvidia-smi``."""
     found = _CUDA.search(text)
     return found.group(1) if found else ""
 
 
 def number(text: Optional[str]) -> Optional[float]:
-    """``"37"``; where ``nounits`` is not heeded, ``"37 %"``, ``"16160 MiB"`` and ``"71.20 W"``."""
+    """``"37"``; some versions ignore ``nounits``: ``"37 %"``, ``"16160 MiB"`` and ``"71.20 W"``."""
     match = _NUMBER.fullmatch(text or "")
     return float(match.group(1)) if match else None
 

@@ -1,16 +1,18 @@
-"""What goes on on this host, told as it happens: one JSON object a line on stdout, until stdin closes.
+"""Probe of a host: reports its runs and its hardware as JSON lines on stdout, until stdin closes.
 
-``hello``    the machine's names, once
-``run``      of one run whatever changed since the last such line: fence, lineage, store, attempts, attempt, status,
-             alive, checkpoints, damaged ({file: what is wrong with it}), trouble
-``metrics``  whole lines of an attempt's metrics.jsonl from byte ``offset`` to ``end``; offset 0 starts the file anew
-``log``      text that the newest attempt's log grew by; ``first`` where it is the beginning of what is told
-``gone``     the run's directory is no longer there
-``inventory`` what the machine is made of and who uses its accelerators, whenever that changed
-``beat``     the end of each look: the clock (UTC seconds), and what changed of processor, memory, disk, accelerators
-``clock``    the answer to a ping
+``hello``     names of the machine, once
+``run``       changed fields of a run: fence, lineage, store, attempts, attempt, status, running, exit (of the process
+              that failed first), checkpoints, damaged ({file: what is wrong with it}), problem
+``metrics``   complete lines of an attempt's metrics.jsonl from byte ``offset`` to ``end``; offset 0: the file is new
+``log``       new text of the newest attempt's log: bytes ``offset`` to ``end`` of the log of ``process``; ``first``:
+              the first text that is reported of this log
+``removed``   the run's directory was removed
+``inventory`` what changed of hardware and of the processes that use its accelerators
+``beat``      end of each poll: the clock (UTC seconds) and what changed of processor, memory, disk, accelerators, and
+              of the rates of network and disks (bytes a second since the last poll)
+``clock``     the answer to a ping
 
-stdin takes one JSON object a line: ``{"ping": n}``, and ``{"pace": seconds}`` between two looks.
+stdin takes one JSON object a line: ``{"ping": n}``, and ``{"pace": seconds}``, the interval of polls.
 Standard library only; Python 3.8.
 """
 
@@ -25,28 +27,33 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
+from midstream.remote.declarations import program
 from midstream.remote.machine import accelerators, gauges, inventory
+from midstream.remote.machine.rates import Rates
 from midstream.remote.runs import damaged_records, run_state
 from midstream_engine import records
 
 CHUNK = 1 << 18  # bytes of metrics or log in one line
-LOG_TAIL = 1 << 15  # bytes of a log that are told when it is first seen
-FIRST_ACCELERATORS = 8.0  # seconds that the first beat waits for nvidia-smi
-FIRST_FACTS = 2.0  # seconds that it waits for the inventory
-INVENTORY = 30.0  # seconds between two looks at what seldom changes
-SILENCE = 120.0  # seconds without a ping after which nobody is listening: a lost connection may never close stdin
+LOG_TAIL = 1 << 15  # bytes of a log in its first report
+ACCELERATORS_TIMEOUT = 8.0  # seconds for which the first beat waits for nvidia-smi
+INVENTORY_TIMEOUT = 2.0  # seconds for which it waits for the inventory
+INVENTORY_INTERVAL = 30.0  # seconds
+PING_TIMEOUT = 120.0  # seconds without a ping until the probe exits: a lost connection may never close stdin
 
 Emit = Callable[..., None]
 
 
+@program
 def main(
     root: str,
     interval: float = 1.0,
     devices: Optional[int] = None,
     known: Optional[Mapping[str, Mapping[str, List[int]]]] = None,
 ) -> int:
-    """Tell of the runs under ``root`` every ``interval`` seconds. ``known`` is what the operator has of metrics
-    already: run -> attempt -> [inode, bytes]."""
+    """Report the runs under ``root`` and the machine every ``interval`` seconds.
+
+    A program. ``known``: the metrics that the app has already: run -> attempt -> [inode, bytes].
+    """
     writing = threading.Lock()
 
     def emit(event: str, **fields: Any) -> None:
@@ -62,16 +69,16 @@ def main(
         emit("hello", **gauges.identity())
         while True:
             began = time.monotonic()
-            probe.look()
+            probe.poll()
             pace.rest(began)
     except BrokenPipeError:
         os._exit(0)
 
 
 class Pace:
-    """The time between the beginnings of two looks, which whoever listens may change."""
+    """Interval of the polls, which the app may change."""
 
-    def __init__(self, interval: float):
+    def __init__(self, interval: float) -> None:
         self._interval = interval
         self._changed = threading.Event()
 
@@ -81,7 +88,7 @@ class Pace:
 
     def rest(self, began: float) -> None:
         self._changed.clear()
-        # On a slow disk a look may take longer than the interval: that is no reason to look without rest.
+        # On a slow disk a poll may take longer than the interval: rest between polls all the same.
         until = max(began + self._interval, time.monotonic() + self._interval / 4)
         while self._changed.wait(max(0.0, until - time.monotonic())):
             self._changed.clear()
@@ -89,16 +96,16 @@ class Pace:
 
 
 class Facts:
-    """The machine's inventory, gathered in the background: a network file system that hangs holds nothing else up."""
+    """Inventory of the machine, collected in a thread: a network file system may hang."""
 
-    def __init__(self, every: float = INVENTORY):
+    def __init__(self, every: float = INVENTORY_INTERVAL) -> None:
         self._latest: Dict[str, Any] = {}
         self._every = every
         self._gathered = threading.Event()
         threading.Thread(target=self._gather, daemon=True).start()
 
     def latest(self, wait: float = 0.0) -> Dict[str, Any]:
-        """Waits up to ``wait`` seconds for the first ones."""
+        """Return the newest facts; wait up to ``wait`` seconds for the first."""
         self._gathered.wait(wait)
         return self._latest
 
@@ -110,25 +117,27 @@ class Facts:
 
 
 def _listen(emit: Emit, pace: Pace) -> None:
-    """Answer pings; end the program when stdin closes or falls silent. The descriptor is read, because a thread in
-    ``sys.stdin`` would hold up the interpreter's end."""
+    """Answer pings; end the program when stdin closes or is silent.
+
+    It reads the descriptor: a thread in ``sys.stdin`` would delay the interpreter's exit.
+    """
     text = b""
-    while select.select([0], [], [], SILENCE)[0]:
+    while select.select([0], [], [], PING_TIMEOUT)[0]:
         data = os.read(0, 4096)
         if not data:
             break
         *lines, text = (text + data).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            if "ping" in told:
-                emit("clock", ping=told["ping"], time=time.time())
-            if "pace" in told:
-                pace.set(told["pace"])
+            message = json.loads(line)
+            if "ping" in message:
+                emit("clock", ping=message["ping"], time=time.time())
+            if "pace" in message:
+                pace.set(message["pace"])
     os._exit(0)
 
 
 class Probe:
-    """Looks again and again, and tells what is new."""
+    """Polls runs and hardware, and reports changes."""
 
     def __init__(
         self,
@@ -138,85 +147,97 @@ class Probe:
         devices: Optional[int] = None,
         known: Optional[Mapping[str, Mapping[str, List[int]]]] = None,
         facts: Optional[Facts] = None,
-    ):
+    ) -> None:
         self._root = root
         self._emit = emit
         self._known = known or {}
         self._runs: Dict[str, _Run] = {}
         self._processor = gauges.Processor()
-        self._accelerators = accelerators.Accelerators(devices)
-        self._patience = FIRST_ACCELERATORS
+        self._rates = Rates()
+        self._accelerators = accelerators.Accelerators(devices, root=root)
+        self._patience = ACCELERATORS_TIMEOUT
         self._facts = facts
         self._inventory: Dict[str, Any] = {}
         self._last: Dict[str, Any] = {}
 
-    def look(self) -> None:
-        """One look: lines for what changed, and a beat."""
+    def poll(self) -> None:
+        """Report what changed since the last poll, and a beat."""
         present = run_state.list_runs(self._root)
         for run_id in sorted(set(self._runs) - set(present)):
             del self._runs[run_id]
-            self._emit("gone", run=run_id)
+            self._emit("removed", run=run_id)
         for run_id in present:
             if run_id not in self._runs:
                 self._runs[run_id] = _Run(self._root, run_id, self._emit, self._known.get(run_id, {}))
-            self._runs[run_id].look()
+            self._runs[run_id].poll()
         found = self._accelerators.latest(wait=self._patience)
-        facts = self._facts.latest(wait=min(self._patience, FIRST_FACTS)) if self._facts is not None else {}
+        facts = self._facts.latest(wait=min(self._patience, INVENTORY_TIMEOUT)) if self._facts is not None else {}
         self._patience = 0.0
         if facts:
             facts = {**facts, **self._accelerators.facts()}
-            if facts != self._inventory:
-                self._inventory = facts
-                self._emit("inventory", **facts)
+            changed = _changed(self._inventory, facts)
+            self._inventory = facts
+            if changed:
+                self._emit("inventory", **changed)
         now = {
             "cpu_used": round(self._processor.used(), 2),
             "accelerators": found,
             **gauges.memory(),
             **gauges.disk(self._root),
+            **self._rates.read(),
         }
-        news = {key: value for key, value in now.items() if key not in self._last or self._last[key] != value}
+        news = _changed(self._last, now)
         self._last = now
         self._emit("beat", time=time.time(), **news)
 
 
-class _Run:
-    """One run: what was told of it, so that only news is."""
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the values of ``now`` that ``before`` does not have."""
+    return {key: value for key, value in now.items() if key not in before or before[key] != value}
 
-    def __init__(self, root: str, run_id: str, emit: Emit, known: Mapping[str, List[int]]):
+
+class _Run:
+    """The reported state of one run, so that only changes are reported."""
+
+    def __init__(self, root: str, run_id: str, emit: Emit, known: Mapping[str, List[int]]) -> None:
         self._root, self._id, self._emit = root, run_id, emit
         self._paths = records.RunPaths(root, run_id)
-        self._told: Dict[str, Any] = {}
+        self._reported: Dict[str, Any] = {}
         self._marks: Dict[str, Any] = {}
-        self._manifests: Dict[str, Any] = {}
+        self._manifests: run_state.KnownManifests = {}
         self._checked: damaged_records.Known = {}
-        self._metrics = {int(attempt): _Growing(*place, longest=CHUNK) for attempt, place in known.items()}
+        self._metrics = {int(attempt): _Growing(*position, longest=CHUNK) for attempt, position in known.items()}
         self._log = _Growing()
-        self._log_of = 0
+        self._log_of = (0, 0)  # attempt and process
 
-    def look(self) -> None:
-        """What cannot be read is reported as damaged, or as trouble; of that, what was reported before stands until it
-        can be read again."""
-        troubles: List[str] = []
+    def poll(self) -> None:
+        """Report what changed, unreadable records as damaged, other errors as problem.
+
+        What was reported of an unreadable record stays valid until it can be read again.
+        """
+        problems: List[str] = []
         news: Dict[str, Any] = {}
         for part in (self._damage, self._attempts, self._fence, self._lineage, self._store, self._checkpoints):
             try:
                 news.update(part())
-            except records.Damaged:
-                pass  # `damage` names it
+            except records.DamagedRecordError:
+                pass  # `damaged_records` names it
             except (OSError, records.RecordError) as error:
-                troubles.append(str(error))
-        self._tell(**news)
-        for part in self._growing(self._told.get("attempts", [])):
+                problems.append(str(error))
+        self._report(**news)
+        for part in self._growing(self._reported.get("attempts", [])):
             try:
                 part()
             except (OSError, records.RecordError) as error:
-                troubles.append(str(error))
-        self._tell(trouble="; ".join(dict.fromkeys(troubles)))
+                problems.append(str(error))
+        self._report(problem="; ".join(dict.fromkeys(problems)))
 
-    def _tell(self, **news: Any) -> None:
-        changed = {key: value for key, value in news.items() if key not in self._told or self._told[key] != value}
+    def _report(self, **news: Any) -> None:
+        changed = {
+            key: value for key, value in news.items() if key not in self._reported or self._reported[key] != value
+        }
         if changed:
-            self._told.update(changed)
+            self._reported.update(changed)
             self._emit("run", run=self._id, **changed)
 
     def _attempts(self) -> Dict[str, Any]:
@@ -224,9 +245,18 @@ class _Run:
         newest = run_state.newest_started(self._paths, numbers)
         found = {"attempts": numbers, "attempt": newest}
         try:
-            state = run_state.status(self._root, self._id, newest) if newest else {"status": None, "running": False}
-            return {**found, "wordless": run_state.wordless(self._paths.attempt(newest)), **state}
-        except records.Damaged:
+            state = run_state.status(self._root, self._id, newest) if newest else run_state.NO_PROCESS
+            ended = run_state.ended_without_status(self._paths.attempt(newest))
+            status = None if state.status is None else state.status.to_json()
+            failed = run_state.first_failure(self._paths.attempt(newest)) if newest and not state.running else None
+            return {
+                **found,
+                "ended_without_status": ended,
+                "status": status,
+                "running": state.running,
+                "exit": None if failed is None else failed.to_json(),
+            }
+        except records.DamagedRecordError:
             return found
 
     def _damage(self) -> Dict[str, Any]:
@@ -242,27 +272,27 @@ class _Run:
         return {"store": self._record("store", self._paths.store_file, records.Store)}
 
     def _checkpoints(self) -> Dict[str, Any]:
-        return {"checkpoints": run_state.checkpoints(self._paths, self._manifests)}
+        return {"checkpoints": [vars(entry) for entry in run_state.checkpoints(self._paths, self._manifests)]}
 
     def _record(self, name: str, path: str, kind: Any) -> Any:
-        """The file's value, read again only where it changed."""
+        """JSON of a record, read again only if the file changed."""
         mark = run_state.signature(path)
         if mark is None:
             return None
-        if name not in self._told or self._marks.get(name) != mark:
+        if name not in self._reported or self._marks.get(name) != mark:
             record = kind.read_or_none(path)
             self._marks[name] = mark
             return None if record is None else record.to_json()
-        return self._told[name]
+        return self._reported[name]
 
     def _growing(self, numbers: List[int]) -> Iterator[Callable[[], None]]:
-        """What tells of one growing file each."""
+        """Yield one function per growing file, which reports its new lines."""
         for number in numbers:
-            yield functools.partial(self._tell_metrics, number)
+            yield functools.partial(self._report_metrics, number)
         if numbers:
-            yield functools.partial(self._tell_log, numbers)
+            yield functools.partial(self._report_log, numbers)
 
-    def _tell_metrics(self, number: int) -> None:
+    def _report_metrics(self, number: int) -> None:
         growing = self._metrics.setdefault(number, _Growing(longest=CHUNK))
         for offset, data in growing.read(self._paths.attempt(number).metrics):
             self._emit(
@@ -275,27 +305,42 @@ class _Run:
                 text=data.decode(errors="replace"),
             )
 
-    def _tell_log(self, numbers: List[int]) -> None:
-        if numbers and numbers[-1] != self._log_of:
-            self._log, self._log_of = _Growing(tail=LOG_TAIL), numbers[-1]
-        if numbers:
-            for offset, data in self._log.read(self._paths.attempt(numbers[-1]).log()):
-                text = data.decode(errors="replace")
-                self._emit("log", run=self._id, attempt=numbers[-1], first=offset == self._log.begin, text=text)
+    def _report_log(self, numbers: List[int]) -> None:
+        """Report the log of this host's first process."""
+        path = self._paths.attempt(numbers[-1])
+        log_of = numbers[-1], next(iter(run_state.processes(path)), 0)
+        if log_of != self._log_of:
+            self._log, self._log_of = _Growing(tail=LOG_TAIL), log_of
+        for offset, data in self._log.read(path.log(log_of[1])):
+            self._emit(
+                "log",
+                run=self._id,
+                attempt=log_of[0],
+                process=log_of[1],
+                first=offset == self._log.begin,
+                offset=offset,
+                end=self._log.offset,
+                text=data.decode(errors="replace"),
+            )
 
 
 class _Growing:
-    """A file that is appended to, read by whole lines as it grows. ``tail``: begin at most so many bytes before its
-    end, at the beginning of a line. ``longest``: bytes of a line, past which the file is damaged; 0 for any."""
+    """A growing file that is read by complete lines.
 
-    def __init__(self, inode: int = 0, offset: int = 0, tail: int = 0, longest: int = 0):
+    ``tail``: begin at most so many bytes before the end, at the start of a line. ``longest``: limit of a line in bytes,
+    past which the file counts as damaged; 0: no limit.
+    """
+
+    def __init__(self, inode: int = 0, offset: int = 0, tail: int = 0, longest: int = 0) -> None:
         self.inode, self.offset = inode, offset
-        self.begin = 0  # where it began to be told
+        self.begin = 0  # offset of the first reported byte
         self._tail, self._longest = tail, longest
 
     def read(self, path: str) -> Iterator[Tuple[int, bytes]]:
-        """Yields (offset, bytes) of whole lines that are new. Another file of the name, or a shorter one, is told
-        from its beginning."""
+        """Yield (offset, bytes) of new complete lines.
+
+        Another file of the name, or a shorter one, is read from its beginning.
+        """
         mark = run_state.signature(path)
         if mark is None:
             return
@@ -310,16 +355,16 @@ class _Growing:
             file.seek(self.offset)
             while True:
                 data = file.read(CHUNK)
-                whole = data[: data.rfind(b"\n") + 1]
-                if not whole and self._longest and len(data) >= self._longest:
-                    raise records.Damaged("{}: a line of more than {} bytes".format(path, self._longest))
-                if not whole and len(data) == CHUNK:
-                    whole = data  # a line longer than any that is worth keeping together
-                if not whole:
+                complete = data[: data.rfind(b"\n") + 1]
+                if not complete and self._longest and len(data) >= self._longest:
+                    raise records.DamagedRecordError("{}: a line of more than {} bytes".format(path, self._longest))
+                if not complete and len(data) == CHUNK:
+                    complete = data  # longer than any line that is reported in one piece
+                if not complete:
                     return
-                at, self.offset = self.offset, self.offset + len(whole)
+                at, self.offset = self.offset, self.offset + len(complete)
                 file.seek(self.offset)
-                yield at, whole
+                yield at, complete
 
     def _beginning(self, file: BinaryIO, size: int) -> int:
         if not self._tail or size <= self._tail:

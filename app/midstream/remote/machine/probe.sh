@@ -1,8 +1,8 @@
-# What a host without Python tells of itself, until stdin closes: sections of plain text, read by midstream.watch.plain.
-# POSIX sh. Arguments: root, seconds between two looks, fields of nvidia-smi, a folder in the place of / (for tests).
+# Probe of a host without Python: prints sections of plain text until stdin closes; watch/shell_probe.py parses them.
+# POSIX sh. Arguments: root, seconds between two polls, fields of nvidia-smi, a folder in the place of / (for tests).
 #
-# "@NAME WORDS" begins a section, "|TEXT" is a line of it; "@look" and "@end" enclose a look. Every line is one write:
-# the answers to pings come from a process of their own. stdin takes lines of JSON: {"ping": n}, {"pace": seconds}.
+# "@NAME WORDS" begins a section, "|TEXT" is a line of it; "@look" and "@end" enclose a poll. Every line is one
+# write: another process answers the pings. stdin takes lines of JSON: {"ping": n}, {"pace": seconds}.
 
 root=$1 interval=$2 fields=$3 top=$4
 main=$$ known='' silent=0
@@ -28,25 +28,25 @@ listen() {
     kill "$main" 2>/dev/null
 }
 
-patiently() { # a driver that hangs takes only this look with it
+patiently() { # a hanging driver delays one poll
     if command -v timeout >/dev/null 2>&1; then timeout 20 "$@"; else "$@"; fi
 }
 
-ask_gpus() { patiently nvidia-smi "--query-gpu=$1" --format=csv,noheader,nounits 2>/dev/null; }
+query_gpus() { patiently nvidia-smi "--query-gpu=$1" --format=csv,noheader,nounits 2>/dev/null; }
 
 gpus() {
     command -v nvidia-smi >/dev/null 2>&1 || return 0
     if [ -z "$known" ]; then
-        if ask_gpus "$fields" >/dev/null; then
+        if query_gpus "$fields" >/dev/null; then
             known=$fields
-        else # one field that it does not know fails a whole query
+        else # one unknown field fails the query
             for field in $(printf '%s\n' "$fields" | tr , ' '); do
-                if ask_gpus "$field" >/dev/null; then known=$known${known:+,}$field; fi
+                if query_gpus "$field" >/dev/null; then known=$known${known:+,}$field; fi
             done
         fi
     fi
     [ -n "$known" ] || return 0
-    ask_gpus "$known" | section gpus "$known"
+    query_gpus "$known" | section gpus "$known"
     patiently nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name --format=csv,noheader,nounits 2>/dev/null |
         section apps
 }
@@ -63,7 +63,7 @@ tpus() {
     # shellcheck disable=SC2012
     ls -l "$top"/proc/[0-9]*/fd 2>/dev/null | sed -n \
         -e 's,^.*/proc/\([0-9]*\)/fd:$,pid \1,p' -e 's,^.* -> \(/dev/accel[0-9]*\)$,\1,p' -e 's,^.* -> \(/dev/vfio/[0-9]*\)$,\1,p' |
-        awk '$1 == "pid" { pid = $2; next } !seen[pid]++ { print pid }' | section holders
+        awk '$1 == "pid" { pid = $2; next } !seen[pid]++ { print pid }' | section pids
 }
 
 facts() {
@@ -84,14 +84,27 @@ facts() {
     command -v nvidia-smi >/dev/null 2>&1 && patiently nvidia-smi 2>/dev/null | sed -n '/CUDA/p' | section cuda
 }
 
-users() { # of the pids that hold accelerators
-    pids=$({ tpus; gpus; } 2>/dev/null | awk '/^@/ { in_apps = /^@apps/; in_tpu = /^@holders/; next }
+users() { # processes that use accelerators
+    pids=$({ tpus; gpus; } 2>/dev/null | awk '/^@/ { in_apps = /^@apps/; in_tpu = /^@pids/; next }
         in_apps { split($0, cell, ","); gsub(/[^0-9]/, "", cell[2]); if (cell[2] != "") print cell[2] }
         in_tpu { sub(/^\|/, ""); print }' | sort -u | tr '\n' ',')
-    [ -n "$pids" ] && ps -o pid= -o user= -o args= -p "${pids%,}" 2>/dev/null | section users
+    [ -n "$pids" ] && ps -o pid= -o user= -o etime= -o args= -p "${pids%,}" 2>/dev/null | section users
 }
 
-near() { # the nearest folder of the root that is there
+counters() { # of network, RDMA ports and disks
+    sed -n '3,4000p' "$top/proc/net/dev" 2>/dev/null | section net
+    for device in "$top"/sys/class/net/*/device; do
+        [ -e "$device" ] && device=${device%/device} && printf '%s\n' "${device##*/}"
+    done | section interfaces
+    for port in "$top"/sys/class/infiniband/*/ports/*; do
+        [ -r "$port/counters/port_rcv_data" ] || continue
+        printf '%s %s %s\n' "$port" "$(cat "$port/counters/port_rcv_data")" "$(cat "$port/counters/port_xmit_data")"
+    done | section rdma
+    sed -n '1,4000p' "$top/proc/diskstats" 2>/dev/null | section diskstats
+    for device in "$top"/sys/block/*; do printf '%s\n' "${device##*/}"; done | section blocks
+}
+
+near() { # nearest existing parent of the root
     while [ ! -d "$root" ] && [ "$root" != / ] && [ -n "$root" ]; do root=${root%/*}; done
     printf '%s\n' "${root:-/}"
 }
@@ -104,11 +117,12 @@ while :; do
     sed -n 1p "$top/proc/stat" | section stat
     sed -n -e '/^MemTotal:/p' -e '/^MemAvailable:/p' -e '/^MemFree:/p' "$top/proc/meminfo" | section memory
     df -Pk "$(near)" 2>/dev/null | section disk
+    counters
     tpus
     gpus
     if [ $((turn % 6)) -eq 0 ]; then facts; users; fi
     printf '@end\n' || exit
     turn=$((turn + 1)) silent=$((silent + interval))
-    [ "$silent" -gt 120 ] && exit # nobody has listened for long: a lost connection may never close stdin
+    [ "$silent" -gt 120 ] && exit # no ping for 120 s: a lost connection may never close stdin
     sleep "$interval" || exit
 done

@@ -1,4 +1,4 @@
-"""What a TPU's runtime tells of itself while a program holds the chips: gRPC on localhost:8431.
+"""Metrics of a TPU's runtime while a program uses the chips: gRPC on localhost:8431.
 
 The service is ``tpu.monitoring.runtime.RuntimeMetricService`` of libtpu; its messages (tpu_metric_service.proto of
 AI-Hypercomputer/cloud-accelerator-diagnostics): request {1: name}, answer {1: {3: repeated {1: {2: {3: device}},
@@ -21,23 +21,23 @@ DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 
 
-class NoAnswer(Exception):
-    """Nothing listens there, or it does not speak as the runtime does."""
+class NoAnswerError(Exception):
+    """The metrics service does not answer, or its answer is malformed."""
 
 
 def read(names: List[str], address: Tuple[str, int] = ("127.0.0.1", 8431)) -> Dict[str, Dict[int, float]]:
-    """name -> device -> value, of those metrics that are answered."""
-    found = {}
+    """Read metrics: name -> device -> value. Names without an answer are left out."""
+    found: Dict[str, Dict[int, float]] = {}
     for name in names:
-        with contextlib.suppress(NoAnswer):
+        with contextlib.suppress(NoAnswerError):
             found[name] = parse(call(address, METHOD, b"\x0a" + _varint(len(name)) + name.encode()))
         if name not in found:
-            break  # what does not answer once is not waited for again
+            break  # no service: do not wait for each name
     return found
 
 
 def call(address: Tuple[str, int], method: str, message: bytes) -> bytes:
-    """One unary gRPC call without TLS: the answer's message. NoAnswer."""
+    """Make one unary gRPC call without TLS; return its message. Raises NoAnswerError."""
     try:
         with socket.create_connection(address, TIMEOUT) as sock:
             sock.settimeout(TIMEOUT)
@@ -54,7 +54,7 @@ def call(address: Tuple[str, int], method: str, message: bytes) -> bytes:
             )
             return _answer(sock)
     except (OSError, EOFError, struct.error) as error:
-        raise NoAnswer(str(error)) from error
+        raise NoAnswerError(str(error)) from error
 
 
 def _answer(sock: socket.socket) -> bytes:
@@ -78,7 +78,7 @@ def _answer(sock: socket.socket) -> bytes:
                 if data[:1] == b"\0" and len(data) == length + 5:
                     return data[5:]
                 break
-    raise NoAnswer("the call was refused")
+    raise NoAnswerError("the call was refused")
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
@@ -96,14 +96,14 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    """A string literal of HPACK, not compressed. All of ours are shorter than 127 bytes."""
+    """Encode an uncompressed HPACK string of fewer than 127 bytes."""
     data = text.encode()
     assert len(data) < 127
     return bytes([len(data)]) + data
 
 
 def parse(message: bytes) -> Dict[int, float]:
-    """device -> value, from an answer; what has another shape is left out."""
+    """Parse an answer: device -> value. Malformed fields are left out."""
     found: Dict[int, float] = {}
     for metric in _all(message, 1):
         for place, point in enumerate(_all(metric, 3)):
@@ -124,7 +124,7 @@ def _first(message: Any, number: int, otherwise: Any) -> Any:
 
 
 def _fields(message: Any) -> Iterator[Tuple[int, Any]]:
-    """(field number, value) of a protobuf message: int, float or bytes. It ends where the bytes make no sense."""
+    """Yield (field number, value) of a protobuf message, until the bytes are malformed."""
     at = 0
     while isinstance(message, bytes) and at < len(message):
         tag, at = _read_varint(message, at)

@@ -1,4 +1,4 @@
-"""Put the engine on this host, start it apart from any connection, and say how an attempt is doing."""
+"""Attempts on this host: install the engine, start its processes, report their state."""
 
 from __future__ import annotations
 
@@ -20,24 +20,47 @@ import tempfile
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from midstream.remote.declarations import reads, repeatable
 from midstream.remote.runs import run_state, slurm
+from midstream.remote.shapes import FileName, Text
 from midstream_engine import records
 
 STAMP = ".complete.json"
-LAUNCHED = "launch.json"  # in the attempt's directory: process 0, before it has written a status
-RUN_DIRECTORY = "MIDSTREAM_RUN_DIRECTORY"  # in the engine's environment: what relative paths of its config begin with
-WORK = "work-"  # beginning of a name in the attempt's directory: an empty directory that an engine starts in
-SECRETS = ".secrets"  # a directory of the run, which its owner alone can enter
-LOG_BYTES = 16384  # of a log's end that are looked at
+RUN_DIRECTORY = "MIDSTREAM_RUN_DIRECTORY"  # environment variable: base of relative paths in the config
+WORK = "work-"  # prefix of working directories in the attempt's directory
+SECRETS = ".secrets"  # directory of the run, mode 0700
+LOG_BYTES = 16384  # read from a log's end
 SETUP_FAILED = 78  # sysexits' EX_CONFIG
-ENDING = 30.0  # seconds that a process may take to end after its last status
+EXIT_TIMEOUT = 30.0  # seconds from a process's last status to its exit
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessView(run_state.ProcessState):
+    """A process of an attempt; ``supervised``: its supervisor runs and will record how it ends."""
+
+    process: int
+    supervised: bool
+    job: Optional[slurm.JobState]
+    exit: Optional[records.ProcessExit]
+    log: List[Text]  # its last lines
+
+
+@dataclasses.dataclass(frozen=True)
+class AttemptView(run_state.ProcessState):
+    """An attempt on this host; ``status``, ``running`` and ``log`` are those of its first process here."""
+
+    now: float  # UTC seconds by this host's clock
+    group: List[str]  # the hosts of its processes in their order, where there are several
+    processes: List[ProcessView]
+    log: List[Text]
 
 
 # ------------------------------------------------------------------------------------------------------ install
 
 
-def installed(root: str, digest: str) -> Optional[str]:
-    """The directory of the engine ``digest``, None where it is not there, or where it is not what was installed."""
+@reads()
+def installed(root: str, digest: str) -> Optional[FileName]:
+    """Directory of the engine ``digest``; None where it is absent or was changed."""
     directory = _engine_directory(root, digest)
     try:
         stamp = records.read_json_or_none(posixpath.join(directory, STAMP))
@@ -47,7 +70,7 @@ def installed(root: str, digest: str) -> Optional[str]:
             with open(posixpath.join(directory, path), "rb") as file:
                 if hashlib.sha256(file.read()).hexdigest() != sha256:
                     return None
-        # The directory goes on PYTHONPATH: a module beside the engine's package would be imported in another's place.
+        # The directory is on PYTHONPATH: a module beside the engine's package could be imported instead of another.
         own = {path.split("/")[0] for path in stamp["files"]}
         if not set(os.listdir(directory)) <= {*own, STAMP, "__pycache__"}:
             return None
@@ -56,9 +79,12 @@ def installed(root: str, digest: str) -> Optional[str]:
     return directory
 
 
-def install(root: str, digest: str, archive: str) -> str:
-    """Unpack the engine (base64 of a gzipped tar whose SHA-256 is ``digest``) and return its directory. It appears
-    there at once and whole; a second installer finds it done."""
+@repeatable("a second call finds the engine installed")
+def install(root: str, digest: str, archive: str) -> FileName:
+    """Unpack the engine and return its directory; a second call finds it installed.
+
+    ``archive`` is the base64 of a gzipped tar whose SHA-256 is ``digest``. The directory appears in one rename.
+    """
     present = installed(root, digest)
     if present is not None:
         return present
@@ -75,7 +101,7 @@ def install(root: str, digest: str, archive: str) -> str:
             present = installed(root, digest)
             if present is not None:
                 return present
-            if os.path.exists(directory):  # damaged: nobody can be relying on it
+            if os.path.exists(directory):  # damaged: no process can use it
                 shutil.rmtree(directory)
             os.rename(temporary, directory)
             records.sync_directory(os.path.dirname(directory))
@@ -90,7 +116,7 @@ def _engine_directory(root: str, digest: str) -> str:
 
 def _unpack(tar: bytes, directory: str) -> Dict[str, str]:
     """Write the archive's files, and return their hashes by path."""
-    files = {}
+    files: Dict[str, str] = {}
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         for member in archive:
             if not (member.isfile() and records.safe_relative(member.name)):
@@ -108,6 +134,7 @@ def _unpack(tar: bytes, directory: str) -> Dict[str, str]:
 # -------------------------------------------------------------------------------------------------------- start
 
 
+@repeatable("a second call finds the process that the first one started")
 def start(
     root: str,
     run_id: str,
@@ -116,45 +143,58 @@ def start(
     env: Mapping[str, str],
     setup: Sequence[str] = (),
     config: Optional[str] = None,
-    order: Optional[Mapping[str, Any]] = None,
+    command: Optional[Mapping[str, Any]] = None,
     process: int = 0,
     group: Sequence[str] = (),
     secrets: Optional[Mapping[str, str]] = None,
-) -> Dict[str, Any]:
-    """Write the attempt's order, and the run's config where there is none yet; start ``argv`` in a session of its own,
-    its output appended to the attempt's log. Returns the process' identity, which ``setup`` does not change: the
-    engine takes the shell's place. ``process`` is its number in a ``group`` of hosts, named in the order of their
-    processes. ``secrets`` go into a file that its owner alone can read, for the engine's supervisor.
+) -> records.ProcessIdentity:
+    """Start a process of an attempt in a session of its own and return its identity.
 
-    It starts in a new, empty directory: programs read files of the directory that they start in (modules, settings of
-    W&B or uv), and into the run's directory other hosts' files are copied. Copies bring nothing into this one.
+    Its output is appended to the attempt's log. It starts in a new, empty directory: programs read files of their
+    working directory (modules, settings of W&B or uv), and copies write other hosts' files into the run's directory.
 
-    Refused where another attempt of the run lives, whoever started it: a start that arrives late (its caller died, or
-    gave up) makes no second one. The claim on the number is given back then. Where this very process of the attempt was
-    started already, its identity is returned: contact was lost before the first answer arrived."""
+    If this process was started already, its identity is returned: contact was lost before the first answer.
+
+    Args:
+        root: Root of this host.
+        run_id: The run.
+        number: The attempt, which the caller has claimed.
+        argv: The program and its arguments.
+        env: Added to this process' environment.
+        setup: Shell lines to evaluate before the program, in the same process.
+        config: Text of the run's config, written where there is none.
+        command: JSON of the attempt's first command.
+        process: Number of the process in ``group``.
+        group: Hosts of the attempt's processes, in their order.
+        secrets: Written to a file that only its owner can read, for the engine's supervisor.
+
+    Raises:
+        RefusedError: Another attempt of the run runs here; the claim on the number is withdrawn.
+    """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     attempt = paths.attempt(number)
-    command = with_setup(argv, setup)
+    full_argv = with_setup(argv, setup)
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH")}
     environment.update(env)
     _wait_for_ends(root, run_id)
     with records.locked(paths.lock):
         before = records.read_json_or_none(attempt.launched(process))
         if before is not None:
-            return dataclasses.asdict(records.ProcessIdentity.from_json(before, attempt.launched(process)))
-        living = run_state.running_attempt(root, run_id)
-        if living and not (process and living == number):
-            with contextlib.suppress(OSError):  # only an empty claim is nobody's
+            return records.ProcessIdentity.from_json(before, attempt.launched(process))
+        running = run_state.running_attempt(root, run_id)
+        if running and not (process and running == number):
+            with contextlib.suppress(OSError):  # only an empty directory is an unused claim
                 os.rmdir(attempt.dir)
-            raise run_state.Refused("attempt {} of {} runs here already".format(living, run_id))
-        _lay_out(paths, number, config, order)
+            raise run_state.RefusedError("attempt {} of {} runs here already".format(running, run_id))
+        _write_inputs(paths, number, config, command)
         put_secrets(secrets_file(root, run_id, number, str(process)), secrets or {})
         launched = attempt.launched(process)
         note = {"process": process, "group": list(group)} if group else {}
         work = tempfile.mkdtemp(prefix="{}{}-".format(WORK, process), dir=attempt.dir)
-        return spawn(detached(command), environment, work, attempt.log(process), launched, note)
+        return spawn(detached(full_argv), environment, work, attempt.log(process), launched, note)
 
 
+@repeatable("a second call finds the attempt's job")
 def submit(
     root: str,
     run_id: str,
@@ -163,10 +203,28 @@ def submit(
     script: str,
     rank: str,
     config: Optional[str] = None,
-    order: Optional[Mapping[str, Any]] = None,
+    command: Optional[Mapping[str, Any]] = None,
     secrets: Optional[Mapping[str, str]] = None,
 ) -> str:
-    """The same as a job of SLURM, whose id is returned. A claim for which there is no job is given back."""
+    """Submit an attempt as a job of SLURM and return the job's id.
+
+    If the attempt has a job already, its id is returned: contact was lost before the first answer.
+
+    Args:
+        root: Root of this host.
+        run_id: The run.
+        number: The attempt, which the caller has claimed.
+        flags: Flags of sbatch.
+        script: Text of the job's script.
+        rank: Text of the script of each process.
+        config: Text of the run's config, written where there is none.
+        command: JSON of the attempt's first command.
+        secrets: Written to a file that only its owner can read, for the engine's supervisor.
+
+    Raises:
+        RefusedError: Another attempt of the run runs here; the claim on the number is released.
+        SlurmError: The job was not submitted; the claim is released.
+    """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     attempt = paths.attempt(number)
     _wait_for_ends(root, run_id)
@@ -174,11 +232,11 @@ def submit(
         before = slurm.job_of(attempt)  # submitted already: contact was lost before the first answer arrived
         if before is not None:
             return before
-        living = run_state.running_attempt(root, run_id)
-        if living:
-            give_back(root, run_id, number)
-            raise run_state.Refused("attempt {} of {} runs here already".format(living, run_id))
-        _lay_out(paths, number, config, order)
+        running = run_state.running_attempt(root, run_id)
+        if running:
+            release_claim(root, run_id, number)
+            raise run_state.RefusedError("attempt {} of {} runs here already".format(running, run_id))
+        _write_inputs(paths, number, config, command)
         put_secrets(secrets_file(root, run_id, number), secrets or {})
         try:
             return slurm.submit(attempt, flags, script, rank, {})
@@ -189,41 +247,43 @@ def submit(
 
 
 def _wait_for_ends(root: str, run_id: str) -> None:
-    """While an attempt lives that has said its last word: its process takes a moment to end. It may be another host's
-    on this machine, whose statuses came with the run's history."""
-    deadline = time.monotonic() + ENDING
+    """Wait while an attempt that has reported its end still runs.
+
+    It may be another host's attempt on this machine, whose statuses came with the run's history.
+    """
+    deadline = time.monotonic() + EXIT_TIMEOUT
     while time.monotonic() < deadline:
-        living = run_state.running_attempt(root, run_id)
-        found = run_state.status(root, run_id, living)["status"] if living else None
-        if found is None or found["state"] not in records.ENDED:
+        running = run_state.running_attempt(root, run_id)
+        found = run_state.status(root, run_id, running).status if running else None
+        if found is None or found.state not in records.ENDED:
             return
         time.sleep(0.1)
 
 
-def _lay_out(
+def _write_inputs(
     paths: records.RunPaths,
     number: int,
     config: Optional[str],
-    order: Optional[Mapping[str, Any]],
+    command: Optional[Mapping[str, Any]],
 ) -> None:
-    """What has to be there before an engine is."""
+    """Write the config and the first command before the engine starts."""
     if not os.path.exists(paths.config):
         if config is None:
             raise FileNotFoundError("run {} has no config: {} is missing".format(paths.run_id, paths.config))
         records.write_bytes(paths.config, config.encode())
     path = paths.attempt(number).command_file
-    if order is not None and not os.path.exists(path):  # another process' start wrote it here; a newer one stays
-        records.write_json(path, dict(order))
+    if command is not None and not os.path.exists(path):  # another process' start wrote it here; a newer one stays
+        records.write_json(path, dict(command))
 
 
 def secrets_file(root: str, run_id: str, number: int, process: str = "") -> str:
-    """Where the supervisor of a process of an attempt finds its secrets; without ``process``, those of a job."""
+    """Path of the secrets of a process of an attempt; without ``process``, those of a job."""
     name = "{:03d}{}.json".format(number, "-" + process if process else "")
     return posixpath.join(records.RunPaths(root, run_id).dir, SECRETS, name)
 
 
 def put_secrets(path: str, secrets: Mapping[str, str]) -> None:
-    """Write them for their owner alone. What an earlier attempt left there, which is no longer alive, is removed."""
+    """Write secrets with mode 0600; remove those of earlier attempts, which have ended."""
     directory, name = posixpath.split(path)
     if os.path.islink(directory):
         os.unlink(directory)
@@ -233,26 +293,28 @@ def put_secrets(path: str, secrets: Mapping[str, str]) -> None:
             os.unlink(posixpath.join(directory, left))
     if secrets:
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        os.chmod(directory, 0o700)  # the umask has no say
+        os.chmod(directory, 0o700)  # regardless of the umask
         records.write_bytes(path, json.dumps(dict(secrets)).encode(), mode=0o600)
 
 
+@repeatable("what is removed stays removed")
 def remove_secrets(root: str, run_id: str) -> None:
-    """Remove what launches of a run have left, unless an attempt of it lives here: a job may be started again."""
+    """Remove the secrets of a run unless an attempt of it runs here: its job may be requeued."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     with records.locked(paths.lock):
         if not run_state.running_attempt(root, run_id):
             shutil.rmtree(posixpath.join(paths.dir, SECRETS), ignore_errors=True)
 
 
-def give_back(root: str, run_id: str, number: int) -> None:
-    """End a claim on an attempt in which nothing was started."""
-    with contextlib.suppress(OSError):  # it is not empty: somebody's after all
+@repeatable("it removes a directory only where that is empty")
+def release_claim(root: str, run_id: str, number: int) -> None:
+    """Release the claim on an attempt that started no process."""
+    with contextlib.suppress(OSError):  # not empty: a process was started
         os.rmdir(records.RunPaths(root, records.check_run_id(run_id)).attempt(number).dir)
 
 
 def with_setup(argv: Sequence[str], setup: Sequence[str]) -> List[str]:
-    """``argv`` after the lines of ``setup``, which one shell evaluates; one that fails ends it and is named."""
+    """Return ``argv`` behind a shell that evaluates ``setup``; a line that fails is reported."""
     if not setup:
         return list(argv)
     lines = [
@@ -263,8 +325,11 @@ def with_setup(argv: Sequence[str], setup: Sequence[str]) -> List[str]:
 
 
 def detached(argv: Sequence[str]) -> List[str]:
-    """``argv`` so that it outlives the login it is started from. A session of its own is enough, unless systemd-logind
-    is told to kill what a user leaves behind: then it goes into a scope of its own, where systemd gives one."""
+    """Return ``argv`` so that it outlives the login that starts it.
+
+    A new session is enough, unless systemd-logind ends a user's processes at logout (KillUserProcesses): then it runs
+    in a new scope, where systemd permits one.
+    """
     if not kills_left_behind():
         return list(argv)
     flags = [] if os.geteuid() == 0 else ["--user"]
@@ -273,11 +338,11 @@ def detached(argv: Sequence[str]) -> List[str]:
 
 
 def kills_left_behind() -> bool:
-    """Whether systemd-logind here ends a user's processes with the last login (KillUserProcesses)."""
-    asked = "org.freedesktop.login1"
-    words = ["busctl", "get-property", asked, "/org/freedesktop/login1", asked + ".Manager", "KillUserProcesses"]
+    """Return whether systemd-logind ends a user's processes at logout (KillUserProcesses)."""
+    service = "org.freedesktop.login1"
+    argv = ["busctl", "get-property", service, "/org/freedesktop/login1", service + ".Manager", "KillUserProcesses"]
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                               timeout=10, check=False)  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -299,10 +364,22 @@ def spawn(
     log: str,
     launched: str,
     note: Optional[Mapping[str, Any]] = None,
-) -> Dict[str, Any]:
-    """Start ``argv`` as a grandchild in a session of its own and return its identity once it runs. ``launched`` is
-    written by the process itself before it becomes ``argv``, so none runs unrecorded; ``note`` is written there too.
-    OSError where it cannot run."""
+) -> records.ProcessIdentity:
+    """Start ``argv`` as a grandchild in a session of its own and return its identity.
+
+    The process writes ``launched`` itself before it becomes ``argv``, so that none runs unrecorded.
+
+    Args:
+        argv: The program and its arguments.
+        env: Its environment.
+        directory: Its working directory.
+        log: File that its output is appended to.
+        launched: File for its identity.
+        note: Further keys for ``launched``.
+
+    Raises:
+        OSError: It cannot run.
+    """
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     reading, writing = os.pipe()  # closed by the exec
     child = os.fork()
@@ -322,15 +399,15 @@ def spawn(
     os.close(output)
     os.waitpid(child, 0)
     with os.fdopen(reading, "rb") as pipe:
-        said = [json.loads(line) for line in pipe]
-    errors = [line["error"] for line in said if "error" in line]
-    if errors or not said:
-        raise OSError("{} cannot be started: {}".format(argv[0], errors[0] if errors else "its process died"))
-    return said[0]
+        lines = [json.loads(line) for line in pipe]
+    errors = [line["error"] for line in lines if "error" in line]
+    if errors or not lines:
+        raise OSError("{} cannot be started: {}".format(argv[0], errors[0] if errors else "its process exited"))
+    return records.ProcessIdentity.from_json(lines[0], "identity")
 
 
 def _become(argv: Sequence[str], env: Mapping[str, str], directory: str, output: int, keep: int) -> None:
-    """Shed what belongs to the connection, then exec."""
+    """Reset signals and descriptors, then exec."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -345,30 +422,25 @@ def _become(argv: Sequence[str], env: Mapping[str, str], directory: str, output:
     os.execvpe(argv[0], list(argv), dict(env))
 
 
-# ---------------------------------------------------------------------------------------------------- look after
+# ---------------------------------------------------------------------------------------------------- state
 
 
-def attempt(root: str, run_id: str, number: int, lines: int = 20) -> Dict[str, Any]:
-    """What this host knows of an attempt: ``{now, group, processes, status, alive, log}``. ``group`` names the hosts of
-    its processes, in their order, where there are several.
-
-    ``processes`` has one entry for each process that was started here, or that shares the directory: ``{process,
-    status, alive, supervised, exit, log}`` with its status and the record of its end (None where there is none yet),
-    whether that very process and its supervisor run here, and the last lines of its log. ``status``, ``alive`` and
-    ``log`` are those of the first."""
+@reads()
+def attempt(root: str, run_id: str, number: int, lines: int = 20) -> AttemptView:
+    """The processes of an attempt on this host or in its directory, with ``lines`` of their logs."""
     paths = records.RunPaths(root, records.check_run_id(run_id)).attempt(number)
     if not os.path.isdir(paths.dir):
         raise FileNotFoundError("run {} has no attempt {}".format(run_id, number))
     found = [_process(root, run_id, number, process, lines) for process in run_state.processes(paths)]
-    first = found[0] if found else {"status": None, "running": False, "log": []}
-    return {
-        "now": time.time(),
-        "group": _group(paths),
-        "processes": found,
-        "status": first["status"],
-        "running": first["running"],
-        "log": first["log"],
-    }
+    first = found[0] if found else None
+    return AttemptView(
+        status=first.status if first else None,
+        running=first.running if first else False,
+        now=time.time(),
+        group=_group(paths),
+        processes=found,
+        log=first.log if first else [],
+    )
 
 
 def _group(paths: records.AttemptPaths) -> List[str]:
@@ -379,19 +451,20 @@ def _group(paths: records.AttemptPaths) -> List[str]:
     return []
 
 
-def _process(root: str, run_id: str, number: int, process: int, lines: int) -> Dict[str, Any]:
+def _process(root: str, run_id: str, number: int, process: int, lines: int) -> ProcessView:
     paths = records.RunPaths(root, run_id).attempt(number)
     found = run_state.status_of(paths, process)
-    supervised = run_state.launched_running(paths, process)  # before its last word is looked for
+    supervised = run_state.launched_running(paths, process)  # before its exit record is read
     ended = records.ProcessExit.read_or_none(paths.exit(process))
-    return {
-        "process": process,
-        **found,
-        "supervised": supervised,
-        "job": slurm.described(paths) if process == 0 else None,
-        "exit": None if ended is None else ended.to_json(),
-        "log": _tail(paths.log(process), lines),
-    }
+    return ProcessView(
+        status=found.status,
+        running=found.running,
+        process=process,
+        supervised=supervised,
+        job=slurm.described(paths) if process == 0 else None,
+        exit=ended,
+        log=_tail(paths.log(process), lines),
+    )
 
 
 def _tail(path: str, lines: int) -> List[str]:

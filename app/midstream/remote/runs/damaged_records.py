@@ -1,7 +1,7 @@
-"""Which records of a run are there and cannot be read. Runs on the host; standard library only.
+"""Damaged records of a run: files that exist and cannot be read. Runs on the host; standard library only.
 
-An absent record says something: a run without a fence has never started. A damaged one says nothing, so whoever acts on
-the run has to stop: see `refuse`.
+An absent record is information: a run without a fence has never started. A damaged one is not, so that no operation on
+the run may continue: see `refuse`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import contextlib
 import os
 import posixpath
 import re
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from midstream_engine import records
 
-MOST = 20  # files that are named
+MOST = 20  # files in a report
 LONGEST = 200  # characters of the reason
 
 _IN_RUN = {
@@ -32,7 +32,7 @@ _IN_ATTEMPT = (
     (re.compile(r"parameter_drift\.json"), records.ParameterDrift),
     (re.compile(r"slurm\.json"), None),
 )
-_KEPT = ("fence.json", "lineage.json", "store.json")  # which are never absent once they were there
+_PERMANENT = ("fence.json", "lineage.json", "store.json")  # never removed once they are written
 ASIDE = ".damaged-"
 _ATTEMPT = re.compile(r"[0-9]{3,18}")
 _PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.json")
@@ -42,11 +42,13 @@ Known = Dict[str, Tuple[Mark, str]]  # path in the run's directory -> the file's
 
 
 def find(paths: records.RunPaths, known: Optional[Known] = None, most: int = MOST) -> Dict[str, str]:
-    """``{file: what is wrong}`` of the run's records, by path in its directory, ``most`` of them. ``known`` keeps what
-    was found for the next call: a file that has not changed is not read again."""
+    """Find the damaged records of a run: path in its directory -> what is wrong.
+
+    At most ``most`` are named. ``known`` keeps the results for the next call: an unchanged file is not read again.
+    """
     known = {} if known is None else known
     found: Dict[str, str] = {}
-    seen = set()
+    seen: Set[str] = set()
     for name, kind in _files(paths.dir):
         seen.add(name)
         path = posixpath.join(paths.dir, name)
@@ -60,10 +62,10 @@ def find(paths: records.RunPaths, known: Optional[Known] = None, most: int = MOS
             found[name] = why
     for name in set(known) - seen:
         del known[name]
-    names = _names(paths.dir)
-    for name in _KEPT:
+    names = names_in(paths.dir)
+    for name in _PERMANENT:
         if name not in names and any(each.startswith(name + ASIDE) for each in names):
-            found[name] = "it was set aside by a repair that was cut off"
+            found[name] = "it was set aside by a repair that was interrupted"
     if len(found) > most:
         rest = len(found) - most
         found = dict(list(found.items())[:most])
@@ -72,7 +74,7 @@ def find(paths: records.RunPaths, known: Optional[Known] = None, most: int = MOS
 
 
 def kind_of(file: str) -> Any:
-    """The record that a file of a run's directory holds. ValueError where it is none that is repaired."""
+    """Type of the record in a file of a run. Raises ValueError where it cannot be repaired."""
     parts = file.split("/")
     if len(parts) == 1 and file in _IN_RUN:
         return _IN_RUN[file]
@@ -85,20 +87,38 @@ def kind_of(file: str) -> Any:
     raise ValueError("{!r} is no record of a run that can be repaired".format(file))
 
 
+def newer(paths: records.RunPaths, names: Iterable[str]) -> List[str]:
+    """Return those of the damaged records that a newer midstream wrote: they must not be repaired."""
+    found: List[str] = []
+    for name in names:
+        try:
+            kind_of(name).read(posixpath.join(paths.dir, name))
+        except records.NewerFormatError:
+            found.append(name)
+        except (ValueError, OSError):  # not a record that can be repaired, or damaged
+            continue
+    return found
+
+
 def refuse(root: str, run_id: str) -> None:
-    """Raise `records.Damaged` where a record of the run cannot be read."""
-    found = find(records.RunPaths(root, run_id))
+    """Raise `records.DamagedRecordError` where a record of the run cannot be read.
+
+    Its subclass `records.NewerFormatError` where a newer midstream wrote one.
+    """
+    paths = records.RunPaths(root, run_id)
+    found = find(paths)
     if found:
-        raise records.Damaged(in_words(run_id, found))
+        error = records.NewerFormatError if newer(paths, found) else records.DamagedRecordError
+        raise error(in_words(run_id, found))
 
 
 def in_words(run_id: str, found: Dict[str, str]) -> str:
-    """One line that names each file and what is wrong with it."""
+    """Format damaged records as one line: each file, and what is wrong with it."""
     return "run {}: {}".format(run_id, "; ".join("{}: {}".format(name, why) for name, why in found.items()))
 
 
 def signature(path: str) -> Mark:
-    """Changes whenever the file does: inode, size, time of the last write (ns). None where there is none."""
+    """Inode, size and time of the last write (ns), to detect changes. None without a file."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -107,23 +127,23 @@ def signature(path: str) -> Mark:
 
 
 def _files(directory: str) -> Iterator[Tuple[str, Any]]:
-    for name in _names(directory):
+    for name in names_in(directory):
         if name in _IN_RUN:
             yield name, _IN_RUN[name]
-    for name in _names(posixpath.join(directory, "pins")):
+    for name in names_in(posixpath.join(directory, "pins")):
         if _PIN.fullmatch(name):
             yield posixpath.join("pins", name), records.Pin
-    for attempt in _names(posixpath.join(directory, "attempts")):
+    for attempt in names_in(posixpath.join(directory, "attempts")):
         if not _ATTEMPT.fullmatch(attempt):
             continue
-        for name in _names(posixpath.join(directory, "attempts", attempt)):
+        for name in names_in(posixpath.join(directory, "attempts", attempt)):
             for pattern, kind in _IN_ATTEMPT:
                 if pattern.fullmatch(name):
                     yield posixpath.join("attempts", attempt, name), kind
 
 
 def _why(path: str, kind: Any) -> str:
-    """What is wrong with a record; empty where it can be read, or is gone again."""
+    """What is wrong with a record; empty where it can be read or does not exist."""
     try:
         if kind is not None:
             kind.read(path)
@@ -144,7 +164,8 @@ def _line(text: str) -> str:
     return " ".join(text.split())[:LONGEST]
 
 
-def _names(directory: str) -> List[str]:
+def names_in(directory: str) -> List[str]:
+    """Sorted names in a directory; empty where it is no directory."""
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):

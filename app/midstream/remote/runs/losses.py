@@ -1,29 +1,52 @@
-"""Losses that an attempt logged, by step, on the machine where they lie. A long run's metrics stay where they are."""
+"""Losses that an attempt has logged, by step. Runs on the host; standard library only."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional, TypedDict, cast
 
+from midstream.remote.declarations import reads
+from midstream.remote.shapes import Measured
 from midstream_engine import records
 
+_LoggedStep = TypedDict("_LoggedStep", {"global_step": int, "train/loss": Measured})
 
-def rows(root: str, run_id: str, attempt: int, first: int = 0, last: Optional[int] = None) -> List[Dict[str, Any]]:
-    """The rows with a loss of steps ``first`` to ``last`` (to the end: None). A torn line witnesses nothing."""
-    found = []
+
+class MetricsRow(_LoggedStep, total=False):
+    """A row of an attempt's metrics, reduced to the keys that comparisons need."""
+
+    batch_digest: str
+    time: float
+
+
+def reduced(row: Mapping[str, Any]) -> MetricsRow:
+    """The keys of a row that comparisons need."""
+    kept: MetricsRow = {"global_step": row["global_step"], "train/loss": row["train/loss"]}
+    if "batch_digest" in row:
+        kept["batch_digest"] = row["batch_digest"]
+    if "time" in row:
+        kept["time"] = row["time"]
+    return kept
+
+
+@reads()
+def rows(root: str, run_id: str, attempt: int, first: int = 0, last: Optional[int] = None) -> List[MetricsRow]:
+    """The rows with a loss of steps ``first`` to ``last`` (None: to the end). A partial line is left out."""
+    found: List[MetricsRow] = []
     try:
         with records.open_regular(
             records.RunPaths(root, records.check_run_id(run_id)).attempt(attempt).metrics
         ) as file:
             for line in file:
                 try:
-                    row = json.loads(line)
+                    value: Any = json.loads(line)
                 except (ValueError, RecursionError):
                     continue
-                if not isinstance(row, dict) or "train/loss" not in row or "global_step" not in row:
+                row = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
+                if "train/loss" not in row or "global_step" not in row:
                     continue
                 if row["global_step"] >= first and (last is None or row["global_step"] <= last):
-                    found.append(row)
+                    found.append(reduced(row))
     except FileNotFoundError:
         return []
     return found

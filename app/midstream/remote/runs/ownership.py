@@ -1,65 +1,82 @@
-"""Whose a run is, and in whose hands: the fence, the migration that moves the run, the orders that it gives. Runs on
-the host; standard library only."""
+"""Ownership of a run: fence, migration lock, commands.
+
+Runs on the host; standard library only.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import time
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Mapping, Optional
 
-from midstream.remote.runs.run_state import Refused, running_attempt, status
+from midstream.remote.declarations import reads, repeatable
+from midstream.remote.runs.run_state import RefusedError, running_attempt, status
 from midstream_engine import records
 
 
-def send_command(root: str, run_id: str, attempt: int, order: Mapping[str, Any]) -> int:
-    """Write an attempt's order under the next serial, which is returned: the engine's status names the last that it
-    carried out. Refused where the order is a migration's and another one has the run in its hands; one that began an
-    earlier epoch than the order's has not: a run comes back to where it was, and an attempt stands by there."""
+@repeatable("a command that is not answered yet keeps its sequence number")
+def send_command(root: str, run_id: str, attempt: int, command: Mapping[str, Any]) -> int:
+    """Write a command to an attempt and return its sequence number.
+
+    A command that is not answered yet keeps its number.
+
+    Raises:
+        RefusedError: Another migration has the lock for this epoch or a later one. A lock of an earlier epoch does not
+            count: a run may migrate back to where it was, and a standby waits there.
+    """
     paths = records.RunPaths(root, run_id)
     path = paths.attempt(attempt)
     with records.locked(paths.lock):
-        mover = records.MigrationLock.read_or_none(paths.migration_lock)
-        migration = order.get("migration")
-        if migration and mover and mover.migration != migration and mover.epoch >= order.get("epoch", 1):
-            raise Refused(_in_other_hands(run_id, mover))
+        lock = records.MigrationLock.read_or_none(paths.migration_lock)
+        migration = command.get("migration")
+        if migration and lock and lock.migration != migration and lock.epoch >= command.get("epoch", 1):
+            raise RefusedError(_locked_by(run_id, lock))
         before = records.Command.read_or_none(path.command_file)
         found = records.Status.read_or_none(path.status())
-        serial = max(before.sequence if before else 0, found.acknowledged if found else 0) + 1
-        new = records.Command.from_json({**order, "sequence": serial}, "command")
-        if before is not None and new == dataclasses.replace(before, sequence=serial):
+        sequence = max(before.sequence if before else 0, found.acknowledged if found else 0) + 1
+        new = records.Command.from_json({**command, "sequence": sequence}, "command")
+        if before is not None and new == dataclasses.replace(before, sequence=sequence):
             answered = found is not None and max(found.acknowledged, found.rejected) >= before.sequence
-            if not answered or not status(root, run_id, attempt)["running"]:
+            if not answered or not status(root, run_id, attempt).running:
                 return before.sequence
         new.write(path.command_file)
-    return serial
+    return sequence
 
 
-def acquire(root: str, run_id: str, migration: str, epoch: int, holder: str, seconds: float) -> Dict[str, Any]:
-    """Take the run in hand for ``seconds``, to move it to ``holder`` under ``epoch``; returns the fence as it is. One
-    migration alone can, until it lets go, or its time is over and it has not begun the epoch. Refused to all others."""
+@repeatable("the same migration acquires the lock again")
+def acquire(root: str, run_id: str, migration: str, epoch: int, owner: str, seconds: float) -> records.Fence:
+    """Acquire the migration lock for ``seconds`` and return the present fence.
+
+    The lock announces a migration to ``owner`` under ``epoch``. One migration has it, until it releases it, or until it
+    expires before its epoch began.
+
+    Raises:
+        RefusedError: Another migration has the lock, or the run has reached ``epoch`` already.
+    """
     paths = records.RunPaths(root, run_id)
     with records.locked(paths.lock):
         fence = records.Fence.read_or_none(paths.fence) or records.first_fence("")
-        mover = records.MigrationLock.read_or_none(paths.migration_lock)
-        mine = mover is not None and mover.migration == migration and mover.epoch == epoch
+        lock = records.MigrationLock.read_or_none(paths.migration_lock)
+        mine = lock is not None and lock.migration == migration and lock.epoch == epoch
         if not mine:
             if fence.epoch >= epoch:
-                raise Refused("run {} was moved on to {} (epoch {}) meanwhile".format(run_id, fence.owner, fence.epoch))
+                raise RefusedError("run {} has migrated to {} (epoch {})".format(run_id, fence.owner, fence.epoch))
             _refuse_others(paths, migration, epoch)
         if not mine or fence.epoch < epoch:
-            records.MigrationLock(migration, epoch, holder, time.time() + seconds).write(paths.migration_lock)
-    return fence.to_json()
+            records.MigrationLock(migration, epoch, owner, time.time() + seconds).write(paths.migration_lock)
+    return fence
 
 
-def migration_lock(root: str, run_id: str) -> Optional[Dict[str, Any]]:
-    """Who has the run in its hands, or began its present epoch; None where nobody ever had."""
-    found = records.MigrationLock.read_or_none(records.RunPaths(root, run_id).migration_lock)
-    return found.to_json() if found else None
+@reads()
+def migration_lock(root: str, run_id: str) -> Optional[records.MigrationLock]:
+    """Return the run's migration lock, held or expired; None where there is none."""
+    return records.MigrationLock.read_or_none(records.RunPaths(root, run_id).migration_lock)
 
 
+@repeatable("what is released stays released")
 def release(root: str, run_id: str, migration: str) -> None:
-    """End what ``take`` began; nothing where another migration has the run."""
+    """Release the migration lock; nothing where another migration has it."""
     paths = records.RunPaths(root, run_id)
     if not os.path.isdir(paths.dir):
         return
@@ -69,41 +86,53 @@ def release(root: str, run_id: str, migration: str) -> None:
             os.unlink(paths.migration_lock)
 
 
-def _in_other_hands(run_id: str, mover: records.MigrationLock) -> str:
-    return "run {} is being moved to {} by migration {}".format(run_id, mover.owner, mover.migration)
+def _locked_by(run_id: str, lock: records.MigrationLock) -> str:
+    return "run {} is locked for {} by migration {}".format(run_id, lock.owner, lock.migration)
 
 
 def _refuse_others(paths: records.RunPaths, migration: str, epoch: int) -> None:
-    """To be called with the run's lock held."""
+    """Raise RefusedError where another migration has the lock. Call with the run's lock held."""
     found = records.MigrationLock.read_or_none(paths.migration_lock)
     if found is None or found.migration == migration or found.epoch < epoch:
         return
     fence = records.Fence.read_or_none(paths.fence)
     begun = fence is not None and fence.epoch >= found.epoch
     if begun or found.expires > time.time():
-        raise Refused(_in_other_hands(paths.run_id, found))
+        raise RefusedError(_locked_by(paths.run_id, found))
 
 
-def seal(root: str, run_id: str, epoch: int, holder: str, sealed_step: int, migration: str = "") -> Dict[str, Any]:
-    """Close a run whose engine is gone: the fence goes to ``epoch`` and ``holder``, everything past ``sealed_step`` is
-    refused from now on. Refused while an engine runs: it seals itself, when it is ordered to."""
+@repeatable("the same seal changes nothing")
+def seal(root: str, run_id: str, epoch: int, owner: str, sealed_step: int, migration: str = "") -> records.Fence:
+    """Seal a run whose engine has exited: write the fence of ``epoch`` and ``owner``.
+
+    Checkpoints past ``sealed_step`` are rejected from then on.
+
+    Raises:
+        RefusedError: An engine runs (it seals the run itself, on a command), or another migration has the lock.
+    """
     paths = records.RunPaths(root, run_id)
     with records.locked(paths.lock):
-        living = running_attempt(root, run_id)
-        if living:
-            raise Refused("attempt {} of {} runs; an engine that runs is sealed by an order".format(living, run_id))
+        running = running_attempt(root, run_id)
+        if running:
+            raise RefusedError(
+                "attempt {} of {} runs; an engine that runs is sealed by a command".format(running, run_id)
+            )
         _refuse_others(paths, migration, epoch)
         fence = records.Fence.read_or_none(paths.fence) or records.first_fence("")
-        if fence.epoch == epoch and fence.owner == holder and fence.sealed_step == sealed_step:
-            return fence.to_json()
-        sealed = fence.sealed(epoch, holder, sealed_step)
+        if fence.epoch == epoch and fence.owner == owner and fence.sealed_step == sealed_step:
+            return fence
+        sealed = fence.sealed(epoch, owner, sealed_step)
         sealed.write(paths.fence)
-    return sealed.to_json()
+    return sealed
 
 
-def put_fence(root: str, run_id: str, fence: Mapping[str, Any], migration: str = "") -> Dict[str, Any]:
-    """Write a fence that was decided elsewhere, by ``migration`` where one did. It only ever goes up; the same one
-    again changes nothing. Refused where another migration has the run in its hands."""
+@repeatable("a fence only rises")
+def put_fence(root: str, run_id: str, fence: Mapping[str, Any], migration: str = "") -> records.Fence:
+    """Write a fence, for ``migration`` if that decided on it. It only rises.
+
+    Raises:
+        RefusedError: The fence here is at this epoch or a later one, or another migration has the lock.
+    """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     new = records.Fence.from_json(dict(fence), "fence")
     os.makedirs(paths.dir, exist_ok=True)
@@ -111,10 +140,10 @@ def put_fence(root: str, run_id: str, fence: Mapping[str, Any], migration: str =
         old = records.Fence.read_or_none(paths.fence)
         if old is not None:
             if old == new:
-                return old.to_json()
+                return old
             if old.epoch >= new.epoch:
-                raise Refused(
-                    "the fence of {} is at epoch {} (holder {}) here; epoch {} (holder {}) cannot replace it".format(
+                raise RefusedError(
+                    "the fence of {} is at epoch {} (owner {}) here; epoch {} (owner {}) cannot replace it".format(
                         run_id, old.epoch, old.owner, new.epoch, new.owner
                     )
                 )
@@ -122,4 +151,4 @@ def put_fence(root: str, run_id: str, fence: Mapping[str, Any], migration: str =
             _refuse_others(paths, migration, new.epoch)
             records.MigrationLock(migration, new.epoch, new.owner, time.time()).write(paths.migration_lock)
         new.write(paths.fence)
-    return new.to_json()
+    return new

@@ -1,29 +1,112 @@
-"""The run directories of this host: look, claim, signal, pin. Runs on the host; standard library only."""
+"""State of the runs of this host; claims, signals, pins. Runs on the host; standard library only."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import posixpath
 import re
 import signal as signals
 import time
-from typing import Any, Collection, Dict, List, Optional, Tuple
+from typing import Any, Collection, Dict, List, Optional, Set, Tuple
 
+from midstream.remote.declarations import MANIFEST_LIMIT, PAGE_LIMIT, reads, repeatable
 from midstream.remote.runs import damaged_records, slurm
-from midstream.remote.runs.damaged_records import signature
+from midstream.remote.runs.damaged_records import names_in, signature
+from midstream.remote.shapes import Annotated, Text
 from midstream_engine import records
 
-
-class Refused(Exception):
-    """What was asked would break a promise; the message says which."""
-
-
-# ------------------------------------------------------------------------------------------------------- looking
+RunId = Annotated[str, records.RUN_ID]
+CheckpointName = Annotated[str, records.CHECKPOINT_NAME]
 
 
-def list_runs(root: str) -> List[str]:
-    """Ids of the runs under ``root``. A directory whose name is no run id is none of ours."""
+@dataclasses.dataclass(frozen=True)
+class ProcessState:
+    """The last status of a process, None before its first, and whether that very process runs."""
+
+    status: Optional[records.Status]
+    running: bool
+
+
+NO_PROCESS = ProcessState(None, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class MigrationAttempt(ProcessState):
+    """The newest attempt that a migration started, and the epoch of its command."""
+
+    attempt: int
+    epoch: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ManifestSummary:
+    """The fields of a manifest that a list of checkpoints shows; the defaults where there is no manifest."""
+
+    complete: bool = False
+    epoch: int = 0
+    size: int = 0  # bytes
+    created: float = 0.0
+    root_digest: str = ""
+    damaged: str = ""  # why the manifest cannot be read
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointSummary:
+    """A directory of a checkpoint; ``accepted`` is true where the fence accepts it."""
+
+    name: CheckpointName
+    step: int
+    attempt: int
+    pinned: bool
+    complete: bool
+    accepted: bool
+    epoch: int
+    size: int  # bytes
+    created: float
+    root_digest: str
+    damaged: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDescription(ProcessState):
+    """The records of a run; ``status`` and ``running`` are those of its newest attempt."""
+
+    run_id: str
+    fence: Optional[records.Fence]
+    lineage: Optional[records.Lineage]
+    attempts: List[int]
+    attempt: int
+    checkpoints: List[CheckpointSummary]
+
+    @property
+    def usable(self) -> List[CheckpointSummary]:
+        """The complete, accepted checkpoints."""
+        return [entry for entry in self.checkpoints if entry.complete and entry.accepted]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """Complete lines of a file, and the byte offset of the next one."""
+
+    text: Text
+    offset: int
+
+
+KnownManifests = Dict[str, Tuple[Any, ManifestSummary]]  # by name: the file's signature and its summary
+
+
+class RefusedError(Exception):
+    """The operation is not allowed in the run's present state; the message says why."""
+
+
+# ------------------------------------------------------------------------------------------------------- state
+
+
+@reads()
+def list_runs(root: str) -> List[RunId]:
+    """Ids of the runs under ``root``; directories with other names are left out."""
     directory = posixpath.join(root, "runs")
     try:
         names = os.listdir(directory)
@@ -33,7 +116,7 @@ def list_runs(root: str) -> List[str]:
 
 
 def _is_run(directory: str, name: str) -> bool:
-    """Whether it has attempts, or may have: what cannot be looked into is not taken for nothing."""
+    """Return whether it has attempts; a directory that cannot be read counts as a run."""
     if not re.fullmatch(records.RUN_ID.pattern, name):
         return False
     try:
@@ -45,28 +128,27 @@ def _is_run(directory: str, name: str) -> bool:
     return True
 
 
-def describe(root: str, run_id: str) -> Dict[str, Any]:
-    """Everything small about one run: fence, lineage, attempts, the newest one's status, checkpoints. `records.Damaged`
-    where any record of it cannot be read: whoever wants this is about to act on the run."""
+@reads(limit=PAGE_LIMIT)
+def describe(root: str, run_id: str) -> RunDescription:
+    """Describe a run: fence, lineage, attempts, status of the newest one, checkpoints.
+
+    Raises DamagedRecordError where a record of the run cannot be read: the caller is about to act on the run.
+    """
     damaged_records.refuse(root, run_id)
     paths = records.RunPaths(root, run_id)
     numbers = attempts(paths)
     newest = newest_started(paths, numbers)
-    found = status(root, run_id, newest) if newest else {"status": None, "running": False}
-    return {
-        "run_id": run_id,
-        "fence": _value(records.Fence.read_or_none(paths.fence)),
-        "lineage": _value(records.Lineage.read_or_none(paths.lineage)),
-        "attempts": numbers,
-        "attempt": newest,
-        "status": found["status"],
-        "running": found["running"],
-        "checkpoints": checkpoints(paths),
-    }
-
-
-def _value(record: Any) -> Optional[Dict[str, Any]]:
-    return None if record is None else record.to_json()
+    found = status(root, run_id, newest) if newest else NO_PROCESS
+    return RunDescription(
+        status=found.status,
+        running=found.running,
+        run_id=run_id,
+        fence=records.Fence.read_or_none(paths.fence),
+        lineage=records.Lineage.read_or_none(paths.lineage),
+        attempts=numbers,
+        attempt=newest,
+        checkpoints=checkpoints(paths),
+    )
 
 
 def attempts(paths: records.RunPaths) -> List[int]:
@@ -79,8 +161,10 @@ def attempts(paths: records.RunPaths) -> List[int]:
 
 
 def newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
-    """The newest attempt in which something was started. A number that was claimed and then left (its claimer died)
-    says nothing of the run, unless there is no other."""
+    """The newest attempt that started a process; without one, the newest claim.
+
+    A number that was claimed and not used (its claimer was killed) is no evidence about the run.
+    """
     for number in reversed(numbers):
         if processes(paths.attempt(number)):
             return number
@@ -88,9 +172,9 @@ def newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
 
 
 def processes(path: records.AttemptPaths) -> List[int]:
-    """Numbers of an attempt's processes that this host knows of, rising: those that were started, or have a status."""
-    found = set()
-    for name in _names(path.dir):
+    """Sorted numbers of an attempt's processes that were started here or have a status."""
+    found: Set[int] = set()
+    for name in names_in(path.dir):
         match = re.fullmatch(r"(?:status|launch)-([0-9]{1,6})\.json", name)
         if match:
             found.add(int(match.group(1)))
@@ -99,36 +183,29 @@ def processes(path: records.AttemptPaths) -> List[int]:
     return sorted(found)
 
 
-def _names(directory: str) -> List[str]:
-    try:
-        return os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def status(root: str, run_id: str, attempt: int) -> Dict[str, Any]:
-    """``{"status": ..., "running": ...}`` of process 0, or where it is another host's, of the first that is ours. Alive
-    is positive evidence: the very process runs."""
+@reads()
+def status(root: str, run_id: str, attempt: int) -> ProcessState:
+    """The state of an attempt's first running process on this host, else of its first process here."""
     path = records.RunPaths(root, run_id).attempt(attempt)
     known = processes(path)
-    first: Optional[Dict[str, Any]] = None
+    first: Optional[ProcessState] = None
     for process in known:
         found = status_of(path, process)
-        if found["running"]:
+        if found.running:
             return found
         first = first or found
-    return first or {"status": None, "running": False}
+    return first or NO_PROCESS
 
 
-def status_of(path: records.AttemptPaths, process: int) -> Dict[str, Any]:
-    """The same of one process."""
+def status_of(path: records.AttemptPaths, process: int) -> ProcessState:
+    """The state of one process. Running is positive evidence: that very process runs."""
     found = records.Status.read_or_none(path.status(process))
     identity = found.identity if found else _launched(path, process)
-    alive = (identity is not None and records.is_running(identity)) or slurm.is_running(path, found)
-    if not alive:
-        # Its last words, where it wrote them between being read and being looked for.
+    running = (identity is not None and records.is_running(identity)) or slurm.is_running(path, found)
+    if not running:
+        # It may have written a last status after the first read and then exited.
         found = records.Status.read_or_none(path.status(process))
-    return {"status": found.to_json() if found else None, "running": alive}
+    return ProcessState(found, running)
 
 
 def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.ProcessIdentity]:
@@ -136,9 +213,11 @@ def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.
     return records.ProcessIdentity.read_or_none(path.launched(process))
 
 
-def wordless(path: records.AttemptPaths) -> bool:
-    """Whether a process that was started for the attempt is gone and has left no status: it ended before its first (on
-    a full disk, say). Of a job of a cluster that is not known."""
+def ended_without_status(path: records.AttemptPaths) -> bool:
+    """Return whether a process of the attempt has exited without a status.
+
+    It ended before its first status, on a full disk for example. Always false for jobs of SLURM.
+    """
     for process in processes(path):
         identity = _launched(path, process)
         if identity is not None and not records.is_running(identity) and not os.path.exists(path.status(process)):
@@ -146,68 +225,85 @@ def wordless(path: records.AttemptPaths) -> bool:
     return False
 
 
+def first_failure(path: records.AttemptPaths) -> Optional[records.ProcessExit]:
+    """The exit record of the process of an attempt that failed first; None where no record says that one failed."""
+    ended = [records.ProcessExit.read_or_none(path.exit(process)) for process in processes(path)]
+    return min((one for one in ended if one is not None and one.failed), key=lambda one: one.time, default=None)
+
+
 def launched_running(path: records.AttemptPaths, process: int = 0) -> bool:
-    """Whether what was started for a process still runs: the engine itself, or what stands beside it."""
+    """Return whether the started process still runs: the engine or its supervisor."""
     identity = _launched(path, process)
     return identity is not None and records.is_running(identity)
 
 
-def attempt_of_migration(root: str, run_id: str, migration: str) -> Optional[Dict[str, Any]]:
-    """The newest attempt that this migration ordered, and whether it lives; None where there is none."""
+@reads()
+def attempt_of_migration(root: str, run_id: str, migration: str) -> Optional[MigrationAttempt]:
+    """The newest attempt that this migration started; None where there is none."""
     paths = records.RunPaths(root, run_id)
     for number in reversed(attempts(paths)):
-        order = records.Command.read_or_none(paths.attempt(number).command_file)
-        if order is not None and order.migration == migration:
-            return {"attempt": number, "epoch": order.epoch, **status(root, run_id, number)}
+        command = records.Command.read_or_none(paths.attempt(number).command_file)
+        if command is not None and command.migration == migration:
+            found = status(root, run_id, number)
+            return MigrationAttempt(found.status, found.running, number, command.epoch)
     return None
 
 
+@reads()
 def running_attempt(root: str, run_id: str) -> int:
     """The attempt whose process runs; 0 where none does."""
     numbers = attempts(records.RunPaths(root, run_id))
-    return next((number for number in reversed(numbers) if status(root, run_id, number)["running"]), 0)
+    return next((number for number in reversed(numbers) if status(root, run_id, number).running), 0)
 
 
-def checkpoints(
-    paths: records.RunPaths, known: Optional[Dict[str, Tuple[Any, Dict[str, Any]]]] = None
-) -> List[Dict[str, Any]]:
-    """Every directory of a checkpoint, oldest first: complete, torn (a save that was cut off), or damaged, which says
-    why its manifest cannot be read. ``known`` keeps what was read of manifests for the next call: one that has not
-    changed is not read again."""
+def checkpoints(paths: records.RunPaths, known: Optional[KnownManifests] = None) -> List[CheckpointSummary]:
+    """Every directory of a checkpoint, oldest first: complete, partial or damaged.
+
+    ``known`` keeps the summaries of manifests for the next call: a file that has not changed is not read again.
+    """
     known = {} if known is None else known
-    names = set(_names(paths.checkpoints))
+    names = set(names_in(paths.checkpoints))
     while True:
         found = _listed(paths, names, known)
-        before, names = names, set(_names(paths.checkpoints))
+        before, names = names, set(names_in(paths.checkpoints))
         # Retention may have removed the newest that was listed, after one that was not listed was saved.
-        if names == before or any(entry["complete"] for entry in found):
+        if names == before or any(entry.complete for entry in found):
             return found
 
 
-def _listed(
-    paths: records.RunPaths, names: Collection[str], known: Dict[str, Tuple[Any, Dict[str, Any]]]
-) -> List[Dict[str, Any]]:
+def _listed(paths: records.RunPaths, names: Collection[str], known: KnownManifests) -> List[CheckpointSummary]:
     fence = records.Fence.read_or_none(paths.fence)
-    pinned = _pinned(paths)
-    found = []
+    pins = pinned(paths)
+    found: List[CheckpointSummary] = []
     for name in names:
         parsed = records.parse_checkpoint_name(name)
         if parsed is None:
             continue
-        entry = {"name": name, "step": parsed[0], "attempt": parsed[1], "pinned": name in pinned}
-        entry.update(_manifest(posixpath.join(paths.checkpoint(name), records.MANIFEST), name, known))
-        entry["accepted"] = entry["complete"] and (fence is None or fence.accepts(entry["epoch"], entry["step"]))
-        found.append(entry)
+        step, attempt = parsed
+        manifest = manifest_summary(posixpath.join(paths.checkpoint(name), records.MANIFEST), name, known)
+        accepted = manifest.complete and (fence is None or fence.accepts(manifest.epoch, step))
+        found.append(
+            CheckpointSummary(
+                name=name,
+                step=step,
+                attempt=attempt,
+                pinned=name in pins,
+                complete=manifest.complete,
+                accepted=accepted,
+                epoch=manifest.epoch,
+                size=manifest.size,
+                created=manifest.created,
+                root_digest=manifest.root_digest,
+                damaged=manifest.damaged,
+            )
+        )
     for name in set(known).difference(names):
         del known[name]
-    return sorted(found, key=lambda entry: (entry["step"], entry["attempt"]))
+    return sorted(found, key=lambda entry: (entry.step, entry.attempt))
 
 
-PARTIAL = {"complete": False, "epoch": 0, "size": 0, "created": 0.0, "root_digest": "", "damaged": ""}
-
-
-def _manifest(path: str, name: str, known: Dict[str, Tuple[Any, Dict[str, Any]]]) -> Dict[str, Any]:
-    """What a manifest says in short; `TORN` where there is none."""
+def manifest_summary(path: str, name: str, known: KnownManifests) -> ManifestSummary:
+    """Summary of a manifest; the defaults where there is none."""
     mark = None
     try:
         mark = signature(path)
@@ -215,7 +311,7 @@ def _manifest(path: str, name: str, known: Dict[str, Tuple[Any, Dict[str, Any]]]
             known[name] = (mark, _short(records.Manifest.read(path), name))
         return known[name][1]
     except (FileNotFoundError, NotADirectoryError):
-        return _damaged("a symbolic link to nothing", path) if os.path.islink(path) else PARTIAL
+        return _damaged("a symbolic link to nothing", path) if os.path.islink(path) else ManifestSummary()
     except records.RecordError as error:
         known[name] = (mark, _damaged(str(error), path))
         return known[name][1]
@@ -223,45 +319,30 @@ def _manifest(path: str, name: str, known: Dict[str, Tuple[Any, Dict[str, Any]]]
         return _damaged("cannot be read ({})".format(error.strerror), path)
 
 
-def _short(manifest: records.Manifest, name: str) -> Dict[str, Any]:
+def _short(manifest: records.Manifest, name: str) -> ManifestSummary:
     if manifest.name != name:
         return _damaged("it is the manifest of {}".format(manifest.name), name)
-    return {
-        "complete": True,
-        "epoch": manifest.epoch,
-        "size": manifest.size,
-        "created": manifest.created,
-        "root_digest": manifest.root_digest,
-        "damaged": "",
-    }
+    return ManifestSummary(True, manifest.epoch, manifest.size, manifest.created, manifest.root_digest)
 
 
-def _damaged(why: str, path: str) -> Dict[str, Any]:
+def _damaged(why: str, path: str) -> ManifestSummary:
     prefix = path + ": "
     why = " ".join(why[len(prefix) :].split() if why.startswith(prefix) else why.split())
-    return {**PARTIAL, "damaged": "{}: {}".format(records.MANIFEST, why[: damaged_records.LONGEST])}
+    return ManifestSummary(damaged="{}: {}".format(records.MANIFEST, why[: damaged_records.LONGEST]))
 
 
-def restore_evidence(root: str, run_id: str, attempt: int) -> Optional[Dict[str, Any]]:
-    """``restore.json`` of an attempt, None where it restored nothing (yet)."""
-    return _value(records.Restore.read_or_none(records.RunPaths(root, run_id).attempt(attempt).restore))
+@reads()
+def restore_evidence(root: str, run_id: str, attempt: int) -> Optional[records.Restore]:
+    """``restore.json`` of an attempt; None where it has restored nothing yet."""
+    return records.Restore.read_or_none(records.RunPaths(root, run_id).attempt(attempt).restore)
 
 
-def metrics(root: str, run_id: str, attempt: int, offset: int = 0) -> Dict[str, Any]:
-    """Whole lines of an attempt's metrics from a byte offset on: ``{"text", "offset"}``, the offset to go on from."""
-    try:
-        with records.open_regular(records.RunPaths(root, run_id).attempt(attempt).metrics) as file:
-            file.seek(offset)
-            data = file.read()
-    except FileNotFoundError:
-        return {"text": "", "offset": offset}
-    whole = data[: data.rfind(b"\n") + 1]
-    return {"text": whole.decode(), "offset": offset + len(whole)}
+@reads(limit=MANIFEST_LIMIT)
+def read_text(path: str, offset: int = 0, limit: Optional[int] = None) -> Text:
+    """Read a file from a byte offset on, at most ``limit`` bytes.
 
-
-def read_text(path: str, offset: int = 0, limit: Optional[int] = None) -> str:
-    """A file's text from a byte offset on, at most ``limit`` bytes of it. `records.Damaged` where it is no regular
-    file, or without a limit, where it is larger than any that is read as one."""
+    Raises DamagedRecordError where it is no regular file, or, without a limit, is larger than `records.LARGEST_FILE`.
+    """
     if limit is None and not offset:
         return records.read_bytes(path, records.LARGEST_FILE).decode(errors="replace")
     with records.open_regular(path) as file:
@@ -269,21 +350,25 @@ def read_text(path: str, offset: int = 0, limit: Optional[int] = None) -> str:
         return file.read(records.LARGEST_FILE if limit is None else limit).decode(errors="replace")
 
 
-def read_lines(path: str, offset: int, limit: int) -> Dict[str, Any]:
-    """``{text, offset}``: whole lines from a byte offset on, about ``limit`` bytes of them, and where the next begin.
-    The last line of a file may have no end. No text: there is nothing more."""
+@reads(limit=PAGE_LIMIT)
+def read_lines(path: str, offset: int, limit: int) -> Lines:
+    """Complete lines from a byte offset on, about ``limit`` bytes of them; no text at the end of the file.
+
+    The last line of a file may have no end.
+    """
     with records.open_regular(path) as file:
         file.seek(offset)
         data = file.read(limit)
     end = data.rfind(b"\n") + 1 or len(data)
-    return {"text": data[:end].decode(errors="replace"), "offset": offset + end}
+    return Lines(data[:end].decode(errors="replace"), offset + end)
 
 
-# -------------------------------------------------------------------------------------------------------- acting
+# -------------------------------------------------------------------------------------------------------- changes
 
 
+@repeatable("at worst a number stays unused: an attempt without a process means nothing")
 def claim_attempt(root: str, run_id: str, at_least: int = 1) -> int:
-    """Make the run's next attempt ours: its directory is created by one claimer alone."""
+    """Claim the run's next attempt by creating its directory, and return its number."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     os.makedirs(paths.attempts, exist_ok=True)
     number = max([*attempts(paths), at_least - 1, 0]) + 1
@@ -295,13 +380,14 @@ def claim_attempt(root: str, run_id: str, at_least: int = 1) -> int:
             number += 1
 
 
+@repeatable("the engine treats two signals as one")
 def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
-    """Signal an attempt's processes of this host, where those very processes run; says whether any did."""
+    """Signal an attempt's running processes on this host; return whether there was any."""
     path = records.RunPaths(root, run_id).attempt(attempt)
     job = slurm.job_of(path)
     if job is not None:
         return slurm.signal_job(job, name)
-    told = False
+    signalled = False
     for process in processes(path):
         found = records.Status.read_or_none(path.status(process))
         identity = found.identity if found else _launched(path, process)
@@ -309,10 +395,11 @@ def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
             continue
         with contextlib.suppress(ProcessLookupError):
             os.kill(identity.pid, signals.Signals[name].value)
-            told = True
-    return told
+            signalled = True
+    return signalled
 
 
+@repeatable("it writes the same pin again")
 def pin(root: str, run_id: str, migration: str, checkpoint: str, expires: float) -> None:
     """Keep retention from deleting a checkpoint until ``expires`` (UTC seconds)."""
     paths = records.RunPaths(root, run_id)
@@ -320,7 +407,9 @@ def pin(root: str, run_id: str, migration: str, checkpoint: str, expires: float)
     records.Pin(checkpoint, expires).write(_pin_path(paths, migration))
 
 
+@repeatable("what is removed stays removed")
 def unpin(root: str, run_id: str, migration: str) -> None:
+    """Remove the pin of a migration."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_pin_path(records.RunPaths(root, run_id), migration))
 
@@ -329,8 +418,8 @@ def _pin_path(paths: records.RunPaths, migration: str) -> str:
     return posixpath.join(paths.pins, records.check_run_id(migration) + ".json")
 
 
-def _pinned(paths: records.RunPaths) -> Dict[str, float]:
-    """Checkpoints with a pin that has not expired."""
+def pinned(paths: records.RunPaths) -> Dict[str, float]:
+    """Pinned checkpoints, each with the time at which its pin expires (UTC seconds)."""
     try:
         names = os.listdir(paths.pins)
     except FileNotFoundError:

@@ -1,161 +1,230 @@
-"""An attempt that stands by on this host: what it needs to be started, and how it takes an order."""
+"""Standby attempts of this host: their config, lease and promotion. Runs on the host; standard library only."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import posixpath
 import time
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Literal, Mapping, Optional
 
-from midstream.remote.runs import ownership, run_state
+from midstream.remote.declarations import MANIFEST_LIMIT, reads, repeatable
+from midstream.remote.runs import losses, ownership, run_state
+from midstream.remote.runs.run_state import CheckpointSummary
 from midstream_engine import records
 
-POLL = 0.02  # seconds between two looks
+POLL_INTERVAL = 0.02  # seconds
 
 
+@dataclasses.dataclass(frozen=True)
+class NewestState:
+    """The newest complete, accepted checkpoint."""
+
+    name: run_state.CheckpointName
+    manifest: records.Manifest
+    train: Dict[str, Any]  # train.json
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandAnswer(run_state.ProcessState):
+    """The state of an attempt after a command; ``answered``: carried out or rejected, or the attempt has exited."""
+
+    answered: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Promotion(run_state.ProcessState):
+    """The outcome of handing the run to a standby attempt.
+
+    ``exited``: it does not run. ``sent before``: the run is its own already. ``not ready``: it does not wait yet, and
+    no command was sent. ``sent``: the command was sent.
+    """
+
+    outcome: Literal["exited", "sent before", "not ready", "sent"]
+    sequence: int  # of the command; 0 where none was sent
+
+
+@dataclasses.dataclass(frozen=True)
+class NewRows(run_state.ProcessState):
+    """New rows of an attempt's metrics, and the byte offset of the next one."""
+
+    rows: List[losses.MetricsRow]
+    offset: int
+
+
+@repeatable("it writes the same file again")
 def put_config(root: str, run_id: str, text: str) -> None:
-    """Make ``text`` the run's config. Refused where an attempt of the run lives: it may be reading its own."""
+    """Write the run's config. Raises RefusedError where an attempt runs: it may be reading it."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     os.makedirs(paths.attempts, exist_ok=True)
     with records.locked(paths.lock):
-        living = run_state.running_attempt(root, run_id)
-        if living:
-            raise run_state.Refused("attempt {} of {} runs here already".format(living, run_id))
+        running = run_state.running_attempt(root, run_id)
+        if running:
+            raise run_state.RefusedError("attempt {} of {} runs here already".format(running, run_id))
         records.write_bytes(paths.config, text.encode())
 
 
-def newest_state(root: str, run_id: str) -> Optional[Dict[str, Any]]:
-    """The newest complete, accepted checkpoint: ``{"name", "manifest", "train"}``; None where there is none. Looked at
-    in one go: a run that trains on replaces one by the next."""
+@reads(limit=MANIFEST_LIMIT)
+def newest_state(root: str, run_id: str) -> Optional[NewestState]:
+    """The newest complete, accepted checkpoint; None where there is none.
+
+    Read in one call: a run that is training replaces one checkpoint by the next.
+    """
     paths = records.RunPaths(root, run_id)
     while True:
-        point = _newest(paths, "")
-        if point is None:
+        checkpoint = _newest(paths, "")
+        if checkpoint is None:
             return None
-        directory = paths.checkpoint(point["name"])
+        directory = paths.checkpoint(checkpoint.name)
         manifest = posixpath.join(directory, records.MANIFEST)
         try:
-            return {
-                "name": point["name"],
-                "manifest": records.Manifest.read(manifest).to_json(),
-                "train": records.read_json(posixpath.join(directory, records.TRAIN)),
-            }
+            train = records.read_json(posixpath.join(directory, records.TRAIN))
+            return NewestState(checkpoint.name, records.Manifest.read(manifest), train)
         except FileNotFoundError as error:
             if os.path.exists(manifest):  # nothing has removed the checkpoint
-                raise records.Damaged("{}: {} is missing".format(directory, os.path.basename(error.filename))) from None
+                raise records.DamagedRecordError(
+                    "{}: {} is missing".format(directory, os.path.basename(error.filename))
+                ) from None
 
 
-def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str = "") -> Optional[Dict[str, Any]]:
-    """Keep retention away from the newest complete, accepted checkpoint, or from the one that is named, until
-    ``expires``; as ``runs.run_state.describe`` tells of it. None where there is none."""
+@repeatable("it writes a pin again, of what is newest by then")
+def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str = "") -> Optional[CheckpointSummary]:
+    """Pin the newest complete, accepted checkpoint, or the one with that name.
+
+    Retention does not delete it before ``expires`` (UTC seconds). None where there is no such checkpoint.
+    """
     paths = records.RunPaths(root, run_id)
     while True:
-        point = _newest(paths, name)
-        if point is None:
+        checkpoint = _newest(paths, name)
+        if checkpoint is None:
             return None
-        run_state.pin(root, run_id, migration, point["name"], expires)
-        if os.path.exists(posixpath.join(paths.checkpoint(point["name"]), records.MANIFEST)):
-            return point
+        run_state.pin(root, run_id, migration, checkpoint.name, expires)
+        if os.path.exists(posixpath.join(paths.checkpoint(checkpoint.name), records.MANIFEST)):
+            return checkpoint
 
 
-def _newest(paths: records.RunPaths, name: str) -> Optional[Dict[str, Any]]:
-    usable = [point for point in run_state.checkpoints(paths) if point["complete"] and point["accepted"]]
-    usable = [point for point in usable if name in ("", point["name"])]
-    return max(usable, key=lambda point: (point["step"], point["attempt"])) if usable else None
+def _newest(paths: records.RunPaths, name: str) -> Optional[CheckpointSummary]:
+    usable = [checkpoint for checkpoint in run_state.checkpoints(paths) if checkpoint.complete and checkpoint.accepted]
+    usable = [checkpoint for checkpoint in usable if name in ("", checkpoint.name)]
+    return max(usable, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt)) if usable else None
 
 
+@repeatable("a lease may be renewed at any time")
 def renew(root: str, run_id: str, migration: str) -> None:
-    """Say to whatever stands by for this migration that it is still wanted."""
+    """Renew the lease of the standby of this migration; the standby exits when it expires."""
     paths = records.RunPaths(root, run_id)
     found = run_state.attempt_of_migration(root, run_id, migration)
-    if found is not None and found["running"] and (found["status"] is None or found["status"]["epoch"] == 0):
-        records.write_bytes(paths.attempt(found["attempt"]).lease, b"")
+    if found is not None and found.running and (found.status is None or found.status.epoch == 0):
+        records.write_bytes(paths.attempt(found.attempt).lease, b"")
 
 
+@reads()
 def clock() -> float:
     """This host's time: UTC seconds."""
     return time.time()
 
 
-def command(root: str, run_id: str, attempt: int) -> Optional[Dict[str, Any]]:
-    """The newest order of an attempt; None where it has none."""
-    found = records.Command.read_or_none(records.RunPaths(root, run_id).attempt(attempt).command_file)
-    return None if found is None else found.to_json()
+@reads()
+def command(root: str, run_id: str, attempt: int) -> Optional[records.Command]:
+    """The newest command of an attempt; None where it has none."""
+    return records.Command.read_or_none(records.RunPaths(root, run_id).attempt(attempt).command_file)
 
 
+@repeatable("it writes the same file again")
 def keep_config(root: str, run_id: str, text: str) -> None:
-    """Make ``text`` the run's config again."""
+    """Write the run's config again, also while an attempt runs."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     with records.locked(paths.lock):
         records.write_bytes(paths.config, text.encode())
 
 
+@repeatable("a second call reports that the command was sent before")
 def take_over(
-    root: str, run_id: str, attempt: int, fence: Mapping[str, Any], order: Mapping[str, Any], patience: float
-) -> Dict[str, Any]:
-    """Hand the run over to the attempt that stands by: the fence, then the order. ``{"outcome", "status", "running",
-    "sequence"}``; outcome ``gone`` (it does not live), ``told`` (it was told before), ``unready`` (it does not wait
-    yet;
-    no order was given), or ``given`` (the status is that after ``patience`` seconds at the latest)."""
-    ownership.put_fence(root, run_id, fence, str(order.get("migration", "")))
+    root: str, run_id: str, attempt: int, fence: Mapping[str, Any], command: Mapping[str, Any], patience: float
+) -> Promotion:
+    """Hand the run over to a standby attempt: write the fence, then the command.
+
+    Args:
+        root: Root of this host.
+        run_id: The run.
+        attempt: The standby attempt.
+        fence: JSON of the new fence.
+        command: JSON of the command.
+        patience: Seconds to wait for the answer to the command.
+    """
+    ownership.put_fence(root, run_id, fence, str(command.get("migration", "")))
     found = run_state.status(root, run_id, attempt)
-    status = found["status"]
-    if not found["running"]:
-        return dict(found, outcome="gone", sequence=0)
-    if status is not None and status["epoch"] > 0:
-        return dict(found, outcome="told", sequence=0)
-    if status is None or status["state"] not in (records.WAITING, records.REPLAYING):
-        return dict(found, outcome="unready", sequence=0)
-    serial = ownership.send_command(root, run_id, attempt, order)
-    return dict(heard(root, run_id, attempt, serial, patience), outcome="given", sequence=serial)
+    status = found.status
+    if not found.running:
+        return Promotion(status, found.running, "exited", 0)
+    if status is not None and status.epoch > 0:
+        return Promotion(status, found.running, "sent before", 0)
+    if status is None or status.state not in (records.WAITING, records.REPLAYING):
+        return Promotion(status, found.running, "not ready", 0)
+    sequence = ownership.send_command(root, run_id, attempt, command)
+    answer = await_answer(root, run_id, attempt, sequence, patience)
+    return Promotion(answer.status, answer.running, "sent", sequence)
 
 
-def heard(root: str, run_id: str, attempt: int, serial: int, patience: float) -> Dict[str, Any]:
-    """``{"heard", "status", "running"}`` once the attempt has carried out or refused order ``serial`` or has ended, and
-    after ``patience`` seconds at the latest."""
+@reads()
+def await_answer(root: str, run_id: str, attempt: int, sequence: int, patience: float) -> CommandAnswer:
+    """Wait up to ``patience`` seconds until the attempt has carried out or rejected a command, or has exited."""
     deadline = time.monotonic() + patience
     while True:
         found = run_state.status(root, run_id, attempt)
-        status = found["status"]
-        done = not found["running"] or (
+        status = found.status
+        done = not found.running or (
             status is not None
-            and (status["state"] in records.ENDED or max(status["acknowledged"], status["rejected"]) >= serial)
+            and (status.state in records.ENDED or max(status.acknowledged, status.rejected) >= sequence)
         )
         if done or time.monotonic() >= deadline:
-            return dict(found, heard=done)
-        time.sleep(POLL)
+            return CommandAnswer(status, found.running, done)
+        time.sleep(POLL_INTERVAL)
 
 
-def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: int) -> Dict[str, Any]:
-    """Whole rows of an attempt's ``name`` (metrics.jsonl or replay.jsonl) from byte ``offset`` on, of steps from
-    ``first`` on: ``{"rows", "offset", "status", "running"}``; of a row, what comparing takes."""
+@reads(limit=MANIFEST_LIMIT)
+def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: int) -> NewRows:
+    """The complete rows of an attempt's ``name`` (metrics.jsonl or replay.jsonl).
+
+    Args:
+        root: Root of this host.
+        run_id: The run.
+        attempt: The attempt.
+        name: The file's name.
+        offset: Byte to begin at.
+        first: Step to begin at.
+    """
     found = run_state.status(root, run_id, attempt)
     path = posixpath.join(records.RunPaths(root, run_id).attempt(attempt).dir, name)
     data = b""
     with contextlib.suppress(FileNotFoundError), records.open_regular(path) as file:
         file.seek(offset)
         data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]
-    wanted = ("global_step", "train/loss", "batch_digest", "time")
+    complete = data[: data.rfind(b"\n") + 1]
     kept = [
-        {key: row[key] for key in wanted}
-        for row in records.parse_metrics(whole.decode().splitlines())
+        losses.reduced(row)
+        for row in records.parse_metrics(complete.decode().splitlines())
         if "train/loss" in row and row.get("global_step", -1) >= first
     ]
-    return dict(found, rows=kept, offset=offset + len(whole))
+    return NewRows(found.status, found.running, kept, offset + len(complete))
 
 
-def parameter_drift(root: str, run_id: str, attempt: int, expected: bool, patience: float) -> Optional[Dict[str, Any]]:
-    """``parameter_drift.json`` of an attempt, waited for while the attempt lives and one is ``expected``; None
-    without it."""
+@reads()
+def parameter_drift(
+    root: str, run_id: str, attempt: int, expected: bool, patience: float
+) -> Optional[records.ParameterDrift]:
+    """Read ``parameter_drift.json`` of an attempt; None without it.
+
+    Where one is ``expected``, wait for it up to ``patience`` seconds while the attempt runs.
+    """
     path = records.RunPaths(root, run_id).attempt(attempt).parameter_drift
     deadline = time.monotonic() + patience
     while True:
         found = records.ParameterDrift.read_or_none(path)
         over = not expected or time.monotonic() >= deadline
-        if found is None and not over and not run_state.status(root, run_id, attempt)["running"]:
+        if found is None and not over and not run_state.status(root, run_id, attempt).running:
             found, over = records.ParameterDrift.read_or_none(path), True
         if found is not None or over:
-            return None if found is None else found.to_json()
-        time.sleep(10 * POLL)
+            return found
+        time.sleep(10 * POLL_INTERVAL)

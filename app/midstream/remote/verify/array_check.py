@@ -1,7 +1,7 @@
-"""Examine a checkpoint's arrays where it lies: by the engine, where one is installed, else by the standard library.
+"""Check of a checkpoint's arrays on its host, by an installed engine or else by the standard library.
 
 Lines: ``array`` with ``name``, ``norm`` and ``not_finite``, ``checked`` with ``path`` and ``bytes``, at the end
-``verified`` or ``problem``, as ``verify.tree.verify`` has them, with ``by``: which of the two it was.
+``verified`` or ``problem`` as of ``verify.tree.verify``, with ``by``: the engine or the standard library.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ import subprocess
 import sys
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from midstream.remote.verify import decode, tree
+from midstream.remote.copy.object_files import emit, end_with_operator
+from midstream.remote.declarations import program
+from midstream.remote.verify import decode
 
 ENGINE = "midstream_engine.checkpoint"
 
 
+@program
 def examine(directory: str, root: str, deep: bool = True, engine: bool = True) -> int:
-    """``directory`` may be ``gs://...``: then an engine has to be here. ``engine``: False for the standard library."""
-    tree.end_with_operator()
+    """Check the arrays of the checkpoint in ``directory``.
+
+    A program. ``directory`` may be ``gs://...``, which needs an engine on this host. ``engine``: False for the standard
+    library.
+    """
+    end_with_operator()
     found = find_engine(root) if engine else None
     if found is None and directory.startswith("gs://"):
-        tree.emit("problem", kind="engine", message="there is no engine here that could read {}".format(directory))
+        emit("problem", kind="engine", message="no engine on this host can read {}".format(directory))
         return 1
     if found is None:
         return decode.examine(directory)
@@ -36,21 +43,21 @@ def examine(directory: str, root: str, deep: bool = True, engine: bool = True) -
     for line in child.stdout:
         last = json.loads(line)
         event = last.pop("event")
-        tree.emit(event, by="engine", **last)
+        emit(event, by="engine", **last)
         last["event"] = event
-    words = child.stderr.read().decode(errors="replace").strip().splitlines()
+    lines = child.stderr.read().decode(errors="replace").strip().splitlines()
     child.wait()
     if last.get("event") not in ("verified", "problem"):
-        message = words[-1] if words else "it ended with {}".format(child.returncode)
-        tree.emit("problem", kind="engine", message="{}: {}".format(directory, message))
+        message = lines[-1] if lines else "it ended with {}".format(child.returncode)
+        emit("problem", kind="engine", message="{}: {}".format(directory, message))
         return 1
     return 0
 
 
 def find_engine(root: str) -> Optional[Tuple[str, Optional[str]]]:
-    """(interpreter, PYTHONPATH) of an engine that starts here: this interpreter's own, or one under ``root``."""
+    """Find an engine, in this interpreter or under ``root``; return (interpreter, PYTHONPATH)."""
     for python, path in _candidates(root):
-        check = [python, "-P", "-c", "import {}.verify".format(ENGINE)]
+        check = [python, "-P", "-c", "import {}.loading.verify".format(ENGINE)]
         try:
             done = subprocess.run(check, env=_environment(path), cwd="/", stdin=subprocess.DEVNULL,
                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)  # fmt: skip
@@ -70,12 +77,12 @@ def _candidates(root: str) -> Iterator[Tuple[str, Optional[str]]]:
 
 
 def _newest(root: str, folder: str) -> List[str]:
-    """Directories of ``folder`` that are complete, the newest first."""
+    """Complete directories of ``folder``, the newest first."""
     try:
         names = os.listdir(posixpath.join(root, folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    stamped = []
+    stamped: List[Tuple[float, str]] = []
     for name in names:
         directory = posixpath.join(root, folder, name)
         stamp = posixpath.join(directory, ".complete.json")

@@ -1,48 +1,45 @@
-"""A tree of objects, looked at on the machine where it lies: its manifest, and whether the objects are what it says.
+"""Verification of a tree of objects on its host.
 
-A tree is a directory with a manifest whose ``objects`` name every file, its size and its SHA-256. The streaming
-programs (``survey``, ``verify``) write one JSON object a line.
+A tree is a directory with a manifest whose ``objects`` list every file with its size and SHA-256. `verify` prints one
+JSON object a line.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
-from midstream.remote.copy.object_files import BLOCK, HASHERS, INCOMING, emit, end_with_operator, file_sha256
+from midstream.remote.copy.copy_items import CopyObject
+from midstream.remote.copy.object_files import emit, end_with_operator
+from midstream.remote.declarations import MANIFEST_LIMIT, program, reads
 from midstream.remote.verify import objects as objects_of
-from midstream.remote.verify.objects import check, checked
+from midstream.remote.verify.objects import checked
 from midstream_engine import records
 
-__all__ = ["BLOCK", "HASHERS", "INCOMING", "check", "checked", "emit", "end_with_operator", "file_sha256"]
 
-
-def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[Dict[str, Any]]]:
-    """Text, value and objects of a tree's manifest. RecordError where it is absent or of another shape."""
+def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[CopyObject]]:
+    """Return text, value and objects of a tree's manifest. Raises RecordError."""
     try:
         return objects_of.read_manifest(directory, name)
-    except objects_of.NoTree as error:
+    except objects_of.NoTreeError as error:
         raise records.RecordError(str(error)) from None
 
 
+@reads(limit=MANIFEST_LIMIT)
 def manifest_value(directory: str, manifest: str) -> Dict[str, Any]:
-    """The manifest's value, read and looked over; no object is."""
+    """Read and check a manifest; return its value. Objects are not read."""
     return read_manifest(directory, manifest)[1]
 
 
-def survey(directory: str, objects: Sequence[Dict[str, Any]]) -> int:
-    """Which objects lie there with the right hash. Lines: ``checked`` with ``path``, ``bytes`` and ``right``."""
-    end_with_operator()
-    for entry, wrong in checked(directory, objects):
-        emit("checked", path=entry["path"], bytes=entry["size"], right=wrong is None)
-    emit("done")
-    return 0
-
-
+@program
 def verify(directory: str, manifest: str) -> int:
-    """Every object against size and hash, and a checkpoint's root digest from the bytes that were read. Lines: ``tree``
-    with ``bytes`` and ``objects``, ``checked`` with ``path``, ``bytes`` and ``wrong``; at the end ``verified``."""
+    """Verify every object of a tree, and the root digest of a checkpoint.
+
+    A program. The root digest is computed from the bytes that were read.
+
+    Events: ``tree`` (``bytes``, ``objects``), ``checked`` (``path``, ``bytes``, ``wrong``), then ``verified``.
+    """
     end_with_operator()
     try:
         _, value, objects = read_manifest(directory, manifest)
@@ -50,12 +47,12 @@ def verify(directory: str, manifest: str) -> int:
         emit("problem", kind="manifest", message=str(error))
         return 1
     emit("tree", bytes=sum(entry["size"] for entry in objects), objects=len(objects))
-    wrong_paths = set()
+    wrong_paths: Set[str] = set()
     for entry, wrong in checked(directory, objects):
         if wrong is not None:
             wrong_paths.add(entry["path"])
         emit("checked", path=entry["path"], bytes=entry["size"], wrong=wrong)
-    extra = sorted(set(_files(directory)) - {entry["path"] for entry in objects} - {manifest})
+    extra = sorted(set(files_below(directory)) - {entry["path"] for entry in objects} - {manifest})
     digest: Optional[str] = None
     problems: List[List[str]] = []
     if value.get("format") == records.FORMAT:
@@ -72,7 +69,7 @@ def verify(directory: str, manifest: str) -> int:
 
 
 def _root_digest(directory: str, manifest: records.Manifest, wrong: Set[str]) -> str:
-    """From the measured hashes: an object that is not what the manifest says has none."""
+    """Compute the root digest from the measured hashes, without those of ``wrong`` objects."""
     sha256 = {entry.path: entry.sha256 for entry in manifest.object_entries if entry.path not in wrong}
     train = records.read_json(posixpath.join(directory, records.TRAIN))
     lost = sorted({path for array in manifest.array_entries for path in array.objects} - set(sha256))
@@ -81,15 +78,16 @@ def _root_digest(directory: str, manifest: records.Manifest, wrong: Set[str]) ->
     return records.root_digest(manifest.array_entries, sha256, train["state"])
 
 
-def _files(directory: str) -> Iterator[str]:
+def files_below(directory: str) -> Iterator[str]:
     """Paths of all files below ``directory``, relative to it."""
     for parent, _, names in os.walk(directory):
         for name in names:
             yield posixpath.relpath(posixpath.join(parent, name), directory)
 
 
+@reads()
 def store_of(root: str, run_id: str) -> Optional[str]:
-    """``gs://bucket/prefix`` where the run's checkpoints lie in a bucket, None where they lie here."""
+    """URL ``gs://bucket/prefix`` of the run's checkpoints; None where they are on this host."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     found = records.Store.read_or_none(paths.store_file)
     return found.url if found is not None else None

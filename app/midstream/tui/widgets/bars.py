@@ -1,17 +1,21 @@
-"""Bars: of a copy's progress, of a downtime's parts, of a device's use."""
+"""Bars for copy progress, parts of the downtime and device utilization."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from midstream.migrate import model
-from midstream.tui import number_format, palette
-from midstream.tui.glyphs import Glyphs
-from midstream.tui.styled_text import Text
+from rich.cells import cell_len, set_cell_size
+
+from midstream.counts import count
+from midstream.migrate.proof.downtime_report import DOWNTIME_PHASES, DowntimeReport, shown_phase
+from midstream.tui.style import number_format, palette
+from midstream.tui.style.glyphs import Glyphs
+from midstream.tui.style.styled_text import Text
 
 
 def bar(glyphs: Glyphs, share: float, width: int, colour: str = "") -> Text:
-    """``share`` in 0..1 as a bar of ``width`` cells, in steps of half a cell."""
+    """Draw ``share`` (0..1) as a bar of ``width`` cells, in steps of half a cell."""
     colour = colour or palette.ACCENT
     halves = round(min(1.0, max(0.0, share)) * width * 2)
     text = Text(glyphs.full * (halves // 2), colour)
@@ -20,11 +24,30 @@ def bar(glyphs: Glyphs, share: float, width: int, colour: str = "") -> Text:
     return text.append(glyphs.empty * (width - (halves + 1) // 2), palette.FAINT)
 
 
-def copy_progress(glyphs: Glyphs, detail: dict, width: int) -> Text:
-    """One line of a copy: ``checkpoint [████░░░] 64%  9.1 MB of 14.2 MB  412 MB/s  12s left``. What is less needed
-    gives way to the bar."""
+def copy_progress(glyphs: Glyphs, details: Sequence[Mapping[str, Any]], width: int) -> list[Text]:
+    """Draw the progress of copies: ``checkpoint [████░░░] 64%  9.1 MB of 14.2 MB  412 MB/s  12s left``.
+
+    The bars are below each other and equally long. Details that leave less than 16 cells for them are omitted.
+    """
+    names = [str(detail.get("what", "copy")) for detail in details]
+    label = max(10, *map(cell_len, names)) if names else 10
+    if label > width // 3:
+        label = 10
+    tails = [_copy_numbers(detail, width - label - 4 - 16) for detail in details]
+    room = max(8, min(60, width - label - 5 - max(map(len, tails), default=0)))
+    lines = []
+    for name, tail, detail in zip(names, tails, details, strict=True):
+        total, done = detail.get("bytes_total") or 0, detail.get("bytes_done") or 0
+        line = Text(f"  {set_cell_size(name, label)} ", palette.DIM, no_wrap=True)
+        colour = palette.GOOD if done >= total else palette.ACCENT
+        line.append_text(bar(glyphs, done / total if total else 1.0, room, colour))
+        lines.append(line.append(tail, palette.TEXT))
+    return lines
+
+
+def _copy_numbers(detail: Mapping[str, Any], room: int) -> str:
+    """Return the numbers of a copy, the most important first, as many as fit."""
     total, done = detail.get("bytes_total") or 0, detail.get("bytes_done") or 0
-    share = done / total if total else 1.0
     words = [f"{number_format.size(done)} of {number_format.size(total)}"]
     eta = detail.get("eta_seconds")
     if done < total and eta is not None:
@@ -32,28 +55,25 @@ def copy_progress(glyphs: Glyphs, detail: dict, width: int) -> Text:
     if rate := detail.get("bytes_per_second"):
         words.append(f"{number_format.size(rate)}/s")
     if done < total and (objects := detail.get("objects_total")):
-        words.append(f"{detail.get('objects_done', 0)}/{objects} objects")
-    tail = f" {100 * share:3.0f}%"
+        words.append(f"{detail.get('objects_done', 0)}/{count(objects, 'object')}")
+    tail = f" {100 * (done / total if total else 1.0):3.0f}%"
     for word in words:
-        if len(tail) + len(word) + 2 <= width - 14 - 16:
+        if len(tail) + len(word) + 2 <= room:
             tail += f"  {word}"
-    line = Text(f"  {detail.get('what', 'copy'):<10} ", palette.DIM, no_wrap=True)
-    colour = palette.GOOD if done >= total else palette.ACCENT
-    line.append_text(bar(glyphs, share, max(8, min(60, width - len(tail) - len(line) - 2)), colour))
-    return line.append(tail, palette.TEXT)
+    return tail
 
 
-def downtime(glyphs: Glyphs, ledger: model.DowntimeReport | None, predicted: Mapping[str, float], width: int) -> Text:
-    """The parts of the downtime, one a line: predicted and measured, as bars on one scale."""
-    measured = dict(ledger.measured) if ledger else {}
-    names = [name for name in model.DOWNTIME_PHASES if predicted.get(name) or measured.get(name)]
+def downtime(glyphs: Glyphs, report: DowntimeReport | None, predicted: Mapping[str, float], width: int) -> Text:
+    """Draw the parts of the downtime, one per line: predicted and measured, as bars on one scale."""
+    measured = dict(report.measured) if report else {}
+    names = [name for name in DOWNTIME_PHASES if predicted.get(name) or measured.get(name)]
     longest = max([*predicted.values(), *measured.values(), 1e-9])
     room = max(6, min(60, (width - 14 - 2 * 9 - 1) // 2))
     text = Text(" " * 14, no_wrap=True)
     text.append(f"{'predicted':<{room + 9}}measured\n", palette.DIM)
     for name in names:
         expected, found = predicted.get(name, 0.0), measured.get(name)
-        text.append(f"  {name:<12}", palette.TEXT)
+        text.append(f"  {shown_phase(name):<12}", palette.TEXT)
         text.append_text(bar(glyphs, expected / longest, room, palette.DIM))
         text.append(f" {number_format.seconds(expected):<8}", palette.DIM)
         if found is None:
@@ -67,7 +87,7 @@ def downtime(glyphs: Glyphs, ledger: model.DowntimeReport | None, predicted: Map
 
 
 def spark(glyphs: Glyphs, shares: Sequence[float], width: int) -> str:
-    """The last ``width`` values, each 0..1, as a line of small columns."""
+    """Draw the last ``width`` values, each 0..1, as a sparkline."""
     signs = glyphs.columns
     shown = list(shares)[-width:]
     return "".join(signs[min(len(signs) - 1, max(0, round(share * (len(signs) - 1))))] for share in shown)

@@ -1,4 +1,4 @@
-"""Dots on cells: braille has 2 x 4 of them in a cell. Two layers, because a cell has one colour only."""
+"""A canvas of braille dots, 2 x 4 per cell; a cell has one colour."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 class Canvas:
-    """``width`` x ``height`` cells, (2*width) x (4*height) dots; the dot (0, 0) is at the top left."""
+    """``width`` x ``height`` cells, (2*width) x (4*height) dots; dot (0, 0) is at the top left."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width = width
@@ -17,19 +17,19 @@ class Canvas:
         self._colours: list[list[str]] = [[""] * width for _ in range(height)]
 
     def column(self, x: int, top: int, bottom: int, colour: str) -> None:
-        """The dots of column ``x`` from ``top`` to ``bottom``, both included and in any order."""
+        """Set the dots of column ``x`` from ``top`` to ``bottom``, inclusive, in either order."""
         if top > bottom:
             top, bottom = bottom, top
-        cell, side = x >> 1, _BITS[x & 1]
+        cell, bits = x >> 1, _BITS[x & 1]
         if not 0 <= cell < self.width:
             return
         for y in range(max(0, top), min(4 * self.height - 1, bottom) + 1):
             row = y >> 2
-            self._bits[row][cell] |= side[y & 3]
+            self._bits[row][cell] |= bits[y & 3]
             self._colours[row][cell] = colour
 
     def line(self, x0: int, y0: int, x1: int, y1: int, colour: str) -> None:
-        """A straight line without holes, ``x0 < x1``."""
+        """Draw a connected straight line, ``x0 < x1``."""
         last = y0
         for x in range(x0 + 1, x1 + 1):
             y = round(y0 + (y1 - y0) * (x - x0) / (x1 - x0))
@@ -38,5 +38,5 @@ class Canvas:
             last = y
 
     def cell(self, x: int, y: int) -> tuple[int, str]:
-        """(dots, colour) of a cell; no dots: (0, "")."""
+        """Return (dots, colour) of a cell; (0, "") if it has no dots."""
         return self._bits[y][x], self._colours[y][x]

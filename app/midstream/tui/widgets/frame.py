@@ -1,7 +1,8 @@
-"""A plot in its frame: title and legend above, axes and marks around it, the crosshair in it."""
+"""A plot with title, legend, axes, marks and crosshair."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,17 +10,20 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 
-from midstream.tui import palette
-from midstream.tui.glyphs import Glyphs
-from midstream.tui.number_format import grouped, loss, short, small
-from midstream.tui.widgets import axes, plot
+from midstream.charts import axes
+from midstream.charts.chart import NO_RANGE, Range
+from midstream.tui.style import number_format, palette
+from midstream.tui.style.glyphs import Glyphs
+from midstream.tui.style.number_format import grouped, loss, short, small
+from midstream.tui.widgets import plot
 from midstream.tui.widgets.canvas import BRAILLE, Canvas
 from midstream.tui.widgets.plot import Drawn
+from midstream.watch.system.system_metrics import metric_of
 
 
 @dataclass(frozen=True)
 class Picture:
-    """All that one picture shows. ``span`` is the x axis in sight; ``smoothing`` the average's share of it, 0: none."""
+    """Content of one picture. ``span`` is the visible x range; ``smoothing`` is a share of it, 0 for none."""
 
     shown: Sequence[Drawn]
     metric: str
@@ -34,11 +38,13 @@ class Picture:
     cursor: float | None = None
     words: str = ""
     compact: bool = False
+    log_x: bool = False
+    y_range: Range = NO_RANGE
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where the plot lies in the widget: the cells left of it, and its cells."""
+    """Position of the plot in the widget: cells left of it, and its columns."""
 
     left: int
     columns: int
@@ -48,9 +54,9 @@ Line = list[Segment]
 
 
 def paint(picture: Picture, width: int, height: int, glyphs: Glyphs, base: Style) -> tuple[Frame, list[Line]]:
-    """The lines of a picture, and where its plot lies."""
+    """Draw a picture. Return the position of its plot, and its lines."""
     rows = height - (1 if picture.compact else 3)
-    scale = plot.scale(picture.shown, *picture.span, log=picture.log, robust=picture.robust)
+    scale = plot.scale(picture.shown, *picture.span, log=picture.log, robust=picture.robust, limits=picture.y_range)
     labels: dict[int, str] = {}
     gutter = -1
     if not picture.compact:
@@ -61,11 +67,14 @@ def paint(picture: Picture, width: int, height: int, glyphs: Glyphs, base: Style
         gutter = max([len(text) for text in labels.values()] + [4]) + 1
     columns = width - gutter - 2
     envelope, line = Canvas(columns, rows), Canvas(columns, rows)
-    averages = [plot.draw(drawn, picture.span, scale, envelope, line, picture.smoothing) for drawn in picture.shown]
+    averages = [
+        plot.draw(drawn, picture.span, scale, envelope, line, picture.smoothing, picture.log_x)
+        for drawn in picture.shown
+    ]
     seams = _seams(picture, columns)
     cross = None
     if picture.cursor is not None and picture.span[0] <= picture.cursor <= picture.span[1]:
-        cross = plot.cell_of(picture.cursor, picture.span, columns)
+        cross = plot.cell_of(picture.cursor, picture.span, columns, picture.log_x)
     lines = [_title(picture, averages[-1], width, glyphs, base)]
     lines += _plot(envelope, line, labels, gutter, {column for column, _, _ in seams}, cross, glyphs, base)
     if not picture.compact:
@@ -74,17 +83,20 @@ def paint(picture: Picture, width: int, height: int, glyphs: Glyphs, base: Style
 
 
 def nothing(words: str, width: int, height: int, base: Style) -> list[Line]:
-    """Where there is nothing to draw: why."""
-    text = words[: max(0, width)]
+    """Draw a text instead of a plot: each of its lines folded and centred."""
     lines: list[Line] = [[] for _ in range(max(0, height))]
-    if lines:
-        left = (width - len(text)) // 2
-        lines[(height - 1) // 2] = [Segment(" " * left, base), Segment(text, base + Style(color=palette.DIM))]
+    texts = [text for line in words.split("\n") for text in textwrap.wrap(line, max(1, width))][: max(0, height)]
+    top = max(0, (height - len(texts)) // 2)
+    for y, text in enumerate(texts, top):
+        left = " " * ((width - cell_len(text)) // 2)
+        lines[y] = [Segment(left, base), Segment(text, base + Style(color=palette.DIM))]
     return lines
 
 
 def value_words(metric: str, value: float | None) -> str:
-    """A value of a metric, as one reads it."""
+    """Format a value of a metric, a system metric with its unit."""
+    if (system := metric_of(metric)) is not None:
+        return number_format.quantity(value, system.unit)
     if value is not None and value and abs(value) < 1e-3:
         return small(value)
     if value is not None and 1000 <= abs(value) < 1e12 and metric != "train/loss":
@@ -93,14 +105,16 @@ def value_words(metric: str, value: float | None) -> str:
 
 
 def x_words(value: float, axis: str) -> str:
-    """A place on the x axis: ``step 1,204``."""
+    """Format a position on the x axis: ``step 1,204``."""
     if axis == "time":
         return f"after {axes.duration_label(value)}"
+    if axis == "clock":
+        return axes.clock_label(value, 1.0)
     return f"{axis} {grouped(round(value)) if axis == 'step' else axes.step_label(value)}"
 
 
 def _seams(picture: Picture, columns: int) -> list[tuple[int, str, str]]:
-    """(cell column, label, colour) of every change of attempt in sight, and of the marks that were given."""
+    """Return (column, label, colour) of every visible change of attempt and every mark."""
     found: list[tuple[float, str, str]] = [(x, label, palette.TEXT) for x, label in picture.marks]
     for drawn in picture.shown:
         for number, (index, attempt) in enumerate(drawn.series.attempts):
@@ -108,7 +122,7 @@ def _seams(picture: Picture, columns: int) -> list[tuple[int, str, str]]:
                 name = dict(picture.names).get(attempt, f"attempt {attempt}")
                 found.append((drawn.series.x[index], name, drawn.shade(number)))
     return [
-        (plot.cell_of(x, picture.span, columns), label, colour)
+        (plot.cell_of(x, picture.span, columns, picture.log_x), label, colour)
         for x, label, colour in sorted(found)
         if picture.span[0] <= x <= picture.span[1]
     ]
@@ -142,10 +156,10 @@ def _title(picture: Picture, average: float | None, width: int, glyphs: Glyphs, 
             for number, (_, attempt) in enumerate(picture.shown[0].series.attempts)
         ]
     else:
-        legend = [(_named(drawn, at), drawn.colour or palette.series(0)) for drawn in picture.shown]
+        legend = [(_named(drawn, picture.metric, at), drawn.colour or palette.series(0)) for drawn in picture.shown]
     used = sum(len(segment.text) for segment in segments)
     tail: Line = []
-    for name, colour in reversed(legend):  # the newest are the ones to name where room is scarce
+    for name, colour in reversed(legend):  # the newest first: older ones are omitted without room
         words = f"{glyphs.rule * 2} {name}  "
         if used + cell_len(words) + sum(cell_len(segment.text) for segment in tail) > width - 2:
             break
@@ -154,10 +168,10 @@ def _title(picture: Picture, average: float | None, width: int, glyphs: Glyphs, 
     return [*segments, Segment(" " * max(0, room), base), *tail]
 
 
-def _named(drawn: Drawn, at: float | None) -> str:
-    """A series in the legend; under the crosshair with its value there."""
+def _named(drawn: Drawn, metric: str, at: float | None) -> str:
+    """Return the legend text of a series, with its value at the crosshair."""
     index = drawn.series.nearest(at) if at is not None else None
-    return drawn.name if index is None else f"{drawn.name} {loss(drawn.series.values.value(index))}"
+    return drawn.name if index is None else f"{drawn.name} {value_words(metric, drawn.series.values.value(index))}"
 
 
 def _plot(
@@ -172,14 +186,14 @@ def _plot(
 ) -> list[Line]:
     frame, dim = base + Style(color=palette.FAINT), base + Style(color=palette.DIM)
     hair = base + Style(color=palette.ACCENT, bgcolor=palette.RAISED)
-    styles: dict[str, Style] = {}  # colour -> style: made once a paint, and not once a cell
+    styles: dict[str, Style] = {}  # colour -> style: created once per paint, not per cell
     lines = []
     for y in range(envelope.height):
         text = labels.get(y, "")
         row: Line = []
         if gutter >= 0:
             row = [Segment(text.rjust(gutter), dim), Segment(glyphs.tick if text else glyphs.axis, frame)]
-        run, running = "", base  # cells of one style are one segment
+        run, running = "", base  # adjacent cells of one style form one segment
         for x in range(envelope.width):
             bright, colour = line.cell(x, y)
             if not bright:
@@ -187,7 +201,7 @@ def _plot(
             else:
                 faint = 0
             if bright or faint:
-                # The average alone is drawn where both meet: it stands out as a line, not as a blot.
+                # Where both meet only the average is drawn, which keeps it a thin line.
                 sign = chr(BRAILLE + (bright or faint)) if glyphs.braille else "*" if bright else "."
                 style = styles.get(colour)
                 if style is None:
@@ -228,7 +242,7 @@ def _x_axis(
     dim = base + Style(color=palette.DIM)
 
     def write(text: str, at: int, style: Style) -> bool:
-        """Centred at ``at`` where it fits and touches nothing."""
+        """Write text centred at ``at`` unless it overlaps. Return True if written."""
         left = min(max(0, at - len(text) // 2), columns - len(text))
         if left < 0 or any(cell[0] != " " for cell in words[max(0, left - 1) : left + len(text) + 1]):
             return False
@@ -237,19 +251,24 @@ def _x_axis(
 
     for x in picture.points:
         if span[0] <= x <= span[1]:
-            cells[plot.cell_of(x, span, columns)] = (glyphs.point, base + Style(color=palette.GOOD))
+            cells[plot.cell_of(x, span, columns, picture.log_x)] = (glyphs.point, base + Style(color=palette.GOOD))
     for column, text, colour in seams:
         cells[column] = (glyphs.mark, base + Style(color=colour))
         write(text, column, base + Style(color=colour))
     if cross is not None and picture.cursor is not None:
         cells[cross] = (glyphs.mark, base + Style(color=palette.ACCENT))
     count = max(1, columns // 14)
-    if picture.axis == "time":
+    if picture.log_x:
+        text_of = axes.duration_label if picture.axis == "time" else axes.step_label
+        marks = [(value, text_of(value)) for value in axes.log_ticks(*span, count)]
+    elif picture.axis == "time":
         marks = [(value, axes.duration_label(value)) for value in axes.duration_ticks(*span, count)]
+    elif picture.axis == "clock":
+        marks = axes.clock_ticks(*span, count)
     else:
         marks = [(value, axes.step_label(value)) for value in axes.ticks(*span, count) if value == round(value)]
     for value, text in marks:
-        column = plot.cell_of(value, span, columns)
+        column = plot.cell_of(value, span, columns, picture.log_x)
         if write(text, column, dim) and cells[column][0] == glyphs.rule:
             cells[column] = (glyphs.below, frame)
     axis += [Segment(sign, style) for sign, style in cells]

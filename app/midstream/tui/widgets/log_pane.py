@@ -1,20 +1,22 @@
-"""LogPane: a log, the line that one types a search into, and the line that says what is left out."""
+"""LogPane: a log, its search input and its status line."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Input, Static
 
-from midstream.tui import palette
-from midstream.tui.styled_text import Text
-from midstream.tui.widgets.log_view import LogView
+from midstream.tui.style import palette
+from midstream.tui.style.styled_text import Text
+from midstream.tui.widgets.paged_log_view import UNKNOWN, PagedLogView
+from midstream.watch.snapshot import LogRange
 
 
 class LogPane(Vertical):
-    """A LogView and what belongs to it."""
+    """A LogView with search input and status line."""
 
     DEFAULT_CSS = """
     LogPane { height: 1fr; }
@@ -22,28 +24,27 @@ class LogPane(Vertical):
     LogPane Input { height: 1; border: none; padding: 0 1; background: $panel; }
     """
 
-    def __init__(self, *, empty: str = "nothing was written yet", id: str | None = None) -> None:
+    def __init__(self, *, empty: str = "no lines yet", id: str | None = None) -> None:
         super().__init__(id=id)
         self._empty = empty
 
     def compose(self) -> ComposeResult:
-        yield LogView(empty=self._empty)
+        yield PagedLogView(empty=self._empty)
         yield Static(classes="status")
-        yield Input(
-            placeholder="search  word !word   enter: n and N go through the matches, e hides the rest", compact=True
-        )
+        yield Input(placeholder="search: word !word   then n, N: next, previous match, e: matches only", compact=True)
 
     def on_mount(self) -> None:
         self.query_one(Input).display = False
 
     @property
-    def view(self) -> LogView:
-        return self.query_one(LogView)
+    def view(self) -> PagedLogView:
+        return self.query_one(PagedLogView)
 
-    def show(self, lines: Sequence[str]) -> None:
-        self.view.show(lines)
+    def show(self, lines: Sequence[str], known: LogRange = UNKNOWN) -> None:
+        """Show lines, which are the bytes ``known`` of the log."""
+        self.view.show(lines, known)
 
-    def focus(self, scroll_visible: bool = True):
+    def focus(self, scroll_visible: bool = True) -> Self:
         self.view.focus(scroll_visible)
         return self
 
@@ -52,11 +53,11 @@ class LogPane(Vertical):
         colour = palette.DIM if view.following and view.plain else palette.WAIT
         self.query_one(Static).update(Text(view.status, colour, no_wrap=True))
 
-    def on_log_view_find_wanted(self) -> None:
+    def on_log_view_find_requested(self) -> None:
         box = self.query_one(Input)
         box.value = self.view.query_words
         box.display = True
-        self.screen.set_focus(box)  # at once: the next key is for it
+        self.screen.set_focus(box)  # synchronously: the next key belongs to the input
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
@@ -64,7 +65,7 @@ class LogPane(Vertical):
         self.view.find(event.value)
 
     def escaped(self) -> bool:
-        """Leave the search, where one is typed or shown; whether there was one."""
+        """End the search. Return True if there was one."""
         if self.query_one(Input).display:
             self._close()
             return True

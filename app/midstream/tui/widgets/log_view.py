@@ -1,4 +1,4 @@
-"""LogView: the lines of a log, up to a million of them. It stays at the newest one until a person scrolls away."""
+"""LogView: up to a million log lines, following the newest until the user scrolls up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import calendar
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from rich.segment import Segment
@@ -16,15 +16,18 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from midstream.counts import count as counted
 from midstream.printable import printable
-from midstream.tui import commands, palette
+from midstream.tui import commands
+from midstream.tui.style import palette
+from midstream.watch.log_query import LogQuery
 
-MOST = 1_000_000  # lines kept; a tenth more, and the oldest go
-OVERLAP = 400  # lines that are compared to find out what is new
+MAX_LINES = 1_000_000  # the oldest are dropped at 10% more
+OVERLAP = 400  # lines compared to find the new ones
 ALL, WARNINGS, ERRORS = 0, 1, 2
 LEVELS = ("", "warnings and errors", "errors")
 WINDOWS = (0, 1, 5, 15, 60)  # minutes; 0: all
-STAMP = "%Y-%m-%dT%H:%M:%SZ"  # as the engine writes it, in UTC
+STAMP = "%Y-%m-%dT%H:%M:%SZ"  # timestamp of the engine, in UTC
 _BAD = re.compile(r"\b(ERROR|CRITICAL|FATAL|Traceback|\w+Error)\b|Z [EC] ")
 _WARN = re.compile(r"\bWARN(ING)?\b|\w+Warning\b|Z W ")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -32,7 +35,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def clean(line: str) -> str:
-    """A line without its colours, and without what was written over; other control characters are shown."""
+    """Return a line without colours and overwritten text; other control characters are escaped."""
     if line.isprintable():
         return line
     return printable(_COLOUR.sub("", line.expandtabs(4).rstrip("\r\n").rsplit("\r", 1)[-1]))
@@ -43,18 +46,19 @@ def level_of(line: str) -> int:
 
 
 class LogView(ScrollView, can_focus=True, inherit_bindings=False):
-    """Lines of text, all of them or those that a search, a level and a time window leave."""
+    """Lines of text, filtered by search, level and time window."""
 
-    BINDINGS = commands.bindings(commands.PANE, commands.LOG)
+    SCOPES = (commands.PANE, commands.LOG)
+    BINDINGS = commands.bindings(*SCOPES)
     DEFAULT_CSS = "LogView { height: 1fr; width: 1fr; }"
 
     class Changed(Message):
-        """What is shown, and how, is another: see ``status``."""
+        """The status has changed: see ``status``."""
 
-    class FindWanted(Message):
-        """A person wants to type what is searched for."""
+    class FindRequested(Message):
+        """The search input is requested."""
 
-    def __init__(self, *, empty: str = "nothing was written yet", id: str | None = None) -> None:
+    def __init__(self, *, empty: str = "no lines yet", id: str | None = None) -> None:
         super().__init__(id=id)
         self.empty = empty
         self.following = True
@@ -65,52 +69,56 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         self.minutes = 0
         self._lines: list[str] = []
         self._source: Sequence[str] = ()
-        self._kept: list[int] | None = None  # indices of the lines that are shown; None: all
-        self._examined = 0  # lines that were looked at for it
-        self._carried = ALL  # the level of the last stamped line: what follows without a stamp belongs to it
-        self._inside = True  # whether that line lies in the time window
+        self._shown: list[int] | None = None  # indices of the shown lines; None: all
+        self._examined = 0  # lines that the filter has examined
+        self._carried = ALL  # level of the last timestamped line; lines without a timestamp belong to it
+        self._inside = True  # that line is in the time window
         self._longest = 0
-        self._tops: list[int] = []  # where wrapped: the first row of each line that is shown, and the end
-        self._at = -1  # the shown line that a search stands at
+        self._tops: list[int] = []  # with wrapping: first row of each shown line, and the end
+        self._at = -1  # shown line of the current match
 
     # ------------------------------------------------------------------------------------------ content
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """All lines that are known."""
+        """All lines."""
         return tuple(self._lines)
 
     @property
     def count(self) -> int:
-        """The lines that are shown."""
-        return len(self._lines) if self._kept is None else len(self._kept)
+        """Number of shown lines."""
+        return len(self._lines) if self._shown is None else len(self._shown)
 
     @property
     def status(self) -> str:
-        """What is left out, and why."""
-        words = ["following" if self.following else "held"]
+        """Follow state, filters and line counts."""
+        return ", ".join(self.status_words())
+
+    def status_words(self) -> list[str]:
+        """Return the parts of the status."""
+        words = ["following" if self.following else "paused"]
         if self.query_words:
             words.append(f"{'only' if self.only_matches else 'search'} {self.query_words!r}")
         if self.level:
             words.append(LEVELS[self.level])
         if self.minutes:
             words.append(f"last {self.minutes} min")
-        if self._kept is not None:
-            words.append(f"{self.count:,} of {len(self._lines):,} lines")
+        if self._shown is not None:
+            words.append(f"{self.count:,} of {counted(len(self._lines), 'line')}")
         else:
-            words.append(f"{self.count:,} lines")
-        return ", ".join(words)
+            words.append(counted(self.count, "line"))
+        return words
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is searched for or left out."""
+        """True without a search or filter."""
         return not (self.query_words or self.level or self.minutes)
 
     def show(self, lines: Sequence[str]) -> None:
-        """The newest lines of the log. What went before them, and was seen, stays."""
+        """Show the newest lines of the log, after the lines shown so far."""
         if lines is self._source:
             return
-        fresh = _added(self._source, lines)
+        fresh = new_lines(self._source, lines)
         self._source = lines
         if fresh is None:
             self.replace(lines)
@@ -118,31 +126,31 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
             self._extend(fresh)
 
     def replace(self, lines: Sequence[str]) -> None:
-        """Another log, or more of its beginning."""
+        """Replace all lines."""
         self._lines, self._longest = [], 0
-        self._forget()
+        self._reset()
         self._extend(lines)
 
     def _extend(self, lines: Sequence[str]) -> None:
         cleaned = [clean(line) for line in lines]
         self._lines += cleaned
         self._longest = max(self._longest, max(map(len, cleaned), default=0))
-        if len(self._lines) > MOST * 1.1:
-            del self._lines[: len(self._lines) - MOST]
-            self._forget()
+        if len(self._lines) > MAX_LINES * 1.1:
+            del self._lines[: len(self._lines) - MAX_LINES]
+            self._reset()
         self._lay()
 
-    def _forget(self) -> None:
-        """Look at all lines anew."""
-        self._kept, self._examined, self._carried, self._inside, self._tops, self._at = None, 0, ALL, True, [], -1
+    def _reset(self) -> None:
+        """Reset the filter state."""
+        self._shown, self._examined, self._carried, self._inside, self._tops, self._at = None, 0, ALL, True, [], -1
 
     def _refilter(self) -> None:
-        self._forget()
+        self._reset()
         self._lay()
         self.post_message(self.Changed())
 
     def _lay(self) -> None:
-        """Bring what is shown up to date with what is known."""
+        """Apply filters and wrapping to the lines that are new."""
         if self.level or self.minutes or (self.only_matches and self.query_words):
             self._filter()
         shown, width = self.count, max(10, self.size.width - 2)
@@ -158,9 +166,9 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         self.post_message(self.Changed())
 
     def _filter(self) -> None:
-        kept = self._kept if self._kept is not None else []
+        shown = self._shown if self._shown is not None else []
         since = self._since()
-        wanted = self._wanted() if self.only_matches else None
+        matches = self._matcher() if self.only_matches else None
         for index in range(self._examined, len(self._lines)):
             line = self._lines[index]
             stamped = line[19:20] == "Z" and _STAMP.match(line) is not None
@@ -174,12 +182,12 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
                     self._inside = line[:20] >= since
                 if not self._inside:
                     continue
-            if wanted is None or wanted(line):
-                kept.append(index)
-        self._kept, self._examined = kept, len(self._lines)
+            if matches is None or matches(line):
+                shown.append(index)
+        self._shown, self._examined = shown, len(self._lines)
 
     def _since(self) -> str:
-        """The stamp at which the time window begins: before the newest one of the log."""
+        """Return the timestamp at which the time window begins, counted back from the newest line."""
         if not self.minutes:
             return ""
         newest = next((line[:20] for line in reversed(self._lines) if _STAMP.match(line)), "")
@@ -188,21 +196,14 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         seconds = calendar.timegm(time.strptime(newest, STAMP)) - 60 * self.minutes
         return time.strftime(STAMP, time.gmtime(seconds))
 
-    def _wanted(self):
-        """Whether a line is one that is searched for. A search in small letters finds capitals too."""
-        words = self.query_words.split()
-        inverse = [word[1:] for word in words if word.startswith("!") and len(word) > 1]
-        plain = [word for word in words if not word.startswith("!")]
-        if self.query_words.islower():
-            return lambda line: (
-                all(word in line.lower() for word in plain) and not any(word in line.lower() for word in inverse)
-            )
-        return lambda line: all(word in line for word in plain) and not any(word in line for word in inverse)
+    def _matcher(self) -> Callable[[str], bool]:
+        """Return a predicate for lines that match the search; a lower-case search ignores case."""
+        return LogQuery.parse(self.query_words).matcher()
 
     def _text(self, shown: int) -> str:
-        return self._lines[shown if self._kept is None else self._kept[shown]]
+        return self._lines[shown if self._shown is None else self._shown[shown]]
 
-    # ------------------------------------------------------------------------------------------ moving
+    # ------------------------------------------------------------------------------------------ scrolling
 
     def on_resize(self) -> None:
         self._tops = []
@@ -225,7 +226,7 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
             self.post_message(self.Changed())
 
     def action_follow(self) -> None:
-        """Follow the newest line, or stay where one is."""
+        """Follow the newest line, or stop following."""
         self.following = not self.following
         self._stay()
         self.post_message(self.Changed())
@@ -251,14 +252,28 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
     def action_scroll_end(self) -> None:
         self.following = True
         self._stay()
+        self.post_message(self.Changed())
+
+    def go_to(self, from_end: int) -> None:
+        """Mark the shown line that is ``from_end`` lines before the last one, and scroll to it."""
+        if self.count:
+            self._go_to(max(0, self.count - 1 - from_end))
+
+    def _go_to(self, index: int) -> None:
+        self._at = index
+        top = self._tops[index] if self.wrapping else index
+        self.following = False
+        self.scroll_to(y=max(0, top - self.size.height // 2), animate=False, immediate=True, force=True)
+        self.refresh()
+        self.post_message(self.Changed())
 
     # ------------------------------------------------------------------------------------------ searching
 
     def action_find(self) -> None:
-        self.post_message(self.FindWanted())
+        self.post_message(self.FindRequested())
 
     def find(self, words: str) -> None:
-        """Search for these words; none ends the search. The newest match comes in sight."""
+        """Search for words and scroll to the newest match; empty text ends the search."""
         self.query_words = words.strip()
         if not self.query_words:
             self.only_matches = False
@@ -268,21 +283,20 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
             self.action_match(-1)
 
     def action_match(self, by: int) -> None:
-        """To the next line that was searched for, or the one before."""
+        """Scroll to the next (1) or previous (-1) match."""
         if not self.query_words:
             return
-        wanted = self._wanted()
+        matches = self._matcher()
         begin = self._at + by if self._at >= 0 else int(self.scroll_offset.y)
         for index in range(begin, self.count if by > 0 else -1, by):
-            if 0 <= index < self.count and wanted(self._text(index)):
-                self._at = index
-                top = self._tops[index] if self.wrapping else index
-                self.following = False
-                self.scroll_to(y=max(0, top - self.size.height // 2), animate=False, immediate=True, force=True)
-                self.refresh()
-                self.post_message(self.Changed())
+            if 0 <= index < self.count and matches(self._text(index)):
+                self._go_to(index)
                 return
-        self.notify("no further match", severity="warning")
+        self.no_match(by)
+
+    def no_match(self, by: int) -> None:
+        """Report that no later (1) or earlier (-1) line matches."""
+        self.notify(f"no {'later' if by > 0 else 'earlier'} match", severity="warning")
 
     def action_only(self) -> None:
         if not self.query_words:
@@ -312,8 +326,8 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         width = self.size.width
         base = self.rich_style
         if not self.count:
-            why = f"no line is left: {self.status}" if self._lines else self.empty
-            text = f"   {why}" if y == 1 else ""
+            message = f"no matching lines: {self.status}" if self._lines else self.empty
+            text = f"   {message}" if y == 1 else ""
             return Strip([Segment(text, base + Style(color=palette.DIM))]).adjust_cell_length(width, base)
         left, top = self.scroll_offset
         row = y + top
@@ -329,10 +343,10 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         return Strip(self._segments(line, self._text(line)[begin : begin + room], base)).adjust_cell_length(width, base)
 
     def _segments(self, index: int, text: str, base: Style) -> list[Segment]:
-        """The line with its colours; what is searched for stands out."""
+        """Return a line in its colours, with matches highlighted."""
         level = level_of(self._text(index))
         style = base + Style(color=palette.BAD if level == ERRORS else palette.WAIT if level else palette.TEXT)
-        lead = Segment(">" if index == self._at and self.query_words else " ", base + Style(color=palette.ACCENT))
+        lead = Segment(">" if index == self._at else " ", base + Style(color=palette.ACCENT))
         plain = [word for word in self.query_words.split() if not word.startswith("!")]
         if not plain:
             stamp = _STAMP.match(text)
@@ -344,14 +358,14 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         return [lead, *(Segment(part, mark if number % 2 else style) for number, part in enumerate(found) if part)]
 
 
-def _added(before: Sequence[str], now: Sequence[str]) -> Sequence[str] | None:
-    """The lines of ``now`` that come after all of ``before``; None where ``now`` does not go on with it."""
+def new_lines(before: Sequence[str], now: Sequence[str]) -> Sequence[str] | None:
+    """Return the lines of ``now`` after those of ``before``; None if ``now`` does not continue it."""
     if not before:
         return None
     last = before[-1]
-    for place in range(len(now) - 1, -1, -1):
-        if now[place] == last:
-            length = min(place + 1, len(before), OVERLAP)
-            if list(now[place + 1 - length : place + 1]) == list(before[len(before) - length :]):
-                return now[place + 1 :]
+    for index in range(len(now) - 1, -1, -1):
+        if now[index] == last:
+            length = min(index + 1, len(before), OVERLAP)
+            if list(now[index + 1 - length : index + 1]) == list(before[len(before) - length :]):
+                return now[index + 1 :]
     return None

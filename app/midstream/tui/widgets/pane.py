@@ -1,4 +1,4 @@
-"""Pane: text that is longer than its place, moved with the keys of every list."""
+"""Pane: scrollable text with the keys of every list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from midstream.tui import commands
 class Pane(VerticalScroll, can_focus=True, inherit_bindings=False):
     """Scrolls by lines and pages."""
 
-    BINDINGS = commands.bindings(commands.PANE)
+    SCOPES = (commands.PANE,)
+    BINDINGS = commands.bindings(*SCOPES)
 
     def action_page(self, by: int) -> None:
         self.scroll_relative(y=by * max(1, self.size.height - 1), animate=False)

@@ -1,4 +1,4 @@
-"""How a curve is drawn: series onto dots, in a window of both axes. No widget, no state."""
+"""Drawing of series onto canvases, in a window of both axes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from midstream.tui import palette
-from midstream.tui.widgets import axes
+from midstream.charts import axes
+from midstream.charts.chart import NO_RANGE, Range
+from midstream.tui.state.series import Series
+from midstream.tui.style import palette
 from midstream.tui.widgets.canvas import Canvas
-from midstream.tui.widgets.series import Series
 
-ROBUST = 0.995  # share of the values that the y axis is made to hold; what is higher is drawn at the edge
-FEW = 400  # values below which none of them is an outlier
+ROBUST_SHARE = 0.995  # share of the values within the y axis; higher ones are drawn at its edge
+MIN_ROBUST_VALUES = 400  # with fewer values none counts as an outlier
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One series and its colours: by attempt where ``colour`` is empty. ``smooth`` draws the average too. ``hues``:
-    attempt -> the number of its colour; where it is not said, attempts have their numbers in the series."""
+    """One series and its colours: by attempt if ``colour`` is empty.
+
+    ``smooth`` also draws the average. ``hues`` maps an attempt to the number of its colour; by default that is its
+    index in the series.
+    """
 
     series: Series
     name: str = ""
@@ -28,20 +32,20 @@ class Drawn:
     hues: Mapping[int, int] = field(default_factory=dict)
 
     def shade(self, number: int) -> str:
-        """The colour of the series' ``number``-th attempt."""
+        """Return the colour of the series' ``number``-th attempt."""
         return self.colour or palette.series(self.hues.get(self.series.attempts[number][1], number))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The y axis: its ends, and whether it is logarithmic (then the ends are, too)."""
+    """The y axis: its ends (their logarithms if ``log``)."""
 
     low: float
     high: float
     log: bool = False
 
     def place(self, value: float) -> float | None:
-        """0 at the top to 1 at the bottom; beyond them where the value is clipped. None where it has no place."""
+        """Map a value to 0 (top) .. 1 (bottom), beyond them if clipped; None for a value without a logarithm."""
         if self.log:
             if value <= 0:
                 return None
@@ -49,7 +53,7 @@ class Scale:
         return (self.high - value) / (self.high - self.low)
 
     def ticks(self, count: int) -> list[tuple[float, str]]:
-        """(value, label), ascending."""
+        """Return (value, label) of about ``count`` ticks, ascending."""
         if not self.log:
             marks = axes.ticks(self.low, self.high, count)
             gap = marks[1] - marks[0] if len(marks) > 1 else self.high - self.low
@@ -57,9 +61,33 @@ class Scale:
         return [(value, f"{value:.3g}") for value in axes.log_ticks(10**self.low, 10**self.high, count)]
 
 
-def scale(shown: Sequence[Drawn], first: float, last: float, *, log: bool = False, robust: bool = True) -> Scale:
-    """From the lowest value in sight to the highest; with ``robust`` to a high percentile, so that a spike does not
-    flatten the rest."""
+def scale(
+    shown: Sequence[Drawn],
+    first: float,
+    last: float,
+    *,
+    log: bool = False,
+    robust: bool = True,
+    limits: Range = NO_RANGE,
+) -> Scale:
+    """Return the scale from the lowest visible value to the highest.
+
+    With ``robust`` its top is a high percentile, so that a spike does not flatten the rest. ``limits`` are ends that
+    the user has chosen.
+    """
+    return _limited(_by_values(shown, first, last, log, robust), limits)
+
+
+def _limited(found: Scale, limits: Range) -> Scale:
+    low, high = (
+        math.log10(end) if found.log and end is not None and end > 0 else None if found.log else end for end in limits
+    )
+    low = found.low if low is None else low
+    high = found.high if high is None else high
+    return Scale(low, high if high > low else low + 1.0, found.log)
+
+
+def _by_values(shown: Sequence[Drawn], first: float, last: float, log: bool, robust: bool) -> Scale:
     values: list[float] = []
     low, top = math.inf, -math.inf
     for drawn in shown:
@@ -74,9 +102,9 @@ def scale(shown: Sequence[Drawn], first: float, last: float, *, log: bool = Fals
         top = math.log10(top) if top > 0 else -math.inf
     if not values:
         return Scale(0.0, 1.0, log) if not math.isfinite(low) else Scale(low, low + 1.0, log)
-    high = axes.percentile(values, ROBUST) if robust and len(values) >= FEW else max(top, *values)
+    high = axes.percentile(values, ROBUST_SHARE) if robust and len(values) >= MIN_ROBUST_VALUES else max(top, *values)
     high = max(low, high)
-    margin = 0.04 * (high - low) or max(abs(high) * 0.05, 1e-6)
+    margin = 0.04 * (high - low) or (max(abs(high) * 0.05, 1e-6) if high else 1.0)
     return Scale(low - margin, high + margin, log)
 
 
@@ -87,12 +115,22 @@ def draw(
     envelope: Canvas,
     line: Canvas,
     smoothing: float,
+    log_x: bool = False,
 ) -> float | None:
-    """Draws one series, its extremes on ``envelope`` and its average on ``line``; the last value of the average.
+    """Draw one series: extremes on ``envelope``, average on ``line``. Return the last value of the average.
 
-    The average is an exponential one over the columns, its time constant ``smoothing`` as a share of what is in sight:
-    it smooths as much at any length and any zoom, and lags as little. It is normalised by the sum of its weights, so
-    that it is unbiased from the first column on.
+    The average is exponential over the columns, with the time constant ``smoothing`` as a share of the visible range,
+    so that smoothing and lag look the same at any length and zoom. It is normalised by the sum of its weights, which
+    makes it unbiased from the first column on.
+
+    Args:
+        drawn: The series and its colours.
+        span: Visible range of the x axis.
+        scale: The y axis.
+        envelope: Canvas of the extremes.
+        line: Canvas of the average.
+        smoothing: Time constant as a share of the visible range; 0 for no average.
+        log_x: The x axis is logarithmic.
     """
     series = drawn.series
     dots = 4 * envelope.height
@@ -103,16 +141,16 @@ def draw(
 
     colour_of = colours(drawn)
     smooth = drawn.smooth and smoothing > 0 and len(series) >= 8
-    before: tuple[int, int, int] | None = None  # the column drawn last, and the dots it reaches from and to
-    averaged: tuple[int, int] | None = None  # likewise of the average
+    before: tuple[int, int, int] | None = None  # the last drawn column, its top dot and its bottom dot
+    averaged: tuple[int, int] | None = None  # the last column of the average, and its dot
     decay = math.exp(-1 / (max(smoothing, 1e-6) * 2 * envelope.width))
     total = weight = 0.0
     behind = 0
-    for column, (start, stop) in enumerate(series.columns(*span, 2 * envelope.width)):
+    for column, (start, stop) in enumerate(series.columns(*span, 2 * envelope.width, log_x)):
         if start == stop:
             continue
-        found = series.values.stretch(start, stop)
-        if found is None:  # measured, and not a number: a gap
+        found = series.values.summary(start, stop)
+        if found is None:  # only non-finite values: a gap
             before = averaged = None
             continue
         colour = colour_of(stop - 1)
@@ -141,9 +179,9 @@ def draw(
 
 
 def colours(drawn: Drawn) -> Callable[[int], str]:
-    """From the index of a point to the colour of its attempt."""
+    """Return a function from the index of a point to the colour of its attempt."""
     if drawn.colour:
-        return lambda index: drawn.colour
+        return lambda _: drawn.colour
     starts = [start for start, _ in drawn.series.attempts]
     shades = [drawn.shade(number) for number in range(len(starts))]
 
@@ -153,12 +191,15 @@ def colours(drawn: Drawn) -> Callable[[int], str]:
     return colour
 
 
-def cell_of(x: float, span: tuple[float, float], columns: int) -> int:
-    """The cell column, of ``columns``, in which an x of the span lies."""
+def cell_of(x: float, span: tuple[float, float], columns: int, log: bool = False) -> int:
+    """Return the column, of ``columns``, that contains an x of the span."""
+    if log:
+        x, span = math.log(max(x, span[0])), (math.log(span[0]), math.log(span[1]))
     width = max(span[1] - span[0], 1e-9)
     return min(columns - 1, max(0, int((x - span[0]) / width * (2 * columns - 1) + 0.5) // 2))
 
 
-def x_of(cell: int, span: tuple[float, float], columns: int) -> float:
-    """The x in the middle of a cell column."""
-    return span[0] + (span[1] - span[0]) * (2 * cell + 0.5) / max(1, 2 * columns - 1)
+def x_of(cell: int, span: tuple[float, float], columns: int, log: bool = False) -> float:
+    """Return the x in the middle of a column."""
+    share = (2 * cell + 0.5) / max(1, 2 * columns - 1)
+    return span[0] * (span[1] / span[0]) ** share if log else span[0] + (span[1] - span[0]) * share

@@ -1,70 +1,84 @@
-"""The steps of a move, in one line: which is done, which is under way, which failed."""
+"""The phases of a migration in one line: done, running, failed or undone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from midstream.migrate import model
-from midstream.tui import palette
-from midstream.tui.glyphs import Glyphs
-from midstream.tui.styled_text import Text
+from midstream.migrate import phase_names
+from midstream.migrate.migration_view import MigrationView
+from midstream.tui.style import palette
+from midstream.tui.style.glyphs import Glyphs
+from midstream.tui.style.styled_text import Text
 
-PLAN, PREFLIGHT, COPY, RELAUNCH, CERTIFY = "Plan", "Preflight", "Copy", "Relaunch", "Certify"
-STEPS = (PLAN, PREFLIGHT, COPY, RELAUNCH, CERTIFY)
-# Which of the steps a phase belongs to.
-STEP_OF = {
-    model.PLAN: PLAN,
-    model.PREFLIGHT: PREFLIGHT,
-    model.PREPARE: COPY,
-    model.CUTOVER: COPY,
-    model.RELAUNCH: RELAUNCH,
-    model.CERTIFY: CERTIFY,
-    model.FINISH: CERTIFY,
-}
+STEPS = (
+    phase_names.PLAN,
+    phase_names.PREFLIGHT,
+    phase_names.PREPARE,
+    phase_names.CUTOVER,
+    phase_names.RELAUNCH,
+    phase_names.CERTIFY,
+    phase_names.FINISH,
+)
+UNDONE = "undone"  # state of a phase whose effects a rollback has removed
+LONGEST_JOINT = 6
 
 
 def at(step: str) -> dict[str, str]:
-    """States of all steps where ``step`` is the present one."""
-    place = STEPS.index(step)
+    """Return the states of all phases when ``step`` is the current one."""
+    current = STEPS.index(step)
     return {
-        name: model.DONE if index < place else model.STARTED if index == place else ""
+        name: phase_names.DONE if index < current else phase_names.STARTED if index == current else ""
         for index, name in enumerate(STEPS)
     }
 
 
-def of_migration(view: model.MigrationView) -> dict[str, str]:
-    """The states of all steps as a migration's journal tells them."""
-    states = {PLAN: model.DONE, PREFLIGHT: model.DONE}
-    ended: set[str] = set()
+def of_migration(view: MigrationView) -> dict[str, str]:
+    """Return the states of all phases according to a migration's journal, and of the rollback if there is one."""
+    states = {phase_names.PLAN: phase_names.DONE, phase_names.PREFLIGHT: phase_names.DONE}
     for event in view.events:
-        step = STEP_OF.get(event.phase)
-        if event.event != "phase" or step is None or step in (PLAN, PREFLIGHT):
-            continue
-        if event.state == model.DONE:
-            ended.add(event.phase)
-        elif event.state == model.STARTED:
-            ended.discard(event.phase)
-        states[step] = model.FAILED if event.state == model.FAILED else model.STARTED
-    for step in (COPY, RELAUNCH, CERTIFY):
-        last = {COPY: model.CUTOVER, RELAUNCH: model.RELAUNCH, CERTIFY: model.CERTIFY}[step]
-        if last in ended and states.get(step) != model.FAILED:
-            states[step] = model.DONE
+        if event.event == "phase" and event.phase in (*STEPS[2:], phase_names.ROLLBACK):
+            ended = event.state in (phase_names.DONE, phase_names.FAILED)
+            states[event.phase] = event.state if ended else phase_names.STARTED
+    if view.rolled_back:
+        for name in STEPS[2:]:
+            if states.get(name) in (phase_names.DONE, phase_names.STARTED):
+                states[name] = UNDONE
+    else:
+        states.pop(phase_names.ROLLBACK, None)
     return states
 
 
 def line(glyphs: Glyphs, states: Mapping[str, str], width: int) -> Text:
-    """``✓ Plan ─── ▶ Preflight ─── ○ Copy``."""
+    """Draw the phases: ``✓ plan ── ✓ preflight ── ▶ prepare``; with little room, the glyphs and the current name."""
+    names = [*STEPS, *([phase_names.ROLLBACK] if phase_names.ROLLBACK in states else [])]
+    joints = len(names) - 1
+    free = width - 2 - sum(len(name) + 2 for name in names)
+    if free < 2 * joints:
+        return _short(glyphs, names, states)
+    rule = min(LONGEST_JOINT, free // joints - 2)
     text = Text("  ", no_wrap=True)
-    free = width - sum(len(name) + 2 for name in STEPS) - 4 - 2 * (len(STEPS) - 1)
-    joint = min(6, max(1, free // (len(STEPS) - 1)))
-    for number, name in enumerate(STEPS):
+    for number, name in enumerate(names):
         if number:
-            text.append(f" {glyphs.rule * joint} ", palette.FAINT)
-        state = states.get(name, "")
-        sign, style = {
-            model.DONE: (glyphs.passed, palette.GOOD),
-            model.FAILED: (glyphs.failed, palette.BAD),
-            model.STARTED: (glyphs.now, f"bold {palette.ACCENT}"),
-        }.get(state, (glyphs.idle, palette.DIM))
+            text.append(f" {glyphs.rule * rule} " if rule else "  ", palette.FAINT)
+        sign, style = _mark(glyphs, states.get(name, ""))
         text.append(f"{sign} {name}", style)
     return text
+
+
+def _short(glyphs: Glyphs, names: list[str], states: Mapping[str, str]) -> Text:
+    """Draw ``✓✓✓▶○○○ cutover (4 of 7)``."""
+    text = Text("  ", no_wrap=True)
+    for name in names:
+        text.append(*_mark(glyphs, states.get(name, "")))
+    now = next((name for name in reversed(names) if states.get(name)), names[0])
+    text.append(f" {now}", _mark(glyphs, states.get(now, ""))[1])
+    return text.append(f" ({names.index(now) + 1} of {len(names)})" if now in STEPS else "", palette.DIM)
+
+
+def _mark(glyphs: Glyphs, state: str) -> tuple[str, str]:
+    return {
+        phase_names.DONE: (glyphs.passed, palette.GOOD),
+        phase_names.FAILED: (glyphs.failed, palette.BAD),
+        phase_names.STARTED: (glyphs.now, f"bold {palette.ACCENT}"),
+        UNDONE: (glyphs.undone, palette.WAIT),
+    }.get(state, (glyphs.idle, palette.DIM))

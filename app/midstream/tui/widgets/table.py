@@ -1,9 +1,10 @@
-"""Table: lines drawn one by one (the Line API), so that thousands of rows cost what the visible ones cost."""
+"""Table: rows drawn by Textual's Line API, at the cost of the visible rows only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
@@ -15,31 +16,50 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from midstream.printable import printable
-from midstream.tui import commands, palette
-from midstream.tui.glyphs import UNICODE, Glyphs
+from midstream.tui import commands
+from midstream.tui.style import palette
+from midstream.tui.style.glyphs import UNICODE, Glyphs
 
 MARGIN = 2  # cells between columns
-LOOKED_AT = 200  # rows that widths are taken from, besides those in sight
-NARROW = 14  # cells that a column of words keeps
-REST = 20  # cells that a column of sentences keeps
+MEASURED_ROWS = 200  # a table with more rows measures only the visible ones
+MIN_TEXT_WIDTH = 14  # cells
+MIN_REST_WIDTH = 20  # cells
+NARROWEST_REST = 8  # cells, where nothing else can be omitted
 EMPTY_INDENT = 3
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column. Where room is scarce the columns with the highest ``drop`` go first; 0 stays. ``widest`` cuts long
-    cells; ``rest`` is for the last column, which takes what the others leave."""
+    """A column: ``widest`` cuts long cells; ``rest`` marks the last column, which gets the remaining width.
+
+    ``optional`` omits the column while all its cells are empty, ``extra`` until it was chosen. ``field`` names what the
+    column is sorted by.
+
+    In a narrow table the columns with the highest ``drop`` are omitted first, then the last ones. The cells of a column
+    that is ``entire`` are never cut.
+    """
 
     title: str
     right: bool = False
     drop: int = 0
     widest: int = 40
     rest: bool = False
+    optional: bool = False
+    entire: bool = False
+    extra: bool = False
+    field: str = ""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The key of a line above a group of rows. It cannot be selected."""
+
+    text: str
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line: its key, and for each column a text or (text, colour)."""
+    """A row: its key, and for each column a text or (text, colour)."""
 
     key: Hashable
     cells: tuple[str | tuple[str, str], ...]
@@ -51,32 +71,37 @@ class Row:
 
 
 class Rows(Sequence[Row]):
-    """Rows that are made when they are looked at: thousands cost what those in sight do."""
+    """Rows created on access: only visible ones are created."""
 
     def __init__(self, keys: Sequence[Hashable], make: Callable[[int], Row]) -> None:
         self.keys = keys
         self._make = make
-        self._made: dict[int, Row] = {}
+        self._created: dict[int, Row] = {}
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, index):  # type: ignore[override]  # of a Sequence: an int or a slice
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self.keys)))]
-        if index not in self._made:
-            self._made[index] = self._make(index)
-        return self._made[index]
+            return [self[position] for position in range(*index.indices(len(self.keys)))]
+        if index not in self._created:
+            self._created[index] = self._make(index)
+        return self._created[index]
 
 
 class Table(ScrollView, can_focus=True, inherit_bindings=False):
-    """Rows under a heading that stays, one of them selected by its key, which outlives every update."""
+    """Rows under a fixed heading. The selection is a key, which updates preserve."""
 
-    BINDINGS = commands.bindings(commands.LIST)
+    SCOPES = (commands.LIST,)
+    BINDINGS = commands.bindings(*SCOPES)
     DEFAULT_CSS = "Table { height: 1fr; width: 1fr; overflow-x: hidden; overflow-y: auto; }"
 
     class Moved(Message):
-        """Another row is selected."""
+        """The selection has changed."""
 
         def __init__(self, table: Table, key: Hashable | None) -> None:
             super().__init__()
@@ -84,7 +109,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             self.key = key
 
     class Chosen(Message):
-        """A row was clicked twice."""
+        """A row was double-clicked."""
 
         def __init__(self, table: Table, key: Hashable) -> None:
             super().__init__()
@@ -92,7 +117,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             self.key = key
 
     class Headed(Message):
-        """The heading of a column was clicked."""
+        """A column heading was clicked."""
 
         def __init__(self, table: Table, column: int) -> None:
             super().__init__()
@@ -109,9 +134,9 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         self._empty: tuple[str, ...] = ()
         self._sort: tuple[int, bool] | None = None
         self._marked: Collection[Hashable] = ()
-        self._widest: dict[int, int] = {}  # column -> cells of the widest cell that was seen
+        self._widest: dict[int, int] = {}  # column -> width of its widest measured cell
         self._measured: tuple[int, int] = (-1, -1)
-        self._places: dict[int, int] = {}  # column -> the cells that it has on the screen
+        self._offsets: dict[int, int] = {}  # column -> its first cell on the screen
 
     # ------------------------------------------------------------------------------------------ content
 
@@ -119,6 +144,10 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
     def selected(self) -> Hashable | None:
         """The key of the selected row."""
         return self._keys[self._index] if len(self._keys) else None
+
+    @property
+    def keys(self) -> Sequence[Hashable]:
+        return self._keys
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -133,11 +162,19 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         sort: tuple[int, bool] | None = None,
         marked: Collection[Hashable] = (),
     ) -> None:
-        """Replace all rows. ``empty``: the lines that are shown where there are none. ``sort``: (column, downwards),
-        for its heading. ``marked``: keys of the rows with a mark."""
+        """Replace all rows.
+
+        Args:
+            rows: The rows, in order.
+            columns: New columns; None keeps them.
+            empty: Lines shown instead of an empty table.
+            sort: (column, descending), shown in the heading.
+            marked: Keys of the rows with a mark.
+        """
         before = self.selected
-        if columns is not None:
+        if columns is not None and tuple(columns) != self._columns:
             self._columns = tuple(columns)
+            self._widest, self._offsets = {}, {}
         if len(rows) != len(self._rows):
             self._widest = {}
         self._rows, self._empty, self._sort, self._marked = rows, tuple(empty), sort, marked
@@ -146,24 +183,36 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         if not (self._index < len(self._keys) and self._keys[self._index] == before):
             known = before is not None and before in self._keys
             self._index = self._keys.index(before) if known else min(self._index, max(0, len(self._keys) - 1))
+            self._index = self._beside_heading(self._index, 1)
         self.virtual_size = Size(self.size.width, len(self._rows) + 1)
         self.refresh()
         if self.selected != before:
             self.post_message(self.Moved(self, self.selected))
 
     def select(self, key: Hashable) -> None:
-        """Select the row with this key, where there is one."""
+        """Select the row with this key, if there is one."""
         if key in self._keys:
             self._move_to(self._keys.index(key))
 
-    def _move_to(self, index: int) -> None:
-        index = min(max(0, index), max(0, len(self._keys) - 1))
+    def _beside_heading(self, index: int, by: int) -> int:
+        """Return ``index``, or where a heading is there the nearest row in the direction ``by``, or else the other."""
+        for step in (by, -by):
+            place = index
+            while 0 <= place < len(self._keys) and isinstance(self._keys[place], Heading):
+                place += step
+            if 0 <= place < len(self._keys):
+                return place
+        return index
+
+    def _move_to(self, index: int, by: int = 1) -> None:
+        index = self._beside_heading(min(max(0, index), max(0, len(self._keys) - 1)), by)
         if index == self._index:
             return
         self._index = index
         height = max(1, self.size.height - 1)
-        if index < self.scroll_offset.y:
-            self.scroll_to(y=index, animate=False)
+        top = index - 1 if index and isinstance(self._keys[index - 1], Heading) else index
+        if top < self.scroll_offset.y:
+            self.scroll_to(y=top, animate=False)
         elif index >= self.scroll_offset.y + height:
             self.scroll_to(y=index - height + 1, animate=False)
         self.refresh()
@@ -172,19 +221,19 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
     # ------------------------------------------------------------------------------------------ keys and mouse
 
     def action_cursor(self, by: int) -> None:
-        self._move_to(self._index + by)
+        self._move_to(self._index + by, 1 if by > 0 else -1)
 
     def action_page(self, by: int) -> None:
-        self._move_to(self._index + by * max(1, self.size.height - 2))
+        self._move_to(self._index + by * max(1, self.size.height - 2), by)
 
     def on_click(self, event: events.Click) -> None:
         index = event.y - 1 + self.scroll_offset.y
         if event.y == 0:
-            for column, place in reversed(self._places.items()):
-                if event.x >= place:
+            for column, offset in reversed(self._offsets.items()):
+                if event.x >= offset:
                     self.post_message(self.Headed(self, column))
                     return
-        if event.y < 1 or not 0 <= index < len(self._rows):
+        if event.y < 1 or not 0 <= index < len(self._rows) or isinstance(self._keys[index], Heading):
             return
         self._move_to(index)
         if event.chain == 2 and self.selected is not None:
@@ -193,15 +242,21 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
     # ------------------------------------------------------------------------------------------ painting
 
     def _widths(self, room: int) -> dict[int, int]:
-        """Column index -> cells. Long columns give way first, then the least needed are left out."""
+        """Return column index -> width. Long columns shrink first, then columns are dropped."""
         self._measure()
         natural = {
             index: min(column.widest, max(self._widest.get(index, 0), cell_len(self._title(index))))
             for index, column in enumerate(self._columns)
+            if not column.optional or self._widest.get(index)
         }
         least = {
             index: min(
-                width, REST if self._columns[index].rest else NARROW if not self._columns[index].right else width
+                width,
+                MIN_REST_WIDTH
+                if self._columns[index].rest and not self._columns[index].optional
+                else MIN_TEXT_WIDTH
+                if not (self._columns[index].right or self._columns[index].entire)
+                else width,
             )
             for index, width in natural.items()
         }
@@ -213,23 +268,34 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             if total(least) <= room or not self._columns[index].drop:
                 break
             del least[index]
+        for index in least:
+            if self._columns[index].rest and total(least) > room:
+                least[index] = max(min(least[index], NARROWEST_REST), least[index] - (total(least) - room))
+        while total(least) > room and len(least) > 1:
+            del least[max(least)]
         widths = dict(least)
-        for index in widths:  # what is left goes to the columns in their order
+        for index in widths:  # the remaining width goes to the columns in order
             widths[index] += max(0, min(natural[index] - widths[index], room - total(widths)))
         return widths
 
     def _measure(self) -> None:
-        """Look at the rows in sight, and at the first ones: what was seen stays, so that columns do not jump."""
+        """Measure the visible rows, or all rows of a short table. Widths never shrink, so that columns do not jump."""
         top = self.scroll_offset.y
         if self._measured == (top, self.size.height):
             return
         self._measured = (top, self.size.height)
         total = len(self._rows)
-        places = range(min(LOOKED_AT, total)) if total <= LOOKED_AT else range(top, min(total, top + self.size.height))
-        for place in places:
-            row = self._rows[place]
-            for index in range(len(self._columns)):
-                self._widest[index] = max(self._widest.get(index, 0), cell_len(row.text(index)))
+        indices = (
+            range(min(MEASURED_ROWS, total))
+            if total <= MEASURED_ROWS
+            else range(top, min(total, top + self.size.height))
+        )
+        for index in indices:
+            row = self._rows[index]
+            if isinstance(row.key, Heading):
+                continue
+            for column in range(len(self._columns)):
+                self._widest[column] = max(self._widest.get(column, 0), cell_len(row.text(column)))
 
     def _title(self, index: int) -> str:
         title = self._columns[index].title
@@ -245,16 +311,18 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         widths = self._widths(width - 3)
         if y == 0:
             titles = [self._title(index) for index in range(len(self._columns))]
-            place = 3
+            offset = 3
             for index, cells in widths.items():
-                self._places[index] = place
-                place += cells + MARGIN
+                self._offsets[index] = offset
+                offset += cells + MARGIN
             segments = self._cells(titles, widths, base + Style(color=palette.DIM))
             return Strip([Segment("   ", base), *segments]).adjust_cell_length(width, base)
         index = y - 1 + self.scroll_offset.y
         if index >= len(self._rows):
             return Strip.blank(width, base)
         row = self._rows[index]
+        if isinstance(row.key, Heading):
+            return self._render_heading(row.key, width, base)
         chosen = index == self._index
         style = base + Style(color=palette.DIM) if row.dim else base
         if chosen:
@@ -277,8 +345,17 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             segments += [Segment(text, style + Style(color=colour) if colour else style), Segment(" " * MARGIN, style)]
         return segments
 
+    def _render_heading(self, heading: Heading, width: int, base: Style) -> Strip:
+        text = printable(heading.text)
+        segments = [
+            Segment(f"{self.glyphs.rule} ", base + Style(color=palette.FAINT)),
+            Segment(text, base + Style(color=palette.ACCENT)),
+            Segment(f" {self.glyphs.rule * max(0, width - cell_len(text) - 4)}", base + Style(color=palette.FAINT)),
+        ]
+        return Strip(segments).adjust_cell_length(width, base)
+
     def _render_empty(self, y: int, width: int, base: Style) -> Strip:
-        """The lines that say what to do next; a line that begins with two spaces is one to type."""
+        """Draw a line of the text for an empty table; two leading spaces mark a command to type."""
         if not 0 <= y - 1 < len(self._empty):
             return Strip.blank(width, base)
         text = self._empty[y - 1]

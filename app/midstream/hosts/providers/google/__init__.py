@@ -1,1 +1,1 @@
-"""Cloud TPU. Everything of Google's is imported here, and only when it is used."""
+"""Provider of Cloud TPUs. Google's packages are imported here alone, on first use."""

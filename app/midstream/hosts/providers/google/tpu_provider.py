@@ -1,4 +1,4 @@
-"""Cloud TPU behind the seam."""
+"""Provider of Cloud TPU slices."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from midstream.fleet.fleet import TpuTarget
-from midstream.hosts.providers import interface
-from midstream.hosts.providers.google import access, nodes
-from midstream.hosts.providers.google import create as creation
-from midstream.hosts.providers.google.client import ENDPOINT, loopback, open_client
-from midstream.hosts.providers.google.errors import explained
-from midstream.hosts.providers.interface import Inventory, ProviderError, Say, Slice
+from midstream.hosts.providers.google import slice_creation, slice_lookup, worker_access
+from midstream.hosts.providers.google.api_errors import explained
+from midstream.hosts.providers.google.tpu_client import ENDPOINT, loopback, open_client
+from midstream.hosts.providers.provider import ErrorKind, Inventory, Progress, ProviderError, Slice
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
 
 
-class GoogleTpus:
-    """The Provider of targets of type ``tpu``. One client, made at the first call, for as long as its server stays."""
+class TpuProvider:
+    """The Provider of targets of type ``tpu``. Opens its client at the first call."""
 
     def __init__(self) -> None:
         self._opened: tuple[str, TpuClient] | None = None
@@ -32,25 +30,27 @@ class GoogleTpus:
                 self._opened = server, open_client()
         return self._opened[1]
 
-    def inventory(self, places: Sequence[tuple[str, str]]) -> Inventory:
+    def inventory(self, zones: Sequence[tuple[str, str]]) -> Inventory:
         try:
             client = self._client
         except ProviderError as error:
             return Inventory(problems=(str(error),))
-        return nodes.inventory(client, places)
+        return slice_lookup.inventory(client, zones)
 
     def find(self, name: str, target: TpuTarget) -> Slice | None:
-        return nodes.find(self._client, target.project, target.zone, target.name or name)
+        return slice_lookup.find(self._client, target.project, target.zone, target.name or name)
 
-    def create(self, name: str, target: TpuTarget, say: Say, cancel: Event | None = None) -> Slice:
-        return creation.create(self._client, name, target, say, cancel)
+    def create(self, name: str, target: TpuTarget, progress: Progress, cancel: Event | None = None) -> Slice:
+        return slice_creation.create(self._client, name, target, progress, cancel)
 
-    def delete(self, place: str, say: Say) -> None:
-        project, zone, name = nodes.place_of(place)
-        found = nodes.find(self._client, project, zone, name)
+    def delete(self, path: str, progress: Progress) -> None:
+        project, zone, name = slice_lookup.split_path(path)
+        found = slice_lookup.find(self._client, project, zone, name)
         if found is None:
-            raise ProviderError(f"{place} is not there", "midstream --status lists what is", interface.ABSENT)
-        creation.delete(self._client, found, say)
+            raise ProviderError(f"{path} does not exist", "midstream --status lists the slices", ErrorKind.NOT_FOUND)
+        slice_creation.delete(self._client, found, progress)
 
-    def reach(self, name: str, target: TpuTarget, found: Slice, say: Say, *, touch: bool) -> dict[str, dict[str, Any]]:
-        return access.reach(self._client, name, target, found, say, touch=touch)
+    def grant_access(
+        self, name: str, target: TpuTarget, found: Slice, progress: Progress, *, touch: bool
+    ) -> dict[str, dict[str, Any]]:
+        return worker_access.grant_access(self._client, name, target, found, progress, touch=touch)

@@ -1,4 +1,4 @@
-"""Choose one of several things."""
+"""Dialog to choose one of several rows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
+from midstream.tui.base_app import app_of
 from midstream.tui.widgets.chrome import Rule
 from midstream.tui.widgets.table import Column, Row, Table
 
 
 class ChooseScreen(ModalScreen[Hashable]):
-    """The key of the row that was chosen; None on esc."""
+    """Returns the key of the chosen row; None on esc."""
 
-    BINDINGS: ClassVar = [("escape,q", "dismiss(None)", "Leave"), ("enter", "choose", "Choose")]
+    BINDINGS: ClassVar = [("escape,q", "dismiss(None)", "Cancel"), ("enter", "choose", "Choose")]
 
     def __init__(
         self, title: str, columns: Sequence[Column], rows: Sequence[Row], *, selected: Hashable = None
@@ -28,12 +29,9 @@ class ChooseScreen(ModalScreen[Hashable]):
         self._selected = selected
 
     def compose(self) -> ComposeResult:
-        from midstream.tui.app import MidstreamApp
-
-        assert isinstance(self.app, MidstreamApp)
         with Vertical(id="dialog"):
-            yield Rule(self._heading, self.app.glyphs, "enter chooses, esc leaves")
-            table = Table(self._columns, self.app.glyphs, id="choices")
+            yield Rule(self._heading, app_of(self).glyphs, "enter chooses, esc cancels")
+            table = Table(self._columns, app_of(self).glyphs, id="choices")
             table.styles.height = min(len(self._rows) + 1, 16)
             yield table
 

@@ -1,24 +1,35 @@
-"""Ask before something is done that cannot be undone by looking away."""
+"""Dialog to confirm an action."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from midstream.tui import palette
-from midstream.tui.styled_text import Text
+from midstream.tui.base_app import SHORT_SCREEN, app_of
+from midstream.tui.style import palette
+from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Rule
+from midstream.tui.widgets.pane import Pane
+
+PROMPT_HEIGHT = 6  # rows of a dialog without its text, with a prompt of two rows
 
 
 class ConfirmScreen(ModalScreen[bool]):
-    """True once a person has typed ``word`` (or pressed ``y`` where there is none); False on esc."""
+    """Returns True after the user has typed ``word`` (or pressed ``y`` without one); False on esc."""
 
-    BINDINGS: ClassVar = [("escape", "answer(False)", "No"), ("n", "answer(False)", "No"), ("y", "yes", "Yes")]
+    BINDINGS: ClassVar = [
+        ("escape", "answer(False)", "No"),
+        ("n", "answer(False)", "No"),
+        ("y", "yes", "Yes"),
+        ("up", "scroll(-1)", "Up"),
+        ("down", "scroll(1)", "Down"),
+    ]
 
     def __init__(self, title: str, lines: Sequence[str], *, word: str = "") -> None:
         super().__init__()
@@ -27,27 +38,35 @@ class ConfirmScreen(ModalScreen[bool]):
         self._word = word
 
     def compose(self) -> ComposeResult:
-        from midstream.tui.app import MidstreamApp
-
-        assert isinstance(self.app, MidstreamApp)
         with Vertical(id="dialog"):
-            yield Rule(self._heading, self.app.glyphs)
-            yield Static(Text("\n".join(self._lines), palette.TEXT), classes="words")
+            yield Rule(self._heading, app_of(self).glyphs)
+            with Pane(classes="scrolled"):
+                yield Static(Text("\n".join(self._lines), palette.TEXT), classes="words")
             if self._word:
-                ask = Text("type ", palette.DIM).append(self._word, f"bold {palette.ACCENT}")
-                yield Static(ask.append(" and press enter; esc leaves everything as it is", palette.DIM))
+                prompt = Text("type ", palette.DIM).append(self._word, f"bold {palette.ACCENT}")
+                yield Static(prompt.append(" and press enter; esc cancels", palette.DIM))
                 yield Input(id="word", compact=True)
             else:
-                ask = Text("y", f"bold {palette.ACCENT}").append(" yes   ", palette.DIM)
-                yield Static(
-                    ask.append("esc", f"bold {palette.ACCENT}").append(" leave everything as it is", palette.DIM)
-                )
+                prompt = Text("y", f"bold {palette.ACCENT}").append(" yes   ", palette.DIM)
+                yield Static(prompt.append("esc", f"bold {palette.ACCENT}").append(" cancel", palette.DIM))
+
+    def on_mount(self) -> None:
+        if self._word:
+            self.query_one(Input).focus()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Keep the prompt and its input on the screen: the text above them scrolls."""
+        self.set_class(event.size.height < SHORT_SCREEN, "-short")
+        self.query_one(Pane).styles.max_height = max(2, int(event.size.height * 0.9) - PROMPT_HEIGHT)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         if event.value.strip() == self._word:
             self.dismiss(True)
         else:
-            self.notify(f"that is not {self._word}", severity="warning", markup=False)
+            self.notify(f"type {self._word} to confirm", severity="warning", markup=False)
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one(Pane).scroll_relative(y=by, animate=False)
 
     def action_yes(self) -> None:
         if not self._word:

@@ -1,7 +1,8 @@
-"""The keys of the screen one came from."""
+"""Dialog with the keys of what has the focus behind it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -9,35 +10,43 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from midstream.tui import commands, palette
-from midstream.tui.styled_text import Text
+from midstream.tui import commands
+from midstream.tui.base_app import app_of
+from midstream.tui.style import number_format, palette
+from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Rule
 from midstream.tui.widgets.pane import Pane
 
+NARROW = 60  # cells; in a narrower dialog descriptions are under the names
+
 
 class HelpScreen(ModalScreen[None]):
-    """Made from the command table."""
+    """Lists the commands for what has the focus, from the command table."""
 
     BINDINGS: ClassVar = [
         ("escape,q,question_mark", "dismiss", "Close"),
     ]
 
-    def __init__(self, scope: str) -> None:
+    def __init__(self, scope: str, view: str = "", parts: Sequence[str] | None = None) -> None:
+        """Create the dialog. Arguments as of `commands.of_focus`."""
         super().__init__()
-        self.scope = scope
+        self._focus = scope, view, parts
 
     def compose(self) -> ComposeResult:
-        from midstream.tui.app import MidstreamApp
-
-        assert isinstance(self.app, MidstreamApp)
         with Vertical(id="dialog"):
-            yield Rule("Help", self.app.glyphs, "esc closes, j and k scroll")
+            title = "Help: read-only, without keys that change something" if app_of(self).readonly else "Help"
+            yield Rule(title, app_of(self).glyphs, "esc closes, j and k scroll")
             with Pane():
-                yield Static(self._text(self.app.readonly))
+                yield Static(self._text(app_of(self).readonly))
 
     def _text(self, readonly: bool) -> Text:
         text = Text()
-        for scope, found in commands.of_screen(self.scope).items():
+        width = min(84, self.app.size.width - 4)
+        beside = width >= NARROW
+        indent = 30 if beside else 14
+        for scope, found in commands.of_focus(*self._focus, readonly=readonly).items():
+            if not found:
+                continue
             if text:
                 text.append("\n")
             text.append(f"{commands.SCOPES[scope]}\n", f"bold {palette.TEXT}")
@@ -45,9 +54,8 @@ class HelpScreen(ModalScreen[None]):
                 keys = " ".join(commands.key_name(key) for key in command.keys)
                 text.append(f"  {keys:<11} ", f"bold {palette.ACCENT}")
                 text.append(f"{command.name:<15} ", palette.TEXT)
-                text.append(command.description, palette.DIM)
-                if command.changes and readonly:
-                    text.append(" (off: --readonly)", palette.WAIT)
+                described = number_format.folded(command.description, width, indent)
+                text.append(described if beside else f"\n{' ' * indent}{described}", palette.DIM)
                 text.append("\n")
         text.rstrip()
         return text

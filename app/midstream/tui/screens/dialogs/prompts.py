@@ -1,4 +1,4 @@
-"""What reaching a host may ask: whether a key is the host's, and what opens a key of ours."""
+"""Dialogs of connections: accept a host key, enter a passphrase."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from midstream.hosts.prompter import FirstContact, Passphrase
-from midstream.tui import palette
+from midstream.hosts.prompter import HostKeyPrompt, PassphrasePrompt
+from midstream.tui.base_app import app_of
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.tui.styled_text import Text
+from midstream.tui.style import palette
+from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Rule
 
 
-def first_contact(contact: FirstContact) -> ConfirmScreen:
-    """True once the person has typed it out: a dialog that comes by itself must not be answered by a key that was
-    meant for something else."""
+def first_contact(contact: HostKeyPrompt) -> ConfirmScreen:
+    """Dialog to accept a host key.
+
+    The user types "yes": the dialog opens unexpectedly, and a key pressed for the screen must not accept.
+    """
     return ConfirmScreen(
         f"First contact with {contact.host}",
         (
-            f"{contact.known_as} shows a key that is not known:",
+            f"The key of {contact.known_as} is unknown:",
             f"  {contact.kind} {contact.fingerprint}",
-            "Compare it with the host's own, which this prints there:",
+            "Compare it with the output of this command on the host:",
             "  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
-            f"Once accepted it is written to {contact.file}.",
+            f"Accepting adds it to {contact.file}.",
         ),
         word="yes",
     )
 
 
 class PassphraseScreen(ModalScreen[str]):
-    """The passphrase of a key file; empty where it is to stay locked."""
+    """Returns the passphrase of a key file; empty to leave it locked."""
 
     BINDINGS: ClassVar = [("escape", "leave", "Leave it locked")]
 
-    def __init__(self, wanted: Passphrase) -> None:
+    def __init__(self, wanted: PassphrasePrompt) -> None:
         super().__init__()
         self._wanted = wanted
 
     def compose(self) -> ComposeResult:
-        from midstream.tui.app import MidstreamApp
-
-        assert isinstance(self.app, MidstreamApp)
         wanted = self._wanted
         with Vertical(id="dialog"):
-            yield Rule(f"Passphrase for {wanted.host}", self.app.glyphs)
+            yield Rule(f"Passphrase for {wanted.host}", app_of(self).glyphs)
             yield Static(Text(f"{wanted.file} is locked.", palette.TEXT), classes="words")
             if wanted.again:
-                yield Static(Text("That does not open it.", palette.BAD))
-            yield Static(Text("enter opens it for this session; esc leaves it locked", palette.DIM))
+                yield Static(Text("Wrong passphrase.", palette.BAD))
+            yield Static(Text("enter unlocks it for this session; esc leaves it locked", palette.DIM))
             yield Input(id="word", password=True, compact=True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

@@ -1,4 +1,4 @@
-"""Ask what becomes of a move that is under way, where it ends with the screen: in the demo."""
+"""Dialog on quitting the demo during a migration."""
 
 from __future__ import annotations
 
@@ -9,51 +9,50 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from midstream.migrate.model import MigrationView
-from midstream.tui import palette
-from midstream.tui.styled_text import Text
+from midstream.counts import agree, count
+from midstream.migrate.migration_view import MigrationView
+from midstream.tui.base_app import app_of
+from midstream.tui.style import palette
+from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Rule
 
 FINISH, ROLL_BACK = "finish", "roll back"
-STAY = ""
 
 
 class QuitScreen(ModalScreen[str]):
-    """FINISH, ROLL_BACK or STAY. ``given_up``: steps that a rollback gives up. ``readonly``: it is not offered."""
+    """FINISH, ROLL_BACK, or an empty answer to stay. ``discarded_steps``: steps that a rollback discards."""
 
     BINDINGS: ClassVar = [
-        ("f", "answer('finish')", "Let it finish"),
-        ("r", "roll_back", "Roll it back"),
+        ("f", "answer('finish')", "Finish"),
+        ("r", "roll_back", "Roll back"),
         ("escape,q,ctrl+c", "answer('')", "Stay"),
     ]
 
-    def __init__(self, view: MigrationView, *, given_up: int, readonly: bool) -> None:
+    def __init__(self, view: MigrationView, *, discarded_steps: int, readonly: bool) -> None:
         super().__init__()
         self._view = view
-        self._given_up = given_up
+        self._discarded_steps = discarded_steps
         self._readonly = readonly
 
     def compose(self) -> ComposeResult:
-        from midstream.tui.app import MidstreamApp
-
-        assert isinstance(self.app, MidstreamApp)
         plan = self._view.plan
         with Vertical(id="dialog"):
-            yield Rule("A move is under way", self.app.glyphs)
+            yield Rule("Running migration", app_of(self).glyphs)
             yield Static(
                 Text(
-                    f"{plan.run_id} is being moved from {plan.source} to {plan.target} ({self._view.phase}).\n"
-                    "Both machines are the demo's own: they end with it, and the move too.",
+                    f"{plan.run_id} is being migrated from {plan.source} to {plan.target} ({self._view.phase}).\n"
+                    "Both hosts belong to the demo and end with it.",
                     palette.TEXT,
                 ),
                 classes="words",
             )
             keys = Text()
-            keys.append("f", f"bold {palette.ACCENT}").append("    let it finish, then end the demo\n", palette.DIM)
+            keys.append("f", f"bold {palette.ACCENT}").append("    finish it, then end the demo\n", palette.DIM)
             if not self._readonly:
-                lost = f"; {self._given_up} steps on {plan.target} are given up" if self._given_up else ""
+                steps = self._discarded_steps
+                discarded = f"; {count(steps, 'step')} on {plan.target} {agree(steps)} discarded" if steps else ""
                 keys.append("r", f"bold {palette.ACCENT}")
-                keys.append(f"    roll it back, then end the demo{lost}\n", palette.DIM)
+                keys.append(f"    roll it back, then end the demo{discarded}\n", palette.DIM)
             keys.append("esc", f"bold {palette.ACCENT}").append("  stay", palette.DIM)
             yield Static(keys)
 

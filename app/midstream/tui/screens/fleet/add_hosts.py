@@ -1,4 +1,4 @@
-"""Add hosts to the fleet file: those that `~/.ssh/config` names, chosen with the space bar."""
+"""Dialog to add hosts of `~/.ssh/config` to the fleet file."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from midstream.errors import MidstreamError
-from midstream.tui import palette
+from midstream.tui.base_app import app_of
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.styled_text import Text
+from midstream.tui.style import palette
+from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Rule
 from midstream.tui.widgets.table import Column, Row, Table
 
-RELOAD = 75  # what the app ends with so that it begins anew with another fleet file
 
-
-class SetUpScreen(ModalScreen[list[str]]):
-    """The lines of the hosts that were chosen; None on esc."""
+class AddHostsScreen(ModalScreen[list[str]]):
+    """Returns the fleet file lines of the chosen hosts; None on esc."""
 
     BINDINGS: ClassVar = [
-        ("escape,q", "dismiss(None)", "Leave"),
+        ("escape,q", "dismiss(None)", "Cancel"),
         ("space", "mark", "Mark"),
         ("a", "all", "All"),
         ("enter", "write", "Write"),
@@ -37,17 +36,14 @@ class SetUpScreen(ModalScreen[list[str]]):
         self._marked: dict[str, None] = {}
 
     def compose(self) -> ComposeResult:
-        from midstream.tui.app import MidstreamApp
-
-        assert isinstance(self.app, MidstreamApp)
         with Vertical(id="dialog"):
-            yield Rule("Add hosts from ~/.ssh/config", self.app.glyphs)
-            table = Table((Column("HOST", widest=30), Column("LINE OF THE FLEET FILE", widest=200)), self.app.glyphs)
+            yield Rule("Add hosts from ~/.ssh/config", app_of(self).glyphs)
+            table = Table((Column("HOST", widest=30), Column("FLEET FILE LINE", widest=200)), app_of(self).glyphs)
             table.styles.height = min(len(self._candidates) + 1, 14)
             yield table
-            words = Text(f"space marks, a marks all, enter writes {self._file}, esc leaves it as it is", palette.DIM)
+            words = Text(f"space marks, a marks all, enter writes {self._file}, esc cancels", palette.DIM)
             if self._projects:
-                words.append(f"\ngcloud knows {', '.join(self._projects)}: docs/hosts.md tells how a TPU is named")
+                words.append(f"\ngcloud projects: {', '.join(self._projects)} (docs/how-to/gcp.md: add a TPU)")
             yield Static(words, classes="words")
 
     def on_mount(self) -> None:
@@ -78,15 +74,15 @@ class SetUpScreen(ModalScreen[list[str]]):
 
 
 def offer(screen: MidstreamScreen) -> None:
-    """Let a person choose; the fleet file is written, and the screen begins anew with it."""
+    """Open the dialog; write the fleet file and restart with it."""
     actions = screen.midstream.actions
     try:
         candidates, projects, file = actions.ssh_hosts()
     except MidstreamError as error:
-        screen.say(error)
+        screen.show_error(error)
         return
     if not candidates:
-        screen.notify(f"~/.ssh/config names no host that {file} does not have", markup=False)
+        screen.notify(f"{file} already has every host of ~/.ssh/config", markup=False)
         return
 
     def chosen(lines: list[str] | None) -> None:
@@ -95,8 +91,8 @@ def offer(screen: MidstreamScreen) -> None:
         try:
             actions.add_hosts(lines)
         except MidstreamError as error:
-            screen.say(error)
+            screen.show_error(error)
             return
-        screen.midstream.begin_anew()
+        screen.midstream.restart()
 
-    screen.app.push_screen(SetUpScreen(candidates, file, projects), chosen)
+    screen.app.push_screen(AddHostsScreen(candidates, file, projects), chosen)

@@ -1,18 +1,19 @@
-"""Fleet: hosts, runs and migrations, and a look at the one that is selected."""
+"""Fleet screen: hosts, runs and migrations, with a preview of the selection."""
 
 from __future__ import annotations
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.widgets import Input, Static
+from textual.widgets import Static
 
-from midstream.tui import commands, palette
-from midstream.tui.screen_state import World, attempt_hues, attempt_names
-from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.fleet import shell_view, table_rows
-from midstream.tui.screens.run import stop_run
-from midstream.tui.styled_text import Text
-from midstream.tui.widgets.bars import downtime
+from midstream.tui import commands
+from midstream.tui.screens.fleet.filter_line import FilterLine
+from midstream.tui.screens.fleet.list_screen import RUNS, ListScreen
+from midstream.tui.screens.fleet.table_rows import LISTS
+from midstream.tui.state.screen_state import ScreenState, attempt_hues, attempt_names
+from midstream.tui.state.selection import Selection
+from midstream.tui.style import palette
+from midstream.tui.style.styled_text import Text, cut_to
 from midstream.tui.widgets.chrome import Hints, Rule, Views
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.plot import Drawn
@@ -20,13 +21,10 @@ from midstream.tui.widgets.table import Table
 from midstream.watch import snapshot as watch
 from midstream.watch.snapshot import RunView
 
-HOSTS, RUNS, MIGRATIONS = "hosts", "runs", "migrations"
+HOSTS, MIGRATIONS = "hosts", "migrations"
 
 
-LISTS = {HOSTS: table_rows.HOSTS, RUNS: table_rows.RUNS, MIGRATIONS: table_rows.MIGRATIONS}
-
-
-class FleetScreen(MidstreamScreen):
+class FleetScreen(ListScreen):
     """The first screen."""
 
     SCOPE = commands.FLEET
@@ -34,258 +32,300 @@ class FleetScreen(MidstreamScreen):
 
     def __init__(self) -> None:
         super().__init__()
-        self._view = RUNS
-        self._filter = ""
-        self._marked: dict[str, None] = {}  # runs, in the order in which they were marked
+        self._marked: dict[str, None] = {}  # runs, in the order of marking
 
     def body(self) -> ComposeResult:
         glyphs = self.glyphs
         yield Views(self.SCOPE)
         for name, listing in LISTS.items():
             yield Table(listing.columns, glyphs, id=name)
-        yield Input(id="filter", placeholder="word  !word  state:failed  loss<2.5", compact=True)
+        yield FilterLine(glyphs, id="filter")
         with Vertical(id="preview"):
             yield Rule("", glyphs)
             yield CurveView(glyphs, id="preview-curve")
             yield Static(id="preview-text")
 
     def on_mount(self) -> None:
-        self.query_one("#filter").display = False
-        self.action_view(self.midstream.kept.view)
+        saved = self.midstream.saved_layout
+        if saved.problem:
+            self.notify(saved.problem, title="saved layout", severity="warning")
+            saved.problem = ""
+        self.check_saved_filters()
+        self.action_view(saved.view if saved.view in LISTS else RUNS)
 
     def crumbs(self) -> tuple[str, ...]:
         return ({HOSTS: "Hosts", RUNS: "Runs", MIGRATIONS: "Migrations"}[self._view],)
 
-    def table(self, view: str = "") -> Table:
-        return self.query_one(f"#{view or self._view}", Table)
-
     # ------------------------------------------------------------------------------------------ showing
 
-    def show(self, world: World) -> None:
+    def show(self, screen_state: ScreenState) -> None:
         items = {
-            HOSTS: world.snapshot.hosts,
-            RUNS: world.runs_in_order if self._view == RUNS else (),
-            MIGRATIONS: world.migrations,
+            HOSTS: screen_state.snapshot.hosts,
+            RUNS: screen_state.current_runs if self._view == RUNS else (),
+            MIGRATIONS: screen_state.migrations,
         }
-        listing, sort = LISTS[self._view], self._sort
-        found = table_rows.listed(listing, items[self._view], world, self._filter, sort)
-        self.table().show(
-            table_rows.rows_of(listing, found, world, self.glyphs),
-            empty=(
-                (f"nothing matches {self._filter!r}", "esc clears the filter")
-                if items[self._view]
-                else self._nothing(self._view, world)
-            ),
-            sort=sort,
-            marked=self._marked if self._view == RUNS else (),
-        )
+        found = self.found(items[self._view], screen_state)
+        empty = self.no_match_text() if items[self._view] else self._empty_text(self._view, screen_state)
+        self.show_rows(found, screen_state, empty, self._marked if self._view == RUNS else ())
         self._hint()
-        counts = {HOSTS: len(items[HOSTS]), RUNS: world.snapshot.run_count, MIGRATIONS: len(items[MIGRATIONS])}
+        counts = {HOSTS: len(items[HOSTS]), RUNS: screen_state.snapshot.run_count, MIGRATIONS: len(items[MIGRATIONS])}
         notes = {view: str(count) for view, count in counts.items()}
-        if self._filter:
-            notes[self._view] = f"{len(found)} of {counts[self._view]}"
+        notes[self._view] = self.count_text(len(found), counts[self._view])
         self.query_one(Views).show(self._view, notes)
-        self._preview(world)
-
-    @property
-    def _sort(self) -> tuple[int, bool] | None:
-        kept = self.midstream.kept.sorts.get(self._view)
-        return (kept[0], bool(kept[1])) if kept and kept[0] < len(LISTS[self._view].columns) else None
+        self._preview(screen_state)
 
     def _hint(self) -> None:
-        """What has no meaning at the moment is no hint."""
-        hidden = [] if self._filter else ["back"]
-        if self._view != RUNS:
-            hidden += ["mark", "stop", "migrate"]
-        self.query_one(Hints).hide(*hidden)
+        """Hide hints that do not apply."""
+        self.query_one(Hints).hide(*([] if self.list_layout.filter else ["back"]))
 
-    def _nothing(self, view: str, world: World) -> tuple[str, ...]:
-        """What to do next where a list is empty."""
-        if not world.snapshot.hosts:
+    def _empty_text(self, view: str, screen_state: ScreenState) -> tuple[str, ...]:
+        """Return the text of an empty list: what to do next."""
+        if not screen_state.snapshot.hosts:
             return (
-                "no hosts: the fleet file names none.",
-                "Press a to choose some from ~/.ssh/config. The same on the command line:",
+                "no hosts in the fleet file.",
+                "Run:" if self.midstream.readonly else "Press a to add hosts of ~/.ssh/config, or run:",
                 "  midstream --init",
-                "This is a fleet on this machine alone, with a run:",
+                "A demo on this machine:",
                 "  midstream --demo",
             )
         if view == MIGRATIONS:
-            return ("no migrations yet.", "Press 2, select a run, press m: nothing changes before you confirm it.")
-        asked = [host.name for host in world.snapshot.hosts if host.link == watch.CONNECTING]
-        asking = (f"asking {', '.join(asked)} ...",) if asked else ()
-        live = next((host.name for host in world.snapshot.hosts if host.link == watch.LIVE), None)
-        if asked and live is None:
-            return asking
+            start = "Press 2, select a run, press m. Nothing changes before you confirm."
+            return ("no migrations yet.",) if self.midstream.readonly else ("no migrations yet.", start)
+        connecting = [host.name for host in screen_state.snapshot.hosts if host.link == watch.CONNECTING]
+        connecting_text = (f"connecting to {', '.join(connecting)} ...",) if connecting else ()
+        live = next((host.name for host in screen_state.snapshot.hosts if host.link == watch.LIVE), None)
+        if connecting and live is None:
+            return connecting_text
         return (
-            "no runs yet. This starts one:",
-            f"  midstream --launch CONFIG --on {live or world.snapshot.hosts[0].name}",
-            "Runs are found by themselves under each host's root.",
-            *asking,
+            "no runs yet. Press L to start one, or type:",
+            f"  midstream --launch CONFIG --on {live or screen_state.snapshot.hosts[0].name}",
+            "Runs under each host's root are found automatically.",
+            *connecting_text,
         )
 
-    def _preview(self, world: World) -> None:
+    def _preview(self, screen_state: ScreenState) -> None:
+
         key = self.table().selected
         pane, rule = self.query_one("#preview"), self.query_one(Rule)
         curve, text = self.query_one("#preview-curve", CurveView), self.query_one("#preview-text", Static)
         pane.display = key is not None and self.size.height >= 18
-        curve.display, text.display = self._view == RUNS, self._view != RUNS
+        run = self._selected_run() if self._view == RUNS else None
+        failure = screen_state.failure(run) if run is not None else None
+        curve.display = self._view == RUNS and failure is None
+        text.display = not curve.display
         if key is None:
             return
-        if self._view == RUNS:
-            run = self._selected_run()
+        if failure is not None:
+            from midstream.tui.screens.run.failure_text import describe_failure
+
+            rule.show(str(key), "enter opens its log")
+            height = max(3, pane.size.height - 1)
+            words = describe_failure(failure, screen_state, self.glyphs, self.size.width, height)
+            self.update_text("#preview-text", words)
+        elif self._view == RUNS:
             if run is not None:
-                rule.show(run.run_id, "enter opens it")
+                rule.show(run.run_id, "enter opens")
                 names = attempt_names(run, self.glyphs.times)
-                series, _ = self.midstream.book.series(run.key, run.curve, curve.metric)
+                series, _ = self.midstream.series_cache.series(run.key, run.curve, curve.metric)
                 drawn = Drawn(series, hues=attempt_hues(run))
                 curve.draw((drawn,), metric=curve.metric, names=names, empty=f"no steps yet ({run.state})")
         elif self._view == HOSTS:
-            host = world.snapshot.host(str(key))
+            from midstream.tui.screens.host.host_text import describe_host
+
+            host = screen_state.snapshot.host(str(key))
             rule.show(str(key))
-            history = self.midstream.history.get(str(key), ())
-            words = table_rows.describe_host(host, world, self.glyphs, self.size.width, history) if host else Text()
-            self.put("#preview-text", words)
+            history = self.midstream.utilization_history.get(str(key), ())
+            words = describe_host(host, self.glyphs, self.size.width, screen_state.now, history) if host else Text()
+            self.update_text("#preview-text", cut_to(words, pane.size.height - 1, "v, then 2 shows all"))
         else:
-            view = world.migration(str(key))
-            rule.show(str(key), "enter opens it")
+            view = screen_state.migration(str(key))
+            rule.show(str(key), "enter opens")
             if view is not None and view.damage:
                 words = "".join(f"  {self.glyphs.failed} {line}\n" for line in view.damage)
-                self.put("#preview-text", Text(words.rstrip(), palette.BAD, no_wrap=True))
+                self.update_text("#preview-text", Text(words.rstrip(), palette.BAD, no_wrap=True))
             elif view is not None:
-                self.put(
+                from midstream.tui.widgets.bars import downtime
+
+                self.update_text(
                     "#preview-text",
                     downtime(self.glyphs, view.downtime, view.predicted_seconds, self.size.width - 2),
                 )
 
+    def selection(self) -> Selection | None:
+        from midstream.listing import documents
+
+        key, state = self.table().selected, self.screen_state
+        name = str(key)
+        if key is not None and self._view == HOSTS and (host := state.snapshot.host(name)) is not None:
+            return Selection(name, "host", documents.host_value(host))
+        if key is not None and self._view == MIGRATIONS and (view := state.migration(name)) is not None:
+            return Selection(name, "migration", documents.migration_value(view))
+        run = self._selected_run() if self._view == RUNS else None
+        return Selection(run.run_id, "run", documents.run_value(run)) if run is not None else None
+
     def _selected_run(self) -> RunView | None:
         key = self.table(RUNS).selected
-        copies = self.world.snapshot.copies(str(key)) if key is not None else ()
+        copies = self.screen_state.snapshot.copies(str(key)) if key is not None else ()
         return copies[0] if copies else None
 
     def on_table_moved(self, event: Table.Moved) -> None:
         if event.table is self.table():
-            self.midstream.book.begin()
-            self._preview(self.world)
-            self.read_on()
+            self.midstream.series_cache.begin()
+            self._preview(self.screen_state)
+            self.continue_reading()
 
-    def on_table_headed(self, event: Table.Headed) -> None:
-        sort = self._sort
-        self._order(event.column, sort is not None and sort[0] == event.column and not sort[1])
-
-    async def on_table_chosen(self, event: Table.Chosen) -> None:
+    async def on_table_chosen(self) -> None:
         self.action_open()
 
     # ------------------------------------------------------------------------------------------ commands
 
     def action_view(self, view: str) -> None:
-        self._view = self.midstream.kept.view = view
+        self._view = self.midstream.saved_layout.view = view
         for name in (HOSTS, RUNS, MIGRATIONS):
             self.table(name).display = name == view
+        self.show_filter_line()
         self.table().focus()
-        self.refresh_world()
+        self.refresh_state()
+
+    def select(self, view: str, key: str) -> None:
+        """Show a list with one of its items selected; a filter that hides it is cleared."""
+        self.action_view(view)
+        if key not in self.table().keys:
+            self.set_filter("")
+            self.refresh_state()
+        self.table().select(key)
 
     def action_open(self) -> None:
-        from midstream.tui.screens.migration.migration_screen import MigrationScreen
-        from midstream.tui.screens.run.run_screen import RunScreen
-
         key = self.table().selected
         if self._view == RUNS and key is not None:
-            self.app.push_screen(RunScreen(str(key), [run for run in self._marked if run != key]))
+            from midstream.tui.screens.run.run_screen import RunScreen
+
+            run = self._selected_run()
+            others = [name for name in self._marked if name != key]
+            failed = run is not None and self.screen_state.failure(run) is not None
+            self.app.push_screen(RunScreen(str(key), others, at_failure=failed and not others))
         elif self._view == MIGRATIONS and key is not None:
+            from midstream.tui.screens.migration.migration_screen import MigrationScreen
+
             self.app.push_screen(MigrationScreen(str(key)))
         elif self._view == HOSTS and key is not None:
-            self._filter = f"host={key}"
-            self.query_one("#filter", Input).value = self._filter
-            self.query_one("#filter").display = True
+            from midstream.listing.conditions import quoted
+
+            self.midstream.saved_layout.list_of(RUNS).filter = f"host={quoted(str(key))}"
+            self._written.pop(RUNS, None)
             self.action_view(RUNS)
 
     def action_migrate(self) -> None:
         run = self._selected_run() if self._view == RUNS else None
         if run is None:
-            self.notify("press 2 and select the run to move")
-        elif not self.refused():
+            self.notify("press 2 and select the run to migrate")
+        elif not self.refuse_readonly():
             self.midstream.open_wizard(run.run_id)
 
+    def action_launch(self) -> None:
+        """Start a run: on the selected host, where hosts are listed."""
+        from midstream.tui.screens.launch import launch_form
+
+        if not self.refuse_readonly():
+            key = self.table(HOSTS).selected if self._view == HOSTS else None
+            launch_form.ask_launch(self, str(key) if key is not None else "")
+
+    def action_start_again(self) -> None:
+        from midstream.tui.screens.launch import launch_form
+
+        run = self._selected_run() if self._view == RUNS else None
+        if run is None:
+            self.notify("press 2 and select the run to start again")
+        elif not self.refuse_readonly():
+            launch_form.offer_start_again(self, run)
+
+    def action_leftovers(self) -> None:
+        from midstream.tui.screens.fleet.leftovers_screen import LeftoversScreen
+
+        self.app.push_screen(LeftoversScreen())
+
+    def action_verify(self) -> None:
+        """Verify all checkpoints of the marked runs, or of all; in the list of migrations all certificates."""
+        from midstream.tui.screens.fleet import verify_screen
+
+        actions, state = self.midstream.actions, self.screen_state
+        if self._view == MIGRATIONS:
+            self.app.push_screen(
+                verify_screen.VerifyScreen("Migrations", verify_screen.of_migrations(actions, state.migrations))
+            )
+            return
+        runs = self._marked_runs() or state.current_runs
+        self.app.push_screen(verify_screen.VerifyScreen("Runs", verify_screen.of_checkpoints(actions, runs)))
+
+    def _marked_runs(self) -> list[RunView]:
+        """Return the marked runs that still exist."""
+        found = [self.screen_state.snapshot.copies(name) for name in self._marked]
+        return [copies[0] for copies in found if copies]
+
     def action_stop(self) -> None:
+        from midstream.tui.screens.run import stop_run
+
+        if self._view == RUNS and len(marked := self._marked_runs()) > 1:
+            if not self.refuse_readonly():
+                stop_run.ask_many(self, marked)
+            return
         run = self._selected_run() if self._view == RUNS else None
         if run is None:
             self.notify("press 2 and select the run to stop")
-        elif not self.refused():
+        elif not self.refuse_readonly():
             stop_run.ask(self, run)
 
+    def action_curves(self) -> None:
+        """Open the system metrics of the selected host, or of the selected run's host."""
+        from midstream.tui.screens.host.host_screen import HostScreen
+
+        key = self.table(HOSTS).selected if self._view == HOSTS else None
+        run = self._selected_run() if self._view == RUNS else None
+        host = str(key) if key is not None else run.host if run is not None else None
+        if host is None:
+            self.notify("press 1 and select the host")
+        else:
+            self.app.push_screen(HostScreen(host))
+
     def action_shell(self) -> None:
+        from midstream.tui.screens.fleet import shell_view
+
         key = self.table(HOSTS).selected if self._view == HOSTS else None
         run = self._selected_run() if self._view == RUNS else None
         host = str(key) if key is not None else run.host if run is not None else None
         if host is None:
             self.notify("press 1 and select the host to open a shell on")
-        elif not self.refused():
+        elif not self.refuse_readonly():
             shell_view.open_on(self, host)
 
     def action_mark(self) -> None:
         key = self.table().selected
         if self._view != RUNS or key is None:
-            self.notify("press 2: runs are what can be marked")
+            self.notify("press 2: only runs can be marked")
             return
         if str(key) in self._marked:
             del self._marked[str(key)]
         else:
             self._marked[str(key)] = None
         self.table().action_cursor(1)
-        self.refresh_world()
+        self.refresh_state()
 
     def action_unmark(self) -> None:
         self._marked.clear()
-        self.refresh_world()
-
-    def action_sort(self) -> None:
-        """By each column in turn, then in the usual order again."""
-        columns = LISTS[self._view].columns
-        column = self._sort[0] + 1 if self._sort else 0
-        self._order(column if column < len(columns) else None, False)
-
-    def action_reverse(self) -> None:
-        column, downwards = self._sort or (0, False)
-        self._order(column, not downwards)
-
-    def _order(self, column: int | None, downwards: bool) -> None:
-        sorts = self.midstream.kept.sorts
-        if column is None:
-            sorts.pop(self._view, None)
-        else:
-            sorts[self._view] = [column, int(downwards)]
-        self.midstream.kept.save()
-        self.refresh_world()
+        self.refresh_state()
 
     def action_slices(self) -> None:
         from midstream.tui.screens.slices.slices_screen import SlicesScreen
 
         self.app.push_screen(SlicesScreen())
 
-    def action_set_up(self) -> None:
-        from midstream.tui.screens.fleet.add_hosts import offer
+    def action_costs(self) -> None:
+        from midstream.tui.screens.costs.costs_screen import CostsScreen
 
-        if not self.refused():
-            offer(self)
+        self.app.push_screen(CostsScreen())
 
-    # ------------------------------------------------------------------------------------------ the filter
+    def action_add_hosts(self) -> None:
+        from midstream.tui.screens.fleet import add_hosts
 
-    def action_filter(self) -> None:
-        box = self.query_one("#filter", Input)
-        box.display = True
-        self.set_focus(box)  # at once: the next key is for it
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        self._filter = event.value.strip()
-        self.refresh_world()
-
-    def on_input_submitted(self) -> None:
-        self.query_one("#filter").display = bool(self._filter)
-        self.table().focus()
-
-    def action_back(self) -> None:
-        """The first screen has nothing behind it: esc clears the filter."""
-        box = self.query_one("#filter", Input)
-        box.value = ""
-        box.display = False
-        self.table().focus()
+        if not self.refuse_readonly():
+            add_hosts.offer(self)

@@ -1,4 +1,4 @@
-"""A shell on a host, in the place of the screen for as long as it lasts."""
+"""A shell on a host, which replaces the screen until it exits."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from textual.app import SuspendNotSupported
 from midstream.errors import MidstreamError
 from midstream.tui.screens.base import MidstreamScreen
 
-FAILED = 255  # what ssh itself ends with
+SSH_FAILED = 255  # exit code of ssh for its own errors
 
 
 def open_on(screen: MidstreamScreen, host: str) -> None:
-    """Step aside, and come back when the shell ends."""
+    """Suspend the screen while a shell on the host runs."""
     actions = screen.midstream.actions
     try:
         with screen.app.suspend():
-            print(f"midstream: a shell on {host}; its end leads back", file=sys.stderr)
-            if actions.shell(host) == FAILED:
-                # What ssh said is gone once the screen is drawn.
-                print("midstream: press enter to go back", file=sys.stderr)
+            print(f"midstream: shell on {host}; exit returns to the screen", file=sys.stderr)
+            if actions.shell(host) == SSH_FAILED:
+                # Redrawing the screen would hide the error of ssh.
+                print("midstream: press enter to return", file=sys.stderr)
                 sys.stdin.readline()
     except SuspendNotSupported:
-        screen.notify("this terminal cannot be given away: use ssh in another", severity="warning")
+        screen.notify("this terminal cannot be suspended: use ssh in another one", severity="warning")
     except MidstreamError as error:
-        screen.say(error)
+        screen.show_error(error)

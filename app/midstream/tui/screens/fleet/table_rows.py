@@ -1,109 +1,165 @@
-"""Hosts, runs, migrations and checkpoints as lines of tables."""
+"""Hosts, runs and migrations as rows of tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from midstream.migrate.model import DOWNTIME_PHASES, MigrationView
-from midstream.tui import glyphs as signs
-from midstream.tui import number_format, palette
-from midstream.tui.filter import parse
-from midstream.tui.glyphs import Glyphs
-from midstream.tui.screen_state import World, hardware, latest, short_kind
-from midstream.tui.styled_text import Text
-from midstream.tui.widgets.bars import bar, spark
-from midstream.tui.widgets.table import Column, Row, Rows
+from midstream.listing import fleet_fields
+from midstream.listing.conditions import Condition
+from midstream.listing.fields import Fields
+from midstream.listing.fleet_fields import NO_CERTIFICATE, certificate_state
+from midstream.listing.run_facts import (
+    hardware,
+    memory_share,
+    project,
+    short_kind,
+    started,
+    tags,
+    tokens_per_second,
+    utilization,
+)
+from midstream.migrate import migration_state
+from midstream.migrate.proof.downtime_report import DOWNTIME_PHASES
+from midstream.tui.state.saved_layout import ListLayout
+from midstream.tui.state.screen_state import ScreenState
+from midstream.tui.style import glyphs as signs
+from midstream.tui.style import number_format, palette
+from midstream.tui.style.glyphs import Glyphs
+from midstream.tui.widgets.bars import spark
+from midstream.tui.widgets.table import Column, Heading, Row, Rows
 from midstream.watch import snapshot as watch
-from midstream.watch.snapshot import HostView, Machine, RunView
+from midstream.watch.snapshot import HostView, RunView
+from midstream_engine import records
+
+if TYPE_CHECKING:
+    from midstream.migrate.migration_view import MigrationView
 
 HOST_COLUMNS = (
-    Column("HOST", widest=24),
-    Column("LINK"),
-    Column("ACCELERATORS", drop=1),
-    Column("UTIL", right=True, drop=2),
-    Column("MEM", right=True, drop=3),
-    Column("CPU", right=True, drop=4),
-    Column("DISK FREE", right=True, drop=3),
-    Column("AGE", right=True),
-    Column("RUNS", widest=200, rest=True),
+    Column("HOST", widest=24, field="host"),
+    Column("LINK", field="link"),
+    Column("ACCELERATORS", drop=1, field="accelerators"),
+    Column("UTIL", right=True, drop=2, field="util"),
+    Column("MEM", right=True, drop=3, field="memory"),
+    Column("CPU", right=True, drop=4, field="cpu"),
+    Column("DISK FREE", right=True, drop=3, field="disk"),
+    Column("AGE", right=True, field="age"),
+    Column("RUNS", widest=200, rest=True, field="run"),
 )
 RUN_COLUMNS = (
-    Column("RUN", widest=32),
-    Column("HOST", widest=20),
-    Column("STATE"),
-    Column("STEP", right=True),
-    Column("LOSS", right=True),
-    Column("TOK/S", right=True, drop=2),
-    Column("AGE", right=True, drop=1),
-    Column("DEVICES", drop=3),
+    Column("RUN", widest=32, field="run"),
+    Column("HOST", widest=20, field="host"),
+    Column("STATE", field="state"),
+    Column("STEP", right=True, field="step"),
+    Column("LOSS", right=True, field="loss"),
+    Column("TOK/S", right=True, drop=2, field="tok/s"),
+    Column("AGE", right=True, drop=1, field="age"),
+    Column("DEVICES", drop=3, field="devices"),
+    Column("START", drop=5, field="start", optional=True),
+    Column("TAGS", drop=4, widest=30, field="tags", optional=True),
+    Column("PROJECT", drop=6, widest=24, field="project", extra=True),
+    Column("REASON", widest=200, rest=True, optional=True, field="reason"),
 )
 MIGRATION_COLUMNS = (
-    Column("RUN", widest=28),
-    Column("FROM"),
-    Column("TO"),
-    Column("STATE"),
-    Column("PHASE", drop=2),
-    Column("CERTIFICATE", drop=1),
-    Column("LEDGER", drop=6),
-    Column("DOWN", right=True, drop=3),
-    Column("AGE", right=True, drop=4),
-    Column("ID", drop=5),
-)
-CHECKPOINT_COLUMNS = (
-    Column("CHECKPOINT"),
-    Column("STEP", right=True),
-    Column("ATTEMPT", right=True, drop=3),
-    Column("SIZE", right=True),
-    Column("AGE", right=True),
-    Column("STATE"),
-    Column("PINNED", drop=2),
-    Column("DIGEST", drop=1),
+    Column("RUN", widest=28, field="run"),
+    Column("FROM", field="from"),
+    Column("TO", field="to"),
+    Column("STATE", field="state"),
+    Column("PHASE", drop=2, field="phase"),
+    Column("CERTIFICATE", drop=1, field="certificate"),
+    Column("PARTS", drop=7, field="downtime"),
+    Column("DOWN", right=True, drop=3, field="downtime"),
+    Column("AGE", right=True, drop=4, field="age"),
+    Column("ID", entire=True, drop=5, field="id"),
 )
 
 
 @dataclass(frozen=True)
 class Listing:
-    """One of the fleet's lists: its columns, the field behind each of them, and how a line is made.
+    """One list of the fleet screen.
 
-    ``fields`` are in the columns' order: what one sorts and filters by, numbers as numbers."""
+    Attributes:
+        columns: The columns of ``row``.
+        fields: What filters, sort and groups read.
+        key: Returns the key of an item.
+        row: Returns the row of an item, with a cell for each column.
+        groups: Fields that the list can be grouped by.
+        finished: Returns True for an item that ended without a failure; None where items do not end.
+    """
 
     columns: tuple[Column, ...]
-    fields: Mapping[str, Callable[[Any, World], Any]]
+    fields: Fields
     key: Callable[[Any], Hashable]
-    row: Callable[[Any, World, Glyphs], Row]
+    row: Callable[[Any, ScreenState, Glyphs], Row]
+    groups: tuple[str, ...] = ()
+    finished: Callable[[Any], bool] | None = None
+
+    def chosen(self, titles: Sequence[str]) -> tuple[Column, ...]:
+        """Return the columns with these titles, in the list's order; the default columns without titles."""
+        if not titles:
+            return tuple(column for column in self.columns if not column.extra)
+        return tuple(column for column in self.columns if column.title in titles or column is self.columns[0])
 
 
-def listed(
-    listing: Listing, items: Sequence[Any], world: World, filter: str, sort: tuple[int, bool] | None
+def found_in(
+    listing: Listing, items: Sequence[Any], screen_state: ScreenState, condition: Condition | None, layout: ListLayout
 ) -> list[Any]:
-    """The items that a filter keeps, in order."""
-    names = tuple(listing.fields)
-    words = parse(filter, names)
-    if words:
-
-        def keeps(item: Any) -> bool:
-            return all(word.holds(names, lambda name: listing.fields[name](item, world)) for word in words)
-
-        items = [item for item in items if keeps(item)]
-    if sort is None:
+    """Return the items that pass the condition, in the order of the layout."""
+    if layout.hide_finished and listing.finished is not None:
+        items = [item for item in items if not listing.finished(item)]
+    if condition is not None:
+        items = [item for item in items if condition.holds(item, screen_state)]
+    field = listing.fields.get(layout.sort)
+    if field is None:
         return list(items)
-    field = listing.fields[names[sort[0]]]
-
-    valued = [(field(item, world), item) for item in items]
-    known = [pair for pair in valued if pair[0] not in (None, "") and pair[0] == pair[0]]
-    ordered = sorted(known, key=lambda pair: pair[0], reverse=sort[1])
-    sorted_ones = {id(item) for _, item in known}
-    return [item for _, item in ordered] + [item for item in items if id(item) not in sorted_ones]  # not known: last
+    valued = [(field.get(item, screen_state), item) for item in items]
+    known = [pair for pair in valued if pair[0] not in (None, "", ()) and pair[0] == pair[0]]
+    ordered = sorted(known, key=lambda pair: pair[0], reverse=layout.descending)
+    placed = {id(item) for _, item in known}
+    return [item for _, item in ordered] + [item for item in items if id(item) not in placed]  # without a value: last
 
 
-def rows_of(listing: Listing, items: Sequence[Any], world: World, glyphs: Glyphs) -> Rows:
-    """Lines of a table, each made when it comes in sight."""
-    return Rows([listing.key(item) for item in items], lambda index: listing.row(items[index], world, glyphs))
+def rows_of(
+    listing: Listing, items: Sequence[Any], screen_state: ScreenState, glyphs: Glyphs, layout: ListLayout
+) -> Rows:
+    """Return the rows of a table, each created when it becomes visible."""
+    shown = [listing.columns.index(column) for column in listing.chosen(layout.columns)]
+    groups = _grouped(listing, items, screen_state, layout.group)
+    keys: list[Hashable] = []
+    places: list[Any] = []  # the item of each key, None for a heading
+    for name, members in groups:
+        if name is not None:
+            keys.append(Heading(f"{name}  {len(members)}"))
+            places.append(None)
+        keys += map(listing.key, members)
+        places += members
+
+    def make(index: int) -> Row:
+        if places[index] is None:
+            return Row(keys[index], ())
+        row = listing.row(places[index], screen_state, glyphs)
+        return replace(row, cells=tuple(row.cells[column] for column in shown))
+
+    return Rows(keys, make)
 
 
-def _host_row(host: HostView, world: World, glyphs: Glyphs) -> Row:
+def _grouped(
+    listing: Listing, items: Sequence[Any], screen_state: ScreenState, group: str
+) -> list[tuple[str | None, Sequence[Any]]]:
+    """Return (name, items) of each group by name, items without a value last; one without a name if not grouped."""
+    if group not in listing.groups:
+        return [(None, items)]
+    field = listing.fields[group]
+    found: dict[str, list[Any]] = {}
+    for item in items:
+        value = field.get(item, screen_state)
+        found.setdefault(value if isinstance(value, str) else ", ".join(sorted(value)), []).append(item)
+    named = sorted((name, members) for name, members in found.items() if name)
+    return [*named, *((f"no {group}", found[""]) for _ in range("" in found))]
+
+
+def _host_row(host: HostView, screen_state: ScreenState, glyphs: Glyphs) -> Row:
     glyph, colour = signs.link_state(glyphs, host.link)
     machine = host.machine
     stale = host.link != watch.LIVE
@@ -112,14 +168,16 @@ def _host_row(host: HostView, world: World, glyphs: Glyphs) -> Row:
         count = len(machine.accelerators)
         accelerators = f"{count}{glyphs.times}{short_kind(machine.accelerators[0].kind)}" if count else "none"
         disk = number_format.size(machine.disk_free)
-    age = number_format.age(world.host_age(host)) + (f" {glyphs.stale}" if stale and host.last_seen is not None else "")
-    runs = ", ".join(world.training_on(host.name))
+    age = number_format.age(screen_state.host_age(host)) + (
+        f" {glyphs.stale}" if stale and host.last_seen is not None else ""
+    )
+    runs = ", ".join(screen_state.training_on(host.name))
     cells = (
         host.name,
         (f"{glyph} {host.link}", colour),
         accelerators,
-        number_format.percent(utilisation(host)),
-        number_format.percent(_memory(host)),
+        number_format.percent(utilization(host)),
+        number_format.percent(memory_share(host)),
         number_format.percent(machine.cpu_used if machine else None),
         disk,
         (age, palette.WAIT) if stale else age,
@@ -128,104 +186,73 @@ def _host_row(host: HostView, world: World, glyphs: Glyphs) -> Row:
     return Row(host.name, cells, dim=stale)
 
 
-def utilisation(host: HostView) -> float | None:
-    """Of its accelerators, 0..1; None where it does not say."""
-    used = [item.utilization for item in host.machine.accelerators] if host.machine else []
-    known = [value for value in used if value is not None]
-    return sum(known) / len(known) if known else None
+HOSTS = Listing(HOST_COLUMNS, fleet_fields.HOSTS, lambda host: host.name, _host_row, ("link", "accelerators"))
 
 
-def _memory(host: HostView) -> float | None:
-    machine = host.machine
-    return machine.memory_used / machine.memory_total if machine and machine.memory_total else None
-
-
-def _kinds(host: HostView) -> str:
-    found = host.machine.accelerators if host.machine else ()
-    return f"{len(found)}x{short_kind(found[0].kind)}" if found else ""
-
-
-HOSTS = Listing(
-    HOST_COLUMNS,
-    {
-        "host": lambda host, world: host.name,
-        "link": lambda host, world: host.link,
-        "accelerators": lambda host, world: _kinds(host),
-        "util": lambda host, world: utilisation(host),
-        "memory": lambda host, world: _memory(host),
-        "cpu": lambda host, world: host.machine.cpu_used if host.machine else None,
-        "disk": lambda host, world: host.machine.disk_free if host.machine else None,
-        "age": lambda host, world: world.host_age(host),
-        "run": lambda host, world: host.error or " ".join(world.training_on(host.name)),
-    },
-    lambda host: host.name,
-    _host_row,
-)
-
-
-def _run_row(run: RunView, world: World, glyphs: Glyphs) -> Row:
-    stale = world.is_stale(run.host)
+def _run_row(run: RunView, screen_state: ScreenState, glyphs: Glyphs) -> Row:
+    stale = screen_state.is_stale(run.host)
     glyph, colour = signs.run_state(glyphs, run.state)
     if stale:
         colour = palette.WAIT
     total = run.status.num_train_steps if run.status else 0
+    start = started(run)
     step = number_format.grouped(run.step) + (f"/{number_format.grouped(total)}" if total else "")
-    age = number_format.age(world.run_age(run)) + (f" {glyphs.stale}" if stale else "")
+    age = number_format.age(screen_state.run_age(run)) + (f" {glyphs.stale}" if stale else "")
     cells = (
         run.run_id,
         run.host,
         (f"{glyph} {run.state}", colour),
         step,
         number_format.loss(run.loss),
-        number_format.short(latest(run, "throughput/tokens_per_second") if run.running else None),
+        number_format.short(tokens_per_second(run)),
         (age, palette.WAIT) if stale else age,
         hardware(run, glyphs.times),
+        number_format.moment(start, screen_state.now) if start else "",
+        ", ".join(tags(run)),
+        project(run),
+        (_reason(run, screen_state), palette.BAD),
     )
     return Row(run.run_id, cells, dim=stale)
 
 
+def _reason(run: RunView, screen_state: ScreenState) -> str:
+    """Return why a run failed; empty if it did not."""
+    failure = screen_state.failure(run)
+    return failure.reason if failure else ""
+
+
 RUNS = Listing(
     RUN_COLUMNS,
-    {
-        "run": lambda run, world: run.run_id,
-        "host": lambda run, world: run.host,
-        "state": lambda run, world: run.state,
-        "step": lambda run, world: run.step,
-        "loss": lambda run, world: run.loss,
-        "tok/s": lambda run, world: latest(run, "throughput/tokens_per_second") if run.running else None,
-        "age": lambda run, world: world.run_age(run),
-        "devices": lambda run, world: hardware(run, "x"),
-    },
+    fleet_fields.RUNS,
     lambda run: run.run_id,
     _run_row,
+    ("project", "tags", "host", "state"),
+    lambda run: run.state in (records.FINISHED, records.STOPPED),
 )
 
 
-def _migration_row(view: MigrationView, world: World, glyphs: Glyphs) -> Row:
+def _migration_row(view: MigrationView, screen_state: ScreenState, glyphs: Glyphs) -> Row:
     glyph, colour = signs.migration_state(glyphs, view.state)
-    verdict = _verdict(view)
+    verdict = certificate_state(view)
+    if verdict == NO_CERTIFICATE:
+        verdict = number_format.NONE
     cells = (
         view.plan.run_id,
         view.plan.source,
         view.plan.target,
         (f"{glyph} {view.state}", colour),
         view.phase,
-        (verdict, {"certified": palette.GOOD, "failed": palette.BAD}.get(verdict, palette.DIM)),
-        (_ledger_bar(view, glyphs), palette.ACCENT),
+        (verdict, {"certified": palette.GOOD, "failed": palette.BAD, "void": palette.WAIT}.get(verdict, palette.DIM)),
+        (_downtime_spark(view, glyphs), palette.ACCENT),
         number_format.seconds(view.downtime.total if view.downtime else None),
-        number_format.age(world.now - view.plan.created if view.plan.created else None),
+        number_format.age(screen_state.now - view.plan.identity.created if view.plan.identity.created else None),
         view.migration,
     )
     return Row(view.migration, cells)
 
 
-def _verdict(view: MigrationView) -> str:
-    proof = view.certificate
-    return number_format.NONE if proof is None else "certified" if proof.valid else "failed"
-
-
-def _ledger_bar(view: MigrationView, glyphs: Glyphs) -> str:
-    """What the downtime went to: one column for each part of the ledger, by its share of the longest."""
+def _downtime_spark(view: MigrationView, glyphs: Glyphs) -> str:
+    """Draw the parts of the downtime as a sparkline, relative to the longest."""
     if view.downtime is None:
         return ""
     parts = [view.downtime.measured.get(name, 0.0) for name in DOWNTIME_PHASES]
@@ -235,141 +262,10 @@ def _ledger_bar(view: MigrationView, glyphs: Glyphs) -> str:
 
 MIGRATIONS = Listing(
     MIGRATION_COLUMNS,
-    {
-        "run": lambda view, world: view.plan.run_id,
-        "from": lambda view, world: view.plan.source,
-        "to": lambda view, world: view.plan.target,
-        "state": lambda view, world: view.state,
-        "phase": lambda view, world: view.phase,
-        "certificate": lambda view, world: _verdict(view),
-        "downtime": lambda view, world: view.downtime.total if view.downtime else None,
-        "down": lambda view, world: view.downtime.total if view.downtime else None,
-        "age": lambda view, world: world.now - view.plan.created,
-        "id": lambda view, world: view.migration,
-    },
+    fleet_fields.MIGRATIONS,
     lambda view: view.migration,
     _migration_row,
+    ("run", "from", "to", "state"),
+    lambda view: view.state in (migration_state.COMPLETED, migration_state.ROLLED_BACK, migration_state.MOVED_ON),
 )
-
-
-def checkpoint_rows(run: RunView, world: World, glyphs: Glyphs, verified: Mapping[str, str] = {}) -> list[Row]:
-    """Newest first."""
-    rows = []
-    for point in sorted(run.checkpoints, key=lambda point: (-point.step, -point.attempt)):
-        if point.damaged:
-            state = (f"{glyphs.failed} damaged", palette.BAD)
-        elif not point.complete:
-            state = (f"{glyphs.busy} incomplete", palette.WAIT)
-        elif not point.accepted:
-            state = (f"{glyphs.failed} fenced off", palette.BAD)
-        else:
-            state = _verified(verified.get(point.name, ""), glyphs)
-        cells = (
-            point.name,
-            number_format.grouped(point.step),
-            str(point.attempt),
-            number_format.size(point.size),
-            number_format.age(world.now - point.created if point.created else None),
-            state,
-            "pinned" if point.pinned else "",
-            number_format.digest(point.root_digest),
-        )
-        rows.append(Row(point.name, cells, dim=not point.complete))
-    return rows
-
-
-def _verified(state: str, glyphs: Glyphs) -> tuple[str, str]:
-    """What this session's look at every object said."""
-    if state == "whole":
-        return f"{glyphs.passed} whole", palette.GOOD
-    if state == "damaged":
-        return f"{glyphs.failed} damaged", palette.BAD
-    return (f"{glyphs.busy} {state}", palette.WAIT) if state else (f"{glyphs.passed} complete", palette.GOOD)
-
-
-def describe_host(host: HostView, world: World, glyphs: Glyphs, width: int, history: Sequence[float] = ()) -> Text:
-    """A host in a few lines: what it is, its gauges, its accelerators, its error."""
-    text = Text(no_wrap=True)
-    if host.error:
-        glyph, colour = signs.link_state(glyphs, host.link)
-        why = host.error.removeprefix(f"{host.name}: ")
-        text.append(f"  {glyph} {number_format.folded(why, width, 4)}\n", colour)
-    machine = host.machine
-    if machine is None:
-        return text.append(f"  {host.kind}: not heard of yet", palette.DIM)
-    words = (
-        machine.hostname,
-        machine.platform,
-        f"Python {machine.python}" if machine.python else "no Python",
-        f"{machine.cpus} CPUs",
-    )
-    text.append("  " + f"  {glyphs.dot}  ".join(words) + "\n", palette.DIM)
-    room = max(10, min(40, width - 44))
-    gauges = [
-        ("cpu", machine.cpu_used, number_format.percent(machine.cpu_used)),
-        ("memory", _share(machine.memory_used, machine.memory_total), _of(machine.memory_used, machine.memory_total)),
-        (
-            "disk",
-            _share(machine.disk_total - machine.disk_free, machine.disk_total),
-            f"{number_format.size(machine.disk_free)} free of {number_format.size(machine.disk_total)}",
-        ),
-    ]
-    if history:
-        text.append(f"  {'busy':<10}", palette.DIM)
-        text.append(spark(glyphs, history, room).rjust(room), palette.ACCENT)
-        text.append(f" {number_format.percent(history[-1])} of its accelerators, over time\n", palette.TEXT)
-    for item in machine.accelerators:
-        if item.memory_total or item.utilization is not None:
-            share = (
-                item.utilization
-                if item.utilization is not None
-                else _share(item.memory_used or 0, item.memory_total or 0)
-            )
-            memory = f"  {_of(item.memory_used or 0, item.memory_total)}" if item.memory_total else ""
-            busy = f"busy {number_format.percent(item.utilization)}" if item.utilization is not None else ""
-            gauges.append((f"{item.index} {short_kind(item.kind)}", share, f"{busy}{memory}".strip()))
-    for name, share, note in gauges:
-        text.append(f"  {name:<10}", palette.DIM)
-        text.append_text(bar(glyphs, share, room, palette.WAIT if share > 0.9 else palette.ACCENT))
-        text.append(f" {note}\n", palette.TEXT)
-    for line in _inventory(machine, glyphs):
-        text.append(f"  {line}\n", palette.DIM)
-    if abs(machine.clock_skew) >= 1:
-        text.append(f"  its clock is {machine.clock_skew:+.1f} s off this machine's\n", palette.WAIT)
-    text.rstrip()
-    return text
-
-
-def _inventory(machine: Machine, glyphs: Glyphs) -> list[str]:
-    """What is known of a machine beyond its gauges: who uses it first, because that decides what can be done there."""
-    lines = [
-        f"pid {user.pid}  {user.user or '?'}  {user.command or 'a process that cannot be seen'}"
-        for user in machine.users
-    ]
-    software = (
-        machine.system,
-        f"glibc {machine.glibc}" if machine.glibc else "",
-        f"driver {machine.driver}" if machine.driver else "",
-        f"CUDA {machine.cuda}" if machine.cuda else "",
-        machine.cpu_model,
-        "clock follows no server" if machine.clock_synchronized is False else "",
-    )
-    lines.append(f"  {glyphs.dot}  ".join(filter(None, software)))
-    ports = [
-        f"{port.device}:{port.port} {port.state}" + (f" {port.gigabits:.0f} Gb/s" if port.gigabits else "")
-        for port in machine.infiniband
-    ]
-    lines.append(f"  {glyphs.dot}  ".join(["InfiniBand", *ports]) if ports else "")
-    disks = [
-        f"{disk.mount} {number_format.size(disk.free)} of {number_format.size(disk.total)}" for disk in machine.disks
-    ]
-    lines.append(f"  {glyphs.dot}  ".join(["free", *disks]) if len(disks) > 1 else "")
-    return [line for line in lines if line]
-
-
-def _share(used: float, total: float) -> float:
-    return used / total if total else 0.0
-
-
-def _of(used: float, total: float) -> str:
-    return f"{number_format.size(used)} of {number_format.size(total)}"
+LISTS = {"hosts": HOSTS, "runs": RUNS, "migrations": MIGRATIONS}

@@ -1,20 +1,31 @@
-"""Migration: a move under way or done. It shows what the journal says; leaving it leaves the move going on."""
+"""Migration screen: a running or finished migration, read from its journal. Closing it does not stop the migration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
 
-from midstream.migrate import model
-from midstream.tui import commands, number_format, palette
-from midstream.tui.screen_state import World
+from midstream.counts import agree, count
+from midstream.listing import documents
+from midstream.migrate import migration_state
+from midstream.migrate.duration.stage_times import report, report_lines
+from midstream.migrate.migration_view import CERTIFIED, NOT_CERTIFIED, VOID, MigrationView
+from midstream.tui import commands
+from midstream.tui.base_app import SHORT_SCREEN
+from midstream.tui.screens import export_curves
 from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.migration import migration_text as words
-from midstream.tui.styled_text import Text
+from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.state.screen_state import ScreenState
+from midstream.tui.state.selection import Selection
+from midstream.tui.state.series import Series
+from midstream.tui.style import number_format, palette
+from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets import steps
 from midstream.tui.widgets.bars import downtime
 from midstream.tui.widgets.chrome import Hints, Rule, Views
@@ -22,10 +33,10 @@ from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.plot import Drawn
-from midstream.tui.widgets.series import Series
+from midstream.tui.widgets.table import Column, Row
 
 PROGRESS, CERTIFICATE, DOWNTIME, LOG = "progress", "certificate", "downtime", "log"
-SEAM_STEPS = 24  # steps shown on either side of the seam, at least
+SEAL_WINDOW = 24  # minimum of steps shown on either side of the seal
 
 
 class MigrationScreen(MidstreamScreen):
@@ -38,7 +49,7 @@ class MigrationScreen(MidstreamScreen):
         super().__init__()
         self.migration = migration
         self._view = PROGRESS
-        self._turned = False  # to the certificate, once, when it comes while one looks
+        self._certificate_shown = False  # has switched to the certificate, once, when it was written
 
     def body(self) -> ComposeResult:
         glyphs = self.glyphs
@@ -47,91 +58,98 @@ class MigrationScreen(MidstreamScreen):
         yield Views(self.SCOPE)
         with Vertical(id=PROGRESS):
             yield Static(id="progress-words")
-            yield Static(id="move-risk")
-            yield Rule("command log", glyphs)
-            yield LogPane(empty="nothing was run yet", id="command-log")
+            yield Static(id="migration-risk")
+            yield Rule("command log", glyphs, id="command-log-rule")
+            yield LogPane(empty="no commands yet", id="command-log")
         with Vertical(id=CERTIFICATE):
-            yield Static(id="claims")
-            yield CurveView(glyphs, empty="no losses around the seam are known here", id="seam")
+            with Pane(id="claims-pane"):
+                yield Static(id="claims")
+            yield CurveView(glyphs, empty="no losses around the seal", id="seam")
         with Pane(id=DOWNTIME):
             yield Static(id="downtime-text")
-        yield LogPane(empty="nothing was written yet", id=LOG)
+        yield LogPane(empty="no lines yet", id=LOG)
 
     def on_mount(self) -> None:
         view = self.migration_view
-        self._turned = view is not None and view.certificate is not None
-        self.action_view(CERTIFICATE if self._turned else PROGRESS)
+        self._certificate_shown = view is not None and view.certificate is not None
+        self.action_view(CERTIFICATE if self._certificate_shown else PROGRESS)
 
     def crumbs(self) -> tuple[str, ...]:
         view = self.migration_view
         return ("Migrations", f"{view.plan.run_id} to {view.plan.target}" if view else self.migration)
 
     @property
-    def migration_view(self) -> model.MigrationView | None:
-        return self.world.migration(self.migration)
+    def migration_view(self) -> MigrationView | None:
+        return self.screen_state.migration(self.migration)
+
+    def on_curve_view_exported(self) -> None:
+        curve, view = self.query_one("#seam", CurveView), self.migration_view
+        if view is not None:
+            lines = export_curves.drawn_lines(curve.drawn, view.plan.run_id)
+            export_curves.ask(self, curve, view.migration, lambda *_: lines)
 
     # ------------------------------------------------------------------------------------------ showing
 
-    def show(self, world: World) -> None:
+    def show(self, screen_state: ScreenState) -> None:
         view = self.migration_view
         if view is None:
             self.query_one("#headline", Static).update(Text(f"  reading {self.migration} ...", palette.DIM))
             return
-        if view.certificate is not None and not self._turned:
-            self._turned = True
+        if view.certificate is not None and not self._certificate_shown:
+            self._certificate_shown = True
             if self._view == PROGRESS:
                 self.action_view(CERTIFICATE)
                 return
         glyphs, width = self.glyphs, max(40, self.size.width)
-        self.put("#steps", steps.line(glyphs, steps.of_migration(view), width))
-        target = world.run(view.plan.target_host, view.plan.run_id)
-        self.put("#headline", words.headline(view, glyphs, world.now, target))
-        proof = view.certificate
-        notes = {} if proof is None else {CERTIFICATE: glyphs.passed if proof.valid else glyphs.failed}
+        self.update_text("#steps", steps.line(glyphs, steps.of_migration(view), width))
+        target = screen_state.run(view.plan.target_host, view.plan.run_id)
+        self.update_text("#headline", words.headline(view, glyphs, screen_state.now, target))
+        marks = {CERTIFIED: glyphs.passed, NOT_CERTIFIED: glyphs.failed, VOID: glyphs.undone}
+        notes = {CERTIFICATE: marks[view.verdict]} if view.verdict else {}
         self.query_one(Views).show(self._view, notes)
         if self._view == PROGRESS:
-            self.put("#progress-words", words.progress(view, world, glyphs, width))
-            self.query_one("#move-risk", Static).update(words.risk(view))
+            self.update_text("#progress-words", words.progress(view, screen_state, glyphs, width))
+            self.query_one("#migration-risk", Static).update(words.risk(view))
             self.query_one("#command-log", LogPane).show(words.command_log(view))
         elif self._view == CERTIFICATE:
             self.query_one("#claims", Static).update(words.claims(view, glyphs, width))
-            self._show_seam(view, world)
+            self._show_seam(view, screen_state)
         elif self._view == DOWNTIME:
             self.query_one("#downtime-text", Static).update(self._downtime(view, width))
         else:
             self.query_one(f"#{LOG}", LogPane).show(words.journal(view))
-        hidden = [] if not view.finished and view.state != model.ROLLED_BACK else ["rollback"]
-        if view.state not in (model.INTERRUPTED, model.ROLLBACK_INCOMPLETE):
+        hidden = [] if not view.finished and view.state != migration_state.ROLLED_BACK else ["rollback"]
+        if view.state not in (migration_state.INTERRUPTED, migration_state.ROLLBACK_INCOMPLETE):
             hidden.append("continue")
         self.query_one(Hints).hide(*hidden)
 
-    def _downtime(self, view: model.MigrationView, width: int) -> Text:
-        predicted, first = view.predicted_seconds, view.plan.predicted_seconds
+    def _downtime(self, view: MigrationView, width: int) -> Text:
+        predicted, first = view.predicted_seconds, view.plan.estimate.predicted_seconds
         text = Text(f"  predicted {number_format.seconds(sum(predicted.values()))}", palette.DIM)
         if predicted != first:
-            text.append(
-                f" by what the move has measured (planned {number_format.seconds(sum(first.values()))})", palette.DIM
-            )
+            text.append(f" from measurements (planned {number_format.seconds(sum(first.values()))})", palette.DIM)
         found = view.downtime.total if view.downtime else None
         text.append(
             f"   measured {number_format.seconds(found)}\n\n"
             if found is not None
-            else "   measured once the target has stepped\n\n",
+            else "   measured after the first step on the target\n\n",
             palette.TEXT,
         )
-        return text.append_text(downtime(self.glyphs, view.downtime, predicted, width))
+        text.append_text(downtime(self.glyphs, view.downtime, predicted, width))
+        lines = report_lines(report(view.plan, view.stage_times))
+        return text.append("\n\n" + "\n".join(f"  {line}" for line in lines), palette.DIM) if lines else text
 
-    def _show_seam(self, view: model.MigrationView, world: World) -> None:
-        """The source's losses and the target's, laid over each other around the step where the run crossed over."""
+    def _show_seam(self, view: MigrationView, screen_state: ScreenState) -> None:
+        """Draw the losses of source and target around the sealed step."""
         seam = self.query_one("#seam", CurveView)
         step = view.sealed_step
         if step is None:
-            seam.compare((), window=None, empty="the run has not crossed over yet")
+            seam.compare((), window=None, empty="the source is not sealed yet")
             return
-        around = max(SEAM_STEPS, 2 * view.plan.certify_steps)
+        around = max(SEAL_WINDOW, 2 * view.plan.policy.certify_steps)
         source, target = Series(), Series()
-        before = world.run(view.plan.source, view.plan.run_id)
-        after = world.run(view.plan.target_host, view.plan.run_id)
+        before = screen_state.run(view.plan.source, view.plan.run_id)
+        after = screen_state.run(view.plan.target_host, view.plan.run_id)
         known = after if after is not None and after.curve else before
         for row in words.rows_near(known, step - around, step):
             source.append(row["global_step"], row["train/loss"])
@@ -153,8 +171,10 @@ class MigrationScreen(MidstreamScreen):
         for name in (PROGRESS, CERTIFICATE, DOWNTIME, LOG):
             self.query_one(f"#{name}").display = name == view
         focus = {PROGRESS: "#command-log", LOG: f"#{LOG}", DOWNTIME: f"#{DOWNTIME}", CERTIFICATE: "#seam"}[view]
+        if view == CERTIFICATE and self.app.size.height < SHORT_SCREEN:
+            focus = "#claims-pane"  # a screen with few rows has no curve
         self.query_one(focus).focus()
-        self.refresh_world()
+        self.refresh_state()
 
     def action_back(self) -> None:
         if any(pane.display and pane.escaped() for pane in self.query(LogPane)):
@@ -162,60 +182,80 @@ class MigrationScreen(MidstreamScreen):
         if self._view == CERTIFICATE and self.query_one("#seam", CurveView).forget_cursor():
             return
         view = self.migration_view
-        if view is not None and view.state == model.RUNNING:
-            self.app.notify("the migration goes on; press 3 on the fleet screen to see it again", title="detached")
+        if view is not None and view.state == migration_state.RUNNING:
+            self.app.notify("the migration continues; press 3 on the fleet screen to return", title="detached")
         super().action_back()
 
-    def action_open_run(self) -> None:
-        from midstream.tui.screens.run.run_screen import RunScreen
+    def selection(self) -> Selection | None:
+        view = self.migration_view
+        return Selection(view.migration, "migration", documents.migration_value(view)) if view is not None else None
 
+    def action_open_run(self) -> None:
         view = self.migration_view
         if view is not None:
             self.app.switch_screen(RunScreen(view.plan.run_id))
 
     def action_copy(self) -> None:
+        """Copy the command line of this migration, or one of its command log, which is then chosen from a list."""
         view = self.migration_view
-        if view is not None:
-            line = f"midstream --continue {view.migration}" if view.open else view.plan.command()
-            self.app.copy_to_clipboard(line)
-            self.notify(f"copied: {line}", markup=False)
+        if view is None:
+            return
+        own = f"midstream --continue {view.migration}" if view.open else view.plan.command()
+        logged = words.commands_to_paste(view)
+        if not logged:
+            self._copy(own)
+            return
+        lines = dict.fromkeys((own, *(line for _, line in logged)))
+        does = {line: prose for prose, line in reversed(logged)} | {own: "this migration"}
+
+        def chosen(line: Hashable) -> None:
+            if line is not None:
+                self._copy(str(line))
+
+        columns = (Column("COMMAND", widest=200, rest=True), Column("WHAT", widest=30))
+        rows = [Row(line, (line, does[line])) for line in lines]
+        self.app.push_screen(ChooseScreen("Copy a command", columns, rows, selected=own), chosen)
+
+    def _copy(self, line: str) -> None:
+        self.app.copy_to_clipboard(line)
+        self.notify(f"copied: {line}", markup=False)
 
     def action_rollback(self) -> None:
         view = self.migration_view
-        if view is None or self.refused():
+        if view is None or self.refuse_readonly():
             return
         plan = view.plan
         if view.finished:
             self.notify(
-                f"finished: {plan.source} is retired. To go back, move the run (m) to {plan.source}.", markup=False
+                f"finished: {plan.source} is retired. To return, migrate the run (m) to {plan.source}.", markup=False
             )
             return
-        if view.state == model.ROLLED_BACK:
-            self.notify(f"it was rolled back already: {plan.source} has the run", markup=False)
+        if view.state == migration_state.ROLLED_BACK:
+            self.notify(f"already rolled back: {plan.source} owns the run", markup=False)
             return
-        run = self.world.run(plan.target_host, plan.run_id)
-        given_up = view.steps_given_up(run.step if run else None)
-        lines = [f"{plan.run_id} goes back to {plan.source} and runs on there from where it was sealed."]
-        if given_up:
-            lines.append(f"{given_up} steps that {plan.target} has done since are given up.")
+        run = self.screen_state.run(plan.target_host, plan.run_id)
+        discarded = view.steps_given_up(run.step if run else None)
+        lines = [f"{plan.run_id} returns to {plan.source} and continues from the sealed step."]
+        if discarded:
+            lines.append(f"{count(discarded, 'step')} of {plan.target} {agree(discarded)} discarded.")
         lines.append("Nothing is deleted.")
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self.notify(f"going back to {plan.source}", markup=False)
+                self.notify(f"returning to {plan.source}", markup=False)
                 self._act(self.midstream.actions.rollback, view.migration)
 
         title = f"Roll back {plan.run_id}"
-        self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id if given_up else ""), answered)
+        self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id if discarded else ""), answered)
 
     def action_continue(self) -> None:
         view = self.migration_view
-        if view is None or self.refused():
+        if view is None or self.refuse_readonly():
             return
-        if view.state in (model.INTERRUPTED, model.ROLLBACK_INCOMPLETE):
+        if view.state in (migration_state.INTERRUPTED, migration_state.ROLLBACK_INCOMPLETE):
             self._act(self.midstream.actions.continue_, view.migration)
         else:
-            self.notify(f"nothing to continue: it is {view.state}", markup=False)
+            self.notify(f"nothing to continue: {view.state}", markup=False)
 
     def _act(self, act: Callable[[str], object], migration: str) -> None:
         app = self.midstream

@@ -1,101 +1,111 @@
-"""A migration in words: its state, its copy, its commands, its claims."""
+"""Texts of a migration: state, progress, commands, claims and journal."""
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from midstream.migrate import model
-from midstream.tui import glyphs as signs
-from midstream.tui import number_format, palette
-from midstream.tui.glyphs import Glyphs
-from midstream.tui.screen_state import World, hardware
-from midstream.tui.styled_text import Text
+from midstream.counts import count
+from midstream.listing.run_facts import hardware
+from midstream.migrate import migration_state, phase_names
+from midstream.migrate.event import STAGE, shell_line_of
+from midstream.migrate.migration_view import VOID, MigrationView
+from midstream.migrate.proof.certificate import VERIFIED
+from midstream.tui.state.screen_state import ScreenState
+from midstream.tui.style import glyphs as signs
+from midstream.tui.style import number_format, palette
+from midstream.tui.style.glyphs import Glyphs
+from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.bars import copy_progress
 from midstream.watch.snapshot import RunView
 
-# phase -> (what can go wrong in it, what is safe): said while it is under way.
+NARROW = 70  # cells; narrower claims have their statement under them
+# phase -> (possible failure, safety), shown while it runs
 RISKS = {
-    model.PLAN: ("nothing", "nothing has been changed"),
-    model.PREFLIGHT: ("a check fails", "nothing has been changed"),
-    model.PREPARE: (
-        "the target lacks room, packages or a link",
-        "the source trains on; nothing of the run has been changed",
+    phase_names.PLAN: ("nothing", "nothing has changed"),
+    phase_names.PREFLIGHT: ("a check fails", "nothing has changed"),
+    phase_names.PREPARE: (
+        "the target lacks disk space, packages or a link",
+        "the source trains; the run has not changed",
     ),
-    model.CUTOVER: ("the link breaks: c goes on from there", "the source is sealed and kept; r starts it again"),
-    model.RELAUNCH: (
-        "the target does not start: it is rolled back",
-        "the source is sealed and kept; r starts it again",
+    phase_names.CUTOVER: ("the link breaks: c continues", "the source is sealed; r restarts it"),
+    phase_names.RELAUNCH: (
+        "the target does not start: rollback",
+        "the source is sealed; r restarts it",
     ),
-    model.CERTIFY: ("a claim is refuted: it is rolled back", "the source is sealed and kept; r goes back to it"),
-    model.FINISH: ("the target fails later", "r goes back until it has done its healthy steps"),
-    model.ROLLBACK: ("the source does not answer: c goes on", "going back to the source; nothing is deleted"),
+    phase_names.CERTIFY: ("a claim fails: rollback", "the source is sealed; r returns to it"),
+    phase_names.FINISH: ("the target fails later", "r returns to the source until the healthy steps are done"),
+    phase_names.ROLLBACK: ("the source is unreachable: c continues", "returning to the source; nothing is deleted"),
 }
 SAFETY = {phase: safe for phase, (_, safe) in RISKS.items()}
 
 
-def risk(view: model.MigrationView) -> Text:
-    """Two lines while it is under way; none afterwards."""
-    if view.state != model.RUNNING or view.phase not in RISKS:
+def risk(view: MigrationView) -> Text:
+    """Return possible failure and safety of a running phase, else an empty text."""
+    if view.state != migration_state.RUNNING or view.phase not in RISKS:
         return Text()
     wrong, safe = RISKS[view.phase]
-    text = Text("  can go wrong  ", palette.DIM, no_wrap=True).append(f"{wrong}\n", palette.WAIT)
-    return text.append("  safe          ", palette.DIM).append(safe, palette.GOOD)
+    text = Text("  risk    ", palette.DIM, no_wrap=True).append(f"{wrong}\n", palette.WAIT)
+    return text.append("  safety  ", palette.DIM).append(safe, palette.GOOD)
 
 
-def headline(view: model.MigrationView, glyphs: Glyphs, now: float, target: RunView | None = None) -> Text:
-    """Two lines: from where to where and how it stands; what that means."""
+def headline(view: MigrationView, glyphs: Glyphs, now: float, target: RunView | None = None) -> Text:
+    """Return two lines: hosts, step and state; what the state means."""
     plan = view.plan
     glyph, colour = signs.migration_state(glyphs, view.state)
-    text = Text("  ", no_wrap=True)
-    text.append(
-        f"{plan.source} {plan.source_devices} {glyphs.arrow} {plan.target} {plan.target_devices} devices", palette.TEXT
-    )
-    step = view.sealed_step
-    text.append(f"   step {number_format.grouped(plan.source_step if step is None else step)}", palette.DIM)
-    text.append(f"   {glyph} {view.state}", f"bold {colour}")
-    if view.state == model.RUNNING:
+    text = Text("  ", no_wrap=True).append(f"{glyph} {view.state}", f"bold {colour}")
+    if view.state == migration_state.RUNNING:
         text.append(f"  {view.phase}", palette.TEXT)
-        since = next((e.time for e in reversed(view.events) if e.event == "phase" and e.state == model.STARTED), None)
+        since = next(
+            (e.time for e in reversed(view.events) if e.event == "phase" and e.state == phase_names.STARTED), None
+        )
         if since is not None:
             text.append(f" for {number_format.seconds(now - since)}", palette.DIM)
+    devices = count(plan.shape.target_devices, "device")
+    text.append(f"   {plan.source} {plan.shape.source_devices} {glyphs.arrow} {plan.target} {devices}", palette.TEXT)
+    step = view.sealed_step
+    text.append(f"   step {number_format.grouped(plan.route.source_step if step is None else step)}", palette.DIM)
     text.append("\n  ")
-    proof = view.certificate
+    certificate = view.certificate
     if view.damage and view.open:
-        way = "restore one of them from a backup" if view.state == model.DAMAGED else "c restores what is needed"
-        text.append(f"{glyphs.failed} {'; '.join(view.damage)} ({way})", palette.BAD)
-    elif view.state == model.ROLLED_BACK:
-        text.append(f"{glyphs.idle} {plan.source} has the run again", palette.WAIT)
+        hint = (
+            " (restore one from a backup)" if view.state == migration_state.DAMAGED else " (c restores the needed ones)"
+        )
+        text.append(f"{glyphs.failed} {'; '.join(view.damage)}{'' if view.newer else hint}", palette.BAD)
+    elif view.state == migration_state.ROLLED_BACK:
+        text.append(f"{glyphs.idle} {plan.source} owns the run again", palette.WAIT)
         text.append(f": {view.error}" if view.error else "", palette.DIM)
-    elif view.state == model.ROLLBACK_INCOMPLETE or view.error:
+    elif view.state == migration_state.ROLLBACK_INCOMPLETE or view.error:
         text.append(f"{glyphs.failed} {view.error or 'the rollback is incomplete'}", palette.BAD)
-    elif view.state == model.INTERRUPTED:
-        text.append(f"{glyphs.stale} no process carries it out at the moment; c goes on with it", palette.WAIT)
-    elif view.phase == model.ROLLBACK:
-        text.append(f"{glyphs.now} {SAFETY[model.ROLLBACK]}", palette.WAIT)
-    elif proof is not None and proof.valid:
+    elif view.state == migration_state.INTERRUPTED:
+        text.append(f"{glyphs.stale} its process has exited; c continues it", palette.WAIT)
+    elif view.phase == phase_names.ROLLBACK:
+        text.append(f"{glyphs.now} {SAFETY[phase_names.ROLLBACK]}", palette.WAIT)
+    elif certificate is not None and certificate.valid:
         text.append(f"{glyphs.passed} certified", f"bold {palette.GOOD}")
         down = view.downtime.total if view.downtime else None
-        text.append(f"  down for {number_format.seconds(down)}" if down is not None else "", palette.TEXT)
-        healthy = f"{plan.healthy_steps} healthy steps, {view.steps_given_up(target.step if target else None)} so far"
-        after = "the source is retired" if view.finished else f"r goes back until {healthy}"
+        text.append(f"  downtime {number_format.seconds(down)}" if down is not None else "", palette.TEXT)
+        done = view.steps_given_up(target.step if target else None)
+        healthy = f"{count(plan.policy.healthy_steps, 'healthy step')}, {done:,} so far"
+        after = "the source is retired" if view.finished else f"rollback until {healthy}"
         text.append(f"  {after}", palette.DIM)
-    elif proof is not None:
-        refuted = next(claim for claim in proof.claims if claim.verdict != model.VERIFIED)
-        text.append(f"{glyphs.failed} not certified: {refuted.name}: {refuted.statement}", palette.BAD)
+    elif certificate is not None:
+        failed_claim = next(claim for claim in certificate.claims if claim.verdict != VERIFIED)
+        text.append(f"{glyphs.failed} not certified: {failed_claim.name}: {failed_claim.statement}", palette.BAD)
     else:
         text.append(SAFETY.get(view.phase, ""), palette.DIM)
     return text
 
 
-def progress(view: model.MigrationView, world: World, glyphs: Glyphs, width: int) -> Text:
-    """The phases with their times, the copies, and both sides of the run."""
+def progress(view: MigrationView, screen_state: ScreenState, glyphs: Glyphs, width: int) -> Text:
+    """Return phases with durations, copies, and the run on source and target."""
     text = Text("  ", no_wrap=True)
     used = 2
-    for name, (state, seconds) in phase_times(view, world.now).items():
+    for name, (state, seconds) in phase_times(view, screen_state.now).items():
         glyph, colour = signs.check_state(glyphs, state)
+        if view.rolled_back and state == phase_names.DONE and name != phase_names.ROLLBACK:
+            glyph, colour = glyphs.undone, palette.WAIT
         duration = f" {number_format.seconds(seconds)}"
         used += len(name) + len(duration) + 5
         if used > width:
@@ -103,21 +113,26 @@ def progress(view: model.MigrationView, world: World, glyphs: Glyphs, width: int
             used = len(name) + len(duration) + 7
         text.append(f"{glyph} {name}", colour).append(f"{duration}   ", palette.DIM)
     text.append("\n")
-    for detail in copies(view).values():
-        text.append_text(copy_progress(glyphs, dict(detail), width)).append("\n")
+    text.append_text(time_left(view, screen_state.now, width))
+    details = list(copies(view).values())
+    for line, detail in zip(copy_progress(glyphs, details, width), details, strict=True):
+        text.append_text(line).append("\n")
         if detail.get("object") and (detail.get("bytes_done") or 0) < (detail.get("bytes_total") or 0):
             text.append(f"              {detail['object']}\n", palette.DIM)
+    named = max(10, len(view.plan.source), len(view.plan.target_host))
     for role, host in (("source", view.plan.source), ("target", view.plan.target_host)):
-        run = world.run(host, view.plan.run_id)
-        text.append(f"  {role} {host:<10} ", palette.DIM)
+        run = screen_state.run(host, view.plan.run_id)
+        text.append(f"  {role} {host:<{named}} ", palette.DIM)
         if run is None:
-            text.append("the run is not there yet\n" if role == "target" else "not heard of\n", palette.DIM)
+            text.append("no run yet\n" if role == "target" else "no report\n", palette.DIM)
             continue
         glyph, colour = signs.run_state(glyphs, run.state)
         text.append(f"{glyph} {run.state}", colour)
         text.append(f"  step {number_format.grouped(run.step)}  {hardware(run, glyphs.times)}", palette.TEXT)
-        if world.is_stale(host):
-            text.append(f"  {glyphs.stale} silent for {number_format.age(world.run_age(run))}", palette.WAIT)
+        if screen_state.is_stale(host):
+            text.append(
+                f"  {glyphs.stale} unreachable for {number_format.age(screen_state.run_age(run))}", palette.WAIT
+            )
         text.append("\n")
     note = next((event.message for event in reversed(view.events) if event.event == "note" and event.message), "")
     text.append(f"  {glyphs.dot} {note}" if note else "", palette.DIM)
@@ -125,55 +140,83 @@ def progress(view: model.MigrationView, world: World, glyphs: Glyphs, width: int
     return text
 
 
-def phase_times(view: model.MigrationView, now: float) -> dict[str, tuple[str, float]]:
-    """phase -> (its newest state, seconds since it began, to its end where it has one)."""
+def time_left(view: MigrationView, now: float, width: int) -> Text:
+    """Return a line with the expected end of a running migration, and the stage that runs; else an empty text."""
+    left = view.remaining(now)
+    if left is None:
+        return Text()
+    stage, expected = view.stage_times.current, view.expected_seconds
+    text = Text("  left    ", palette.DIM, no_wrap=True).append(left.text(), palette.TEXT)
+    if stage:
+        elapsed, about = number_format.seconds(max(0.0, now - view.stage_times.since)), expected.get(stage)
+        of = "" if about is None else f" of about {number_format.seconds(about)}"
+        words = f"   {stage} {elapsed}{of}"
+        if len(text) + len(words) > width:
+            text.append("\n        ")
+        text.append(words, palette.WAIT if left.overdue >= 1.0 else palette.DIM)
+    return text.append("\n")
+
+
+def phase_times(view: MigrationView, now: float) -> dict[str, tuple[str, float]]:
+    """Map each phase to its newest state and its duration in seconds."""
     began: dict[str, float] = {}
     found: dict[str, tuple[str, float]] = {}
     for event in view.events:
         if event.event != "phase":
             continue
-        if event.state == model.STARTED:
+        if event.state == phase_names.STARTED:
             began[event.phase] = event.time
-        running = event.state in (model.STARTED, model.PROGRESS)
-        until = now if running and view.state == model.RUNNING else event.time
+        running = event.state in (phase_names.STARTED, phase_names.PROGRESS)
+        until = now if running and view.state == migration_state.RUNNING else event.time
         found[event.phase] = (
-            model.STARTED if running else event.state,
+            phase_names.STARTED if running else event.state,
             max(0.0, until - began.get(event.phase, event.time)),
         )
     return found
 
 
-def copies(view: model.MigrationView) -> dict[str, Mapping[str, Any]]:
-    """What is copied -> the newest progress of it."""
+def copies(view: MigrationView) -> dict[str, Mapping[str, Any]]:
+    """Map each copied item to its newest progress."""
     return {
         str(event.detail.get("what", "copy")): event.detail
         for event in view.events
-        if event.event == "phase" and event.state == model.PROGRESS and event.detail.get("bytes_total") is not None
+        if event.event == "phase"
+        and event.state == phase_names.PROGRESS
+        and event.detail.get("bytes_total") is not None
     }
 
 
-def command_log(view: model.MigrationView) -> tuple[str, ...]:
-    """What was run where, as a person would type it."""
-    return tuple(
-        f"{_clock(event.time)} {event.detail.get('host', ''):<10} {event.message}"
-        for event in view.events
-        if event.event == "command"
-    )
+def command_log(view: MigrationView) -> tuple[str, ...]:
+    """Return what was run, with time and host, each followed by a line to paste into a shell, or that there is none."""
+    found: list[str] = []
+    for event in view.events:
+        if event.event == "command":
+            found.append(f"{_clock(event.time)} {event.detail.get('host') or 'here':<10} {event.message}")
+            found.append("  " + " ".join(shell_line_of(event)).rstrip())
+    return tuple(found)
 
 
-def journal(view: model.MigrationView) -> tuple[str, ...]:
-    """Every line of the journal that is for people; of a copy's progress the newest line alone."""
+def commands_to_paste(view: MigrationView) -> list[tuple[str, str]]:
+    """Return (what it does, line of shell) of each line of the command log that can be pasted, newest first."""
+    lines = [(event.message, shell_line_of(event)[1]) for event in view.events if event.event == "command"]
+    return [(prose, line) for prose, line in reversed(lines) if line]
+
+
+def journal(view: MigrationView) -> tuple[str, ...]:
+    """Return the journal as text; consecutive progress lines are reduced to the newest."""
     shown = []
     for number, event in enumerate(view.events):
-        if event.event == "fact":
+        if event.event == "fact" or (event.event == STAGE and event.state == phase_names.PROGRESS):
             continue
-        if event.state == model.PROGRESS:
+        if event.state == phase_names.PROGRESS:
             following = view.events[number + 1] if number + 1 < len(view.events) else None
-            if following is not None and following.state == model.PROGRESS:
+            if following is not None and following.state == phase_names.PROGRESS:
                 continue
             detail = event.detail
             done, total = number_format.size(detail.get("bytes_done")), number_format.size(detail.get("bytes_total"))
             message = f"{detail.get('what', 'copy')} {done} of {total}"
+        elif event.event == STAGE and event.state == phase_names.DONE:
+            message = f"{event.detail.get('stage')} took {number_format.seconds(event.detail.get('seconds'))}"
         else:
             message = event.message
         kind = f"{event.phase} {event.state}".strip() if event.event == "phase" else event.event
@@ -186,27 +229,34 @@ def _clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def claims(view: model.MigrationView, glyphs: Glyphs, width: int) -> Text:
-    """The certificate's claims and their verdicts."""
-    proof = view.certificate
-    if proof is None:
-        return Text("\n  no certificate yet: it is made when the target has taken its first steps\n", palette.DIM)
+def claims(view: MigrationView, glyphs: Glyphs, width: int) -> Text:
+    """Return the certificate's claims and their verdicts."""
+    certificate = view.certificate
+    if certificate is None:
+        return Text("\n  no certificate yet: written after the first steps on the target\n", palette.DIM)
     text = Text()
-    for claim in proof.claims:
+    if view.verdict == VOID:
+        plan = view.plan
+        is_back = "is on" if view.state == migration_state.ROLLED_BACK else "returns to"
+        words = f"void: rolled back. {plan.run_id} {is_back} {plan.source}; the claims were about {plan.target}."
+        text.append(f"  {glyphs.undone} {number_format.folded(words, width, 4)}\n", f"bold {palette.WAIT}")
+    beside = width >= NARROW
+    for claim in certificate.claims:
         glyph, colour = signs.check_state(glyphs, claim.verdict)
         text.append(f"  {glyph} {claim.name:<17}", f"bold {colour}")
-        text.append(f"{claim.verdict:<13}", colour)
-        lines = textwrap.wrap(claim.statement, max(20, width - 36)) or [""]
-        text.append(("\n" + " " * 34).join(lines) + "\n", palette.TEXT)
+        text.append(f"{claim.verdict:<13}" if beside else f"{claim.verdict}\n    ", colour)
+        indent = 34 if beside else 4
+        text.append(number_format.folded(claim.statement, width - 2, indent) + "\n", palette.TEXT)
     text.append(
-        f"    {proof.checkpoint}  digest {number_format.digest(proof.root_digest, 24)}  epoch {proof.epoch}",
+        f"    {certificate.checkpoint}  digest {number_format.digest(certificate.root_digest, 24)}"
+        f"  epoch {certificate.epoch}",
         palette.DIM,
     )
     return text
 
 
 def rows_near(run: RunView | None, first: float, stop: float) -> Iterator[Mapping[str, Any]]:
-    """Rows with a loss and first <= step < stop, in order; looked for from the end."""
+    """Yield rows with a loss and first <= step < stop, in order."""
     if run is None:
         return
     curve, begin = run.curve, len(run.curve)
@@ -219,10 +269,10 @@ def rows_near(run: RunView | None, first: float, stop: float) -> Iterator[Mappin
             yield curve[index]
 
 
-def source_past_the_seal(view: model.MigrationView) -> list[tuple[float, float]]:
-    """(step, loss) that the source logged past the seal, where the trajectory was compared with them."""
+def source_past_the_seal(view: MigrationView) -> list[tuple[float, float]]:
+    """Return (step, loss) of the source past the seal that the continuity claim compared."""
     if view.certificate is None:
         return []
-    trajectory = next((claim for claim in view.certificate.claims if claim.name == "continuity"), None)
-    steps = trajectory.evidence.get("steps", ()) if trajectory else ()
+    continuity = next((claim for claim in view.certificate.claims if claim.name == "continuity"), None)
+    steps = continuity.evidence.get("steps", ()) if continuity else ()
     return [(step, loss) for step, loss, *_ in steps]

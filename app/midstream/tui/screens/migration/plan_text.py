@@ -1,65 +1,102 @@
-"""A plan in words: every number that changes, what it costs, what to mind."""
+"""Text of a plan: changes, downtime, cost and warnings."""
 
 from __future__ import annotations
 
-from midstream.migrate.model import Plan
-from midstream.migrate.planning import cost
-from midstream.tui import number_format, palette
-from midstream.tui.glyphs import Glyphs
-from midstream.tui.styled_text import Text
+from collections.abc import Iterator
 
-VALUES = 15  # the column that values begin in, and that what is folded begins in again
+from midstream.counts import agree, count
+from midstream.migrate.duration import stages
+from midstream.migrate.plan import Plan
+from midstream.migrate.planning import cost
+from midstream.migrate.proof.downtime_report import shown_phase
+from midstream.tui.style import number_format, palette
+from midstream.tui.style.glyphs import Glyphs
+from midstream.tui.style.styled_text import Text
+
+VALUE_COLUMN = 15  # first cell of values and of wrapped lines
 
 
 def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "", width: int = 80) -> Text:
-    """The lines that the wizard shows, in ``width`` cells."""
+    """Return the lines of a plan in ``width`` cells."""
     text = Text()
 
     def line(name: str, value: str, note: str = "", colour: str = "") -> None:
-        text.append(f"  {name:<{VALUES - 2}}", palette.DIM)
+        text.append(f"  {name:<{VALUE_COLUMN - 2}}", palette.DIM)
         text.append(value, colour or palette.TEXT)
         if note:
-            fits = VALUES + len(value) + 2 + len(note) <= width
-            text.append("  " if fits else "\n" + " " * VALUES)
-            text.append(note if fits else number_format.folded(note, width, VALUES), palette.DIM)
+            fits = VALUE_COLUMN + len(value) + 2 + len(note) <= width
+            text.append("  " if fits else "\n" + " " * VALUE_COLUMN)
+            text.append(note if fits else number_format.folded(note, width, VALUE_COLUMN), palette.DIM)
         text.append("\n")
 
-    devices = source_hardware or f"{plan.source_devices} devices"
-    line("from", f"{plan.source}  {devices}", f"{plan.source_state}, step {number_format.grouped(plan.source_step)}")
+    devices = source_hardware or count(plan.shape.source_devices, "device")
     line(
-        "to", f"{plan.target}  {plan.target_devices} devices", f"epoch {plan.source_epoch} {glyphs.arrow} {plan.epoch}"
+        "from",
+        f"{plan.source}  {devices}",
+        f"{plan.route.source_state}, step {number_format.grouped(plan.route.source_step)}",
     )
-    if plan.checkpoint_step is None:
-        line("moves", "its state when it is sealed", "a final save: no step is lost", palette.GOOD)
+    line(
+        "to",
+        f"{plan.target}  {count(plan.shape.target_devices, 'device')}",
+        f"epoch {plan.source_epoch} {glyphs.arrow} {plan.epoch}",
+    )
+    if plan.identity.checkpoint_step is None:
+        line("migrates", "state at the seal", "final save: no step is lost", palette.GOOD)
     else:
-        lost = f"{plan.steps_lost} steps are given up" if plan.steps_lost else "no step is lost"
-        line("moves", plan.checkpoint, lost, palette.WAIT if plan.steps_lost else palette.GOOD)
-    for change in plan.changes:
+        lost = discarded(plan.estimate.steps_lost)
+        line("migrates", plan.checkpoint, lost, palette.WAIT if plan.estimate.steps_lost else palette.GOOD)
+    for warning in plan.policy.warnings:
+        text.append(f"  {glyphs.stale} {warning}\n", palette.WAIT)
+    for name, value, note in _times(plan):  # on a small terminal only the first lines are visible
+        line(name, value, note)
+    for change in plan.shape.changes:
         if change.changed:
             line(change.name, f"{change.before} {glyphs.arrow} {change.after}", change.note, palette.ACCENT)
-    kept = ", ".join(f"{change.name} {change.after}" for change in plan.changes if not change.changed)
-    if kept:
-        line("kept", kept)
-    line(
-        "copies",
-        f"{number_format.size(plan.checkpoint_bytes)} of state, {number_format.size(plan.data_bytes)} of data",
-        plan.route,
-    )
-    if plan.source_store or plan.target_store:
-        places = [store or "on its host" for store in (plan.source_store, plan.target_store)]
-        line("checkpoints", f" {glyphs.arrow} ".join(dict.fromkeys(places)))
-    parts = sorted(plan.predicted_seconds.items(), key=lambda item: -item[1])
-    most = ", ".join(f"{name} {number_format.seconds(value)}" for name, value in parts[:3] if value)
-    line("downtime", f"about {number_format.seconds(plan.predicted_downtime)}", f"most of it {most}" if most else "")
-    before, after = plan.cost_per_hour
+    unchanged = ", ".join(f"{change.name} {change.after}" for change in plan.shape.changes if not change.changed)
+    if unchanged:
+        line("unchanged", unchanged)
+    size, data = plan.estimate.checkpoint_bytes, number_format.size(plan.estimate.data_bytes)
+    state = number_format.size(size) if size else "unknown bytes"
+    state = "nothing" if plan.route.shared_store else state
+    line("copies", f"{state} of state, {data} of data", plan.route.probed)
+    if plan.estimate.install_bytes:
+        line("installs", f"{number_format.size(plan.estimate.install_bytes)} of packages")
+    if plan.route.source_store or plan.route.target_store:
+        stores = [store or "on its host" for store in (plan.route.source_store, plan.route.target_store)]
+        line("checkpoints", f" {glyphs.arrow} ".join(dict.fromkeys(stores)))
+    if plan.shape.memory:
+        needed, _, parts = plan.shape.memory.partition(": ")
+        line("memory", needed, parts)
+    for assumption in plan.estimate.assumptions:
+        line("assumes", assumption)
+    before, after = plan.estimate.cost_per_hour
     if before is not None or after is not None:
-        line("per hour", f"{_price(before)} {glyphs.arrow} {_price(after)}", "" if plan.cost else _idle(plan))
-    for told in cost.describe(plan.cost)[1:] if plan.cost is not None else ():
-        line("cost", told)
-    for warning in plan.warnings:
-        text.append(f"  {glyphs.stale} {warning}\n", palette.WAIT)
+        line("per hour", f"{_price(before)} {glyphs.arrow} {_price(after)}", "" if plan.estimate.cost else _idle(plan))
+    for text_line in cost.describe(plan.estimate.cost)[1:] if plan.estimate.cost is not None else ():
+        line("cost", text_line)
     text.rstrip()
     return text
+
+
+def discarded(steps: int) -> str:
+    """Return what a migration loses: ``1 step is discarded``."""
+    return f"{count(steps, 'step')} {agree(steps)} discarded" if steps > 0 else "no step is lost"
+
+
+def _times(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and note of downtime and duration."""
+    parts = sorted(plan.estimate.predicted_seconds.items(), key=lambda item: -item[1])
+    most = ", ".join(f"{shown_phase(name)} {number_format.seconds(value)}" for name, value in parts[:3] if value)
+    if plan.estimate.predicted_downtime is None:
+        yield ("downtime", "unknown", f"{', '.join(map(shown_phase, plan.estimate.unknown))} cannot be estimated yet")
+    else:
+        yield (
+            "downtime",
+            f"about {number_format.seconds(plan.estimate.predicted_downtime)}",
+            f"mostly {most}" if most else "",
+        )
+    if plan.estimate.duration:
+        yield ("takes", stages.total_text(plan.estimate.duration), stages.stages_text(plan.estimate.duration))
 
 
 def _price(value: float | None) -> str:
@@ -67,6 +104,7 @@ def _price(value: float | None) -> str:
 
 
 def _idle(plan: Plan) -> str:
-    """What the predicted downtime costs: both machines are paid for, and neither trains."""
-    prices = [price for price in plan.cost_per_hour if price is not None]
-    return f"standing still for the downtime costs about {sum(prices) * plan.predicted_downtime / 3600:.2f}"
+    """Return the cost of the predicted downtime, in which both hosts are paid for."""
+    prices = [price for price in plan.estimate.cost_per_hour if price is not None]
+    downtime = plan.estimate.predicted_downtime
+    return "" if downtime is None else f"the downtime costs about {sum(prices) * downtime / 3600:.2f}"

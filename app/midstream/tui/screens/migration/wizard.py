@@ -1,26 +1,37 @@
-"""Migrate: plan and preflight, both without side effects; then the cut-over, confirmed with the run's name."""
+"""Migration wizard: plan and preflight without side effects, then the start, confirmed by the run's name."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from functools import partial
 
 from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
 
+from midstream.check.check_result import FAIL, Check
+from midstream.counts import agree, count
 from midstream.errors import MidstreamError
-from midstream.migrate import model
-from midstream.tui import commands, number_format, palette
-from midstream.tui import glyphs as signs
-from midstream.tui.actions import NotMade, Target
-from midstream.tui.screen_state import World, hardware, short_kind
+from midstream.listing.run_facts import hardware, short_kind
+from midstream.migrate import phase_names
+from midstream.migrate.duration import stages
+from midstream.migrate.modes import COLD, LIVE, MODES, WARM
+from midstream.migrate.plan import Plan
+from midstream.migrate.request import Request
+from midstream.tui import commands
+from midstream.tui.actions import Target, TargetMissingError
 from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.compare.compare_screen import ask_candidates
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.tui.screens.migration import checks_text, plan_text
+from midstream.tui.screens.migration import plan_text, wizard_settings
+from midstream.tui.screens.migration.migration_screen import MigrationScreen
+from midstream.tui.screens.migration.wizard_settings import WizardSettings
 from midstream.tui.screens.slices import create_slice
-from midstream.tui.styled_text import Text
+from midstream.tui.state.screen_state import ScreenState
+from midstream.tui.style import checks_text, number_format, palette
+from midstream.tui.style import glyphs as signs
+from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets import steps
 from midstream.tui.widgets.chrome import Hints, Rule
 from midstream.tui.widgets.pane import Pane
@@ -28,70 +39,71 @@ from midstream.tui.widgets.table import Column, Row, Table
 from midstream.watch.snapshot import RunView, Snapshot
 
 PLAN, PREFLIGHT, STARTING = "plan", "preflight", "starting"
-MAKING = "making"  # a plan that waits for its target to be made
+CREATE_TARGET = "create target"  # the target must be created before planning
 MODE_WORDS = {
-    model.WARM: "the source seals; its state goes to a target that waits",
-    model.COLD: "the source seals and stops; then the target starts",
-    model.LIVE: "the target replays the run beside the source, and takes over",
+    WARM: "the target compiles first; then stop, copy, start",
+    COLD: "stop, copy, start",
+    LIVE: "the source trains until the target has caught up",
 }
 RISKS = {
-    PLAN: ("a prediction is wrong; the preflight looks closer", "everything: nothing is touched, esc leaves"),
-    MAKING: ("it does not come: then nothing of it is left", "what it costs is agreed to first, by its name"),
-    PREFLIGHT: ("a check fails: nothing is moved then", "everything: checks only look, b goes back"),
-    STARTING: ("a link breaks, the target fails: it is rolled back", "the run: the source is kept until the end"),
+    PLAN: ("none: the plan is an estimate", "nothing changes; esc cancels"),
+    CREATE_TARGET: ("creation fails: nothing remains", "the price is confirmed first"),
+    PREFLIGHT: ("a check fails: no migration starts", "checks change nothing; b returns"),
+    STARTING: ("a link breaks, the target fails: rollback", "the source stays until the end"),
 }
-TARGET_COLUMNS = (Column("WHERE TO", widest=24), Column("DEVICES"), Column("LINK"), Column("", widest=200, rest=True))
+TARGET_COLUMNS = (Column("TARGET", widest=24), Column("DEVICES"), Column("LINK"), Column("", widest=200, rest=True))
 
 
 class WizardScreen(MidstreamScreen):
-    """From a run to a migration that has begun. Until then nothing is touched and esc leaves."""
+    """Wizard from a run to a started migration. Nothing changes before the start."""
 
     SCOPE = commands.WIZARD
     BINDINGS = commands.bindings(commands.WIZARD, commands.EVERYWHERE)
 
     class Planned(Message):
-        """A plan was made, or could not be."""
+        """Planning has ended with a plan or an error."""
 
-        def __init__(self, request: model.Request, plan: model.Plan | None, error: MidstreamError | None) -> None:
+        def __init__(self, request: Request, plan: Plan | None, error: MidstreamError | None) -> None:
             super().__init__()
             self.request, self.plan, self.error = request, plan, error
 
     class Checked(Message):
-        """One check of a preflight (counted by ``round``) was done; None: all were."""
+        """One check of preflight number ``round`` was done; None: all were."""
 
-        def __init__(self, round: int, check: model.Check | None) -> None:
+        def __init__(self, round: int, check: Check | None) -> None:
             super().__init__()
             self.round, self.check = round, check
 
-    class Begun(Message):
-        """The migration has a process of its own now."""
+    class Started(Message):
+        """The migration's process was started."""
 
         def __init__(self, migration: str) -> None:
             super().__init__()
             self.migration = migration
 
-    class NotBegun(Message):
-        """The migration could not be started; nothing was changed."""
+    class StartFailed(Message):
+        """The migration could not be started; nothing has changed."""
 
         def __init__(self, error: MidstreamError) -> None:
             super().__init__()
             self.error = error
 
-    def __init__(self, run_id: str, targets: tuple[Target, ...], begun: model.Request | None = None) -> None:
-        """``begun``: what was chosen before, and is gone on with."""
+    def __init__(self, run_id: str, targets: tuple[Target, ...], request: Request | None = None) -> None:
+        """Create the wizard; ``request`` preselects target, mode and checkpoint."""
         super().__init__()
         self.run_id = run_id
         self._targets = targets
         self._stage = PLAN
-        self._checkpoint = begun.checkpoint if begun else "now"
-        self._mode = begun.mode if begun else model.WARM
-        self._first = begun.target if begun else ""  # to be selected
-        self._request: model.Request | None = None
-        self._plan: model.Plan | None = None
+        self._checkpoint = request.checkpoint if request else "now"
+        self._mode = request.mode if request else WARM
+        self._settings = WizardSettings.of(request) if request else WizardSettings()
+        self._preselected = request.target if request else ""  # target
+        self._request: Request | None = None
+        self._plan: Plan | None = None
         self._error: MidstreamError | None = None
-        self._checks: list[model.Check] = []
+        self._checks: list[Check] = []
         self._all_checked = False
-        self._round = 0  # of preflight; what an older one still finds is dropped
+        self._round = 0  # number of the preflight; results of older ones are dropped
 
     def body(self) -> ComposeResult:
         glyphs = self.glyphs
@@ -102,7 +114,7 @@ class WizardScreen(MidstreamScreen):
             yield Static(id="wizard-words")
         yield Static(id="verdict")
         yield Static(id="risk")
-        yield Rule("the same on the command line", glyphs, "y copies it")
+        yield Rule("command line", glyphs, "y copies", id="command-rule")
         yield Static(id="command")
 
     def on_mount(self) -> None:
@@ -113,29 +125,29 @@ class WizardScreen(MidstreamScreen):
 
     @property
     def run_view(self) -> RunView | None:
-        copies = self.world.snapshot.copies(self.run_id)
+        copies = self.screen_state.snapshot.copies(self.run_id)
         return copies[0] if copies else None
 
     # ------------------------------------------------------------------------------------------ showing
 
-    def show(self, world: World) -> None:
+    def show(self, screen_state: ScreenState) -> None:
         run = self.run_view
         table = self.query_one(Table)
-        places = [target for target in self._targets if run is None or run.host not in target.hosts]
+        targets = [target for target in self._targets if run is None or run.host not in target.hosts]
         table.show(
-            [self._target_row(target, world) for target in places],
+            [self._target_row(target, screen_state) for target in targets],
             empty=(
-                "no other target in the fleet file: add a host, or write one from ~/.ssh/config with",
+                "no other target in the fleet file. Add a host, or write a fleet file:",
                 "  midstream --init",
             ),
         )
-        if self._first:
-            table.select(self._first)
-            self._first = ""
+        if self._preselected:
+            table.select(self._preselected)
+            self._preselected = ""
         self._paint()
 
-    def _target_row(self, target: Target, world: World) -> Row:
-        hosts = [host for host in world.snapshot.hosts if host.name in target.hosts]
+    def _target_row(self, target: Target, screen_state: ScreenState) -> Row:
+        hosts = [host for host in screen_state.snapshot.hosts if host.name in target.hosts]
         found = [item for host in hosts if host.machine for item in host.machine.accelerators]
         count = f"{len(found)}{self.glyphs.times}{short_kind(found[0].kind)}" if found else number_format.NONE
         worst = next((host for host in hosts if host.link != "live"), hosts[0] if hosts else None)
@@ -146,13 +158,15 @@ class WizardScreen(MidstreamScreen):
 
     def _paint(self) -> None:
         width = max(20, self.size.width)
-        step = {PLAN: steps.PLAN, PREFLIGHT: steps.PREFLIGHT, STARTING: steps.COPY}[self._stage]
+        step = {PLAN: phase_names.PLAN, PREFLIGHT: phase_names.PREFLIGHT, STARTING: phase_names.PREPARE}[self._stage]
         self.query_one("#steps", Static).update(steps.line(self.glyphs, steps.at(step), width))
         self.query_one(Table).display = self._stage == PLAN
         rule = self.query(Rule).first()
         words = self.query_one("#wizard-words", Static)
         if self._stage == PLAN:
-            rule.show("plan", f"mode {self._mode} (o), checkpoint {self._checkpoint} (c)")
+            choices = f"mode {self._mode} (o), checkpoint {self._checkpoint} (c), settings (s)"
+            more = self._settings.summary
+            rule.show("plan" if self._settings == WizardSettings() else f"plan: {more}", choices)
             words.update(self._plan_words(width))
         else:
             rule.show(f"preflight: {checks_text.summary(self._checks)}")
@@ -161,54 +175,66 @@ class WizardScreen(MidstreamScreen):
         self.query_one("#risk", Static).update(self._risk())
         command = self._plan.command() if self._plan else ""
         self.query_one("#command", Static).update(Text(command, palette.ACCENT))
-        self.query_one(Hints).hide(*(("previous",) if self._stage == PLAN else ("checkpoint", "mode")))
+        self.query_one(Hints).hide(*(("previous",) if self._stage == PLAN else ("checkpoint", "mode", "settings")))
 
     def _plan_words(self, width: int) -> Text:
-        if isinstance(self._error, NotMade):
-            words = f"{self._error.message}, and can be made: {self._error.price}."
+        if isinstance(self._error, TargetMissingError):
+            words = f"{self._error.message}. It can be created: {self._error.price}."
             text = Text(f"  {self.glyphs.idle} {number_format.folded(words, width - 1, 4)}\n", palette.WAIT)
-            more = "The move is planned once it is there: what can be looked at without it does not stand against it."
+            more = "The migration is planned once it exists; every check possible without it has passed."
             return text.append(f"    {number_format.folded(more, width - 1, 4)}", palette.DIM)
         if self._error is not None:
-            wrong, mend = (
-                number_format.folded(words, width - 1, 4) for words in (self._error.message, self._error.hint)
+            message, hint = (
+                number_format.folded(part, width - 1, 4) for part in (self._error.message, self._error.hint)
             )
-            text = Text(f"  {self.glyphs.failed} {wrong}\n", palette.BAD)
-            return text.append(f"    {mend}\n" if mend else "", palette.ACCENT)
+            text = Text(f"  {self.glyphs.failed} {message}\n", palette.BAD)
+            return text.append(f"    {hint}\n" if hint else "", palette.ACCENT)
         if self._plan is None:
-            return Text("  asking source and target ..." if self.query_one(Table).selected else "", palette.DIM)
+            return Text("  planning ..." if self.query_one(Table).selected else "", palette.DIM)
         run = self.run_view
         source = hardware(run, self.glyphs.times) if run else ""
         return plan_text.describe(self._plan, self.glyphs, source, width - 1)
 
     def _verdict(self, width: int) -> Text:
-        """One line that is always in sight: whether one can go on, and how."""
+        """Return the next step as one line."""
         if self._stage == STARTING:
             return Text("  starting the migration ...", palette.ACCENT)
         if self._stage == PLAN:
-            if isinstance(self._error, NotMade):
-                return Text("  enter asks whether it shall be made", palette.ACCENT)
+            if isinstance(self._error, TargetMissingError):
+                return Text("  enter creates the target, after confirmation", palette.ACCENT)
             if self._plan is None:
-                return Text()
-            return Text("  enter checks whether it can be done", palette.DIM)
+                return Text() if self._error else Text(f"  {self._why_no_plan}", palette.ACCENT)
+            return Text("  enter runs the preflight", palette.DIM)
         if not self._all_checked:
             return Text(f"  checking ...  {len(self._checks)} done", palette.ACCENT)
         if self._blocked:
-            reason = next(check for check in self._checks if check.state == model.FAIL)
-            words = f"It cannot be moved: {reason.name}: {reason.detail}."
-            mend = "Mend it, then r checks again; b goes back."
-            return Text(f"  {number_format.folded(words, width, 2)}\n", palette.BAD).append(f"  {mend}", palette.DIM)
-        return Text("  Ready. enter asks for the run's name, then it moves.", f"bold {palette.GOOD}")
+            reason = next(check for check in self._checks if check.state == FAIL)
+            words = f"Cannot migrate: {reason.name}: {reason.detail}."
+            hint = "Fix it, then press r; b returns to the plan."
+            return Text(f"  {number_format.folded(words, width, 2)}\n", palette.BAD).append(f"  {hint}", palette.DIM)
+        ready = number_format.folded("Ready. enter starts the migration, after confirmation.", width, 2)
+        return Text(f"  {ready}", f"bold {palette.GOOD}")
 
     def _risk(self) -> Text:
-        """What can go wrong at this step, and what is safe."""
-        wrong, safe = RISKS[MAKING if self._stage == PLAN and isinstance(self._error, NotMade) else self._stage]
-        text = Text("  can go wrong  ", palette.DIM, no_wrap=True).append(f"{wrong}\n", palette.WAIT)
-        return text.append("  safe          ", palette.DIM).append(safe, palette.GOOD)
+        """Return risk and safety of this step."""
+        risk, safety = RISKS[
+            CREATE_TARGET if self._stage == PLAN and isinstance(self._error, TargetMissingError) else self._stage
+        ]
+        text = Text("  risk    ", palette.DIM, no_wrap=True).append(f"{risk}\n", palette.WAIT)
+        return text.append("  safety  ", palette.DIM).append(safety, palette.GOOD)
+
+    @property
+    def _why_no_plan(self) -> str:
+        """Return why enter does not go on."""
+        if self._request is None:
+            return "no target is selected"
+        if self._error is not None:
+            return "this migration cannot be planned: choose another target, or r plans again"
+        return "the plan is being computed; press enter when it is shown"
 
     @property
     def _blocked(self) -> bool:
-        return any(check.state == model.FAIL for check in self._checks)
+        return any(check.state == FAIL for check in self._checks)
 
     # ------------------------------------------------------------------------------------------ planning
 
@@ -224,17 +250,20 @@ class WizardScreen(MidstreamScreen):
         self._plan = self._error = self._request = None
         if target is not None:
             run = self.run_view
-            self._request = model.Request(
+            self._request = Request(
                 self.run_id,
                 str(target),
                 mode=self._mode,
                 checkpoint=self._checkpoint,
                 source=run.host if run else "",
+                certify_steps=self._settings.certify_steps,
+                healthy_steps=self._settings.healthy_steps,
+                overrides=self._settings.overrides,
             )
-            self.in_background(partial(self._make_plan, self._request, self.world.snapshot))
+            self.in_background(partial(self._make_plan, self._request, self.screen_state.snapshot))
         self._paint()
 
-    def _make_plan(self, request: model.Request, snapshot: Snapshot) -> None:
+    def _make_plan(self, request: Request, snapshot: Snapshot) -> None:
         try:
             plan, error = self.midstream.actions.make_plan(snapshot, request), None
         except MidstreamError as problem:
@@ -242,20 +271,25 @@ class WizardScreen(MidstreamScreen):
         self.post_message(self.Planned(request, plan, error))
 
     def on_wizard_screen_planned(self, event: Planned) -> None:
-        if event.request == self._request:  # an answer to an older question is dropped
+        if event.request == self._request:  # results of older requests are dropped
             self._plan, self._error = event.plan, event.error
             self._paint()
 
     # ------------------------------------------------------------------------------------------ preflight
 
-    def _run_checks(self, round: int, plan: model.Plan) -> None:
+    def _run_checks(self, round: int, plan: Plan) -> None:
         try:
             for check in self.midstream.actions.preflight(plan):
                 if self._round != round:
                     return
                 self.post_message(self.Checked(round, check))
         except MidstreamError as error:
-            self.post_message(self.Checked(round, model.Check("preflight", model.FAIL, error.message, error.hint)))
+            self.post_message(self.Checked(round, Check("preflight", FAIL, error.message, error.hint)))
+        except Exception as error:  # without a result the screen would wait for ever
+            words = f"internal error: {type(error).__name__}: {error}"
+            self.post_message(self.Checked(round, Check("preflight", FAIL, words)))
+            self.post_message(self.Checked(round, None))
+            raise
         self.post_message(self.Checked(round, None))
 
     def on_wizard_screen_checked(self, event: Checked) -> None:
@@ -267,25 +301,30 @@ class WizardScreen(MidstreamScreen):
             self._checks.append(event.check)
         self._paint()
 
-    # ------------------------------------------------------------------------------------------ the cut-over
+    # ------------------------------------------------------------------------------------------ start
 
     def _confirm(self) -> None:
         plan = self._plan
         assert plan is not None
-        after = f"about {number_format.seconds(plan.predicted_downtime)} later it goes on on {plan.target}"
+        downtime = plan.estimate.predicted_downtime
+        later = "some time" if downtime is None else f"about {number_format.seconds(downtime)}"
+        after = f"{later} later it continues on {plan.target}"
         first = f"{plan.source} saves, is sealed and stops; {after}."
-        if plan.mode == model.LIVE:
-            first = f"{plan.target} replays the run until it is level with {plan.source}, which trains on until then."
+        if plan.mode == LIVE:
+            first = f"{plan.target} replays the run; {plan.source} trains until it has caught up."
+        healthy = plan.policy.healthy_steps
         lines = [
             first,
-            *plan.consent,
+            *plan.policy.consent,
             "",
-            "What can go wrong: a link breaks, the target fails. Then it is taken back, and the source runs again.",
-            "What is safe: nothing is deleted, and r takes the move back until the target has done "
-            f"{plan.healthy_steps} healthy steps.",
+            "Risk: a link breaks, the target fails. Then it is rolled back and the source runs again.",
+            f"Safety: nothing is deleted; r rolls back until the target has done {count(healthy, 'healthy step')}.",
         ]
-        if plan.steps_lost:
-            lines.insert(1, f"{plan.steps_lost} steps after {plan.checkpoint} are given up.")
+        if plan.estimate.duration:
+            lines.insert(1, f"The migration takes {stages.total_text(plan.estimate.duration)}.")
+        if plan.estimate.steps_lost:
+            lost = plan.estimate.steps_lost
+            lines.insert(1, f"{count(lost, 'step')} after {plan.checkpoint} {agree(lost)} discarded.")
 
         def answered(yes: bool | None) -> None:
             if yes and self._stage == PREFLIGHT:
@@ -293,27 +332,25 @@ class WizardScreen(MidstreamScreen):
                 self._paint()
                 self.in_background(partial(self._start, plan))
 
-        title = f"Move {plan.run_id} from {plan.source} to {plan.target}"
+        title = f"Migrate {plan.run_id} from {plan.source} to {plan.target}"
         self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id), answered)
 
-    def _start(self, plan: model.Plan) -> None:
+    def _start(self, plan: Plan) -> None:
         try:
             migration = self.midstream.actions.start(plan)
         except MidstreamError as error:
-            self.post_message(self.NotBegun(error))
+            self.post_message(self.StartFailed(error))
             return
-        self.post_message(self.Begun(migration))
+        self.post_message(self.Started(migration))
 
-    def on_wizard_screen_not_begun(self, event: NotBegun) -> None:
-        self.say(event.error)
+    def on_wizard_screen_start_failed(self, event: StartFailed) -> None:
+        self.show_error(event.error)
         self._stage = PREFLIGHT
         self._paint()
 
-    def on_wizard_screen_begun(self, event: Begun) -> None:
-        from midstream.tui.screens.migration.migration_screen import MigrationScreen
-
+    def on_wizard_screen_started(self, event: Started) -> None:
         self.midstream.read_migrations()
-        while self.app.screen is not self:  # a dialog may lie over it
+        while self.app.screen is not self:  # a dialog may be in front
             self.app.pop_screen()
         self.app.switch_screen(MigrationScreen(event.migration))
 
@@ -321,20 +358,20 @@ class WizardScreen(MidstreamScreen):
 
     def action_next(self) -> None:
         if self._stage == PLAN:
-            if isinstance(self._error, NotMade) and self._request is not None:
-                if not self.refused():
+            if isinstance(self._error, TargetMissingError) and self._request is not None:
+                if not self.refuse_readonly():
                     create_slice.ask(self.midstream, self._request.target, self._error.price, self._request)
                 return
             if self._plan is None:
-                self.notify("there is no plan to go on with yet", severity="warning")
+                self.notify(self._why_no_plan, severity="warning")
                 return
             self._stage = PREFLIGHT
             self.query_one(Pane).focus()
             self.action_again()
         elif self._stage == PREFLIGHT and self._all_checked:
             if self._blocked:
-                self.notify("a check failed: mend it, then r", severity="error")
-            elif not self.refused():
+                self.notify("a check failed: fix it, then press r", severity="error")
+            elif not self.refuse_readonly():
                 self._confirm()
 
     def action_previous(self) -> None:
@@ -345,44 +382,75 @@ class WizardScreen(MidstreamScreen):
             self.query_one(Table).focus()
 
     def action_checkpoint(self) -> None:
-        """Its state when it is sealed, its latest checkpoint, or an older one."""
+        """Choose the state to migrate: at the seal, the latest checkpoint, or an older one."""
         run = self.run_view
         if self._stage != PLAN or run is None:
             return
         step = run.step or 0
-        done = [point for point in run.checkpoints if point.complete and point.accepted]
-        newest = max((point.step for point in done), default=None)
-        rows = [Row("now", ("now", "saved as it is sealed: no step is lost", number_format.grouped(step), ""))]
+        done = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
+        newest = max((checkpoint.step for checkpoint in done), default=None)
+        rows = [Row("now", ("now", "saved at the seal: no step is lost", number_format.grouped(step), ""))]
         if newest is not None:
-            lost = f"{max(0, step - newest)} steps are given up"
+            lost = plan_text.discarded(step - newest)
             rows.append(Row("latest", ("latest", lost, number_format.grouped(newest), "")))
         rows += [
             Row(
-                str(point.step),
+                str(checkpoint.step),
                 (
-                    point.name,
-                    f"{max(0, step - point.step)} steps are given up",
-                    number_format.grouped(point.step),
-                    number_format.age(self.world.now - point.created if point.created else None),
+                    checkpoint.name,
+                    plan_text.discarded(step - checkpoint.step),
+                    number_format.grouped(checkpoint.step),
+                    number_format.age(self.screen_state.now - checkpoint.created if checkpoint.created else None),
                 ),
             )
-            for point in sorted(done, key=lambda point: -point.step)
+            for checkpoint in sorted(done, key=lambda checkpoint: -checkpoint.step)
         ]
-        columns = (Column("CHECKPOINT"), Column("WHAT IT COSTS"), Column("STEP", right=True), Column("AGE", right=True))
-        self._choose("Move which state?", columns, rows, "_checkpoint")
+        columns = (Column("CHECKPOINT"), Column("LOSS"), Column("STEP", right=True), Column("AGE", right=True))
+        self._choose("Checkpoint", columns, rows, "_checkpoint")
 
     def action_mode(self) -> None:
         if self._stage == PLAN:
-            rows = [Row(mode, (mode, MODE_WORDS[mode])) for mode in model.MODES]
-            self._choose("How does it cross over?", (Column("MODE"), Column("WHAT HAPPENS", widest=64)), rows, "_mode")
+            rows = [Row(mode, (mode, MODE_WORDS[mode])) for mode in MODES]
+            self._choose("Mode", (Column("MODE"), Column("SEQUENCE", widest=64)), rows, "_mode")
 
-    def _choose(self, title: str, columns: tuple[Column, ...], rows: list[Row], what: str) -> None:
-        def chosen(key: Hashable) -> None:
-            if key is not None and self._stage == PLAN and key != getattr(self, what):
-                setattr(self, what, str(key))
+    def action_settings(self) -> None:
+        """Change batch, healthy steps and engine flags."""
+
+        def chosen(settings: WizardSettings) -> None:
+            if self._stage == PLAN and settings != self._settings:
+                self._settings = settings
                 self._replan()
 
-        self.app.push_screen(ChooseScreen(title, columns, rows, selected=getattr(self, what)), chosen)
+        if self._stage == PLAN:
+            wizard_settings.ask(self, self._settings, chosen)
+
+    def action_compare(self) -> None:
+        """Estimate accelerators and targets, and choose a target of them."""
+        run = self.run_view
+        if self._stage == PLAN and run is not None:
+            ask_candidates(self, run, [*self._comparable()], self._chosen_target)
+
+    def _comparable(self) -> Iterator[str]:
+        """Yield the targets with accelerators that there are compilers for, and the slices that do not exist yet."""
+        from midstream.compare.candidates import accelerators_of_devices
+
+        for target in self._targets:
+            hosts = [host for host in self.screen_state.snapshot.hosts if host.name in target.hosts]
+            kinds = [item.kind for host in hosts if host.machine for item in host.machine.accelerators]
+            if not target.hosts or accelerators_of_devices(kinds) is not None:
+                yield target.name
+
+    def _chosen_target(self, name: str) -> None:
+        self.query_one(Table).select(name)
+        self._replan()
+
+    def _choose(self, title: str, columns: tuple[Column, ...], rows: list[Row], attribute: str) -> None:
+        def chosen(key: Hashable) -> None:
+            if key is not None and self._stage == PLAN and key != getattr(self, attribute):
+                setattr(self, attribute, str(key))
+                self._replan()
+
+        self.app.push_screen(ChooseScreen(title, columns, rows, selected=getattr(self, attribute)), chosen)
 
     def action_again(self) -> None:
         if self._stage == PLAN:
@@ -396,4 +464,4 @@ class WizardScreen(MidstreamScreen):
     def action_copy(self) -> None:
         if self._plan is not None:
             self.app.copy_to_clipboard(self._plan.command())
-            self.notify("copied (where the terminal allows it: OSC 52)")
+            self.notify("copied (if the terminal supports OSC 52)")

@@ -1,4 +1,4 @@
-"""A run in words: where it stands, where it comes from, what it runs on."""
+"""Texts of a run: facts and info."""
 
 from __future__ import annotations
 
@@ -6,24 +6,36 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from midstream.tui import glyphs as signs
-from midstream.tui import number_format, palette
-from midstream.tui.glyphs import Glyphs
-from midstream.tui.screen_state import World, attempt_hues, hardware, latest, short_kind
-from midstream.tui.styled_text import Text
+from midstream.listing.run_facts import hardware, latest, short_kind
+from midstream.tui.screens.run.failure_text import describe_failure
+from midstream.tui.state.screen_state import ScreenState, attempt_hues
+from midstream.tui.style import glyphs as signs
+from midstream.tui.style import number_format, palette
+from midstream.tui.style.glyphs import Glyphs
+from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.bars import bar
-from midstream.watch.loss_curve import Rows
+from midstream.watch.loss_curve import CurveRows
+from midstream.watch.run_failure import RunFailure
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
-QUIET = 30.0  # seconds without a heartbeat from a run on a host that answers
+# What a run does before its first step, by its state.
+DOING = {
+    "empty": "its process has not reported yet",
+    records.STARTING: "reading its configuration and its data",
+    records.COMPILING: "compiling",
+    records.RESTORING: "restoring its checkpoint",
+    records.TRAINING: "doing its first step",
+    records.WAITING: "waiting on standby for its state",
+}
+HEARTBEAT_WARNING = 30.0  # seconds without a heartbeat of a run on a reachable host
 FIRST_METRICS = ("train/loss", "eval/loss", "grad/norm/total", "optim/learning_rate", "throughput/tokens_per_second")
 NOT_DRAWN = frozenset({"global_step", "attempt", "time", "train/loss"})
 
 
 def metrics_of(run: RunView) -> list[str]:
-    """The metrics that can be drawn, the well-known ones first."""
-    if isinstance(run.curve, Rows):
+    """Return the metrics that can be drawn, well-known ones first."""
+    if isinstance(run.curve, CurveRows):
         found = set(run.curve.names())
     else:
         tail = [run.curve[index] for index in range(max(0, len(run.curve) - 64), len(run.curve))]
@@ -38,7 +50,7 @@ def _is_number(value: Any) -> bool:
 
 
 def seconds_left(run: RunView) -> float | None:
-    """To the last step, at the pace of the last steps; None where that is not known."""
+    """Estimate the seconds to the last step from the latest steps, or None."""
     if run.status is None or not run.status.num_train_steps or run.state != records.TRAINING:
         return None
     tail = [run.curve[index] for index in range(max(0, len(run.curve) - 32), len(run.curve))]
@@ -46,27 +58,41 @@ def seconds_left(run: RunView) -> float | None:
     return statistics.median(durations) * (run.status.num_train_steps - run.status.step) if durations else None
 
 
-def facts(run: RunView, world: World, glyphs: Glyphs, width: int) -> Text:
-    """Two lines: where it stands, what it measures."""
-    glyph, colour = signs.run_state(glyphs, run.state)
-    stale = world.is_stale(run.host)
-    text = Text(f" {glyph} {run.state}", f"bold {palette.WAIT if stale else colour}", no_wrap=True)
+def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, started: float | None = None) -> Text:
+    """Return two lines: state and progress; why it failed, metrics and checkpoint.
+
+    Args:
+        run: The run.
+        screen_state: State of the fleet.
+        glyphs: Glyphs to draw with.
+        width: Width in cells.
+        started: When this program started it, in UTC seconds; None: it did not.
+    """
+    silent = started is not None and run.state == "empty"
+    state = records.STARTING if silent else run.state
+    glyph, colour = signs.run_state(glyphs, state)
+    stale = screen_state.is_stale(run.host)
+    text = Text(no_wrap=True).append(f" {glyph} {state}", f"bold {palette.WAIT if stale else colour}")
+    if (silent or (run.running and run.state in DOING and run.state != records.TRAINING)) and not stale:
+        text.append(_starting_for(run, screen_state, started), colour)
     text.append(f"  {run.host} {hardware(run, glyphs.times)}".rstrip(), palette.TEXT)
     total = run.status.num_train_steps if run.status else 0
     text.append(f"  step {number_format.grouped(run.step)}", palette.TEXT)
     if total and run.step is not None:
         text.append(f"/{number_format.grouped(total)} ", palette.DIM)
-    age = world.run_age(run)
-    if stale:  # how far it is by now is not known
-        text.append(f" {glyphs.stale} {run.host} silent, last word {number_format.age(age)} ago", palette.WAIT)
+    age = screen_state.run_age(run)
+    if stale:  # progress is unknown
+        text.append(f" {glyphs.stale} unreachable, last report {number_format.age(age)} ago", palette.WAIT)
     elif total and run.step is not None:
         text.append_text(bar(glyphs, run.step / total, 10 if width < 100 else 24))
         text.append(f" {number_format.percent(run.step / total)}", palette.DIM)
         if (left := seconds_left(run)) is not None:
             text.append(f"  {number_format.seconds(left)} left", palette.DIM)
-    if run.running and not stale and age is not None and age > QUIET:
-        text.append(f"  {glyphs.stale} no word for {number_format.age(age)}", palette.WAIT)
+    if run.running and not stale and age is not None and age > HEARTBEAT_WARNING:
+        text.append(f"  {glyphs.stale} no heartbeat for {number_format.age(age)}", palette.WAIT)
     text.append("\n ")
+    if not run.problem and (failure := screen_state.failure(run)) is not None:
+        text.append(f"{failure.reason}  ", palette.BAD)
     for name, value in (
         ("loss", number_format.loss(run.loss)),
         ("lr", number_format.small(latest(run, "optim/learning_rate"))),
@@ -74,34 +100,65 @@ def facts(run: RunView, world: World, glyphs: Glyphs, width: int) -> Text:
     ):
         text.append(f"{name} ", palette.DIM)
         text.append(f"{value}  ", palette.TEXT)
-    done = [point for point in run.checkpoints if point.complete and point.accepted]
+    done = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
     text.append("checkpoint ", palette.DIM)
     if done:
-        newest = max(done, key=lambda point: (point.step, point.attempt))
-        old = f" {number_format.age(world.now - newest.created)} ago" if newest.created else ""
+        newest = max(done, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
+        old = f" {number_format.age(screen_state.now - newest.created)} ago" if newest.created else ""
         text.append(f"{newest.name}{old}", palette.TEXT)
     else:
         text.append("none yet", palette.WAIT)
-    if run.trouble:
-        text.append(f"  {glyphs.stale} {run.trouble}", palette.WAIT)
-    elif run.status and run.status.message:
-        text.append(f"  {run.status.message}", palette.BAD if run.state == records.FAILED else palette.DIM)
-    elif run.state == "lost":
-        text.append("  its process is gone without a word", palette.BAD)
+    if run.problem:
+        text.append(f"  {glyphs.stale} {run.problem}", palette.WAIT)
+    elif run.status and run.status.message and screen_state.failure(run) is None:
+        text.append(f"  {run.status.message}", palette.DIM)
     return text
 
 
+def not_reported(run_id: str, seconds: float) -> str:
+    """Return the text for a run that was started ``seconds`` ago and that no host has reported yet."""
+    return f"{run_id} was started {number_format.age(seconds)} ago.\nIts host has not reported it yet."
+
+
+def no_steps(run: RunView, screen_state: ScreenState, failure: RunFailure | None, started: float | None = None) -> str:
+    """Return lines instead of a curve without points: what the run does, since when, or why it failed.
+
+    Args:
+        run: The run.
+        screen_state: State of the fleet.
+        failure: Of its attempt.
+        started: When this program started it, in UTC seconds; None: it did not.
+    """
+    if failure is not None:
+        ending = f" ({failure.ending})" if failure.ending else ""
+        return f"{run.state} before its first step{ending}:\n{failure.message}\n2 shows its log, R starts it again."
+    if run.state in records.ENDED:
+        return f"{run.state} before its first step\nR starts it again."
+    if screen_state.is_stale(run.host) or (not run.attempt and started is None):
+        return f"no steps yet ({run.state})"
+    age = _starting_for(run, screen_state, started)
+    doing = DOING.get(run.state, run.state)
+    return f"Starting on {run.host}{age}: {doing}.\nIts steps are drawn here; 2 shows its log."
+
+
+def _starting_for(run: RunView, screen_state: ScreenState, started: float | None = None) -> str:
+    """Return `` for 24s`` since the newest attempt began, or since ``started``; empty where neither is known."""
+    entries = run.lineage.entries if run.lineage else ()
+    began = next((entry.started for entry in entries if entry.attempt == run.attempt), 0.0) or started
+    return f" for {number_format.age(max(0.0, screen_state.now - began))}" if began else ""
+
+
 def no_checkpoints(run: RunView) -> tuple[str, ...]:
-    """What to say where there are none."""
-    if not run.listed:
-        return (f"asking {run.store} ...",)
-    if run.store and run.trouble:
-        return ("its checkpoints are not known:", run.trouble, "It is asked again by itself.")
-    return ("no checkpoints yet.", "The run saves by itself; midstream --stop saves and stops it.")
+    """Return the text of an empty list of checkpoints."""
+    if not run.checkpoints_listed:
+        return (f"listing {run.store} ...",)
+    if run.store and run.problem:
+        return ("checkpoints unknown:", run.problem, "The store is listed again automatically.")
+    return ("no checkpoints yet.", "The run saves automatically; midstream --stop saves and stops it.")
 
 
 class _Page:
-    """Headings, and facts under them."""
+    """Text with headings and facts."""
 
     def __init__(self) -> None:
         self.text = Text()
@@ -117,9 +174,18 @@ class _Page:
         self.text.append(f"   {words}\n", palette.DIM)
 
 
-def info(run: RunView, world: World, glyphs: Glyphs, width: int, changes: Iterable[str] | None = None) -> Text:
-    """Lineage, fence, copies, configuration, devices, process, versions. ``changes``: lines of the configuration that
-    differ between two attempts; None where nobody asked."""
+def info(
+    run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, changes: Iterable[str] | None = None
+) -> Text:
+    """Return lineage, fence, copies, configuration, devices, process and versions of a run.
+
+    Args:
+        run: The run.
+        screen_state: State of the fleet.
+        glyphs: Glyphs to draw with.
+        width: Width in cells.
+        changes: Configuration lines that differ between two attempts; None before a comparison.
+    """
     page = _Page()
     page.heading("Lineage")
     hues = attempt_hues(run)
@@ -134,30 +200,34 @@ def info(run: RunView, world: World, glyphs: Glyphs, width: int, changes: Iterab
         )
     if run.lineage is None or not run.lineage.attempts:
         page.none("none written yet")
+    if (failure := screen_state.failure(run)) is not None:
+        page.heading("Failure")
+        page.text.append_text(describe_failure(failure, screen_state, glyphs, width)).append("\n")
     page.heading("Configuration")
     if changes is None:
-        page.none("d shows what differs between two attempts")
+        page.none("d compares two attempts")
     else:
         for line in changes:
             page.text.append(f"   {line}\n", _change_colour(line))
     page.heading("Fence")
     if run.fence:
-        page.fact("epoch", f"{run.fence.epoch}, held by {run.fence.owner}")
+        page.fact("epoch", f"{run.fence.epoch}, owner {run.fence.owner}")
         if run.fence.sealed_step is not None:
-            page.fact("sealed", f"everything before counts up to step {number_format.grouped(run.fence.sealed_step)}")
+            page.fact("sealed", f"earlier epochs count up to step {number_format.grouped(run.fence.sealed_step)}")
     else:
         page.none("none yet")
     if run.store:
         page.heading("Checkpoints")
-        page.fact("lie under", run.store)
+        page.fact("stored in", run.store)
     page.heading("Copies")
-    for copy in world.snapshot.copies(run.run_id):
-        age = number_format.age(world.run_age(copy))
-        silent = f"  {glyphs.stale} silent" if world.is_stale(copy.host) else ""
+    for copy in screen_state.snapshot.copies(run.run_id):
+        age = number_format.age(screen_state.run_age(copy))
+        unreachable = f"  {glyphs.stale} unreachable" if screen_state.is_stale(copy.host) else ""
         page.fact(
-            copy.host, f"epoch {copy.epoch}  {copy.state}  step {number_format.grouped(copy.step)}  {age} ago{silent}"
+            copy.host,
+            f"epoch {copy.epoch}  {copy.state}  step {number_format.grouped(copy.step)}  {age} ago{unreachable}",
         )
-    _devices(page, run, world, glyphs, width)
+    _devices(page, run, screen_state, glyphs, width)
     status = run.status
     if status is not None:
         page.heading("Process")
@@ -170,13 +240,13 @@ def info(run: RunView, world: World, glyphs: Glyphs, width: int, changes: Iterab
     return page.text
 
 
-def _devices(page: _Page, run: RunView, world: World, glyphs: Glyphs, width: int) -> None:
-    """What it computes on, with gauges where the host tells."""
+def _devices(page: _Page, run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int) -> None:
+    """Add the devices, with gauges if the host reports them."""
     page.heading("Devices")
     page.fact("reported", hardware(run, glyphs.times) or "none")
     room = max(10, min(30, width - 52))
-    for member in world.snapshot.members(run):
-        host = world.snapshot.host(member.host)
+    for member in screen_state.snapshot.members(run):
+        host = screen_state.snapshot.host(member.host)
         for item in host.machine.accelerators if host and host.machine else ():
             if item.utilization is None and not item.memory_total:
                 continue

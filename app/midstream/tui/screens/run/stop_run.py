@@ -1,30 +1,72 @@
-"""Stop a run: asked with its name, done in the background, told when it is done."""
+"""Stop runs: confirmed by a word, done in the background."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
+from midstream.errors import MidstreamError
+from midstream.tui.base_app import BaseApp
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.watch.snapshot import RunView
 
+MAX_LISTED = 12  # runs that the confirmation lists by name
+
 
 def ask(screen: MidstreamScreen, run: RunView) -> None:
-    """Ask, and stop the run where the answer is yes."""
+    """Confirm, then stop the run."""
     if not run.running:
-        screen.notify(f"{run.run_id} does not run: it is {run.state}", severity="warning", markup=False)
+        screen.notify(f"{run.run_id} is not running: {run.state}", severity="warning", markup=False)
         return
-    app = screen.midstream
-
-    def work() -> None:
-        app.actions.stop_run(run)
-        app.call_later(app.notify, f"{run.run_id} has stopped and saved", markup=False)
 
     def answered(yes: bool | None) -> None:
         if yes:
-            screen.notify(f"{run.run_id}: saving, then it stops", markup=False)
-            screen.in_background(work)
+            screen.notify(f"stopping {run.run_id}: saving first", markup=False)
+            screen.in_background(partial(_stop, screen.midstream, run))
 
     lines = (
-        f"{run.run_id} on {run.host} saves a checkpoint at its next step, then it stops.",
-        "Nothing is deleted. To go on later, move it (m) to any target.",
+        f"{run.run_id} on {run.host} saves a checkpoint at its next step, then stops.",
+        "Nothing is deleted. R starts it again, m migrates it to any target.",
     )
-    app.push_screen(ConfirmScreen(f"Stop {run.run_id}", lines, word=run.run_id), answered)
+    screen.app.push_screen(ConfirmScreen(f"Stop {run.run_id}", lines, word=run.run_id), answered)
+
+
+def ask_many(screen: MidstreamScreen, runs: Sequence[RunView]) -> None:
+    """Confirm once, then stop those of the runs that are running, at the same time."""
+    running = [run for run in runs if run.running]
+    others = [run for run in runs if not run.running]
+    if not running:
+        screen.notify("none of the marked runs is running", severity="warning")
+        return
+
+    def answered(yes: bool | None) -> None:
+        if yes:
+            screen.notify(f"stopping {len(running)} runs: each saves first", markup=False)
+            for run in running:
+                screen.in_background(partial(_stop_one_of_many, screen.midstream, run))
+
+    listed = [f"  {run.run_id} on {run.host}, step {run.step or 0:,}" for run in running[:MAX_LISTED]]
+    more = [f"  and {len(running) - MAX_LISTED} more"] if len(running) > MAX_LISTED else []
+    left = [f"Not running: {', '.join(run.run_id for run in others[:MAX_LISTED])}."] if others else []
+    lines = (
+        "Each saves a checkpoint at its next step, then stops. Nothing is deleted.",
+        *listed,
+        *more,
+        *left,
+    )
+    count = f"{len(running)} runs" if len(running) > 1 else running[0].run_id
+    screen.app.push_screen(ConfirmScreen(f"Stop {count}", lines, word=f"stop {len(running)}"), answered)
+
+
+def _stop(app: BaseApp, run: RunView) -> None:
+    app.actions.stop_run(run)
+    app.call_later(app.notify, f"{run.run_id} has saved and stopped", markup=False)
+
+
+def _stop_one_of_many(app: BaseApp, run: RunView) -> None:
+    """Stop a run; an error names it, because those of several arrive in any order."""
+    try:
+        _stop(app, run)
+    except MidstreamError as error:
+        raise MidstreamError(f"{run.run_id}: {error.message}", error.hint) from error

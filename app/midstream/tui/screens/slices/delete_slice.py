@@ -1,33 +1,37 @@
-"""Give a slice back: asked with its name and with what still trains there, done in the background."""
+"""Delete a slice: confirmed by its name, with the runs that train there, done in the background."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from midstream.errors import MidstreamError
-from midstream.hosts.providers.interface import Slice
-from midstream.tui import number_format
+from midstream.hosts.providers.provider import Slice
+from midstream.tui.base_app import BaseApp
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-
-if TYPE_CHECKING:
-    from midstream.tui.app import MidstreamApp
+from midstream.tui.style import number_format
 
 
 def ask(
-    app: MidstreamApp,
+    app: BaseApp,
     each: Slice,
     target: str,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     ended: Callable[[MidstreamError | None], object],
 ) -> None:
-    """Ask, and delete it where the answer is yes. ``say`` gets a line of progress, on any thread; ``ended`` how it came
-    out, on the screens'."""
+    """Confirm, then delete the slice.
+
+    Args:
+        app: The application.
+        each: The slice.
+        target: Name of its target, or an empty string.
+        report: Called with lines of progress, on any thread.
+        ended: Called with the error, or None, in the application's thread.
+    """
 
     def work() -> None:
         error = None
         try:
-            app.actions.delete(each.place, say)
+            app.actions.delete(each.path, report)
         except MidstreamError as problem:
             error = problem
         app.call_later(ended, error)
@@ -37,17 +41,17 @@ def ask(
 
     def answered(yes: bool | None) -> None:
         if yes:
-            say(f"deleting {each.place} ...")
+            report(f"deleting {each.path} ...")
             app.background.run(work, failed)
 
-    lines = [f"{each.place} is {each.text()}.", "It is deleted with all that lies on its disks; a bucket stays."]
+    lines = [f"{each.path} is {each.text()}.", "It is deleted with the data on its disks; a bucket is not."]
     for line in _training(app, target):
-        lines += ["", f"{line} trains there now: nothing after its newest checkpoint is kept."]
+        lines += ["", f"{line} trains there: its steps after the newest checkpoint are lost."]
     app.push_screen(ConfirmScreen(f"Delete {each.name}", lines, word=each.name), answered)
 
 
-def _training(app: MidstreamApp, target: str) -> list[str]:
-    """The runs that are alive on a target's hosts, each in a line."""
+def _training(app: BaseApp, target: str) -> list[str]:
+    """Return a line for each run that trains on a target's hosts."""
     hosts = next((known.hosts for known in app.actions.targets() if target and known.name == target), ())
-    runs = [run for run in app.world.snapshot.runs if run.host in hosts and run.running]
+    runs = [run for run in app.screen_state.snapshot.runs if run.host in hosts and run.running]
     return [f"{run.run_id} (step {number_format.grouped(run.step)})" for run in runs]

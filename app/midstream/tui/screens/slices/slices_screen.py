@@ -1,6 +1,8 @@
-"""The TPU slices of the fleet file's projects and zones, as the provider tells of them."""
+"""TPU slices of the fleet file's projects and zones."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -9,13 +11,17 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from midstream.errors import MidstreamError
-from midstream.hosts.providers import interface
-from midstream.hosts.providers.interface import Slice
-from midstream.tui import commands, number_format, palette
-from midstream.tui.actions import Slices, Wanted
-from midstream.tui.glyphs import Glyphs
+from midstream.hosts.providers.provider import Slice, SliceStatus
+from midstream.listing import documents
+from midstream.tui import commands
+from midstream.tui.actions import CreatableSlice, SliceListing
+from midstream.tui.base_app import BaseApp, app_of
+from midstream.tui.screens.dialogs.document import DocumentScreen
 from midstream.tui.screens.slices import create_slice, delete_slice
-from midstream.tui.styled_text import Text
+from midstream.tui.state.selection import Selection
+from midstream.tui.style import number_format, palette
+from midstream.tui.style.glyphs import Glyphs
+from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Rule
 from midstream.tui.widgets.table import Column, Row, Table
 
@@ -30,32 +36,33 @@ COLUMNS = (
     Column("AGE", right=True, drop=6),
     Column("", widest=200, rest=True),
 )
-EVERY = 30.0  # seconds between two questions to the provider, while one looks
-NONE_NAMED = (
-    "the fleet file names no Google Cloud project: no slices are looked for.",
-    "targets: of type tpu, or google: {projects: [...]}, do: docs/gcp.md.",
+REFRESH_INTERVAL = 30.0  # seconds
+NOT_CONFIGURED = (
+    "no Google Cloud project in the fleet file.",
+    "Name it in a target of type tpu, or in google: {projects: [...]}:",
+    "  docs/how-to/gcp.md",
 )
-NONE_THERE = (
+NO_SLICES = (
     "no slices in the fleet file's projects and zones.",
-    "A target of type tpu gets one by a move (m) to it, or by",
+    "A migration (m) to a target of type tpu creates one, and so does",
     "  midstream --launch CONFIG --on TARGET",
 )
 
 
 class SlicesScreen(ModalScreen[None]):
-    """Asks the provider while it is looked at."""
+    """Lists the slices every `REFRESH_INTERVAL` while it is open."""
 
     BINDINGS = commands.bindings(commands.SLICES)
 
-    class Told(Message):
-        """The provider has answered, or the question failed."""
+    class Listed(Message):
+        """The slices were listed, or the request failed."""
 
-        def __init__(self, found: Slices | None, error: MidstreamError | None) -> None:
+        def __init__(self, found: SliceListing | None, error: MidstreamError | None) -> None:
             super().__init__()
             self.found, self.error = found, error
 
-    class Said(Message):
-        """A line of what is under way."""
+    class Progressed(Message):
+        """A line of progress of a deletion."""
 
         def __init__(self, line: str) -> None:
             super().__init__()
@@ -63,121 +70,136 @@ class SlicesScreen(ModalScreen[None]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._asking = False
-        self._found: Slices | None = None
+        self._listing = False
+        self._found: SliceListing | None = None
         self._error: MidstreamError | None = None
-        self._said = ""
+        self._progress = ""
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog"):
-            yield Rule("TPU slices", self.midstream.glyphs, "n makes, D deletes, r asks again, esc closes")
+            changes = "" if self.midstream.readonly else "n create, D delete, "
+            yield Rule("TPU slices", self.midstream.glyphs, f"{changes}y copy, Y YAML, r refresh, esc close")
             yield Table(COLUMNS, self.midstream.glyphs, id="slices")
             yield Static(id="slices-words")
 
     @property
-    def midstream(self):
-        from midstream.tui.app import MidstreamApp
-
-        assert isinstance(self.app, MidstreamApp)
-        return self.app
+    def midstream(self) -> BaseApp:
+        return app_of(self)
 
     def on_mount(self) -> None:
-        self.query_one(Table).show((), empty=("asking Google Cloud ...",))
+        self.query_one(Table).show((), empty=("listing slices ...",))
         self.query_one(Table).focus()
-        self.set_interval(EVERY, self.action_again)
+        self.set_interval(REFRESH_INTERVAL, self.action_again)
         self.action_again()
 
     def action_again(self) -> None:
-        """One question at a time."""
-        if not self._asking:
-            self._asking = True
-            self.midstream.background.run(self._ask, self._told_nothing)
+        """List the slices, one request at a time."""
+        if not self._listing:
+            self._listing = True
+            self.midstream.background.run(self._list, self._list_failed)
 
-    def _ask(self) -> None:
+    def _list(self) -> None:
         try:
-            self.post_message(self.Told(self.midstream.actions.slices(), None))
+            self.post_message(self.Listed(self.midstream.actions.slices(), None))
         except MidstreamError as error:
-            self.post_message(self.Told(None, error))
+            self.post_message(self.Listed(None, error))
 
-    def _told_nothing(self, error: Exception) -> None:
-        self.post_message(self.Told(None, MidstreamError(f"{type(error).__name__}: {error}")))
+    def _list_failed(self, error: Exception) -> None:
+        self.post_message(self.Listed(None, MidstreamError(f"{type(error).__name__}: {error}")))
 
-    def on_slices_screen_told(self, event: Told) -> None:
-        self._asking = False
+    def on_slices_screen_listed(self, event: Listed) -> None:
+        self._listing = False
         self._error = event.error
-        self._found = event.found or self._found  # what was known before stays
+        self._found = event.found or self._found  # an error keeps the last listing
         self._paint()
 
-    def on_slices_screen_said(self, event: Said) -> None:
-        self._said = event.line
+    def on_slices_screen_progressed(self, event: Progressed) -> None:
+        self._progress = event.line
         self._paint()
 
     def _paint(self) -> None:
-        found, glyphs, now = self._found, self.midstream.glyphs, self.midstream.world.now
-        lines = [Text(f" {glyphs.busy} {self._said}", palette.ACCENT)] if self._said else []
+        found, glyphs, now = self._found, self.midstream.glyphs, self.midstream.screen_state.now
+        lines = [Text(f" {glyphs.busy} {self._progress}", palette.ACCENT)] if self._progress else []
         if self._error is not None:
             lines.append(Text(f" {glyphs.failed} {self._error.message}", palette.BAD))
             lines += [Text(f"   {self._error.hint}", palette.ACCENT)] if self._error.hint else []
         if found is None:
-            self.query_one(Table).show((), empty=("the slices are not known.", "r asks again."))
+            self.query_one(Table).show((), empty=("slices unknown.", "r refreshes."))
         else:
             rows = [slice_row(each, target, now, glyphs) for each, target in found.found]
             known = {row.key for row in rows}
-            rows += [wanted_row(each, glyphs) for each in found.wanted if each.place not in known]
-            self.query_one(Table).show(rows, empty=NONE_THERE if found.asked else NONE_NAMED)
+            rows += [creatable_row(each, glyphs) for each in found.creatable if each.path not in known]
+            self.query_one(Table).show(rows, empty=NO_SLICES if found.configured else NOT_CONFIGURED)
             lines += [Text(f" {glyphs.stale} {problem}", palette.WAIT) for problem in found.problems]
         self.query_one("#slices-words", Static).update(Text("\n").join(lines))
 
-    # ------------------------------------------------------------------------------------------ making, deleting
+    def action_copy(self) -> None:
+        """Copy the command line that lists the slices."""
+        line = self.midstream.actions.command("--status")
+        self.app.copy_to_clipboard(line)
+        self.notify(f"copied: {line}", markup=False)
+
+    def action_document(self) -> None:
+        """Show all that is known of the selected slice."""
+        path = self.query_one(Table).selected
+        listing = self._found or SliceListing()
+        values = {each.path: {**asdict(each), "status": "missing"} for each in listing.creatable}
+        values |= {each.path: documents.slice_value(each, target) for each, target in listing.found}
+        if path is None:
+            self.notify("nothing is selected")
+        else:
+            self.app.push_screen(DocumentScreen(Selection(str(path), "slice", values[str(path)])))
+
+    # ------------------------------------------------------------------------------------------ create, delete
 
     def _refused(self) -> bool:
-        """Whether --readonly stands against it, or something is under way; says so."""
+        """Return True under --readonly or during a deletion, with a toast."""
         if self.midstream.readonly:
-            self.notify("--readonly: this screen changes nothing", severity="warning")
-        elif self._said:
-            self.notify("one after the other: something is under way", severity="warning")
-        return self.midstream.readonly or bool(self._said)
+            self.notify("--readonly: changes are refused", severity="warning")
+        elif self._progress:
+            self.notify("wait for the running deletion", severity="warning")
+        return self.midstream.readonly or bool(self._progress)
 
-    def action_make(self) -> None:
+    def action_create(self) -> None:
         place = self.query_one(Table).selected
-        wanted = next((each for each in self._found.wanted if each.place == place), None) if self._found else None
-        if wanted is None:
-            self.notify("what is not there, and has create: true in the fleet file, can be made", severity="warning")
+        creatable = next((each for each in self._found.creatable if each.path == place), None) if self._found else None
+        if creatable is None:
+            self.notify("only a missing slice with create: true in the fleet file can be created", severity="warning")
         elif not self._refused():
-            create_slice.ask(self.midstream, wanted.target, wanted.price)
+            create_slice.ask(self.midstream, creatable.target, creatable.price)
 
     def action_delete(self) -> None:
-        place = self.query_one(Table).selected
+        path = self.query_one(Table).selected
         found = self._found.found if self._found else ()
-        each, target = next((pair for pair in found if pair[0].place == place), (None, ""))
+        each, target = next((pair for pair in found if pair[0].path == path), (None, ""))
         if each is None:
-            self.notify("there is nothing to delete", severity="warning")
+            self.notify("no slice selected", severity="warning")
         elif not self._refused():
 
-            def say(line: str) -> None:
-                self.post_message(self.Said(line))
+            def report(line: str) -> None:
+                self.post_message(self.Progressed(line))
 
-            delete_slice.ask(self.midstream, each, target, say, lambda error: self._deleted(bool(target), error))
+            delete_slice.ask(self.midstream, each, target, report, lambda error: self._deleted(bool(target), error))
 
-    def _deleted(self, mine: bool, error: MidstreamError | None) -> None:
-        """Where it was a target's, its workers are hosts no more: the app begins anew, unless a person is elsewhere."""
-        self._said = ""
+    def _deleted(self, is_target: bool, error: MidstreamError | None) -> None:
+        """Show the result. After deleting a target's slice, whose workers were hosts, the application restarts."""
+        self._progress = ""
         if not self.is_attached:
             if error is not None:
                 self.midstream.notify(error.hint, title=error.message, severity="error", markup=False)
         elif error is not None:
             self._error = error
             self._paint()
-        elif mine and self.is_current:
-            self.midstream.begin_anew()
+        elif is_target and self.is_current:
+            self.midstream.restart()
         else:
             self.action_again()
 
 
-def wanted_row(each: Wanted, glyphs: Glyphs) -> Row:
-    """A target whose slice is not there."""
-    project, zone, name = each.place.split("/")
-    state = (f"{glyphs.idle} not there", palette.DIM)
+def creatable_row(each: CreatableSlice, glyphs: Glyphs) -> Row:
+    """Return the row of a target whose slice does not exist."""
+    project, zone, name = each.path.split("/")
+    state = (f"{glyphs.idle} missing", palette.DIM)
     cells = (
         name,
         f"{project}/{zone}",
@@ -186,18 +208,18 @@ def wanted_row(each: Wanted, glyphs: Glyphs) -> Row:
         each.accelerator_type or number_format.NONE,
         number_format.NONE,
     )
-    return Row(each.place, (*cells, each.price_class, number_format.NONE, ("n has it made", palette.ACCENT)), dim=True)
+    return Row(each.path, (*cells, each.price_class, number_format.NONE, ("n creates it", palette.ACCENT)), dim=True)
 
 
 def slice_row(each: Slice, target: str, now: float, glyphs: Glyphs) -> Row:
-    """A line: the provider's own words, and what they mean by glyph and colour."""
+    """Return the row of a slice, with the provider's state, a glyph and a colour."""
     sign, colour = {
-        interface.READY: (glyphs.running, palette.GOOD),
-        interface.COMING: (glyphs.busy, palette.WAIT),
-        interface.GOING: (glyphs.stale, palette.WAIT),
-        interface.PREEMPTED: (glyphs.idle, palette.DIM),
-        interface.FAILED: (glyphs.failed, palette.BAD),
-    }.get(each.standing, (glyphs.stale, palette.WAIT))
+        SliceStatus.READY: (glyphs.running, palette.GOOD),
+        SliceStatus.CREATING: (glyphs.busy, palette.WAIT),
+        SliceStatus.STOPPING: (glyphs.stale, palette.WAIT),
+        SliceStatus.PREEMPTED: (glyphs.idle, palette.DIM),
+        SliceStatus.FAILED: (glyphs.failed, palette.BAD),
+    }.get(each.status, (glyphs.stale, palette.WAIT))
     health = "" if each.health in ("", "HEALTHY") else each.health.lower().replace("_", " ")
     queued = f"queue: {each.queued}" if each.queued not in ("", "ACTIVE", each.state) else ""
     cells = (
@@ -211,4 +233,4 @@ def slice_row(each: Slice, target: str, now: float, glyphs: Glyphs) -> Row:
         number_format.age(now - each.created if each.created else None),
         (", ".join(filter(None, (health, queued, each.why))), palette.WAIT if health or each.why else palette.DIM),
     )
-    return Row(each.place, cells, dim=each.standing == interface.PREEMPTED)
+    return Row(each.path, cells, dim=each.status == SliceStatus.PREEMPTED)

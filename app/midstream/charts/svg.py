@@ -1,0 +1,45 @@
+"""A chart as SVG."""
+
+from __future__ import annotations
+
+from html import escape
+
+from midstream.charts.chart import Chart
+from midstream.charts.layout import HEIGHT, INK, WIDTH, Dot, Segments, Shape, shapes
+from midstream.printable import printable
+
+
+def svg(chart: Chart) -> str:
+    """Draw a chart as SVG."""
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'font-family="sans-serif" font-size="12" fill="{INK}">',
+        f"<title>{_text(chart.metric)}</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        *map(_shape, shapes(chart)),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _shape(shape: Shape) -> str:
+    if isinstance(shape, Segments):
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
+        opacity = f' stroke-opacity="{shape.opacity:g}"' if shape.opacity < 1 else ""
+        return (
+            f'<polyline points="{points}" fill="none" stroke="{shape.colour}" stroke-width="{shape.width:g}"'
+            f'{opacity} stroke-linejoin="round"/>'
+        )
+    x, y = shape.at
+    if isinstance(shape, Dot):
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{shape.colour}"/>'
+    words = f'text-anchor="{shape.anchor}" font-size="{shape.size}" fill="{shape.colour}"'
+    if shape.bold:
+        words += ' font-weight="bold"'
+    if shape.upward:
+        words += f' transform="rotate(-90 {x:.1f} {y:.1f})"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {words}>{_text(shape.text)}</text>'
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))

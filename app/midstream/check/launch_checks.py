@@ -1,0 +1,45 @@
+"""Preflight of a launch: the checks of its target, then those of the run that would be started there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from midstream.check.check_result import FAIL, PASS, WARN, Check
+from midstream.check.target_checks import check_target
+from midstream.errors import MidstreamError
+from midstream.fleet.fleet import Fleet
+from midstream.hosts.host_pool import HostPool
+from midstream.launch.launch_request import LaunchRequest
+from midstream.launch.launch_run import check_launch
+
+
+def check_request(fleet: Fleet, hosts: HostPool, request: LaunchRequest) -> Iterator[Check]:
+    """Yield the checks of a launch one after the other, without side effects on the run.
+
+    The last one is named ``run``; the run's id is its ``detail``'s first word.
+    """
+    try:
+        target = fleet.target(request.target)
+    except MidstreamError as error:
+        yield Check("target", FAIL, error.message, error.hint)
+        return
+    failed = False
+    for check in check_target(fleet, hosts, target):
+        failed = failed or check.state == FAIL
+        yield check
+    if failed:
+        return
+    notes: list[str] = []
+    try:
+        checked = check_launch(
+            hosts, fleet, request.target, request.config, request.run_id, request.overrides, notes.append
+        )
+    except MidstreamError as error:
+        yield Check("run", FAIL, error.message, error.hint)
+        return
+    for note in notes:
+        yield Check("inputs", PASS if checked.continues else WARN, note)
+    usable = [entry for _, found in checked.known for entry in found.usable]
+    newest = max(usable, key=lambda entry: (entry.step, entry.attempt), default=None)
+    detail = f"continues from {newest.name}" if newest else "starts at step 0" + " again" * checked.continues
+    yield Check("run", PASS, f"{checked.run_id} {detail}")

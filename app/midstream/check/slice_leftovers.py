@@ -1,0 +1,44 @@
+"""TPU slices that midstream created and that nothing in the fleet file needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from midstream.check.leftovers import SliceLeftover, SliceProblem
+from midstream.hosts.providers import fleet_slices
+from midstream.hosts.providers.provider import SliceStatus
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+
+
+def find_slice_leftovers(
+    fleet: Fleet, report: Callable[[str], None], *, remove: bool = False
+) -> Iterator[SliceLeftover | SliceProblem]:
+    """Yield slices that midstream created for no target of the fleet file, and those that are preempted or failed.
+
+    Args:
+        fleet: The fleet.
+        report: Gets lines of progress of a deletion.
+        remove: Delete those that are preempted or failed; the others may be in use.
+
+    Raises:
+        ProviderError: A slice could not be deleted.
+    """
+    if not (fleet.has_slices or fleet.google.projects):
+        return
+    found = fleet_slices.list_slices(fleet)
+    named = {fleet_slices.slice_path(name, target) for name, target in fleet_slices.tpu_targets(fleet).items()}
+    for each in found.slices:
+        ended = each.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED)
+        if not each.ours or (each.path in named and not ended):
+            continue
+        kept = "" if ended else f"it is {each.state}, and may be in use: midstream --delete {each.path}"
+        leftover = SliceLeftover(each, kept)
+        if remove and ended:
+            fleet_slices.tpu_provider().delete(each.path, report)
+            leftover = replace(leftover, removed=True)
+        yield leftover
+    yield from map(SliceProblem, found.problems)

@@ -1,0 +1,161 @@
+"""Candidates of a comparison: names of accelerators, and targets of the fleet file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from midstream.errors import UsageError
+from midstream.fleet.fleet import Fleet, SlurmTarget, TpuTarget
+from midstream.suggestions import did_you_mean
+from midstream.watch.snapshot import Snapshot
+from midstream_engine import accelerator_types
+from midstream_engine.accelerator_types import EXAMPLES, AcceleratorType
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Accelerators to compare."""
+
+    name: str  # as the user wrote it
+    accelerators: AcceleratorType
+    target: str = ""  # of the fleet file; empty: none
+    price: float | None = None  # an hour of all of it
+
+
+def candidates(names: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapping[str, float]) -> list[Candidate]:
+    """Return the candidates of ``--with``, in the order of the flag.
+
+    Args:
+        names: Value of the flag, names with commas.
+        fleet: The fleet, for its targets and prices.
+        snapshot: State of the fleet's hosts, for their accelerators; None: not looked at.
+        prices: Those of ``--price``, by name.
+
+    Raises:
+        UsageError: A name is neither that of accelerators nor of a target, or a target's accelerators are not known.
+    """
+    wanted = list(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
+    if not wanted:
+        raise UsageError("--with names no accelerators", EXAMPLES)
+    found = [_candidate(name, fleet, snapshot, prices) for name in wanted]
+    unused = set(prices) - set(wanted)
+    if unused:
+        name = min(unused)
+        raise UsageError(
+            f"--price {name}: {name} is not one of --with", did_you_mean(name, wanted) or ", ".join(wanted)
+        )
+    return found
+
+
+def _candidate(name: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapping[str, float]) -> Candidate:
+    if name in fleet.target_names:
+        accelerators = accelerators_of_target(fleet, name, snapshot)
+        return Candidate(name, accelerators, name, prices.get(name, price_of_target(fleet, name)))
+    try:
+        accelerators = accelerator_types.parse(name)
+    except ValueError as error:
+        raise UsageError(f"--with {error}") from None
+    if accelerators is None:
+        hint = did_you_mean(name, fleet.target_names) or f"accelerators as {EXAMPLES}, or targets of the fleet file"
+        raise UsageError(f"--with {name}: neither accelerators nor a target", hint)
+    price = prices.get(name)
+    return Candidate(name, accelerators, "", price if price is not None else _price_of_same(fleet, accelerators))
+
+
+def price_of_target(fleet: Fleet, name: str) -> float | None:
+    """Return the price of an hour of a target; None where the fleet file has none."""
+    config = fleet.targets.get(name)
+    if isinstance(config, TpuTarget):
+        return config.price_per_hour
+    prices = [fleet.hosts[host].price_per_hour for host in fleet.hosts_of(name)]
+    known = [price for price in prices if price is not None]
+    return sum(known) if prices and len(known) == len(prices) else None
+
+
+def _price_of_same(fleet: Fleet, accelerators: AcceleratorType) -> float | None:
+    """Return the price of a target of the fleet file that is a slice of the same accelerators; None without one."""
+    for config in fleet.targets.values():
+        if isinstance(config, TpuTarget) and config.price_per_hour is not None:
+            same = accelerators_of_slice(config)
+            if same is not None and same.topology == accelerators.topology:
+                return config.price_per_hour
+    return None
+
+
+def accelerators_of_slice(target: TpuTarget) -> AcceleratorType | None:
+    """Return the accelerators of a slice of the fleet file; None where its type is not in the table."""
+    kind = target.accelerator_type
+    generation = "v5e" if kind.startswith("v5litepod") else kind.partition("-")[0]
+    try:
+        return accelerator_types.parse(f"{generation}:{target.topology}" if target.topology else kind)
+    except ValueError:
+        return None
+
+
+def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -> AcceleratorType:
+    """Return the accelerators of a target of the fleet file.
+
+    Raises:
+        UsageError: They are not known, or not in the table.
+    """
+    config = fleet.targets.get(name)
+    if isinstance(config, TpuTarget):
+        found = accelerators_of_slice(config)
+        if found is None:
+            kind = f"{config.accelerator_type} {config.topology or ''}".strip()
+            raise UsageError(f"--with {name}: {kind} is not in the table of accelerators", EXAMPLES)
+        return found
+    if isinstance(config, SlurmTarget):
+        raise UsageError(
+            f"--with {name}: the devices of a SLURM allocation are not known before the job runs", EXAMPLES
+        )
+    hosts = fleet.hosts_of(name)
+    views = [host for host in snapshot.hosts if host.name in hosts] if snapshot is not None else []
+    silent = sorted(set(hosts) - {view.name for view in views if view.machine is not None})
+    if silent:
+        raise UsageError(
+            f"--with {name}: {', '.join(silent)} does not answer, so that its accelerators are not known",
+            f"name them: {EXAMPLES}",
+        )
+    kinds = [device.kind for view in views if view.machine for device in view.machine.accelerators]
+    found = accelerators_of_devices(kinds)
+    if found is None:
+        shown = ", ".join(sorted(set(kinds))) or "no accelerators"
+        raise UsageError(f"--with {name}: {shown}, for which there is no compiler to ask", EXAMPLES)
+    return found
+
+
+def accelerators_of_devices(kinds: Sequence[str]) -> AcceleratorType | None:
+    """Return the accelerators that devices of these kinds are; None where there are none of that number."""
+    if not kinds or len(set(kinds)) > 1:
+        return None
+    count, kind = len(kinds), kinds[0]
+    names = {"TPU v4": f"v4-{2 * count}", "TPU v5 lite": f"v5e-{count}", "TPU v5e": f"v5e-{count}",
+             "TPU v5": f"v5p-{2 * count}", "TPU v5p": f"v5p-{2 * count}", "TPU v6 lite": f"v6e-{count}",
+             "TPU v6e": f"v6e-{count}", "TPU7x": f"tpu7x-{count}"}  # fmt: skip
+    name = names.get(kind, "")
+    if match := re.search(r"\b(A100|H100|H200)\b", kind):
+        model = match[1].lower()
+        small = model == "a100" and "80" not in kind
+        name = f"a100-40x{count}" if small else f"a100-80x{count}" if model == "a100" else f"{model}x{count}"
+    try:
+        return accelerator_types.parse(name)
+    except ValueError:
+        return None
+
+
+def parse_prices(text: str) -> dict[str, float]:
+    """Parse ``v5e-16=19.2,lab=3`` into prices of an hour.
+
+    Raises:
+        UsageError: It is malformed.
+    """
+    found: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, price = part.rpartition("=")
+        if not name or not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", price):
+            raise UsageError(f"--price {part!r} is malformed", "NAME=PRICE of an hour: v5e-16=19.2,h100x8=24")
+        found[name] = float(price)
+    return found

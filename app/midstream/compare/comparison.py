@@ -1,0 +1,173 @@
+"""Rows of a comparison: time and cost to the end on each candidate, and what the move of a run costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from midstream.compare.calibration import Calibration
+from midstream.compare.candidates import Candidate
+from midstream.compare.estimate import Estimate, Range
+from midstream.compare.subject import PresentRun, Subject
+from midstream.migrate.modes import WARM
+from midstream.migrate.planning import cost, downtime_estimate
+from midstream.migrate.planning.cost import HOUR, Cost
+from midstream.migrate.planning.measured_rates import PastMigration, rates_between
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a migration of the run to a candidate takes."""
+
+    seconds: float  # until it trains there, without the installation and the copy of its data
+    downtime: float  # seconds
+    cost: Cost | None  # None where a price is not known
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate. ``error`` says why there is no estimate."""
+
+    candidate: Candidate
+    estimate: Estimate | None = None
+    error: str = ""
+    step: Range | None = None  # seconds
+    steps_left: int = 0
+    calibration: Calibration | None = None
+    move: Move | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.estimate is not None and self.estimate.fits
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.estimate.tokens / self.step.value if self.estimate and self.step and self.step.value else None
+
+    @property
+    def remaining(self) -> Range | None:
+        """Seconds to the end of the run, without the move."""
+        return self.step.times(self.steps_left) if self.step else None
+
+    @property
+    def price_to_end(self) -> Range | None:
+        """Price of the time to the end, with that of the move where it is known."""
+        if self.remaining is None or self.candidate.price is None:
+            return None
+        found = self.remaining.times(self.candidate.price / HOUR)
+        extra = self.move.cost.migration if self.move and self.move.cost else 0.0
+        return Range(found.value + extra, found.low + extra, found.high + extra)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of the event ``candidate``."""
+        estimate, move = self.estimate, self.move
+        found: dict[str, Any] = {
+            "candidate": self.candidate.name,
+            "accelerators": self.candidate.accelerators.name,
+            "topology": self.candidate.accelerators.topology,
+            "target": self.candidate.target or None,
+            "price_per_hour": self.candidate.price,
+            "error": self.error or None,
+        }
+        if estimate is not None:
+            found |= {
+                "fits": estimate.fits,
+                "devices": estimate.devices,
+                "device_kind": estimate.device_kind,
+                "device_memory": estimate.device_memory,
+                "parameters": estimate.parameters,
+                "batch": estimate.batch,
+                "configured": estimate.configured,
+                "largest": estimate.largest,
+                "per_device_parallelism": estimate.per_device_parallelism,
+                "accumulation": estimate.accumulation,
+                "peak_memory": estimate.memory.peak if estimate.memory else None,
+                "needed": estimate.needed,
+                "compile_seconds": estimate.compile_seconds,
+                "mfu": estimate.mfu,
+            }
+        if self.step is not None:
+            assert estimate is not None
+            found |= {
+                "step_seconds": vars(self.step),
+                "parts": vars(estimate.parts) if estimate.parts else None,
+                "tokens_per_second": self.tokens_per_second,
+                "steps_left": self.steps_left,
+                "seconds_to_end": vars(self.remaining) if self.remaining else None,
+                "cost_to_end": vars(self.price_to_end) if self.price_to_end else None,
+                "calibration": self.calibration.to_json() if self.calibration else None,
+            }
+        if move is not None:
+            found |= {
+                "move_seconds": move.seconds,
+                "downtime": move.downtime,
+                "move_cost": move.cost.migration if move.cost else None,
+                "pays_after_steps": move.cost.pays_after_steps if move.cost else None,
+                "pays_after_hours": move.cost.pays_after_hours if move.cost else None,
+            }
+        return found
+
+
+def row(
+    subject: Subject,
+    candidate: Candidate,
+    estimate: Estimate,
+    calibration: Calibration | None,
+    migrations: Sequence[PastMigration] = (),
+) -> Row:
+    """Return the row of a candidate with an estimate."""
+    steps = estimate.steps
+    if subject.run is not None:
+        steps = max(0, (subject.run.steps or estimate.steps) - subject.run.step)
+    step = estimate.step
+    if step is None:
+        return Row(candidate, estimate, steps_left=steps, calibration=calibration)
+    if calibration is not None:
+        step = calibration.applied(step)
+    move = None
+    if subject.run is not None and subject.run.target != candidate.target:
+        move = _move(subject.run, candidate, estimate, step.value, steps, migrations)
+    return Row(candidate, estimate, "", step, steps, calibration, move)
+
+
+def _move(
+    run: PresentRun,
+    candidate: Candidate,
+    estimate: Estimate,
+    step: float,
+    steps_left: int,
+    migrations: Sequence[PastMigration],
+) -> Move:
+    rates = rates_between(migrations, run.run_id, run.host, candidate.target, WARM, run.checkpoint_bytes)
+    downtime = sum(downtime_estimate.predict(run.curve, run.checkpoint_bytes, WARM, rates).values())
+    prepared = downtime_estimate.preparation_seconds(0, run.checkpoint_bytes, WARM, rates, estimate.compile_seconds)
+    price = cost.estimate(
+        (run.price, candidate.price),
+        prepare_seconds=prepared,
+        downtime=downtime,
+        step_before=run.step_seconds,
+        step_after=step,
+        tokens=estimate.tokens,
+        steps_left=steps_left,
+    )
+    return Move(prepared + downtime, downtime, price)
+
+
+def ordered(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that fit first: the cheapest first where all of them have a price, else the fastest."""
+    priced = all(row.price_to_end is not None for row in rows if row.step is not None)
+
+    def key(row: Row) -> tuple[int, float]:
+        if row.step is None or row.remaining is None:
+            return (2 if row.error else 1), math.inf
+        paid = row.price_to_end
+        return 0, paid.value if priced and paid is not None else row.remaining.value
+
+    return sorted(rows, key=key)
+
+
+def step_text(seconds: float) -> str:
+    """Format the time of a step: ``9.1 ms``, ``2.35 s``."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,0 +1,98 @@
+"""Whether a run's step fits a slice that does not exist yet, before it costs money."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from midstream.check.check_result import FAIL, PASS, WARN, Check
+from midstream.compare.candidates import Candidate, accelerators_of_slice
+from midstream.compare.comparison import Row, row
+from midstream.compare.compiler import Compilers
+from midstream.compare.subject import Subject
+from midstream.counts import count
+from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.fleet.fleet import Fleet, TpuTarget
+from midstream.hosts.host_pool import HostPool
+from midstream.launch.reporter import Reporter, reporter_of
+from midstream.output import size
+
+NAME = "fit"
+
+
+def is_virtual(target: TpuTarget) -> bool:
+    """Return whether the workers of a slice get virtual devices, for which there is nothing to compile."""
+    return bool(target.worker.get("devices"))
+
+
+def require_fit(
+    fleet: Fleet, hosts: HostPool, name: str, subject_of: Callable[[], Subject], say: Callable[[str], None]
+) -> Row | None:
+    """Refuse a slice that a step cannot fit, before it is created; return the estimate, if there is one.
+
+    Args:
+        fleet: The fleet.
+        hosts: Connections to its hosts.
+        name: The target, one of type ``tpu``. One with virtual devices is not compiled for.
+        subject_of: Returns what is compiled.
+        say: Receives the progress and the result; a reporter, or a function.
+
+    Raises:
+        MidstreamError: The step does not fit.
+    """
+    target = fleet.targets[name]
+    if isinstance(target, TpuTarget) and is_virtual(target):
+        return None
+    check, found = slice_fit(fleet, hosts, name, subject_of, reporter_of(say))
+    if check.state == FAIL:
+        raise MidstreamError(f"{name} is not created: {check.detail}", check.hint, Exit.REFUSED)
+    say(f"midstream: {name}: {check.detail}" + (f" ({check.hint})" if check.hint else ""))
+    return found
+
+
+def slice_fit(
+    fleet: Fleet, hosts: HostPool, name: str, subject_of: Callable[[], Subject], report: Reporter
+) -> tuple[Check, Row | None]:
+    """Compile a run's step for the slice of a target, and say whether it fits.
+
+    Args:
+        fleet: The fleet.
+        hosts: Connections to its hosts.
+        name: The target, one of type ``tpu``.
+        subject_of: Returns what is compiled.
+        report: Receives the progress.
+
+    Returns:
+        A check that fails where the step cannot fit, and warns where that cannot be found out; and the estimate.
+    """
+    target = fleet.targets[name]
+    assert isinstance(target, TpuTarget)
+    accelerators = accelerators_of_slice(target)
+    unknown = f"whether a step fits {name} is not known before it exists"
+    if accelerators is None:
+        return Check(NAME, WARN, f"{unknown}: {target.accelerator_type} is not in the table of accelerators"), None
+    try:
+        subject = subject_of()
+    except MidstreamError as error:
+        return Check(NAME, WARN, f"{unknown}: {error.message}", error.hint), None
+    try:
+        estimate = Compilers(fleet, hosts, None, report).estimate(subject.config, subject.overrides, accelerators)
+    except UsageError as error:
+        return Check(NAME, FAIL, error.message, error.hint), None
+    except MidstreamError as error:
+        return Check(NAME, WARN, f"{unknown}: {error.message}", error.hint), None
+    found = row(subject, Candidate(name, accelerators, name, target.price_per_hour), estimate, None)
+    needed = f"needs {size(estimate.needed)} a device" if estimate.needed else "needs more memory than a device has"
+    has = f" of {size(estimate.device_memory)}" if estimate.device_memory else ""
+    if not estimate.fits:
+        return Check(NAME, FAIL, f"a step with one example at a time {needed}{has}", "choose a larger slice"), found
+    if not estimate.fits_as_configured:
+        detail = f"a step with {count(estimate.configured, 'example')} at a time {needed}{has}"
+        return Check(NAME, FAIL, detail, f"-- --trainer.per_device_parallelism {estimate.largest} fits"), found
+    assert estimate.memory is not None
+    assert found.step is not None
+    return Check(
+        NAME,
+        PASS,
+        f"{count(estimate.configured, 'example')} at a time, {size(estimate.memory.peak)}{has}, "
+        f"about {found.step.value:.3g} s a step ({found.step.low:.3g} to {found.step.high:.3g})",
+    ), found

@@ -1,0 +1,176 @@
+"""What is compared: a configuration on this machine, or a run of the fleet with its present speed and price."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from midstream.bundled_files import config_path
+from midstream.compare.candidates import price_of_target
+from midstream.errors import HostError, MidstreamError, UsageError
+from midstream.fleet.fleet import Fleet
+from midstream.hosts.host import Host
+from midstream.hosts.host_pool import HostPool
+from midstream.launch.config_file import config_section, read_config
+from midstream.migrate import host_files
+from midstream.migrate.checkpoint_store import checkpoint_store_of
+from midstream.migrate.imports.foreign_config import foreign_run
+from midstream.migrate.imports.import_plan import read_survey
+from midstream.migrate.json_values import section
+from midstream.migrate.planning import downtime_estimate, source_config
+from midstream.migrate.planning.source_config import engine_flags
+from midstream.watch.snapshot import RunView
+from midstream.watch.watcher import take_snapshot
+from midstream_engine import records
+
+FLAG = "--data.tokenizer"
+VOCAB = "vocab"  # the axis of an array with the tokens of the vocabulary
+BY_SIZE = ("bytes", "ids:")  # tokenizers that are no file
+SNAPSHOT_TIMEOUT = 15.0  # seconds after which a host counts as unreachable
+LARGEST_TOKENIZER = 256 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class PresentRun:
+    """A run of the fleet, as far as a move's time and cost depend on it."""
+
+    run_id: str
+    host: str
+    target: str  # that its fence names; its host where that is none
+    step: int
+    steps: int  # of the complete run
+    step_seconds: float  # 0: not measured
+    first_step_seconds: float  # with its compilation
+    price: float | None  # an hour of what it trains on
+    checkpoint_bytes: int
+    kinds: tuple[str, ...]  # of its devices
+    curve: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A configuration to compile, and the run that has it, if there is one."""
+
+    name: str
+    config: str  # YAML, without includes
+    overrides: tuple[str, ...]
+    run: PresentRun | None = None
+
+
+def of_config(path: str | Path, overrides: Sequence[str]) -> Subject:
+    """Return a configuration of this machine.
+
+    Raises:
+        UsageError: It cannot be read, or its tokenizer is not on this machine.
+    """
+    text = read_config(path)
+    flags = engine_flags(tuple(overrides))
+    name = flags.get(FLAG.removeprefix("--"), config_section(text, "data").get("tokenizer"))
+    size = None if name is None or _by_size(str(name)) else vocabulary_of_file(str(name), config_path(path))
+    more = () if size is None else (FLAG, f"ids:{size}")
+    return Subject(str(path), text, (*overrides, *more))
+
+
+def of_import(source: Host, path: str, config: str, overrides: Sequence[str]) -> Subject:
+    """Return the run that an import of another trainer's checkpoint would make.
+
+    Args:
+        source: The host that has the checkpoint.
+        path: The checkpoint there.
+        config: For a checkpoint of Levanter's, the run's YAML on that host; empty: near the checkpoint.
+        overrides: Flags of the engine.
+
+    Raises:
+        MidstreamError: There is no checkpoint that can be read.
+    """
+    found = foreign_run(read_survey(source, path, config), source.name, engine_flags(tuple(overrides)))
+    rows = max(length for array in found.arrays for axis, length in zip(array.axes, array.shape, strict=False)
+               if axis == VOCAB)  # fmt: skip
+    return Subject(f"{source.name}:{path}", yaml.safe_dump(found.config), (*overrides, FLAG, f"ids:{rows}"))
+
+
+def of_run_named(fleet: Fleet, hosts: HostPool, run_id: str, overrides: Sequence[str]) -> Subject:
+    """Return a run of the fleet by its id, from the copy with the highest epoch. Raises as `of_run`."""
+    copies = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT).copies(run_id)
+    if not copies:
+        raise UsageError(f"no host that answers has a run {run_id!r}", "midstream --status lists runs and hosts")
+    return of_run(fleet, hosts, copies[0], overrides)
+
+
+def of_run(fleet: Fleet, hosts: HostPool, run: RunView, overrides: Sequence[str]) -> Subject:
+    """Return a run of the fleet: its configuration, its progress and its speed.
+
+    Raises:
+        MidstreamError: Its configuration cannot be read, or nothing says how large its vocabulary is.
+    """
+    if run.status is None:
+        raise UsageError(f"run {run.run_id} on {run.host} has never started", "compare its config instead")
+    source = hosts.get(run.host)
+    text, config = source_config.read_config(source, run.run_id)
+    flags = engine_flags(tuple(overrides))
+    name = str(flags.get(FLAG.removeprefix("--"), section(config, "data").get("tokenizer")))
+    arrays, size = _newest_state(fleet, hosts, run)
+    more: tuple[str, ...] = ()
+    if not _by_size(name):
+        sizes = [
+            length for array in arrays for axis, length in zip(array.axes, array.shape, strict=False) if axis == VOCAB
+        ]
+        if not sizes:
+            raise MidstreamError(
+                f"run {run.run_id} has no checkpoint yet, which has the size of its vocabulary",
+                f"-- {FLAG} ids:SIZE gives it",
+            )
+        more = (FLAG, f"ids:{max(sizes)}")
+    step, first = downtime_estimate.step_seconds(run.curve)
+    owner = run.fence.owner if run.fence is not None else ""
+    target = owner if owner in fleet.target_names else run.host
+    kinds = tuple(str(device.get("kind", "")) for device in run.status.devices)
+    present = PresentRun(
+        run.run_id, run.host, target, run.status.step, run.status.num_train_steps, step, first,
+        price_of_target(fleet, target), size or run.status.state_bytes, kinds, run.curve,
+    )  # fmt: skip
+    return Subject(run.run_id, text, (*overrides, *more), present)
+
+
+def _newest_state(fleet: Fleet, hosts: HostPool, run: RunView) -> tuple[Sequence[records.ArrayEntry], int]:
+    """Return the arrays and bytes of the newest checkpoint; none where there is none that can be read."""
+    source = hosts.get(run.host)
+    store = checkpoint_store_of(fleet, source, run.run_id, run.store)
+    try:
+        manifest = host_files.newest_state(source, store.newest_state(), run)[1]
+    except HostError:
+        return (), 0
+    return (manifest.array_entries, manifest.size) if manifest else ((), 0)
+
+
+def _by_size(name: str) -> bool:
+    return name == BY_SIZE[0] or name.startswith(BY_SIZE[1])
+
+
+def vocabulary_of_file(name: str, config: Path) -> int:
+    """Return the tokens of a ``tokenizer.json`` or of its folder, as the engine counts them.
+
+    Raises:
+        UsageError: It is not on this machine, or is none.
+    """
+    path = Path(os.path.expanduser(name))
+    path = path / "tokenizer.json" if path.is_dir() else path
+    hint = f"-- {FLAG} ids:SIZE gives the size of the vocabulary without it, as ids:50304"
+    if not path.is_file():
+        raise UsageError(f"{config}: data.tokenizer: {name} is not on this machine", hint)
+    try:
+        if path.stat().st_size > LARGEST_TOKENIZER:
+            raise ValueError("too large")
+        content = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+        vocabulary: Any = content["model"]["vocab"]
+        # Of BPE and WordPiece a mapping, of Unigram a list of (token, score).
+        known = {entry if isinstance(entry, str) else entry[0] for entry in vocabulary}
+        return len(known | {entry["content"] for entry in content.get("added_tokens") or ()})
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        raise UsageError(f"data.tokenizer: {path} is no tokenizer.json", hint) from None

@@ -1,0 +1,66 @@
+"""Collect what the costs of a fleet are computed from: hosts, slices and migrations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from midstream.costs.cost_report import CostReport, make_report, shifted
+from midstream.errors import MidstreamError
+from midstream.fleet.fleet import Fleet
+from midstream.hosts.host_pool import HostPool
+from midstream.hosts.providers import fleet_slices
+from midstream.hosts.providers.provider import SliceStatus
+from midstream.migrate.execution.migration_directory import list_migrations
+from midstream.remote.runs import run_times
+from midstream.remote.runs.run_times import HostTimes
+
+HOST_TIMEOUT = 30.0  # seconds
+MAX_CONCURRENT_HOSTS = 32
+
+
+def collect(fleet: Fleet, hosts: HostPool, seconds: float, now: float | None = None) -> CostReport:
+    """Return the costs of the last ``seconds``. Hosts and providers that do not answer are named in ``not_known``."""
+    until = time.time() if now is None else now
+    since = until - seconds
+
+    def read(name: str) -> HostTimes | MidstreamError:
+        try:
+            host = hosts.get(name)
+            if not host.remote_python:
+                return MidstreamError("no Python: its runs' records are not read")
+            return shifted(host.call(run_times.read, timeout=HOST_TIMEOUT)(root=host.root, since=since), until)
+        except MidstreamError as error:
+            return error
+
+    names = list(fleet.hosts)
+    with ThreadPoolExecutor(MAX_CONCURRENT_HOSTS) as pool:
+        answers = dict(zip(names, pool.map(read, names), strict=True))
+    times = {name: found for name, found in answers.items() if isinstance(found, HostTimes)}
+    failed = {name: error for name, error in answers.items() if isinstance(error, MidstreamError)}
+    problems = [_problem(name, error) for name, error in {**failed, **fleet.unavailable}.items()]
+    created, more = _created(fleet)
+    problems += more
+    found = list_migrations(fleet)
+    return make_report(fleet, times, found, (since, until), created=created, not_known=problems)
+
+
+def _problem(name: str, error: MidstreamError) -> str:
+    return error.message if error.message.startswith(f"{name}:") else f"{name}: {error.message}"
+
+
+def _created(fleet: Fleet) -> tuple[Mapping[str, float], list[str]]:
+    """Return worker -> creation of its slice, and one line for each zone that could not be listed."""
+    targets = fleet_slices.tpu_targets(fleet)
+    if not targets:
+        return {}, []
+    listed = fleet_slices.list_slices(fleet)
+    billed = (SliceStatus.READY, SliceStatus.STOPPING)
+    created = {each.path: each.created for each in listed.slices if each.status in billed and each.created}
+    found: dict[str, float] = {}
+    for name, target in targets.items():
+        began = created.get(fleet_slices.slice_path(name, target))
+        if began is not None:
+            found.update(dict.fromkeys(target.hosts, began))
+    return found, list(listed.problems)

@@ -1,0 +1,358 @@
+"""Hours and money by host, run and migration in a period.
+
+Definitions (docs/reference/costs.md has them for users). All sets of time are clipped to the period.
+
+- *process*: from the start of an engine process to its exit.
+- *training*: within a process, from the begin of the attempt's first step to the end of its last one.
+- *preparing*: a process runs, and none trains: installing, compiling, restoring, on standby, saving at the end.
+- *on*: a slice since its creation, another host since its last boot, and each process before that.
+- *idle*: on, without any process of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from midstream.costs import intervals
+from midstream.costs.intervals import Intervals
+from midstream.costs.prices import Prices
+from midstream.counts import agree, count
+from midstream.fleet.fleet import Fleet
+from midstream.migrate.migration_view import MigrationView
+from midstream.migrate.planning.cost import money
+from midstream.remote.runs.run_times import HostTimes, ProcessTimes
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """One host. Times in seconds; money in the currency of the fleet file's prices; None: no price."""
+
+    host: str
+    price: float | None  # an hour
+    accelerators: int  # that the newest process computed on; 0: not known
+    known_since: float | None  # UTC seconds: begin of the continuous time that ends now; None: not known to be on
+    on: float
+    training: float
+    preparing: float
+    idle: float
+
+    @property
+    def cost(self) -> float | None:
+        return _money(self.price, self.on)
+
+    @property
+    def idle_cost(self) -> float | None:
+        return _money(self.price, self.idle)
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """One run, over all hosts that its processes ran on. ``hours`` of a host with several processes count once."""
+
+    run_id: str
+    hosts: tuple[str, ...]
+    processes: float  # seconds, of all hosts together
+    training: float
+    cost: float | None  # None where a host has no price
+
+
+@dataclass(frozen=True)
+class MigrationCost:
+    """One migration: the target while it was prepared, and both sides during the downtime."""
+
+    migration: str
+    run_id: str
+    source: str
+    target: str
+    state: str
+    preparation: float  # seconds
+    downtime: float  # seconds
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class CostReport:
+    """What hosts, runs and migrations have cost in a period."""
+
+    since: float  # UTC seconds
+    until: float
+    hosts: tuple[HostCost, ...] = ()
+    runs: tuple[RunCost, ...] = ()
+    migrations: tuple[MigrationCost, ...] = ()
+    not_known: tuple[str, ...] = ()  # one line each: what is missing from the numbers
+
+    @property
+    def cost(self) -> float | None:
+        """Cost of all hosts that have a price; None if none has."""
+        return _sum(host.cost for host in self.hosts)
+
+    @property
+    def idle_cost(self) -> float | None:
+        return _sum(host.idle_cost for host in self.hosts)
+
+    @property
+    def without_price(self) -> tuple[str, ...]:
+        """Hosts without a price, which the totals do not contain."""
+        return tuple(host.host for host in self.hosts if host.price is None)
+
+    def total(self) -> dict[str, Any]:
+        """Return the totals of all hosts. Runs and migrations are parts of them."""
+        times = {name: sum(getattr(host, name) for host in self.hosts) for name in TIMES}
+        return {
+            **{f"{name}_hours": value / HOUR for name, value in times.items()},
+            "cost": self.cost,
+            "idle_cost": self.idle_cost,
+            "without_price": list(self.without_price),
+        }
+
+
+TIMES = ("on", "training", "preparing", "idle")
+
+
+@dataclass
+class _HostUse:
+    """What is known of one host: sets of time."""
+
+    on: list[Intervals] = field(default_factory=list[Intervals])
+    processes: Intervals = ()
+    training: Intervals = ()
+    accelerators: tuple[float, int] = (0.0, 0)  # (time, number) of the newest process that reported them
+
+
+def make_report(
+    fleet: Fleet,
+    times: Mapping[str, HostTimes],
+    migrations: Sequence[MigrationView],
+    period: tuple[float, float],
+    *,
+    created: Mapping[str, float] = {},
+    not_known: Iterable[str] = (),
+) -> CostReport:
+    """Add up what hosts, runs and migrations have cost.
+
+    Args:
+        fleet: The fleet, whose prices count.
+        times: Host -> the times that it reported, by the operator's clock (see ``shifted``).
+        migrations: Migrations of this fleet.
+        period: Begin and end in UTC seconds.
+        created: Worker -> creation of its slice, in UTC seconds.
+        not_known: Lines about hosts that did not answer.
+    """
+    missing = list(not_known)
+    uses: dict[str, _HostUse] = {}
+    runs: dict[str, dict[str, tuple[Intervals, Intervals]]] = {}
+    for (run_id, host), found in _by_run_and_host(fleet, times).items():
+        processes, training = _sets(found, period)
+        if not processes:
+            continue
+        runs.setdefault(run_id, {})[host] = processes, training
+        use = uses.setdefault(host, _HostUse())
+        use.processes = intervals.union(use.processes, processes)
+        use.training = intervals.union(use.training, training)
+        newest = max((each.started or each.first_step or 0.0, each.devices) for each in found)
+        use.accelerators = max(use.accelerators, newest)
+    for host, found in times.items():
+        use = uses.setdefault(host, _HostUse())
+        began = created.get(host, found.booted)
+        if began is None:
+            missing.append(f"{host}: does not report since when it has been on; only its processes count")
+        else:
+            use.on.append(_clipped(((began, found.now),), period))
+            if began > period[0] and host not in created:
+                missing.append(
+                    f"{host}: has been on since its boot {_ago(began, period[1])}; before, only processes count"
+                )
+        missing += [f"{host}: {line}" for line in found.unreadable]
+        if found.omitted:
+            missing.append(
+                f"{host}: {count(found.omitted, 'older process', 'older processes')} {agree(found.omitted)} left out"
+            )
+    prices = Prices(fleet, uses)
+    for host in sorted(set(uses) - set(times)):
+        missing.append(f"{host}: only what copies of its runs' records contain")
+    return CostReport(
+        *period,
+        hosts=tuple(_host(host, use, prices, period) for host, use in sorted(uses.items())),
+        runs=tuple(_run(run_id, hosts, prices) for run_id, hosts in sorted(runs.items())),
+        migrations=tuple(
+            _migration(view, prices, period[1]) for view in migrations if view.plan.identity.created >= period[0]
+        ),
+        not_known=tuple(missing),
+    )
+
+
+def shifted(times: HostTimes, now: float) -> HostTimes:
+    """Return times of a host's clock as times of the operator's, which shows ``now``."""
+    skew = times.now - now
+
+    def move(value: float | None) -> float | None:
+        return None if value is None else value - skew
+
+    processes = [
+        ProcessTimes(
+            **{
+                **vars(each),
+                "started": move(each.started),
+                "ended": move(each.ended),
+                "first_step": move(each.first_step),
+                "last_step": move(each.last_step),
+            }
+        )
+        for each in times.processes
+    ]
+    return HostTimes(now, move(times.booted), processes, times.unreadable, times.omitted)
+
+
+def host_json(host: HostCost) -> dict[str, Any]:
+    """Return a host's hours and money; accelerator hours where their number is known."""
+    hours = {f"{name}_hours": getattr(host, name) / HOUR for name in TIMES}
+    return {
+        "host": host.host,
+        "price_per_hour": host.price,
+        "accelerators": host.accelerators or None,
+        "known_since": host.known_since,
+        **hours,
+        "idle_accelerator_hours": host.idle / HOUR * host.accelerators if host.accelerators else None,
+        "cost": host.cost,
+        "idle_cost": host.idle_cost,
+    }
+
+
+def run_json(run: RunCost) -> dict[str, Any]:
+    """Return a run's hours and money."""
+    hours = {"process_hours": run.processes / HOUR, "training_hours": run.training / HOUR}
+    return {"run": run.run_id, "hosts": list(run.hosts), **hours, "cost": run.cost}
+
+
+def migration_json(migration: MigrationCost) -> dict[str, Any]:
+    """Return a migration's seconds and money."""
+    value = asdict(migration)
+    value["run"] = value.pop("run_id")
+    value["preparation_seconds"], value["downtime_seconds"] = value.pop("preparation"), value.pop("downtime")
+    return value
+
+
+def hours_text(seconds: float) -> str:
+    """Format seconds as hours: ``0.02 h``, ``31.5 h``."""
+    return f"{seconds / HOUR:.2f} h" if seconds < 10 * HOUR else f"{seconds / HOUR:,.1f} h"
+
+
+def money_text(value: float | None) -> str:
+    """Format an amount of money; ``-`` where there is no price."""
+    return "-" if value is None else money(value)
+
+
+def _by_run_and_host(fleet: Fleet, times: Mapping[str, HostTimes]) -> dict[tuple[str, str], list[ProcessTimes]]:
+    """Return the processes by run and by the host that they ran on, each process once.
+
+    Hosts may share a root, and a copied history has the processes of another host. A process that was started from a
+    host counts with that host's record of it.
+    """
+    known: dict[tuple[str, int, int, str], ProcessTimes] = {}
+    steps: dict[tuple[str, int], tuple[float | None, float | None]] = {}
+    for answered, found in times.items():
+        for each in found.processes:
+            host = each.host or answered
+            if each.launched and host not in fleet.hosts:
+                host = answered  # a compute node of SLURM, or a host that was renamed in the fleet file
+            key = each.run_id, each.attempt, each.process, host
+            if key not in known or (each.launched and not known[key].launched):
+                known[key] = each
+            if each.first_step is not None:
+                steps[each.run_id, each.attempt] = each.first_step, each.last_step
+    grouped: dict[tuple[str, str], list[ProcessTimes]] = {}
+    for (run_id, attempt, _, host), each in known.items():
+        if each.first_step is None and (run_id, attempt) in steps:  # only the host of process 0 has the metrics
+            first, last = steps[run_id, attempt]
+            each = ProcessTimes(**{**vars(each), "first_step": first, "last_step": last})
+        grouped.setdefault((run_id, host), []).append(each)
+    return grouped
+
+
+def _sets(found: Sequence[ProcessTimes], period: tuple[float, float]) -> tuple[Intervals, Intervals]:
+    """Return the time of processes, and the part of it in which they trained."""
+    processes: list[Intervals] = []
+    training: list[Intervals] = []
+    for each in found:
+        begin = each.started if each.started is not None else each.first_step
+        if each.running:
+            end = period[1]
+        else:
+            end = max((value for value in (each.ended, each.last_step) if value is not None), default=None)
+        if begin is None or end is None:
+            continue
+        one = _clipped(((begin, end),), period)
+        processes.append(one)
+        if each.first_step is not None and each.last_step is not None:
+            training.append(intervals.common(one, ((each.first_step, each.last_step),)))
+    return intervals.union(*processes), intervals.union(*training)
+
+
+def _clipped(found: Sequence[tuple[float, float]], period: tuple[float, float]) -> Intervals:
+    return intervals.union((max(begin, period[0]), min(end, period[1])) for begin, end in found)
+
+
+def _host(host: str, use: _HostUse, prices: Prices, period: tuple[float, float]) -> HostCost:
+    on = intervals.union(*use.on, use.processes)
+    return HostCost(
+        host,
+        prices.host(host),
+        use.accelerators[1],
+        on[-1][0] if on and on[-1][1] >= period[1] - 1 else None,
+        intervals.seconds(on),
+        intervals.seconds(use.training),
+        intervals.seconds(intervals.without(use.processes, use.training)),
+        intervals.seconds(intervals.without(on, use.processes)),
+    )
+
+
+def _run(run_id: str, hosts: Mapping[str, tuple[Intervals, Intervals]], prices: Prices) -> RunCost:
+    seconds = {host: intervals.seconds(processes) for host, (processes, _) in hosts.items()}
+    costs = [_money(prices.host(host), value) for host, value in seconds.items()]
+    return RunCost(
+        run_id,
+        tuple(sorted(hosts)),
+        sum(seconds.values()),
+        sum(intervals.seconds(training) for _, training in hosts.values()),
+        None if None in costs else sum(cost for cost in costs if cost is not None),
+    )
+
+
+def _migration(view: MigrationView, prices: Prices, now: float) -> MigrationCost:
+    """Return a migration's cost, by the same definition as the plan's estimate (`migrate.planning.cost`)."""
+    plan, facts, report = view.plan, view.facts, view.downtime
+    last = now if view.open else max((event.time for event in view.events), default=plan.identity.created)
+    stopped = report.last_step_ended if report and report.last_step_ended is not None else facts.seal_started_at
+    resumed = report.first_step_ended if report and report.first_step_ended is not None else None
+    if resumed is None:
+        resumed = facts.training_confirmed_at or facts.rolled_back_at
+    preparation = max(0.0, (last if stopped is None else stopped) - plan.identity.created)
+    downtime = 0.0 if stopped is None else max(0.0, (last if resumed is None else resumed) - stopped)
+    source = prices.group(plan.route.source_hosts or (plan.source,))
+    target = prices.group(plan.route.target_hosts or (plan.target_host,))
+    if source is None:
+        source = plan.estimate.cost_per_hour[0]
+    if target is None:
+        target = plan.estimate.cost_per_hour[1]
+    cost = None
+    if source is not None and target is not None:
+        cost = (target * (preparation + downtime) + source * downtime) / HOUR
+    return MigrationCost(view.migration, plan.run_id, plan.source, plan.target, view.state, preparation, downtime, cost)
+
+
+def _money(price: float | None, seconds: float) -> float | None:
+    return None if price is None else price * seconds / HOUR
+
+
+def _sum(costs: Iterable[float | None]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if known else None
+
+
+def _ago(then: float, now: float) -> str:
+    hours = (now - then) / HOUR
+    return f"{hours:.1f} h ago" if hours < 48 else f"{hours / 24:.1f} d ago"

@@ -1,0 +1,45 @@
+"""Sets of time: sorted, disjoint intervals of UTC seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Interval = tuple[float, float]  # begin, end
+Intervals = tuple[Interval, ...]
+
+
+def union(*parts: Iterable[Interval]) -> Intervals:
+    """Return the time that is in any of the intervals. Empty and reversed ones are left out."""
+    merged: list[Interval] = []
+    for begin, end in sorted(interval for part in parts for interval in part):
+        if end <= begin:
+            continue
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return tuple(merged)
+
+
+def common(first: Sequence[Interval], second: Sequence[Interval]) -> Intervals:
+    """Return the time that is in both sets."""
+    return union((max(a, c), min(b, d)) for a, b in first for c, d in second)
+
+
+def without(first: Sequence[Interval], second: Sequence[Interval]) -> Intervals:
+    """Return the time of the first set that is not in the second."""
+    left: list[Interval] = []
+    for begin, end in first:
+        for a, b in second:
+            if a >= end:
+                break
+            if b > begin:
+                left.append((begin, a))
+                begin = max(begin, b)
+        left.append((begin, end))
+    return union(left)
+
+
+def seconds(intervals: Iterable[Interval]) -> float:
+    """Return the length of all intervals."""
+    return sum(end - begin for begin, end in intervals)

@@ -1,0 +1,13 @@
+"""Counts with their nouns: ``1 step``, ``1,204 steps``, ``1 copy is``."""
+
+from __future__ import annotations
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun; ``plural`` is the noun with ``s`` unless it is given."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def agree(number: int, one: str = "is", many: str = "are") -> str:
+    """Return the verb that goes with a count."""
+    return one if number == 1 else many

@@ -1,0 +1,72 @@
+"""The arrays of a checkpoint as a tree: shapes, dtypes, sizes and measured norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from midstream.counts import count
+from midstream.output import size
+from midstream_engine.records import ArrayEntry, Manifest
+
+ITEM_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2}  # dtypes whose name does not end with their bits
+
+
+@dataclass(frozen=True)
+class ArrayStatistics:
+    """Statistics of a decoded array."""
+
+    norm: float  # square root of the sum of squares of its finite elements
+    not_finite: int  # elements that are NaN or infinite
+
+
+def tree(manifest: Manifest, contents: Mapping[str, ArrayStatistics]) -> list[str]:
+    """Return one line per folder and array; a folder has the bytes of its arrays."""
+    entries = sorted(manifest.array_entries, key=lambda entry: entry.name.split("/"))
+    below: dict[tuple[str, ...], int] = {}
+    for entry in entries:
+        parts = entry.name.split("/")
+        for depth in range(len(parts)):
+            folder = tuple(parts[:depth])
+            below[folder] = below.get(folder, 0) + stored_bytes(entry)
+    rows: list[tuple[str, ...]] = []
+    above: list[str] = []
+    for entry in entries:
+        *folders, leaf = entry.name.split("/")
+        same = 0
+        while same < min(len(folders), len(above)) and folders[same] == above[same]:
+            same += 1
+        for depth in range(same, len(folders)):
+            total = size(below[tuple(folders[: depth + 1])])
+            rows.append(("  " * depth + folders[depth] + "/", "", "", total, "", ""))
+        above = folders
+        rows.append(("  " * len(folders) + leaf, *_columns(entry, contents.get(entry.name))))
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(6)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def values(manifest: Manifest, contents: Mapping[str, ArrayStatistics]) -> Iterable[dict[str, Any]]:
+    """Yield one JSON object per array."""
+    for entry in manifest.array_entries:
+        found = contents.get(entry.name)
+        measured = {} if found is None else {"norm": found.norm, "not_finite": found.not_finite}
+        shape = {"axes": entry.axes, "shape": entry.shape, "dtype": entry.dtype, "bytes": stored_bytes(entry)}
+        yield {"event": "array", "name": entry.name, **shape, "grid": entry.grid, **measured}
+
+
+def stored_bytes(entry: ArrayEntry) -> int:
+    """Return the bytes of an array's elements."""
+    bits = "".join(char for char in entry.dtype if char.isdigit())
+    return prod(entry.shape) * (ITEM_BYTES.get(entry.dtype) or int(bits) // 8)
+
+
+def _columns(entry: ArrayEntry, contents: ArrayStatistics | None) -> tuple[str, ...]:
+    lengths = ", ".join(f"{axis}={length}" for axis, length in zip(entry.axes, entry.shape, strict=True))
+    layout = count(prod(entry.grid), "chunk") if entry.grid else "packed"
+    norm = ""
+    if contents is not None:
+        norm = f"norm {contents.norm:.6g}" if "float" in entry.dtype else ""
+        norm += f"  {contents.not_finite} NOT FINITE" if contents.not_finite else ""
+    return f"[{lengths}]", entry.dtype, size(stored_bytes(entry)), layout, norm

@@ -1,0 +1,97 @@
+"""`--verify CHECKPOINT` and `--checkpoints CHECKPOINT`: hash a checkpoint, and show its arrays."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from midstream.counts import count
+from midstream.errors import Exit
+from midstream.headless.checkpoints.array_tree import tree, values
+from midstream.headless.checkpoints.examine_checkpoint import (
+    CheckpointLocation,
+    Examination,
+    examine,
+    find,
+    read_manifest,
+)
+from midstream.output import Output, size
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+
+
+def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> int:
+    """Hash a checkpoint in place: a directory, HOST:PATH, gs://..., or a run's newest one.
+
+    With ``--deep`` its arrays are also decoded and the root digest is recomputed from them.
+    """
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
+
+    hosts = HostPool(fleet) if fleet else HostPool(Fleet())
+    try:
+        location = find(fleet, hosts, options.verify)
+        found = examine(location, deep=options.deep) if options.deep or location.in_bucket else _rehash(location)
+        if options.deep and output.as_json and not found.problems:
+            for value in values(read_manifest(location), found.contents):
+                output.value(value)
+    finally:
+        hosts.close()
+    value: dict[str, Any] = {
+        "event": "result",
+        "ok": found.ok,
+        "checkpoint": str(location),
+        "objects": found.objects,
+        "bytes": found.bytes,
+        "root_digest": found.recomputed,
+        "deep": options.deep,
+        "problems": [list(problem) for problem in found.problems],
+    }
+    if found.ok:
+        how = f"; arrays decoded by {found.decoder}" if options.deep else ""
+        what = f"{count(found.objects, 'object')}, {size(found.bytes)}, root digest {found.recomputed}"
+        output.value(value, f"{location}: verified: {what}{how}")
+        return Exit.DONE
+    output.value(value, [f"{location}/{path}: {what}" for path, what in found.problems])
+    problems = count(len(found.problems), "problem")
+    output.message(f"midstream: {location} is damaged: {problems} (midstream --checkpoints lists others)")
+    return Exit.FAILED
+
+
+def _rehash(location: CheckpointLocation) -> Examination:
+    """Hash on the host, which needs the standard library only."""
+    from midstream.transfer import verify_objects
+
+    report = verify_objects(location.host, location.directory)
+    problems = list(report.problems)
+    recorded = report.root_digest if report.ok else ""
+    return Examination(report.objects, report.bytes, recorded or "", report.root_digest, problems, {}, "")
+
+
+def show_tree(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> int:
+    """Show a checkpoint's arrays as a tree; with ``--deep`` with their norms, computed on the host."""
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
+
+    hosts = HostPool(fleet or Fleet())
+    try:
+        location = find(fleet, hosts, options.checkpoints)
+        manifest = read_manifest(location)
+        found = examine(location, deep=True) if options.deep else None
+    finally:
+        hosts.close()
+    contents = found.contents if found else {}
+    if output.as_json:
+        for value in values(manifest, contents):
+            output.value(value)
+    what = f"{count(len(manifest.arrays), 'array')}, {count(len(manifest.objects), 'object')}, {size(manifest.size)}"
+    head = [f"{location}: {manifest.name} of run {manifest.run_id}", f"{what}, root digest {manifest.root_digest}"]
+    ok = found is None or found.ok
+    value = {"event": "result", "ok": ok, "checkpoint": str(location), "root_digest": manifest.root_digest}
+    output.value(value, [*head, *tree(manifest, contents)])
+    if found is not None and not found.ok:
+        problems = count(len(found.problems), "problem")
+        output.message(f"midstream: {location} is damaged: {problems} (midstream --verify names them)")
+        return Exit.FAILED
+    return Exit.DONE

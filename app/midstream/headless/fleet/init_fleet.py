@@ -1,0 +1,24 @@
+"""`--init`: write a fleet file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from midstream.errors import Exit, UsageError
+from midstream.output import Output
+
+
+def init(path: str | None, output: Output) -> int:
+    """Write a fleet file from ~/.ssh/config; never over an existing one."""
+    from midstream.fleet.fleet_file import default_fleet_path
+    from midstream.fleet.initial_fleet_file import fleet_from_ssh_config
+
+    file = Path(path).expanduser() if path else default_fleet_path()
+    if file.exists():
+        raise UsageError(f"{file} already exists", "edit it, or name another with --fleet FILE")
+    text = fleet_from_ssh_config(Path("~/.ssh/config").expanduser())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    output.value({"event": "fleet", "path": str(file)}, str(file))
+    output.message(f"wrote {file}: read it, then run midstream --status")
+    return Exit.DONE

@@ -1,0 +1,78 @@
+"""`--check TARGET` and `--doctor`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from midstream.check.check_result import FAIL, WARN, Check
+from midstream.errors import Exit
+from midstream.output import Output
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+
+REHEARSAL_CONFIG = "configs/gpt2_nano.yaml"  # without --rehearse CONFIG
+SIGNS = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}
+
+
+def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
+    """Check a target without starting a run; with --rehearse also compile a config there."""
+    from midstream.check.rehearsal import rehearse
+    from midstream.check.target_checks import check_target
+    from midstream.hosts.host_pool import HostPool
+    from midstream.launch.progress_line import reporter
+
+    if options.rehearse is not None and options.check in fleet.unavailable:
+        from midstream.headless.fleet.slice_check import check_slice
+
+        # There is no host to rehearse on: the compiler alone says whether it fits.
+        config = options.rehearse or REHEARSAL_CONFIG
+        return _end(
+            _print([check_slice(fleet, options.check, config, engine, output)], output),
+            output,
+            target=options.check,
+        )
+    target = fleet.target(options.check)
+    hosts = HostPool(fleet)
+    try:
+        checks = _print(check_target(fleet, hosts, target), output)
+        if options.rehearse is not None and not any(check.state == FAIL for check in checks):
+            report = reporter(output, verbose=options.verbose)
+            checks += _print(
+                rehearse(fleet, hosts, target, options.rehearse or REHEARSAL_CONFIG, engine, report), output
+            )
+    finally:
+        hosts.close()
+    return _end(checks, output, target=target.name)
+
+
+def doctor(options: argparse.Namespace, output: Output) -> int:
+    """Check this machine."""
+    from midstream.check.doctor import doctor as examine
+
+    return _end(_print(examine(options.fleet), output), output)
+
+
+def _print(results: Iterable[Check], output: Output) -> list[Check]:
+    """Print each check as it completes."""
+    checks = []
+    for each in results:
+        checks.append(each)
+        where = f"{each.host}: " if each.host else ""
+        lines = [f"{SIGNS[each.state]}  {where}{each.name}: {each.detail}"]
+        if each.hint:
+            lines.append(f"      -> {each.hint}")
+        value = {"event": "check", **{key: item for key, item in vars(each).items() if item}}
+        output.value(value, lines)
+    return checks
+
+
+def _end(checks: list[Check], output: Output, **fields: str) -> int:
+    """Print the result. Return the exit code, 3 if a check failed."""
+    count = {state: sum(each.state == state for each in checks) for state in SIGNS}
+    code = Exit.REFUSED if count[FAIL] else Exit.DONE
+    words = f"{count['pass']} passed, {count[WARN]} with a warning, {count[FAIL]} failed"
+    output.value({"event": "result", "ok": not count[FAIL], "exit_code": int(code), **fields, **count}, ["", words])
+    return code

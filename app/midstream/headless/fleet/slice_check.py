@@ -1,0 +1,43 @@
+"""The step of a run on a slice that does not exist yet: compile it, and print the estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from midstream.output import Output
+
+if TYPE_CHECKING:
+    from midstream.check.check_result import Check
+    from midstream.compare.subject import Subject
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
+
+
+def subject_for(
+    fleet: Fleet, hosts: HostPool, config: str, run_id: str, engine: tuple[str, ...]
+) -> Callable[[], Subject]:
+    """Return a function that reads what is compiled: a config or, without one, a run. ``engine``: its flags."""
+
+    def subject() -> Subject:
+        from midstream.compare.subject import of_config, of_run_named
+
+        return of_config(config, engine) if config else of_run_named(fleet, hosts, run_id, engine)
+
+    return subject
+
+
+def check_slice(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], output: Output) -> Check:
+    """Compile the step of a config for the slice of the target ``name``; print the estimate as JSON."""
+    from midstream.compare.slice_fit import slice_fit
+    from midstream.hosts.host_pool import HostPool
+    from midstream.launch.progress_line import reporter
+
+    hosts = HostPool(fleet)
+    try:
+        check, row = slice_fit(fleet, hosts, name, subject_for(fleet, hosts, config, "", engine), reporter(output))
+    finally:
+        hosts.close()
+    if row is not None:
+        output.value({"event": "candidate", **row.to_json()})
+    return check

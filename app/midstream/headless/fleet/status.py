@@ -1,0 +1,209 @@
+"""`--status`: hosts, runs, migrations and slices."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from midstream.errors import Exit
+from midstream.headless.fleet.slice_listing import show_slices
+from midstream.headless.fleet_snapshot import fleet_snapshot
+from midstream.output import Output, age, size, table
+from midstream.printable import excerpt
+from midstream.watch.run_failure import failure_of
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+    from midstream.listing.conditions import Condition
+    from midstream.migrate.migration_view import MigrationView
+    from midstream.watch.snapshot import Machine, RunView, Snapshot
+
+MAX_REASON = 200  # characters of a reason in the table; --json has all of it
+
+
+def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
+    """Print hosts, runs, and migrations that are open or were rolled back; with ``--filter`` the runs that pass it.
+
+    Return 0 also for unreachable hosts: their lines say so.
+
+    Raises:
+        FilterError: The filter is malformed.
+    """
+    from midstream.hosts.host_pool import HostPool
+    from midstream.listing import documents
+    from midstream.migrate.execution.migration_directory import list_migrations
+
+    condition = _condition(options.filter)  # before any host is connected
+    hosts = HostPool(fleet)
+    try:
+        snapshot = fleet_snapshot(fleet, hosts)
+    finally:
+        hosts.close()
+    if condition is not None:
+        return _filtered_runs(snapshot, condition, output)
+    if output.as_json:
+        for host in snapshot.hosts:
+            output.value({"event": "host", **documents.host_value(host)})
+        for run in snapshot.runs:
+            output.value({"event": "run", **documents.run_value(run)})
+        for migration in list_migrations(fleet):
+            output.value({"event": "migration", **documents.migration_value(migration)})
+        _slices(fleet, output)
+        return Exit.DONE
+    rows = [("HOST", "LINK", "ACCELERATORS", "MEMORY", "DISK FREE", "")]
+    for host in snapshot.hosts:
+        machine = host.machine
+        rows.append(
+            (
+                host.name,
+                host.link,
+                _accelerators(machine.accelerators) if machine else "-",
+                f"{size(machine.memory_used)}/{size(machine.memory_total)}" if machine else "-",
+                size(machine.disk_free) if machine else "-",
+                host.error or (_remarks(machine) if machine else ""),
+            )
+        )
+    lines = table(rows)
+    runs = run_rows(snapshot)
+    lines += (
+        ["", *table(runs), *_problems(snapshot.runs)]
+        if snapshot.runs
+        else ["", "no runs yet: midstream --launch CONFIG --on TARGET starts one"]
+    )
+    migrations = shown_migrations(list_migrations(fleet))
+    if migrations:
+        rows = [("MIGRATION", "RUN", "FROM", "TO", "STATE", "PHASE", "CERTIFICATE")]
+        rows += [
+            (m.migration, m.plan.run_id, m.plan.source, m.plan.target, m.state, m.phase, m.verdict or "-")
+            for m in migrations
+        ]
+        lines += ["", *table(rows), *filter(None, map(damage_line, migrations))]
+    output.value({}, lines)
+    _slices(fleet, output)
+    return Exit.DONE
+
+
+def shown_migrations(migrations: Sequence[MigrationView]) -> list[MigrationView]:
+    """Return the migrations that are open, damaged, or the newest of their run and rolled back.
+
+    ``migrations`` are in any order.
+    """
+    newest: dict[str, MigrationView] = {}
+    for view in migrations:
+        known = newest.get(view.plan.run_id)
+        if known is None or view.plan.identity.created > known.plan.identity.created:
+            newest[view.plan.run_id] = view
+    return [
+        view
+        for view in migrations
+        if view.open or view.damage or (view.rolled_back and newest[view.plan.run_id] is view)
+    ]
+
+
+def run_rows(snapshot: Snapshot, chosen: Container[RunView] | None = None) -> list[tuple[str, ...]]:
+    """Return the heading and a row for each attempt of the table of runs, or for each of ``chosen``."""
+    runs = [("RUN", "HOST", "STATE", "STEP", "LOSS", "EPOCH", "CHECKPOINT", "AGE", "REASON")]
+    for run in snapshot.runs:
+        members = snapshot.members(run)
+        if run is not members[0] or (chosen is not None and run not in chosen):
+            continue  # another process of the same attempt
+        complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete]
+        newest = max(complete, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), default=None)
+        current = "" if run is snapshot.copies(run.run_id)[0] else " (superseded)"
+        runs.append(
+            (
+                run.run_id,
+                "+".join(member.host for member in members),
+                _state(members) + current,
+                f"{run.step}/{run.status.num_train_steps}" if run.status else "-",
+                f"{run.loss:.4f}" if run.loss is not None else "-",
+                str(run.epoch),
+                newest.name if newest else "-",
+                age(newest.created) if newest else "-",
+                excerpt(_reason(members), MAX_REASON),
+            )
+        )
+    return runs
+
+
+def _problems(runs: Iterable[RunView]) -> list[str]:
+    return [f"{run.run_id} on {run.host}: {run.problem}" for run in runs if run.problem]
+
+
+def _condition(text: str | None) -> Condition | None:
+    """Parse ``--filter``. None without one."""
+    from midstream.listing import filter_parser, fleet_fields
+
+    return filter_parser.parse(text, fleet_fields.RUNS, time.time()) if text and text.strip() else None
+
+
+def _filtered_runs(snapshot: Snapshot, condition: Condition, output: Output) -> int:
+    from midstream.listing import documents
+    from midstream.listing.fleet_moment import FleetMoment
+
+    moment = FleetMoment(snapshot, (), time.time())
+    found = tuple(run for run in snapshot.runs if condition.holds(run, moment))
+    if output.as_json:
+        for run in found:
+            output.value({"event": "run", **documents.run_value(run)})
+        return Exit.DONE
+    output.value({}, [*table(run_rows(snapshot, found)), *_problems(found)] if found else "")
+    if not found:
+        output.message(f"midstream: none of {snapshot.run_count} runs passes the filter")
+    return Exit.DONE
+
+
+def _slices(fleet: Fleet, output: Output) -> None:
+    if fleet.has_slices or fleet.google.projects:
+        show_slices(fleet, output)
+
+
+def _state(members: tuple[RunView, ...]) -> str:
+    """Return the state of an attempt, and each of its processes in another state."""
+    first, *others = members
+    deviating = [
+        f"process {each.status.process} on {each.host} {each.state}"
+        for each in others
+        if each.status is not None and each.state != first.state
+    ]
+    return ", ".join([first.state, *deviating])
+
+
+def _reason(members: tuple[RunView, ...]) -> str:
+    """Return why an attempt failed; empty if it did not."""
+    failure = failure_of(members)
+    return failure.reason if failure else ""
+
+
+def _accelerators(accelerators: tuple[Any, ...]) -> str:
+    kinds: dict[str, int] = {}
+    for accelerator in accelerators:
+        kinds[accelerator.kind] = kinds.get(accelerator.kind, 0) + 1
+    return ", ".join(f"{count}x{kind}" for kind, count in kinds.items()) or "none"
+
+
+def _remarks(machine: Machine) -> str:
+    """Return facts that decide if a run can use the machine."""
+    users = {f"{user.user or '?'} ({user.command or 'unseen'})": None for user in machine.users}
+    words = (
+        "no Python: monitoring only" if not machine.python else "",
+        f"driver {machine.driver}" if machine.driver else "",
+        f"CUDA {machine.cuda}" if machine.cuda else "",
+        f"used by {', '.join(users)}" if users else "",
+        f"clock {machine.clock_skew:+.1f} s off" if abs(machine.clock_skew) >= 1 else "",
+    )
+    return ", ".join(filter(None, words))
+
+
+def damage_line(view: MigrationView) -> str:
+    """Return the damage of a migration's files and a hint, or an empty string."""
+    from midstream.migrate.migration_state import DAMAGED
+
+    if not view.damage:
+        return ""
+    hint = "restore one of them from a backup" if view.state == DAMAGED and not view.newer else ""
+    if view.open and not hint and not view.newer:
+        hint = f"midstream --continue {view.migration} restores what it needs"
+    return f"{view.migration}: {'; '.join(view.damage)}" + (f" ({hint})" if hint else "")

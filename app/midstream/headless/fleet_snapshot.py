@@ -1,0 +1,54 @@
+"""A snapshot of the fleet, and a run in it by its id."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from midstream.errors import UsageError
+from midstream.suggestions import nearest
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
+    from midstream.watch.snapshot import RunView, Snapshot
+
+SNAPSHOT_TIMEOUT = 15.0  # seconds after which a host counts as unreachable
+
+
+def fleet_snapshot(fleet: Fleet, hosts: HostPool, *, remember: bool = True) -> Snapshot:
+    """Return the state of every host that answers within `SNAPSHOT_TIMEOUT`.
+
+    ``remember``: store names for shell completion; a dry run does not.
+    """
+    from midstream.watch.known_names import remember_names
+    from midstream.watch.watcher import take_snapshot
+
+    snapshot = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT)
+    if remember:
+        remember_names(fleet, snapshot)
+    return snapshot
+
+
+def find_run(fleet: Fleet, hosts: HostPool, run_id: str) -> RunView:
+    """Return the copy of the run with the highest fence epoch.
+
+    Raises:
+        UsageError: No reachable host has the run.
+    """
+    return run_of(fleet_snapshot(fleet, hosts), run_id)
+
+
+def run_of(snapshot: Snapshot, run_id: str) -> RunView:
+    copies = snapshot.copies(run_id)
+    if not copies:
+        raise unknown_run(run_id, snapshot)
+    return copies[0]
+
+
+def unknown_run(run_id: str, snapshot: Snapshot) -> UsageError:
+    known = sorted({run.run_id for run in snapshot.runs})
+    unreachable = [host.name for host in snapshot.hosts if host.link != "live"]
+    hint = nearest(run_id, known)
+    return UsageError(
+        f"no run {run_id!r}", hint + (f"; not answering: {', '.join(unreachable)}" if unreachable else "")
+    )

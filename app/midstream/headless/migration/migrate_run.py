@@ -1,0 +1,236 @@
+"""`--migrate`, `--continue` and `--rollback`: plan, preflight, and follow the migration's process."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from midstream.counts import count
+from midstream.errors import Exit, HostError, MidstreamError, UsageError
+from midstream.headless.confirmation import can_ask, confirmed
+from midstream.headless.fleet_snapshot import fleet_snapshot
+from midstream.headless.migration.import_run import adopt, import_flags, import_plan
+from midstream.headless.migration.migration_request import is_path, request_of
+from midstream.headless.migration.print_plan import print_check, print_plan, require_consent
+from midstream.migrate.duration.stage_times import DONE, report_lines
+from midstream.migrate.event import STAGE, Event, shell_line_of
+from midstream.migrate.migration_state import ROLLBACK_INCOMPLETE, ROLLED_BACK
+from midstream.migrate.proof.downtime_report import shown_phase
+from midstream.output import Output, duration, size
+from midstream.remote.runs import run_state
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+    from midstream.migrate.migration_view import MigrationView
+
+
+def migrate(
+    fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output, on_interrupt: str = ""
+) -> int:
+    """Plan, run the preflight, then start the migration and follow it to its end.
+
+    Args:
+        fleet: The fleet.
+        options: Flags of the command line.
+        engine: Flags of the engine.
+        output: Output of the command.
+        on_interrupt: See `follow`.
+
+    Raises:
+        MidstreamError: The migration was refused, or needs confirmation.
+    """
+    from midstream.check.check_result import FAIL
+    from midstream.hosts.host_pool import HostPool
+    from midstream.migrate.execution import migration_process
+    from midstream.migrate.planning import planner as planning
+    from midstream.migrate.planning import preflight
+
+    if import_flags(options) and not is_path(options.migrate):
+        flags = " ".join(import_flags(options))
+        raise UsageError(f"{flags}: {options.migrate} is a run, not the PATH of a checkpoint to import")
+    hosts = HostPool(fleet)
+    run_id, source = options.migrate, ""
+    imported = adopting = False
+    try:
+        if is_path(run_id):
+            asks = can_ask(output) and not options.yes
+            if options.dry_run or asks:
+                import_plan(fleet, hosts, options, engine, output)
+            if options.dry_run:
+                output.value({"event": "result", "ok": True, "dry_run": True, "run": None, "migration": None})
+                return Exit.DONE
+            if asks and not confirmed(f"Import {options.migrate} and migrate it to {options.to}?", output):
+                raise MidstreamError(
+                    "not confirmed: nothing was changed",
+                    "--yes imports and migrates without the question",
+                    Exit.REFUSED,
+                )
+            run_id, source = adopt(fleet, hosts, options, engine, output)
+            imported = True
+        request = request_of(options, run_id, source, engine)
+        snapshot = fleet_snapshot(fleet, hosts, remember=not options.dry_run)
+        plan = planning.make_plan(fleet, hosts, snapshot, request)
+        print_plan(plan, options, output)
+        failed = None
+        for check in preflight.run_checks(fleet, hosts, plan):
+            print_check(check, output)
+            failed = failed or (check if check.state == FAIL else None)
+    except MidstreamError as error:
+        # Nothing was changed: an unreachable host or an impossible plan is a refusal, not a failure.
+        if error.code == Exit.FAILED and not adopting:
+            error.code = Exit.REFUSED
+        raise
+    finally:
+        hosts.close()
+    if failed is not None:
+        raise MidstreamError(f"preflight refused: {failed.name}: {failed.detail}", failed.hint, Exit.REFUSED)
+    if options.dry_run:
+        output.value({"event": "result", "ok": True, "dry_run": True, "run": plan.run_id, "migration": None})
+        return Exit.DONE
+    require_consent(plan, options, output, confirmed_before=imported)
+    return follow(migration_process.start(fleet, plan), output, on_interrupt=on_interrupt)
+
+
+def resume(options: argparse.Namespace, output: Output) -> int:
+    """`--continue` and `--rollback`."""
+    from midstream.migrate.execution import migration_directory, migration_process
+    from midstream.migrate.migration_state import ROLLED_BACK
+    from midstream.migrate.modes import WARM
+
+    if options.continue_:
+        found = migration_directory.MigrationDirectory.find(options.continue_)
+        offset = found.journal_size()
+        if options.mode is not None:
+            if options.mode != WARM:
+                hint = "a live migration can only continue as a warm one"
+                raise UsageError(f"--continue with --mode {options.mode}", hint)
+            migration_process.switch_to_warm(found.migration)
+        migration_process.continue_(found.migration)
+        return follow(found.migration, output, offset)
+    found = migration_directory.MigrationDirectory.find(options.rollback)
+    view = migration_process.readable(found)
+    if not view.finished and view.state != ROLLED_BACK and not options.yes:
+        discarded = _discarded_steps(view)
+        if discarded:
+            raise MidstreamError(discarded, "--yes accepts it", Exit.REFUSED)
+    offset = found.journal_size()
+    migration_process.rollback(view.migration)
+    return follow(view.migration, output, offset)
+
+
+def _discarded_steps(view: MigrationView) -> str:
+    """Return which steps a rollback would discard, as text; empty for none.
+
+    A damaged journal may lack the start of the target: then the target is queried too.
+    """
+    from midstream.hosts.host_pool import HostPool
+    from midstream.migrate.execution.migration_directory import MigrationDirectory
+
+    if not view.facts.relaunching and not any(line.startswith("journal") for line in view.damage):
+        return ""  # no engine was ever started there
+    hosts = HostPool(MigrationDirectory(view.migration).fleet())
+    try:
+        host = hosts.get(view.plan.target_host)
+        described = host.call(run_state.describe)(root=host.root, run_id=view.plan.run_id)
+    except HostError as error:
+        return f"a rollback discards the steps of {view.plan.target}, which is unreachable: {error.message}"
+    finally:
+        hosts.close()
+    step, fence = described.status.step if described.status else None, described.fence
+    steps = view.steps_given_up(step)
+    if view.sealed_step is None and step is not None and fence and fence.epoch == view.plan.epoch:
+        steps = max(0, step - (fence.sealed_step or 0))  # the damaged journal lacks the sealed step
+    return f"a rollback discards {count(steps, 'step')} of {view.plan.target}" if steps else ""
+
+
+def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = "") -> int:
+    """Print a migration's journal from byte ``offset`` until the migration ends. Return its exit code.
+
+    Ctrl-C leaves the migration running and prints ``on_interrupt``, or how to follow it again.
+
+    Raises:
+        MidstreamError: The migration's process exited without a result.
+    """
+    from midstream.migrate.execution import migration_process
+    from midstream.migrate.execution.migration_directory import MigrationDirectory
+
+    code: int | None = None
+    try:
+        for event in migration_process.follow(migration, offset):
+            if event.event == "result":
+                code = int(event.detail["exit_code"])
+            if event.event not in ("fact", "trace"):
+                print_event(event, output)
+            if event.event == "result":
+                output.alert(str(event.message or event.detail.get("outcome", "")))
+    except KeyboardInterrupt:
+        back = f"the migration continues; midstream --continue {migration} follows it again"
+        output.message("")  # after the terminal's ^C
+        output.message(f"midstream: {on_interrupt or back}")
+        return Exit.INTERRUPTED
+    if code is None:
+        last_line = migration_process.last_log_line(MigrationDirectory(migration))
+        raise MidstreamError(
+            f"the process of migration {migration} has exited" + (f": {last_line}" if last_line else ""),
+            f"midstream --continue {migration} continues it",
+            Exit.INTERRUPTED,
+        )
+    return code
+
+
+def print_event(event: Event, output: Output) -> None:
+    """Print one event of a migration's journal."""
+    detail = event.detail
+    if output.as_json:
+        output.value(event.to_json())
+        if event.event == "result" and detail.get("exit_code"):
+            output.message(f"midstream: {result_lines(event)[0]}")
+        return
+    if event.event == "phase" and event.state == "progress":
+        done, total = detail["bytes_done"], detail["bytes_total"]
+        what, rate = detail.get("what", "copy"), size(detail.get("bytes_per_second", 0))
+        eta = detail.get("eta_seconds")
+        left = f", {duration(eta)} left" if eta is not None and done < total else ""
+        output.message(f"    {what}: {size(done)} of {size(total)}, {rate}/s{left}")
+    elif event.event == "phase":
+        output.message(f"{event.phase}: {event.state}" + (f": {event.message}" if event.message else ""))
+    elif event.event == "command":
+        output.message(f"    [{detail.get('host') or 'here'}] {event.message}")
+        output.message("        " + " ".join(shell_line_of(event)).rstrip())
+    elif event.event == "result":
+        output.value({}, result_lines(event))
+    elif event.event == STAGE and event.state == DONE:
+        seconds = detail.get("seconds")
+        output.message(f"    {detail.get('stage')}: took {duration(seconds)}" if seconds is not None else "")
+    else:
+        output.message(f"    {event.message}")
+
+
+def result_lines(event: Event) -> list[str]:
+    """Return the result of a migration as text."""
+    detail = event.detail
+    lines = [
+        f"{detail.get('run') or detail.get('migration')}: {detail.get('outcome')}"
+        + (f": {event.message}" if event.message else "")
+    ]
+    certificate = detail.get("certificate")
+    if certificate:
+        lines.append(
+            f"certificate: {_validity(certificate['valid'], detail.get('outcome'))}, "
+            f"step {certificate['step']}, root digest {certificate['root_digest'][:16]}"
+        )
+        lines += [f"  {claim['verdict']:<11} {claim['name']}: {claim['statement']}" for claim in certificate["claims"]]
+    report = detail.get("downtime")
+    if report and report.get("downtime") is not None:
+        parts = ", ".join(
+            f"{shown_phase(name)} {seconds:.1f}" for name, seconds in report["measured"].items() if seconds >= 0.05
+        )
+        predicted = sum(report["predicted"].values())
+        lines.append(f"downtime: {report['downtime']:.1f} s ({parts}); predicted {predicted:.1f} s")
+    return [*lines, *report_lines(detail.get("duration") or {})]
+
+
+def _validity(valid: bool, outcome: object) -> str:
+    if not valid:
+        return "NOT VALID"
+    return "void (rolled back)" if outcome in (ROLLED_BACK, ROLLBACK_INCOMPLETE) else "valid"

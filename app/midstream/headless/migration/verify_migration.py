@@ -1,0 +1,56 @@
+"""`--verify MIGRATION`: check a certificate again against the files on the hosts."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import asdict
+
+from midstream.errors import Exit, MidstreamError
+from midstream.output import Output
+from midstream.output import duration as shown
+
+MARKS = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}
+
+
+def is_migration(name: str) -> bool:
+    """Return True if ``name`` is a migration's id, or a unique prefix of one with at least its date."""
+    from midstream.migrate.execution.migration_directory import migration_ids
+
+    known = migration_ids()
+    return name in known or (len(name) >= 8 and sum(each.startswith(name) for each in known) == 1)
+
+
+def recheck(options: argparse.Namespace, output: Output) -> int:
+    """Check every claim of the certificate again. Return NOT_CERTIFIED if one fails."""
+    from midstream.check.check_result import FAIL, WARN
+    from midstream.hosts.host_pool import HostPool
+    from midstream.migrate.duration.stage_times import report, report_lines
+    from midstream.migrate.execution.migration_directory import MigrationDirectory
+    from midstream.migrate.proof.recheck import recheck as checks
+
+    directory = MigrationDirectory.find(options.verify)
+    view = directory.view()
+    hosts = HostPool(directory.fleet())
+    found = []
+    try:
+        for check in checks(hosts, view):
+            found.append(check)
+            output.value({"event": "check", **asdict(check)}, f"{MARKS[check.state]} {check.name}: {check.detail}")
+    finally:
+        hosts.close()
+    states = Counter(check.state for check in found)
+    failed = next((check for check in found if check.state == FAIL), None)
+    code = Exit.NOT_CERTIFIED if failed else Exit.DONE
+    result = {"ok": failed is None, "exit_code": int(code), "migration": view.migration, "run": view.plan.run_id}
+    duration = report(view.plan, view.stage_times)
+    lines = report_lines(duration)
+    if view.downtime is not None and view.downtime.total is not None:
+        predicted = sum(view.downtime.predicted.values())
+        lines.insert(0, f"downtime         predicted {shown(predicted):<8} measured {shown(view.downtime.total)}")
+    output.value({"event": "result", **result, "not_checked": states[WARN], "duration": duration}, lines)
+    if failed is not None:
+        output.message(f"midstream: {MidstreamError(f'not certified: {failed.name}: {failed.detail}', failed.hint)}")
+    elif states[WARN]:
+        output.message(f"midstream: {states[WARN]} of {len(found)} can no longer be checked; none failed")
+    return code

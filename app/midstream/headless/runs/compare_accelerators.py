@@ -1,0 +1,162 @@
+"""`--compare`: fit, speed, time and cost of a run on other accelerators."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from midstream.errors import Exit
+from midstream.output import Output, duration, size, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from midstream.compare.comparison import Row
+    from midstream.compare.estimate import Range
+    from midstream.compare.subject import Subject
+    from midstream.fleet.fleet import Fleet
+
+CONFIGS = (".yaml", ".yml")
+
+
+def is_config(text: str) -> bool:
+    """Return True if the argument of ``--compare`` is a file: run ids have no slash and no such ending."""
+    return "/" in text or text.endswith(CONFIGS) or Path(text).is_file()
+
+
+def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
+    """Print a row for each candidate. Return 0 if one fits, 3 if none does, 1 if there is no estimate at all."""
+    from midstream.compare import compare as comparing
+    from midstream.compare.candidates import candidates, parse_prices
+    from midstream.compare.comparison import ordered
+    from midstream.compare.compiler import Compilers
+    from midstream.compare.subject import of_config, of_run
+    from midstream.headless.fleet_snapshot import fleet_snapshot, run_of
+    from midstream.hosts.host_pool import HostPool
+    from midstream.launch.progress_line import reporter
+
+    prices = parse_prices(options.price or "")
+    hosts = HostPool(fleet)
+    try:
+        if options.compile_on is not None:
+            hosts.lookup(options.compile_on)  # a wrong name is refused also where nothing is compiled again
+        report = reporter(output)
+        names = {name.strip() for name in options.with_.split(",")}
+        needs_hosts = not is_config(options.compare) or bool(names & set(fleet.target_names))
+        snapshot = fleet_snapshot(fleet, hosts) if needs_hosts else None
+        if is_config(options.compare):
+            subject = of_config(options.compare, engine)
+        else:
+            assert snapshot is not None
+            subject = of_run(fleet, hosts, run_of(snapshot, options.compare), engine)
+        wanted = candidates(options.with_, fleet, snapshot, prices)
+        compilers = Compilers(fleet, hosts, options.compile_on, report)
+        rows = ordered(list(comparing.compare(fleet, subject, wanted, compilers)))
+    finally:
+        hosts.close()
+    for row in rows:
+        output.value({"event": "candidate", **row.to_json()})
+    if not output.as_json:
+        output.value({}, text(subject, rows))
+    fits = [row.candidate.name for row in rows if row.fits]
+    code = Exit.DONE if fits else Exit.FAILED if all(row.error for row in rows) else Exit.REFUSED
+    best = fits[0] if fits else None
+    output.value({"event": "result", "ok": bool(fits), "exit_code": int(code), "compared": subject.name, "best": best})
+    return code
+
+
+def text(subject: Subject, rows: Sequence[Row]) -> list[str]:
+    """Return the comparison as a table, and lines about what it does not show."""
+    moves = any(row.move is not None for row in rows)
+    head: tuple[str, ...] = (
+        "CANDIDATE",
+        "DEVICES",
+        "FITS",
+        "AT A TIME",
+        "MEMORY",
+        "STEP",
+        "TOKENS/S",
+        "TO THE END",
+        "COST",
+    )
+    lines: list[tuple[str, ...]] = [(*head, "MOVE", "PAYS AFTER") if moves else head]
+    for row in rows:
+        cells = _cells(row)
+        lines.append((*cells, *_move_cells(row)) if moves else cells)
+    found = table(lines)
+    found += ["", *notes(subject, rows)]
+    return found
+
+
+def notes(subject: Subject, rows: Sequence[Row]) -> list[str]:
+    """Return a line for each error, each candidate that does not fit as configured, and each calibration."""
+    lines = [f"{row.candidate.name}: {row.error}" for row in rows if row.error]
+    for row in rows:
+        estimate = row.estimate
+        if estimate is None or estimate.fits_as_configured:
+            continue
+        needed = f"needs {size(estimate.needed)} a device" if estimate.needed else "needs more memory than a device has"
+        divided = f"{estimate.configured} at a time"
+        if estimate.fits:
+            lines.append(
+                f"{row.candidate.name}: {divided} {needed}; trainer.per_device_parallelism "
+                f"{estimate.per_device_parallelism} fits"
+            )
+        else:
+            lines.append(f"{row.candidate.name}: does not fit: one example at a time {needed}")
+    known = {row.calibration for row in rows if row.calibration is not None}
+    lines += sorted(each.describe() for each in known)
+    if subject.run is not None and not subject.run.step_seconds:
+        lines.append(f"{subject.name}: no step is measured yet, so that nothing says when a move pays for itself")
+    if any(row.calibration is None and row.step is not None for row in rows):
+        lines.append("estimates of the compiled program, not measured on these accelerators yet")
+    return lines
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    from midstream.compare.comparison import step_text
+
+    estimate, name = row.estimate, row.candidate.name
+    if estimate is None:
+        return (name, str(row.candidate.accelerators.devices), "?", "", "", "", "", "", "")
+    at_a_time = f"{estimate.per_device_parallelism} x {estimate.accumulation}" if estimate.fits else "-"
+    if estimate.fits and estimate.largest and estimate.largest != estimate.per_device_parallelism:
+        at_a_time += f" (up to {estimate.largest})"
+    memory = size(estimate.memory.peak) if estimate.memory else ""
+    if memory and estimate.device_memory:
+        memory += f" of {size(estimate.device_memory)}"
+    rate = row.tokens_per_second
+    return (
+        name,
+        str(estimate.devices),
+        "yes" if estimate.fits else "no",
+        at_a_time,
+        memory,
+        _range(row.step, step_text),
+        f"{rate:,.0f}" if rate else "",
+        _range(row.remaining, duration),
+        _range(row.price_to_end, amount),
+    )
+
+
+def _move_cells(row: Row) -> tuple[str, str]:
+    if row.move is None:
+        return "", ""
+    words = duration(row.move.seconds)
+    if row.move.cost is None:
+        return words, ""
+    words += f", {amount(row.move.cost.migration)}"
+    hours = row.move.cost.pays_after_hours
+    return words, "never" if hours is None else duration(hours * 3600)
+
+
+def _range(value: Range | None, form: object) -> str:
+    if value is None or not callable(form):
+        return ""
+    return f"{form(value.value)} ({form(value.low)} to {form(value.high)})"
+
+
+def amount(value: float) -> str:
+    """Format money: ``0.83``, ``1,204``."""
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"

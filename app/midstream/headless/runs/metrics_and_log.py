@@ -1,0 +1,160 @@
+"""`--metrics` and `--log`: the curves and the log of a run as lines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from midstream.counts import agree, count
+from midstream.errors import Exit, UsageError
+from midstream.headless.fleet_snapshot import find_run, fleet_snapshot, run_of
+from midstream.output import Output, table
+from midstream_engine import records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from midstream.charts.chart import Chart
+    from midstream.fleet.fleet import Fleet
+    from midstream.listing.linear_pattern import LinearPattern
+    from midstream.watch.snapshot import RunView
+
+
+def metrics(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
+    """Print one line per step of the spliced curve, with all metrics under ``--json``.
+
+    Several runs are printed as a table of their losses. With ``--system``, the metrics of their hosts are printed.
+    """
+    from midstream.headless.runs.show_system import show_system
+    from midstream.hosts.host_pool import HostPool
+
+    if options.plot and options.system is not None:
+        raise UsageError("--plot and --system exclude each other", "the terminal UI draws system metrics")
+    plot = _chart_of(options) if options.plot else None
+    names = list(dict.fromkeys(options.metrics.split(",")))
+    hosts = HostPool(fleet)
+    try:
+        if options.system is not None:
+            return show_system(fleet, hosts, names, options.system, output)
+        snapshot = fleet_snapshot(fleet, hosts)
+        runs = [run_of(snapshot, name) for name in names]
+    finally:
+        hosts.close()
+    if plot is not None:
+        return _plot(*plot, runs, output)
+    if len(runs) > 1 and not output.as_json:
+        output.value({}, table([("STEP", *names), *_side_by_side(runs)]))
+        return Exit.DONE
+    for run in runs:
+        _print_rows(run, output)
+    return Exit.DONE
+
+
+def _chart_of(options: argparse.Namespace) -> tuple[Path, Chart]:
+    """Return the file and the empty chart that the flags describe. Raises UsageError if one is invalid."""
+    from midstream.charts.chart import NO_RANGE, Chart, parse_range
+    from midstream.charts.smoothing import parse_factor
+    from midstream.charts.write import check_path
+
+    return check_path(options.plot), Chart(
+        options.metric or "train/loss",
+        (),
+        options.x_axis or "step",
+        log_x=options.log_x,
+        log_y=options.log_y,
+        smoothing=parse_factor(options.smoothing) if options.smoothing else 0.0,
+        x_range=parse_range(options.x_range, "--x-range") if options.x_range else NO_RANGE,
+        y_range=parse_range(options.y_range, "--y-range") if options.y_range else NO_RANGE,
+    )
+
+
+def _plot(path: Path, chart: Chart, runs: Sequence[RunView], output: Output) -> int:
+    """Write the chart of the runs to a file."""
+    from midstream.charts.run_lines import lines_of, metric_names
+    from midstream.charts.write import write_chart
+    from midstream.fleet.fleet import nearest
+
+    metric = chart.metric
+    chart = replace(chart, lines=lines_of(runs, metric, chart.axis))
+    if not chart.lines:
+        names = ", ".join(run.run_id for run in runs)
+        raise UsageError(f"no points of {metric!r} in {names}", nearest(metric, metric_names(runs)))
+    write_chart(chart, path)
+    points = sum(len(line.x) for line in chart.lines)
+    value = {"event": "plot", "path": str(path.absolute()), "metric": metric, "points": points}
+    output.value(value, f"{path.absolute()}: {metric}, {count(points, 'point')}")
+    return Exit.DONE
+
+
+def _side_by_side(runs: Sequence[RunView]) -> list[tuple[str, ...]]:
+    """Return a row for each step with a loss of at least one run."""
+    losses = [{row["global_step"]: row["train/loss"] for row in run.curve if "train/loss" in row} for run in runs]
+    return [(str(step), *(_number(known.get(step)) for known in losses)) for step in sorted(set[int]().union(*losses))]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _print_rows(run: RunView, output: Output) -> None:
+    for row in run.curve:
+        words = [f"step {row['global_step']}", f"attempt {row['attempt']}"]
+        words += [f"{name} {row[name]:.6g}" for name in ("train/loss", "eval/loss") if row.get(name) is not None]
+        output.value({"event": "metrics", "run": run.run_id, **row}, "  ".join(words))
+
+
+def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
+    """Print the log of one process of the newest attempt; with ``--search`` the lines with a match."""
+    from midstream.hosts.host_pool import HostPool
+    from midstream.launch.attempt_monitor import ranks_of
+    from midstream.watch.host_log import read_log
+
+    process: int = options.process
+    pattern = _pattern(options.search) if options.search is not None else None  # before any host is connected
+    hosts = HostPool(fleet)
+    try:
+        run = find_run(fleet, hosts, options.log)
+        ranks = ranks_of(hosts, run.host, run.run_id, run.attempt)
+        if not 0 <= process < len(ranks):
+            raise UsageError(f"{run.run_id} has no process {process}", f"it has {len(ranks)}, from 0 on")
+        host = hosts.get(ranks[process].host)
+        path = records.RunPaths(host.root, run.run_id).attempt(run.attempt).log(process)
+        lines = (line for part in read_log(host, path) for line in part.removesuffix("\n").split("\n"))
+        if pattern is not None:
+            return _print_matches(run, lines, pattern, output)
+        for line in lines:
+            output.value(_line_value(run, line), [line.removesuffix("\r")])
+    finally:
+        hosts.close()
+    return Exit.DONE
+
+
+def _line_value(run: RunView, line: str) -> dict[str, Any]:
+    return {"event": "log", "run": run.run_id, "attempt": run.attempt, "line": line}
+
+
+def _pattern(text: str) -> LinearPattern:
+    from midstream.listing.linear_pattern import LinearPattern, PatternError
+
+    try:
+        return LinearPattern(text)
+    except PatternError as error:
+        raise UsageError(f"--search, column {error.position + 1}: {error}") from error
+
+
+def _print_matches(run: RunView, lines: Iterable[str], pattern: LinearPattern, output: Output) -> int:
+    """Print the lines with a match and their numbers, then how many of how many these are."""
+    from midstream.remote.runs import log_pages
+
+    number = matches = 0
+    for number, line in enumerate(lines, 1):
+        text = log_pages.plain(line)
+        if pattern.search(text):
+            matches += 1
+            output.value({**_line_value(run, line), "number": number}, [f"{number}: {text}"])
+    output.value({"event": "result", "ok": True, "matches": matches, "lines": number}, [])
+    if not output.as_json:
+        output.message(f"midstream: {matches:,} of {count(number, 'line')} {agree(matches, 'matches', 'match')}")
+    return Exit.DONE

@@ -1,0 +1,110 @@
+"""`--metrics RUN --system`: what the hosts of a run report of themselves while they are watched."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from midstream.errors import Exit, HostError
+from midstream.headless.fleet_snapshot import SNAPSHOT_TIMEOUT, fleet_snapshot, run_of
+from midstream.watch.snapshot import LIVE
+from midstream.watch.system.run_hosts import hosts_of
+from midstream.watch.system.system_metrics import METRICS
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
+    from midstream.output import Output
+    from midstream.watch.snapshot import HostView, RunView, Snapshot
+    from midstream.watch.system.system_series import SystemSeries
+
+POLL_INTERVAL = 0.5  # seconds between two looks at the series
+LATEST_ROWS = 1000  # of a run, among which the step of a point is searched
+
+
+def show_system(fleet: Fleet, hosts: HostPool, run_ids: Sequence[str], seconds: float, output: Output) -> int:
+    """Watch the hosts of runs for some seconds, and print a line for each host and point.
+
+    Raises:
+        UsageError: There is no such run.
+        HostError: None of its hosts answers.
+    """
+    from midstream.watch.watcher import Watcher
+
+    first = fleet_snapshot(fleet, hosts)
+    runs = {name: hosts_of(first, run, run.attempt) or [run.host] for name in run_ids for run in (run_of(first, name),)}
+    names = [host for found in runs.values() for host in found]
+    watcher = Watcher(fleet, hosts, only=names)
+    watcher.start()
+    try:
+        if watcher.wait_for(lambda now: any(host.link == LIVE for host in now.hosts), SNAPSHOT_TIMEOUT) is None:
+            reason = "; ".join(f"{host.name}: {host.error or 'no answer'}" for host in watcher.snapshot().hosts)
+            raise HostError(f"no host of {', '.join(runs)} answers", reason)
+        until = time.monotonic() + seconds
+        printed: dict[str, float] = {}
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(POLL_INTERVAL, left))
+            now = watcher.snapshot()
+            for run_id, of_run in runs.items():
+                for name in of_run:
+                    _print_points(now, run_id, name, printed, output)
+    finally:
+        watcher.stop()
+    return Exit.DONE
+
+
+def _print_points(now: Snapshot, run_id: str, name: str, printed: dict[str, float], output: Output) -> None:
+    """Print the points of a host that were completed since the last call."""
+    host, series = now.host(name), now.system.get(name)
+    if host is None or series is None:
+        return
+    skew = host.machine.clock_skew if host.machine is not None else 0.0
+    copies = now.copies(run_id)
+    for at, values in points(series, after=printed.get(f"{run_id} {name}", -math.inf)):
+        printed[f"{run_id} {name}"] = at
+        step = _step_at(copies[0], at + skew) if copies else None
+        line = {"event": "system", "run": run_id, "host": name, "time": at, "global_step": step, **values}
+        output.value(line, _words(host, at, step, values))
+
+
+def points(series: SystemSeries, after: float) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Yield (UTC seconds, values by metric) of the points after a time. Metrics of accelerators have a list."""
+    keys = series.stored_keys()
+    times, columns = series.read(keys)
+    for number, at in enumerate(times):
+        if at <= after:
+            continue
+        values: dict[str, Any] = {}
+        for metric in METRICS:
+            found = {
+                index: None if math.isnan(column[number]) else column[number]
+                for (name, index), column in zip(keys, columns, strict=True)
+                if name == metric.name
+            }
+            if found and metric.of_accelerator:
+                values[metric.name] = [found.get(index) for index in range(max(found) + 1)]
+            elif found:
+                values[metric.name] = found[-1]
+        yield at, values
+
+
+def _step_at(run: RunView, at: float) -> int | None:
+    """Return the run's last step at a time (UTC seconds by the host's clock); None before its latest rows."""
+    for number in range(len(run.curve) - 1, max(-1, len(run.curve) - 1 - LATEST_ROWS), -1):
+        row = run.curve[number]
+        if isinstance(row.get("time"), int | float) and row["time"] <= at:
+            return row["global_step"]
+    return None
+
+
+def _words(host: HostView, at: float, step: int | None, values: dict[str, Any]) -> str:
+    words = [time.strftime("%H:%M:%S", time.localtime(at)), host.name, f"step {step}" if step is not None else "step -"]
+    for metric in METRICS:
+        if (value := values.get(metric.name)) is None:
+            continue
+        found = value if metric.of_accelerator else [value]
+        numbers = ", ".join("-" if each is None else f"{each * metric.scale:.3g}" for each in found)
+        words.append(f"{metric.name} {numbers} {metric.unit}")
+    return "  ".join(words)

@@ -1,0 +1,98 @@
+"""Translate errors of Google's APIs into one line with a hint."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from midstream.hosts.providers.provider import ErrorKind, ProviderError
+
+_PERMISSION = re.compile(r"[Pp]ermission '?([a-z]+(?:\.[A-Za-z]+)+)'?(?: denied)?(?: on (?:resource )?'?([^\s']+)'?)?")
+ROLE = "roles/tpu.admin"
+
+
+@contextlib.contextmanager
+def explained(what: str, project: str = "", zone: str = "") -> Iterator[None]:
+    """Turn Google's errors into ProviderError. ``what`` begins the message: "pod cannot be created"."""
+    from google.api_core import exceptions
+    from google.auth import exceptions as auth
+
+    try:
+        yield
+    except auth.DefaultCredentialsError as error:
+        raise ProviderError(
+            f"{what}: there are no Google credentials here",
+            "gcloud auth application-default login; or GOOGLE_APPLICATION_CREDENTIALS names a service account's file",
+            ErrorKind.CREDENTIALS,
+        ) from error
+    except auth.GoogleAuthError as error:
+        raise ProviderError(
+            f"{what}: the Google credentials are not accepted: {_line(error)}",
+            "gcloud auth application-default login renews them",
+            ErrorKind.CREDENTIALS,
+        ) from error
+    except exceptions.GoogleAPICallError as error:
+        raise translate(what, error, project, zone) from error
+    except exceptions.RetryError as error:
+        raise ProviderError(
+            f"{what}: the service does not answer: {_line(error)}", "try again", ErrorKind.UNAVAILABLE
+        ) from error
+
+
+def translate(what: str, error: Any, project: str = "", zone: str = "") -> ProviderError:
+    """Translate a GoogleAPICallError."""
+    from google.api_core import exceptions as google
+
+    message, where = _line(error), f"{project}/{zone}".strip("/")
+    lower = message.lower()
+    if isinstance(error, google.Unauthenticated):
+        return ProviderError(
+            f"{what}: the credentials are not accepted: {message}",
+            "gcloud auth application-default login renews them",
+            ErrorKind.CREDENTIALS,
+        )
+    if "has not been used" in lower or "service_disabled" in lower or "is disabled" in lower:
+        return ProviderError(
+            f"{what}: the Cloud TPU API is not enabled in {project}",
+            f"gcloud services enable tpu.googleapis.com --project={project}",
+            ErrorKind.DISABLED,
+        )
+    if isinstance(error, google.Forbidden):  # PERMISSION_DENIED
+        named = _PERMISSION.search(message)
+        permission = named[1] if named else "a permission"
+        resource = (named[2] if named else None) or (f"projects/{project}" if project else "the project")
+        return ProviderError(
+            f"{what}: {permission} is missing on {resource.rstrip('.')}",
+            f"{ROLE} on the project has it; docs/how-to/gcp.md lists what each command needs",
+            ErrorKind.PERMISSION,
+        )
+    if "quota" in lower and isinstance(error, (google.ResourceExhausted, google.TooManyRequests, google.Forbidden)):
+        return ProviderError(
+            f"{what}: a quota of {where} is used up: {message}",
+            "raise it (console: IAM & Admin, Quotas, tpu.googleapis.com), or another zone or type",
+            ErrorKind.QUOTA,
+        )
+    if "capacity" in lower or "stockout" in lower or isinstance(error, google.ResourceExhausted):
+        return ProviderError(
+            f"{what}: {where} has no capacity now: {message}",
+            "queued: true waits for one; or another zone, or another accelerator_type",
+            ErrorKind.STOCKOUT,
+        )
+    if isinstance(error, google.NotFound):
+        return ProviderError(f"{what}: {message}", f"is there such a project and zone? {where}", ErrorKind.NOT_FOUND)
+    if isinstance(error, (google.AlreadyExists, google.Conflict)):
+        kind = ErrorKind.BUSY if isinstance(error, google.Aborted) else ErrorKind.EXISTS
+        return ProviderError(f"{what}: {message}", "midstream --status shows what is there", kind)
+    if isinstance(error, google.BadRequest):  # INVALID_ARGUMENT, FAILED_PRECONDITION, OUT_OF_RANGE
+        hint = "accelerator_type, topology, runtime_version and zone have to fit together: docs/reference/fleet-file.md"
+        return ProviderError(f"{what}: {message}", hint, ErrorKind.INVALID)
+    if isinstance(error, google.Cancelled):
+        return ProviderError(f"{what}: it was cancelled: {message}", "", ErrorKind.CANCELLED)
+    return ProviderError(f"{what}: {message}", "the service may be back in a while: try again", ErrorKind.UNAVAILABLE)
+
+
+def _line(error: Exception) -> str:
+    words = getattr(error, "message", None) or str(error)
+    return " ".join(str(words).split())[:300] or type(error).__name__

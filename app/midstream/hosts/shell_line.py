@@ -1,0 +1,30 @@
+"""A command for a host as one line that can be pasted into a shell on this machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from midstream.fleet.fleet import HostConfig, SshHostConfig
+from midstream.hosts.ssh.settings import config_words, parse_address
+
+
+def shell_line(name: str, config: HostConfig, command: str) -> str:
+    """Return ``command``, a line of shell, as a line that runs it on the host: ``ssh lab 'tail -n 20 /x/log'``.
+
+    The ssh program reads the user's configuration; only what the fleet file overrides is added. Environment variables
+    of the fleet file are never part of the line: they may be secrets.
+    """
+    if not isinstance(config, SshHostConfig):
+        return command
+    user, alias, port = parse_address(config.address, f"hosts.{name}.address")
+    user, port = config.user or user, config.port or port
+    words = ["ssh", *config_words(config.ssh_config)]
+    words += ["-l", user] if user else []
+    words += ["-p", str(port)] if port else []
+    if config.known_hosts:
+        path = os.path.expanduser(config.known_hosts)
+        words += ["-o", f'UserKnownHostsFile="{path}"' if " " in path else f"UserKnownHostsFile={path}"]
+    if config.identity_file:
+        words += ["-o", "IdentitiesOnly=yes", "-i", os.path.expanduser(config.identity_file)]
+    return shlex.join([*words, alias, command])

@@ -1,0 +1,64 @@
+"""The engine as one archive: named by its content, and installed on hosts under that name."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import midstream_engine
+from midstream.hosts.host import Host
+from midstream.remote.runs import attempts
+
+INSTALL_TIMEOUT = 300.0  # seconds: a megabyte over a slow link
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A package as an uncompressed tar: names sorted, no times, no owners, so that equal sources give equal bytes."""
+
+    digest: str  # SHA-256 of ``tar``, hex
+    tar: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class EngineInstall:
+    """The engine on a host. ``directory`` belongs on PYTHONPATH."""
+
+    directory: str
+    digest: str
+
+
+def build_bundle(package: Path | None = None) -> Bundle:
+    """Build the bundle of a package directory, by default that of the engine."""
+    package = package or Path(midstream_engine.__file__).parent
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(package.rglob("*")):
+            relative = path.relative_to(package)
+            hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
+            if hidden or not path.is_file() or path.suffix == ".pyc":
+                continue
+            member = tarfile.TarInfo((Path(package.name) / relative).as_posix())
+            content = path.read_bytes()
+            member.size = len(content)
+            member.mode = 0o644
+            archive.addfile(member, io.BytesIO(content))
+    tar = buffer.getvalue()
+    return Bundle(hashlib.sha256(tar).hexdigest(), tar)
+
+
+def install_engine(host: Host, bundle: Bundle | None = None) -> EngineInstall:
+    """Install the engine at ``<root>/engines/<hash>/`` of the host, if it is not complete there."""
+    bundle = bundle or build_bundle()
+    directory = host.call(attempts.installed)(root=host.root, digest=bundle.digest)
+    if directory is None:
+        archive = base64.b64encode(gzip.compress(bundle.tar, mtime=0)).decode()
+        directory = host.call(attempts.install, timeout=INSTALL_TIMEOUT)(
+            root=host.root, digest=bundle.digest, archive=archive
+        )
+    return EngineInstall(directory, bundle.digest)

@@ -1,0 +1,326 @@
+"""The engine's Python environment on a host: an existing one, or one built from the lock file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from midstream.bundled_files import shipped
+from midstream.errors import RemoteError
+from midstream.fleet.fleet import HostConfig, LocalHostConfig
+from midstream.hosts.host import Host
+from midstream.hosts.rpc.remote_program import run_program
+from midstream.hosts.rpc.report_types import BUILD, Building, OutputLine, Problem
+from midstream.hosts.rpc.result_checks import HINT, printed_value
+from midstream.launch.errors import LaunchError
+from midstream.launch.install.install_progress import InstallProgress, read_sizes, wheel_sizes
+from midstream.launch.install.interpreter import bring_python
+from midstream.launch.install.variant import Variant, choose_variant
+from midstream.launch.install.wheelhouse import collect_wheels, glibc_version, send_wheels
+from midstream.launch.reporter import Reporter, reporter_of
+from midstream.remote.machine import checks, environments
+from midstream.remote.runs.attempts import with_setup
+from midstream.remote.shapes import Text
+
+MINIMUM = (3, 11)
+MODULES = (
+    "draccus",
+    "equinox",
+    "google_crc32c",
+    "haliax",
+    "jax",
+    "jaxtyping",
+    "jmp",
+    "ml_dtypes",
+    "numpy",
+    "optax",
+    "safetensors",
+    "tensorstore",
+    "yaml",
+)
+SIZES = "locks/sizes.json"
+BUCKETS = "google.cloud.storage"  # if the host's checkpoints are in a bucket
+IMPORT_TIMEOUT = 300.0  # seconds that the engine's packages may take to import: cold, from a shared disk
+SEARCH_TIMEOUT = 120.0  # seconds that a host may take to find its interpreters
+
+_CHECK = """
+import importlib, json, sys
+missing = []
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        missing.append([name, f"{type(error).__name__}: {error}"])
+print(json.dumps({"version": list(sys.version_info[:3]), "missing": missing}))
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The interpreter that starts the engine, and where it comes from (``how``), in words."""
+
+    python: str
+    how: str
+
+
+@dataclass(frozen=True)
+class _Imported:
+    """What `_CHECK` prints: the interpreter's version, and (module, error) of what it cannot import."""
+
+    version: list[int]
+    missing: list[tuple[Text, Text]]
+
+
+@dataclass(frozen=True)
+class UsablePython:
+    """An interpreter on a host that can run the engine, and uv if the host has it."""
+
+    python: str
+    version: str
+    machine: str
+    uv: str | None
+
+
+def host_variant(host: Host, config: HostConfig) -> Variant:
+    """Return the build of the packages that the host needs: from the fleet file, else from its accelerators."""
+    unknown = config.variant is None and config.devices is None
+    return choose_variant(
+        host.name, config, host.call(checks.accelerators, timeout=SEARCH_TIMEOUT)() if unknown else None
+    )
+
+
+def prepare_environment(
+    host: Host,
+    config: HostConfig,
+    progress: Callable[[str], None] | None = None,
+    *,
+    lock: str | None = None,
+    modules: Sequence[str] = MODULES,
+    cancel: Event | None = None,
+) -> Environment:
+    """Find or build an interpreter on ``host`` that imports ``modules``.
+
+    In this order: the fleet file's ``python:``; on this machine midstream's own interpreter, if it has the packages;
+    ``<root>/envs/<hash of lock and interpreter>/``, built from the lock file of the host's variant, with uv if the host
+    has it. If the host's Python is too old, one is installed there.
+
+    Args:
+        host: The host.
+        config: Its entry in the fleet file.
+        progress: Receives the progress; a function is called with sparse lines.
+        lock: Text of a lock file, instead of the variant's.
+        modules: Modules that have to be importable.
+        cancel: Ends the build when it is set.
+
+    Raises:
+        LaunchError: There is no such interpreter; the error has a hint.
+        Cancelled: ``cancel`` was set.
+    """
+    modules = [*modules, BUCKETS] if config.store else modules
+    if config.python:
+        wrong = _wrong(host, config, config.python, modules)
+        if wrong:
+            raise LaunchError(
+                f"{host.name}: python: {config.python}: {wrong}",
+                "install the packages of locks/engine-cpu.txt there, or leave python: out to have an environment built",
+            )
+        return Environment(config.python, "named in the fleet file")
+    variant = host_variant(host, config) if lock is None else None
+    plugin = [variant.plugin] if variant is not None and variant.plugin else []
+    if isinstance(config, LocalHostConfig) and not _wrong(host, config, sys.executable, [*modules, *plugin]):
+        return Environment(sys.executable, "midstream's own")
+    if variant is not None and progress is not None:
+        progress(f"{host.name}: packages for {variant.name} ({variant.why})")
+    text = lock if variant is None else variant.lock
+    assert text is not None
+    return _build(host, config, reporter_of(progress), text, modules, cancel)
+
+
+def builds_environment(config: HostConfig) -> bool:
+    """Return whether an environment may have to be built for a host. Imports no package.
+
+    None is built if the host has ``python:``, or is this machine and midstream's environment has the engine's packages.
+    """
+    own = isinstance(config, LocalHostConfig) and all(importlib.util.find_spec(name) is not None for name in MODULES)
+    return not config.python and not own
+
+
+@dataclass(frozen=True)
+class EnvironmentNeeds:
+    """What an installation on a host has to do."""
+
+    ready: bool | None  # the environment is there; None: not known
+    download: int  # bytes of packages; 0: none, or not known
+
+
+def environment_needs(host: Host, config: HostConfig) -> EnvironmentNeeds:
+    """Return what an installation of the engine's environment on the host has to do. Only reads."""
+    if not builds_environment(config):
+        return EnvironmentNeeds(True, 0)
+    try:
+        lock = host_variant(host, config).lock
+    except LaunchError:
+        return EnvironmentNeeds(None, 0)
+    download = sum(wheel_sizes(lock, read_sizes(shipped(SIZES))).values())
+    if not host.remote_python:
+        return EnvironmentNeeds(False, download)
+    found = _interpreters(host)
+    if found.python is None or found.version is None or found.machine is None:
+        return EnvironmentNeeds(False, download)
+    name = environment_name(lock, found.version, found.machine)
+    there = host.call(environments.ready)(root=host.root, name=name) is not None
+    return EnvironmentNeeds(there, 0 if there else download)
+
+
+def find_python(host: Host, config: HostConfig, progress: Callable[[str], None] | None = None) -> UsablePython:
+    """Find an interpreter for the engine on the host, or install one.
+
+    Raises:
+        LaunchError: Neither is possible.
+    """
+    if not host.remote_python:  # none: midstream.remote cannot run there either
+        bring_python(host, config.env, progress)
+        host.close()
+        host.connect()
+    found = _interpreters(host)
+    if found.python is None:
+        wanted = ".".join(map(str, MINIMUM))
+        lacks = f"{host.name} has only Python {found.newest}, and the engine needs {wanted} or newer"
+        try:
+            brought = bring_python(host, config.env, progress)
+        except LaunchError as error:
+            raise LaunchError(f"{lacks}; {error.message}", error.hint) from error
+        found = _interpreters(host, [brought])
+        if found.python is None:
+            raise LaunchError(lacks, f"python: for {host.name} in the fleet file names another")
+    assert found.version is not None
+    assert found.machine is not None
+    return UsablePython(found.python, found.version, found.machine, found.uv)
+
+
+def _interpreters(host: Host, also: Sequence[str] = ()) -> environments.Interpreters:
+    """Return the interpreters of a host. RemoteError if it names one without version or machine."""
+    found = host.call(environments.find, timeout=SEARCH_TIMEOUT)(minimum=list(MINIMUM), also=list(also))
+    if found.python is not None and (found.version is None or found.machine is None):
+        raise RemoteError(
+            f"{host.name}: machine.environments.find: {found.python} without version or machine", "Answer", HINT
+        )
+    return found
+
+
+def environment_name(lock: str, version: str, machine: str) -> str:
+    """Return the environment's name. Machines that share a root have the same name only for the same environment."""
+    return hashlib.sha256("\0".join((lock, version, machine)).encode()).hexdigest()[:16]
+
+
+def _build(
+    host: Host,
+    config: HostConfig,
+    report: Reporter,
+    lock: str,
+    modules: Sequence[str],
+    cancel: Event | None,
+) -> Environment:
+    found = find_python(host, config, report)
+    name = environment_name(lock, found.version, found.machine)
+    ready = host.call(environments.ready)(root=host.root, name=name)
+    if ready is None:
+        wheels = None
+        if config.wheelhouse:
+            glibc = glibc_version(host.call(checks.facts)(root=host.root).libc) or (2, 28)
+            collected = collect_wheels(
+                lock,
+                Path(config.wheelhouse).expanduser(),
+                version=found.version,
+                machine=found.machine,
+                glibc=glibc,
+                progress=report,
+            )
+            wheels = send_wheels(host, lock, collected, report)
+        building = run_program(host, BUILD, cancel)(
+            root=host.root,
+            name=name,
+            lock=lock,
+            python=found.python,
+            uv=found.uv,
+            env=dict(config.env),
+            wheels=wheels,
+        )
+        with building as lines:
+            ready = _built(host.name, lines, InstallProgress(lock, read_sizes(shipped(SIZES))), report)
+        if ready is None:
+            raise LaunchError(f"{host.name}: building the engine's environment ended without a result", "try again")
+    wrong = _wrong(host, config, ready.python, modules)
+    if wrong:
+        raise LaunchError(f"{host.name}: {ready.python}: {wrong}", f"remove {host.root}/envs/{name} and try again")
+    return Environment(ready.python, f"built from the lock with {ready.how}")
+
+
+def _built(
+    host: str, lines: Iterable[Building], progress: InstallProgress, report: Reporter
+) -> environments.InstalledEnvironment | None:
+    """Return what was built; None if the lines end without it. LaunchError if it cannot be built."""
+    ready = None
+
+    def update() -> None:
+        report.update(host, str(progress.state), progress.state.seconds_left)
+
+    update()
+    try:
+        for line in lines:
+            if isinstance(line, OutputLine):
+                report.detail(line.text)
+                if progress.read(line.text):
+                    update()
+            elif isinstance(line, Problem):
+                raise LaunchError(
+                    f"{host}: the engine's environment cannot be built: {line.message}",
+                    f"what installers need to know (PIP_INDEX_URL, SSL_CERT_FILE) stands in env: of {host} in the "
+                    "fleet file; without a network: wheelhouse:, or python: for an interpreter that has the packages",
+                )
+            else:
+                ready = environments.InstalledEnvironment(line.python, line.how)
+    finally:
+        report.end(host)
+    return ready
+
+
+def missing_modules(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> list[str]:
+    """Return those of ``modules`` that ``python`` cannot import; none if it cannot be started."""
+    answer = _import(host, config, python, modules)
+    if answer.code:
+        return []
+    return [name for name, _ in _imported(host, answer.output).missing]
+
+
+def _import(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> environments.CommandResult:
+    # The variables may be secret: they are sent over stdin, not in a command line.
+    return host.call(environments.run_command, timeout=IMPORT_TIMEOUT)(
+        argv=with_setup([python, "-c", _CHECK, *modules], config.setup),
+        env={**config.env, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"},
+    )
+
+
+def _wrong(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> str:
+    """Return why the engine does not run with ``python``, in one line; empty if it does."""
+    answer = _import(host, config, python, modules)
+    if answer.code:
+        return answer.error or f"ends with {answer.code}"
+    found = _imported(host, answer.output)
+    if tuple(found.version) < MINIMUM:
+        version, minimum = (".".join(map(str, each)) for each in (found.version, MINIMUM))
+        return f"is Python {version}, the engine needs {minimum} or newer"
+    if found.missing:
+        names = ", ".join(name for name, _ in found.missing)
+        return f"cannot import {names} ({found.missing[0][1]})"
+    return ""
+
+
+def _imported(host: Host, output: str) -> _Imported:
+    lines = output.strip().splitlines()
+    return printed_value(host.name, "the check of the engine's packages", _Imported, lines[-1] if lines else "")

@@ -1,0 +1,145 @@
+"""Wheels for hosts without a package index: collected here, checked against the lock, and copied to the host."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from midstream.errors import HostError
+from midstream.hosts.host import Host
+from midstream.launch.errors import LaunchError
+
+ENDING = 60.0
+_RECEIVE = """\
+set -e
+if [ -f "$1/.complete" ]; then cat >/dev/null; exit 0; fi
+rm -rf -- "$1"; mkdir -p -- "$1"
+tar -xf - -C "$1"
+: > "$1/.complete"
+"""
+
+
+def glibc_version(libc: str) -> tuple[int, int] | None:
+    """Return major and minor version of ``glibc 2.35``; None for another C library or an unknown version."""
+    found = re.fullmatch(r"glibc (\d{1,4})\.(\d{1,4})(\.\d+)*", libc, re.ASCII)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def collect_wheels(
+    lock: str,
+    directory: Path,
+    *,
+    version: str,
+    machine: str,
+    glibc: tuple[int, int],
+    progress: Callable[[str], None] | None = None,
+) -> list[Path]:
+    """Return the wheels that a lock pins; download the missing ones with pip, which checks their hashes.
+
+    Args:
+        lock: Text of the lock file.
+        directory: Directory of this machine that has the wheels.
+        version: Python's version on the host.
+        machine: The host's ``uname -m``.
+        glibc: The host's version of glibc.
+        progress: Called with each line of progress.
+
+    Raises:
+        LaunchError: A wheel cannot be downloaded.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if not _complete(lock, directory):
+        requirements = directory / f"requirements-{hashlib.sha256(lock.encode()).hexdigest()[:12]}.txt"
+        requirements.write_text(lock)
+        platforms = [word for name in _platforms(machine, glibc) for word in ("--platform", name)]
+        argv = [*_pip(), "download", "--require-hashes", "--no-deps", "--only-binary", ":all:", "--quiet"]
+        argv += ["--python-version", version, "--implementation", "cp", *platforms]
+        argv += ["--dest", str(directory), "--requirement", str(requirements)]
+        if progress is not None:
+            progress(f"collecting wheels for Python {version} on {machine} in {directory}")
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            words = done.stderr.strip().splitlines()
+            raise LaunchError(
+                f"the wheels for {machine} cannot be collected: {words[-1] if words else done.returncode}",
+                f"put what is missing into {directory}",
+            )
+    return _pinned(lock, directory)
+
+
+def _complete(lock: str, directory: Path) -> bool:
+    """Return whether there is a wheel for each package that the lock pins for Linux."""
+    pinned = re.findall(r"^([A-Za-z0-9._-]+)==[^ ;]+(?: ; ([^\\\n]*))? ?\\?$", lock, re.MULTILINE)
+    names = {_normal(name) for name, marker in pinned if not marker or "sys_platform == 'linux'" in marker}
+    return names <= {_normal(path.name.split("-")[0]) for path in _pinned(lock, directory)}
+
+
+def _normal(name: str) -> str:
+    """Normalize a name as PEP 503 does."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _pinned(lock: str, directory: Path) -> list[Path]:
+    """Return the wheels of the directory whose hashes the lock has."""
+    hashes = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", lock))
+    found: list[Path] = []
+    for path in sorted(directory.glob("*.whl")):
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() in hashes:
+                found.append(path)
+    return found
+
+
+def _platforms(machine: str, glibc: tuple[int, int]) -> list[str]:
+    """Return the tags of PEP 600 that a host with this C library accepts, the newest first."""
+    newest = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc[1], 16, -1)]
+    return [
+        *newest,
+        f"manylinux2014_{machine}",
+        f"manylinux2010_{machine}",
+        f"manylinux1_{machine}",
+        f"linux_{machine}",
+    ]
+
+
+def _pip() -> list[str]:
+    """Return a pip of this machine: midstream's own environment has none if uv created it."""
+    for python in (sys.executable, getattr(sys, "_base_executable", ""), "python3"):
+        argv = [python, "-I", "-m", "pip"]
+        try:
+            if python and subprocess.run([*argv, "--version"], capture_output=True).returncode == 0:
+                return argv
+        except OSError:
+            continue
+    raise LaunchError("no pip on this machine", "apt-get install python3-pip, or collect the wheels by hand")
+
+
+def send_wheels(host: Host, lock: str, wheels: Sequence[Path], progress: Callable[[str], None] | None = None) -> str:
+    """Copy the wheels to ``<root>/wheels/<lock>/`` of the host, if they are missing, and return that directory."""
+    directory = f"{host.root}/wheels/{hashlib.sha256(lock.encode()).hexdigest()[:16]}"
+    if host.run(["test", "-f", f"{directory}/.complete"]).returncode == 0:
+        return directory
+    if progress is not None:
+        size = sum(path.stat().st_size for path in wheels)
+        progress(f"{host.name}: {len(wheels)} wheels are sent ({size / 1e6:.0f} MB)")
+    process = host.open(["sh", "-c", _RECEIVE, "sh", directory])
+    try:
+        with tarfile.open(fileobj=process.stdin, mode="w|") as archive:
+            for path in wheels:
+                archive.add(path, path.name)
+        process.stdin.close()
+        code = process.wait(ENDING)
+    except BrokenPipeError:
+        code = process.wait(ENDING)
+    finally:
+        words = process.stderr_text().strip().splitlines()
+        process.close()
+    if code:
+        why = words[-1] if words else code
+        raise HostError(f"{host.name}: the wheels cannot be written: {why}", "is its disk full?")
+    return directory

@@ -1,0 +1,149 @@
+"""Conditions that a parsed filter consists of."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from midstream.listing.fields import Field
+from midstream.listing.filter_values import Kind, Span
+from midstream.listing.fleet_moment import FleetMoment
+from midstream.listing.linear_pattern import LinearPattern
+
+KEYWORDS = ("AND", "OR", "NOT")
+_PLAIN = re.compile(r"[\w.,/+-]+")
+
+
+class Condition(ABC):
+    """A condition on an item of a list. ``str`` gives a filter that parses to the same condition."""
+
+    @abstractmethod
+    def holds(self, item: Any, moment: FleetMoment) -> bool:
+        """Return True if the item passes."""
+
+    @abstractmethod
+    def __str__(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class AllOf(Condition):
+    """Holds where every part holds; without parts always."""
+
+    parts: tuple[Condition, ...]
+
+    @override
+    def holds(self, item: Any, moment: FleetMoment) -> bool:
+        return all(part.holds(item, moment) for part in self.parts)
+
+    @override
+    def __str__(self) -> str:
+        return " ".join(f"({part})" if isinstance(part, AnyOf | AllOf) else str(part) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class AnyOf(Condition):
+    """Holds where one part holds."""
+
+    parts: tuple[Condition, ...]
+
+    @override
+    def holds(self, item: Any, moment: FleetMoment) -> bool:
+        return any(part.holds(item, moment) for part in self.parts)
+
+    @override
+    def __str__(self) -> str:
+        return " OR ".join(f"({part})" if isinstance(part, AnyOf) else str(part) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Not(Condition):
+    """Holds where its part does not."""
+
+    part: Condition
+
+    @override
+    def holds(self, item: Any, moment: FleetMoment) -> bool:
+        return not self.part.holds(item, moment)
+
+    @override
+    def __str__(self) -> str:
+        return f"NOT ({self.part})"
+
+
+@dataclass(frozen=True)
+class Search(Condition):
+    """Holds where one of the text fields contains ``word``, or matches ``pattern``."""
+
+    fields: tuple[Field, ...]
+    word: str
+    pattern: LinearPattern | None = None
+
+    @override
+    def holds(self, item: Any, moment: FleetMoment) -> bool:
+        folded = self.word.lower()
+        for field in self.fields:
+            value = field.get(item, moment)
+            for text in (value,) if isinstance(value, str) else value or ():
+                if folded in text.lower() if self.pattern is None else self.pattern.search(text):
+                    return True
+        return False
+
+    @override
+    def __str__(self) -> str:
+        return f"{'' if self.pattern is None else '~'}{quoted(self.word)}"
+
+
+@dataclass(frozen=True)
+class Comparison(Condition):
+    """A field compared with a value. An unknown value of the item passes no comparison, and equals ``""``."""
+
+    field: Field
+    operator: str  # : = < <= > >= ~
+    value: str
+    span: Span = (math.nan, math.nan)  # the numbers that ``value`` stands for
+    pattern: LinearPattern | None = None
+
+    @override
+    def holds(self, item: Any, moment: FleetMoment) -> bool:
+        value = self.field.get(item, moment)
+        if self.field.kind in (Kind.TEXT, Kind.LIST):
+            return self._holds_text(value)
+        return isinstance(value, int | float) and self._holds_number(value)
+
+    def _holds_text(self, value: Any) -> bool:
+        texts = (value or "",) if isinstance(value, str) or not value else value
+        if self.pattern is not None:
+            return any(map(self.pattern.search, texts))
+        wanted = self.value.lower()
+        if self.operator == "=":
+            return any(text.lower() == wanted for text in texts)
+        return any(wanted in text.lower() for text in texts)
+
+    def _holds_number(self, value: float) -> bool:
+        first, last = self.span
+        if self.operator == "=":
+            return first <= value <= last or (math.isnan(first) and math.isnan(value))
+        if self.operator == "<":
+            return value < first
+        if self.operator == "<=":
+            return value <= last
+        if self.operator == ">":
+            return value > last
+        return value >= first
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.field.name}{self.operator}{quoted(self.value)}"
+
+
+def quoted(text: str) -> str:
+    """Return ``text`` as one value of a filter, in quotes where it needs them."""
+    if _PLAIN.fullmatch(text) and text not in KEYWORDS:
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

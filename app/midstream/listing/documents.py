@@ -1,0 +1,81 @@
+"""Hosts, runs, migrations and others as JSON values, and as text in JSON or YAML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from midstream.hosts.providers.provider import Slice
+from midstream.migrate.migration_view import CERTIFIED, MigrationView
+from midstream.watch.run_failure import failure_of
+from midstream.watch.snapshot import HostView, RunView
+
+YAML, JSON = "YAML", "JSON"
+FORMATS = (YAML, JSON)
+
+
+def host_value(host: HostView) -> dict[str, Any]:
+    """Return a host as JSON."""
+    return asdict(host)
+
+
+def run_value(run: RunView) -> dict[str, Any]:
+    """Return a run as JSON, without its curve and log."""
+    failure = failure_of((run,))
+    return {
+        "run": run.run_id,
+        "host": run.host,
+        "state": run.state,
+        "running": run.running,
+        "step": run.step,
+        "loss": run.loss,
+        "epoch": run.epoch,
+        "attempt": run.attempt,
+        "fence": run.fence.to_json() if run.fence else None,
+        "problem": run.problem,
+        "reason": failure.reason if failure else "",
+        "exit": run.exit.to_json() if run.exit else None,
+        "damaged": dict(run.damaged),
+        "store": run.store,
+        "lineage": run.lineage.attempts if run.lineage else [],
+        "status": run.status.to_json() if run.status else None,
+        "checkpoints": [asdict(checkpoint) for checkpoint in run.checkpoints],
+    }
+
+
+def migration_value(view: MigrationView) -> dict[str, Any]:
+    """Return a migration as JSON, without its plan and journal."""
+    return {
+        "migration": view.migration,
+        "run": view.plan.run_id,
+        "source": view.plan.source,
+        "target": view.plan.target,
+        "state": view.state,
+        "phase": view.phase,
+        "created": view.plan.identity.created,
+        "predicted_seconds": dict(view.predicted_seconds),
+        "downtime": view.downtime.total if view.downtime else None,
+        "certified": view.verdict == CERTIFIED if view.certificate else None,
+        "certificate": view.verdict or None,
+        "error": view.error,
+        "damage": list(view.damage),
+    }
+
+
+def slice_value(each: Slice, target: str = "") -> dict[str, Any]:
+    """Return a slice, and the name of its target, as JSON. Its metadata is left out: it has SSH keys of other users."""
+    fields = {key: value for key, value in vars(each).items() if key != "metadata"}
+    fields["workers"] = [vars(worker) for worker in each.workers]
+    return {"target": target or None, "path": each.path, **fields}
+
+
+def text_of(value: Mapping[str, Any], form: str) -> str:
+    """Return a JSON value as indented text in one of `FORMATS`."""
+    text = json.dumps(value, indent=2, default=str, ensure_ascii=form == JSON)
+    if form == JSON:
+        return text + "\n"
+    import yaml  # only where it is shown
+
+    return yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True, width=100_000)

@@ -1,0 +1,123 @@
+"""Duration of a migration's stages: measured from its journal, and the time that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from midstream.migrate.duration.stages import DOWNTIME, HEALTHY, STAGES, Durations, known_seconds, unknown_stages
+from midstream.migrate.event import STAGE, Event
+from midstream.migrate.facts import Facts
+from midstream.migrate.plan import Plan
+from midstream.output import duration as shown
+
+UNKNOWN = "unknown"
+STARTED, PROGRESS, DONE = "started", "progress", "done"
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """What the journal has of the stages. Seconds by stage; the times are UTC seconds of the operator's clock."""
+
+    measured: Mapping[str, float]  # of stages that have ended; one that ran twice has the sum
+    current: str = ""  # the stage that runs; empty: none
+    since: float = 0.0  # when it began
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """Expected time until a migration ends."""
+
+    seconds: float  # of what is known
+    unknown: tuple[str, ...]  # stages of unknown duration, which add to it
+    overdue: float = 0.0  # seconds that the current stage takes longer than estimated
+
+    def text(self) -> str:
+        """Return ``about 2m10``, or ``at least 40s, with compile unknown``."""
+        if self.unknown:
+            return f"at least {shown(self.seconds)}, with {', '.join(self.unknown)} unknown"
+        return f"about {shown(self.seconds)}"
+
+
+def stage_times(events: Sequence[Event]) -> StageTimes:
+    """Read the stages from a journal's events."""
+    times = StageTimes({})
+    for event in events:
+        name = str(event.detail.get("stage", ""))
+        if event.event != STAGE or not name:
+            continue
+        if event.state == STARTED:
+            times = replace(times, current=name, since=event.time)
+        elif event.state == DONE:
+            seconds = event.detail.get("seconds")
+            spent = float(seconds) if isinstance(seconds, int | float) else 0.0
+            measured = {**times.measured, name: times.measured.get(name, 0.0) + spent}
+            times = StageTimes(measured)
+    return times
+
+
+def estimates(plan: Plan, facts: Facts) -> dict[str, float | None]:
+    """Return the expected seconds of each stage: the plan's, replaced by what the migration has measured since."""
+    found = dict(plan.estimate.duration)
+    if facts.predicted is not None and DOWNTIME in found:
+        found[DOWNTIME] = sum(facts.predicted.values())
+    if facts.rehearsed_step_seconds and HEALTHY in found:
+        found[HEALTHY] = plan.policy.healthy_steps * facts.rehearsed_step_seconds
+    return found
+
+
+def remaining(expected: Durations, times: StageTimes, now: float) -> Remaining:
+    """Return what is left of a running migration.
+
+    A stage that takes longer than estimated adds nothing further; ``overdue`` says by how much.
+    """
+    seconds, overdue, unknown = 0.0, 0.0, list[str]()
+    for name in (name for name in STAGES if name in expected or name == times.current):
+        estimated = expected.get(name)
+        if name == times.current:
+            elapsed = max(0.0, now - times.since) + times.measured.get(name, 0.0)
+            if estimated is None:
+                unknown.append(name)
+            else:
+                seconds += max(0.0, estimated - elapsed)
+                overdue = max(0.0, elapsed - estimated)
+        elif name in times.measured:
+            continue
+        elif estimated is None:
+            unknown.append(name)
+        else:
+            seconds += estimated
+    return Remaining(seconds, tuple(unknown), overdue)
+
+
+def report(plan: Plan, times: StageTimes) -> dict[str, Any]:
+    """Return estimated and measured seconds by stage, for results and `--verify`; the estimate is the plan's."""
+    measured = {name: times.measured[name] for name in STAGES if name in times.measured}
+    return {
+        "estimated": dict(plan.estimate.duration),
+        "estimated_seconds": known_seconds(plan.estimate.duration),
+        "unknown": list(unknown_stages(plan.estimate.duration)),
+        "measured": measured,
+        "measured_seconds": sum(measured.values()),
+    }
+
+
+def report_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return a `report` as text: one line for the total, one for each stage."""
+    estimated = cast("dict[str, float | None]", found.get("estimated") or {})
+    measured = cast("dict[str, float]", found.get("measured") or {})
+    names = [name for name in STAGES if name in estimated or name in measured]
+    if not measured or not estimated:
+        return []
+    unknown = cast("list[str]", found.get("unknown") or [])
+    rows = [("duration", found.get("estimated_seconds"), found.get("measured_seconds"))]
+    rows += [(f"  {name}", estimated.get(name), measured.get(name)) for name in names]
+    lines = [
+        f"{name:<16} estimated {UNKNOWN if before is None else shown(before):<8} "
+        f"measured {'nothing' if after is None else shown(after)}"
+        for name, before, after in rows
+    ]
+    if unknown:
+        lines[0] += f" (the estimate is without {', '.join(unknown)})"
+    return lines

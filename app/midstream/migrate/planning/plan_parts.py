@@ -1,0 +1,369 @@
+"""Parts of a plan: identity, batch shape, route, estimate, policy. No side effects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from midstream.errors import HostError, UsageError
+from midstream.fleet.fleet import Fleet, Target
+from midstream.fleet.fleet_file import default_fleet_path
+from midstream.hosts.host import Host
+from midstream.launch.install.environment import EnvironmentNeeds, environment_needs
+from midstream.migrate.checkpoint_store import CheckpointStore, copy_route, same_bucket
+from midstream.migrate.duration import stages
+from midstream.migrate.execution import migration_directory
+from midstream.migrate.json_values import section
+from midstream.migrate.plan import NO_ROUTE, Change, Estimate, Identity, Plan, Policy, Route, Shape
+from midstream.migrate.planning import (
+    batch_shape,
+    cost,
+    downtime_estimate,
+    measured_rates,
+    memory_fit,
+    plan_estimate,
+    schedule_change,
+)
+from midstream.migrate.planning.consent import (
+    live_consent,
+    live_warning,
+    other_cache,
+    schedule_consent,
+    steps_to_replay,
+    warnings_of,
+)
+from midstream.migrate.request import Request
+from midstream.watch.snapshot import Accelerator, CheckpointView, HostView, RunView, Snapshot
+from midstream_engine import records
+
+UNKNOWN = "unknown"
+CONCURRENCY = 32  # hosts that are requested at the same time
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The run to migrate, and both ends of the migration."""
+
+    run: RunView
+    status: records.Status
+    fence: records.Fence
+    target: Target
+    source: Host
+    destinations: tuple[Host, ...]  # the target's hosts, that of process 0 first
+    source_hosts: tuple[str, ...]
+    source_store: CheckpointStore
+    target_store: CheckpointStore
+    flags: Mapping[str, str]  # engine flags of the request
+
+    @property
+    def destination(self) -> Host:
+        """The target's host of process 0."""
+        return self.destinations[0]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a plan says of an import that has not been done yet."""
+
+    words: tuple[str, ...] = ()  # of the command line: HOST:PATH and the flags of the import
+    warnings: tuple[str, ...] = ()  # what is given up, and what only the import can find
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Config, chosen checkpoint and newest state of the run on the source."""
+
+    config: Mapping[str, Any]
+    consent: tuple[str, ...]  # lines of the config that need consent
+    checkpoint: CheckpointView | None  # None: a final save at the seal
+    newest: str  # name of the newest complete checkpoint; empty: none
+    arrays: Sequence[records.ArrayEntry]  # of the newest checkpoint; empty: there is none
+    checkpoint_bytes: int  # of the newest checkpoint; 0: unknown
+    data_digests: tuple[str, ...]
+    data_bytes: int | None  # that the target lacks; None: unknown
+    imported: Imported | None = None  # it is another trainer's checkpoint, not imported yet
+
+    @property
+    def trainer(self) -> Mapping[str, Any]:
+        return section(self.config, "trainer")
+
+
+def identify(fleet: Fleet, request: Request, ends: Ends, contents: Contents) -> Identity:
+    run, checkpoint = ends.run, contents.checkpoint
+    return Identity(
+        migration=migration_directory.new_id(run.run_id),
+        run_id=run.run_id,
+        mode=request.mode,
+        source_epoch=ends.fence.epoch,
+        epoch=ends.fence.epoch + 1,
+        checkpoint=checkpoint.name if checkpoint else "now",
+        checkpoint_step=checkpoint.step if checkpoint else None,
+        fleet_file="" if fleet.path == str(default_fleet_path()) else fleet.path,
+        created=time.time(),
+        imports=contents.imported.words if contents.imported is not None else (),
+    )
+
+
+def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Contents) -> tuple[Shape, tuple[str, ...]]:
+    """Divide the batch over the target's devices; also return the consent that a changed schedule needs.
+
+    Raises:
+        MidstreamError: The batch does not divide, or the devices cannot compute in the run's precision.
+    """
+    run, step, trainer, flags = ends.run, ends.status.step, contents.trainer, ends.flags
+    config = contents.config
+    devices = [device for name in ends.target.hosts for device in _devices(snapshot.host(name), name)]
+    source_devices, target_devices = max(1, len(ends.status.devices)), len(devices) or 1
+    kind, memory = devices[0].kind if devices else "", memory_fit.smallest_memory(devices)
+    batch_shape.batch_sizes(trainer.get("train_batch_size"), step)  # raises if it cannot be read
+    schedule, wanted = schedule_change.training_schedule(config), schedule_change.training_schedule(config, flags)
+    schedule_changes = schedule_change.explain(schedule, wanted, step)
+    points = [{"start": start, "value": size} for start, size in wanted.points]
+    batch, *later = batch_shape.batch_sizes(points, step)
+    model_axis = int(trainer.get("model_axis_size") or 1)
+    limit = int(trainer.get("per_device_parallelism") or -1)
+    before = batch_shape.batch_shape(schedule.size(step), source_devices, limit, model_axis)
+    precision = flags.get("trainer.mp") or trainer.get("mp")
+    if "trainer.per_device_parallelism" in flags:
+        limit = _integer("trainer.per_device_parallelism", flags["trainer.per_device_parallelism"])
+        config = {**config, "trainer": {**trainer, "per_device_parallelism": limit}}
+    memory_fit.require_precision(trainer.get("mp"), precision, kind)
+    after, needed = batch_shape.batch_shape(batch, target_devices, limit, model_axis), None
+    if contents.arrays:
+        after, needed = memory_fit.fitting_shape(contents.arrays, config, batch, target_devices, memory, kind)
+    for size in later:  # refuse now what a later size of the schedule would refuse then
+        batch_shape.batch_shape(size, target_devices, limit, model_axis)
+    changes = _changes(run, before, after, source_devices, target_devices, trainer, precision, wanted.steps)
+    shape = Shape(
+        source_devices=source_devices,
+        target_devices=target_devices,
+        train_batch_size=batch,
+        per_device_parallelism=after.per_device,
+        accumulation=after.accumulation,
+        num_train_steps=wanted.steps,
+        overrides=request.overrides,
+        changes=(*changes, *schedule_changes),
+        memory=needed.describe_on(memory, kind) if needed is not None else "",
+    )
+    return shape, schedule_consent(schedule_changes, step)
+
+
+def plan_route(ends: Ends, contents: Contents) -> Route:
+    run, target, data = ends.run, ends.target, contents.data_digests
+    return Route(
+        source=run.host,
+        source_attempt=run.attempt,
+        source_state=run.state,
+        source_step=ends.status.step,
+        target=target.name,
+        target_host=target.hosts[0],
+        probed=_probe_route(ends.source_store, ends.target_store, ends.source, ends.destination),
+        source_target=ends.fence.owner or run.host,
+        source_hosts=ends.source_hosts,
+        target_hosts=target.hosts,
+        source_store=ends.source_store.store,
+        target_store=ends.target_store.store,
+        data_digests=data,
+        data_location="" if data else str(section(contents.config, "data").get("cache_dir") or ""),
+    )
+
+
+def estimate(fleet: Fleet, request: Request, ends: Ends, contents: Contents, shape: Shape) -> Estimate:
+    """Estimate bytes, downtime, duration and cost from what the run and earlier migrations have measured."""
+    run, mode, size = ends.run, request.mode, contents.checkpoint_bytes
+    step_done, target = ends.status.step, ends.target
+    rates = measured_rates.rates_between(
+        measured_rates.past_migrations(), run.run_id, run.host, target.hosts[0], mode, size
+    )
+    pace = measured_rates.step_seconds_on(run.curve, run.lineage, target.name)
+    rates = rates if pace is None else replace(rates, step=pace)
+    step, _ = downtime_estimate.step_seconds(run.curve)
+    lost = max(0, step_done - contents.checkpoint.step) if contents.checkpoint else 0
+    schedule, wanted = (
+        schedule_change.training_schedule(contents.config),
+        schedule_change.training_schedule(contents.config, ends.flags),
+    )
+    left = max(0, wanted.steps - step_done)
+    needs = _environment_needs(fleet, ends)
+    work = plan_estimate.Work(
+        mode=mode,
+        checkpoint_bytes=size,
+        data_bytes=contents.data_bytes,
+        copies_checkpoint=contents.checkpoint is not None,
+        shared_store=same_bucket(ends.source_store, ends.target_store),
+        further_hosts=0 if target.shared_root else len(target.hosts) - 1,
+        environment_ready=needs.ready,
+        steps_compared=min(request.certify_steps, lost),
+        healthy_steps=min(request.healthy_steps, left),
+        replayed_steps=steps_to_replay(run, contents.newest),
+        step=step,
+        compile=plan_estimate.compile_seconds(run.curve, ends.status.compiled_seconds),
+    )
+    predicted, unknown = plan_estimate.downtime_seconds(
+        work,
+        downtime_estimate.predict(
+            run.curve, size, mode, rates, running=run.running, copied_bytes=plan_estimate.copied_bytes(work, rates)
+        ),
+        rates,
+    )
+    downtime = None if unknown else sum(predicted.values())
+    durations = plan_estimate.durations(work, downtime, rates)
+    prices = (_price(fleet, ends.source_hosts), _price(fleet, target.hosts))
+    return Estimate(
+        checkpoint_bytes=size,
+        data_bytes=contents.data_bytes or 0,
+        steps_lost=lost,
+        predicted_seconds=predicted,
+        cost_per_hour=prices,
+        cost=cost.estimate(
+            prices,
+            prepare_seconds=downtime_estimate.preparation_seconds(
+                contents.data_bytes or 0,
+                size,
+                mode,
+                rates,
+                work.compile or 0.0,
+                copied_bytes=plan_estimate.copied_bytes(work, rates),
+            ),
+            downtime=sum(predicted.values()),
+            step_before=step,
+            step_after=rates.step,
+            tokens=shape.train_batch_size * schedule.seq_len,
+            steps_left=left,
+        ),
+        unknown=unknown,
+        duration={stages.IMPORT: None, **durations} if contents.imported is not None else durations,
+        assumptions=plan_estimate.assumptions(work, rates, run.host, target.name),
+        environment_ready=needs.ready,
+        install_bytes=needs.download,
+    )
+
+
+def _environment_needs(fleet: Fleet, ends: Ends) -> EnvironmentNeeds:
+    """Return what has to be installed on the target's hosts, together."""
+
+    def needs_of(host: Host) -> EnvironmentNeeds:
+        try:
+            return environment_needs(host, fleet.hosts[host.name])
+        except HostError:
+            return EnvironmentNeeds(None, 0)  # the preflight reports why
+
+    hosts = ends.destinations[:1] if ends.target.shared_root else ends.destinations
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        found = list(pool.map(needs_of, hosts))
+    known = [each.ready for each in found if each.ready is not None]
+    ready = all(known) if len(known) == len(found) or not all(known) else None
+    return EnvironmentNeeds(ready, sum(each.download for each in found))
+
+
+def assemble(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, contents: Contents) -> Plan:
+    """Make a plan of both ends and what the source has. Errors as of `planner.make_plan`."""
+    shape, consent = plan_shape(snapshot, request, ends, contents)
+    estimated = estimate(fleet, request, ends, contents, shape)
+    return Plan(
+        identity=identify(fleet, request, ends, contents),
+        shape=shape,
+        route=plan_route(ends, contents),
+        estimate=estimated,
+        policy=plan_policy(snapshot, request, ends, contents, estimated.steps_lost, consent),
+    )
+
+
+def plan_policy(
+    snapshot: Snapshot, request: Request, ends: Ends, contents: Contents, lost: int, consent: tuple[str, ...]
+) -> Policy:
+    """Collect warnings and consent. ``lost``: steps after the chosen checkpoint."""
+    run, newest = ends.run, contents.newest
+    if contents.imported is not None:
+        return Policy(
+            certify_steps=request.certify_steps,
+            healthy_steps=request.healthy_steps,
+            consent=consent,
+            warnings=contents.imported.warnings,
+        )
+    return Policy(
+        source_lost=request.source_lost,
+        certify_steps=request.certify_steps,
+        healthy_steps=request.healthy_steps,
+        consent=(*live_consent(request, run, newest, contents.trainer), *consent, *contents.consent),
+        warnings=(
+            *warnings_of(run, snapshot, lost, not newest),
+            *live_warning(request, run, newest),
+            *other_cache(contents.config, ends.target.name, ends.flags),
+        ),
+    )
+
+
+def _probe_route(here: CheckpointStore, there: CheckpointStore, source: Host, target: Host) -> str:
+    """Find the route of the copy by a short probe; return `NO_ROUTE` and the reason where there is none."""
+    try:
+        return copy_route(here, there, source, target)
+    except HostError as error:
+        return f"{NO_ROUTE}{error.message}"
+
+
+def _price(fleet: Fleet, names: Sequence[str]) -> float | None:
+    """Return the price of the hosts together, an hour; None where one has no price."""
+    prices = [fleet.hosts[name].price_per_hour for name in names]
+    return sum(price for price in prices if price is not None) if None not in prices else None
+
+
+def _devices(host: HostView | None, name: str) -> tuple[Accelerator, ...]:
+    if host is None or host.machine is None:
+        reason = f": {host.error}" if host is not None and host.error else ""
+        raise HostError(
+            f"target {name} does not answer{reason}", f"midstream --status shows it; restore the connection to {name}"
+        )
+    return host.machine.accelerators
+
+
+def _integer(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"--{name} {text!r} is not an integer", f"-- --{name} 8") from None
+
+
+def _changes(
+    run: RunView,
+    before: batch_shape.BatchShape,
+    after: batch_shape.BatchShape,
+    source_devices: int,
+    target_devices: int,
+    trainer: Mapping[str, Any],
+    precision: str | None,
+    steps: int,
+) -> tuple[Change, ...]:
+    kind = run.status.devices[0].get("kind", "") if run.status and run.status.devices else ""
+    known = bool(run.status and run.status.devices)  # not of an imported run
+    return (
+        Change("devices", f"{source_devices} {kind}".strip() if known else UNKNOWN, str(target_devices)),
+        Change(
+            "batch",
+            str(before.train_batch_size),
+            str(after.train_batch_size),
+            "requested: see the schedule below",
+        ),
+        Change("steps", str(trainer.get("num_train_steps", steps)), str(steps), "requested: the schedule changes"),
+        Change(
+            "per device",
+            str(before.per_device) if known else UNKNOWN,
+            str(after.per_device),
+            "division of the batch over devices; changes no result",
+        ),
+        Change(
+            "accumulation",
+            str(before.accumulation) if known else UNKNOWN,
+            str(after.accumulation),
+            "weighted by tokens; changes no result",
+        ),
+        Change(
+            "precision",
+            str(trainer.get("mp") or "f32"),
+            str(precision or "f32"),
+            "requested: losses agree within the tolerance of the lower precision",
+        ),
+    )

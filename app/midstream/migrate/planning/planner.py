@@ -1,0 +1,145 @@
+"""Plan a migration: run, target, batch shape, route, estimate and consent. No side effects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from midstream.errors import UsageError
+from midstream.fleet.fleet import Fleet
+from midstream.hosts.host_pool import HostPool
+from midstream.migrate import host_files
+from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of
+from midstream.migrate.host_group import hosts_of_run
+from midstream.migrate.json_values import section
+from midstream.migrate.modes import COLD, LIVE, MODES
+from midstream.migrate.plan import Plan
+from midstream.migrate.planning import batch_shape, schedule_change, source_config, source_run
+from midstream.migrate.planning.plan_parts import Contents, Ends, assemble
+from midstream.migrate.planning.source_config import engine_flags
+from midstream.migrate.request import Request
+from midstream.watch.snapshot import RunView, Snapshot
+
+
+def make_plan(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request) -> Plan:
+    """Plan a migration. Reads from source and target and changes nothing.
+
+    Raises:
+        UsageError: run, target, mode or checkpoint do not exist, or this version cannot do what is requested.
+        MidstreamError: the migration is impossible.
+    """
+    ends = _find_ends(fleet, hosts, snapshot, request)
+    contents = _read_source(request, ends)
+    return assemble(fleet, snapshot, request, ends, contents)
+
+
+def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request) -> Ends:
+    """Find the run, its target and their checkpoint stores. Errors as of `make_plan`."""
+    if request.mode not in MODES:
+        raise UsageError(f"mode {request.mode!r} is not known", f"the modes are {', '.join(MODES)}")
+    target = fleet.target(request.target)
+    if target.slurm is not None:
+        raise UsageError(
+            f"target {target.name} is a SLURM allocation: its devices are not known before the job runs",
+            "--launch starts runs there; a migration needs a host or a group of hosts as its target",
+        )
+    run = source_run.find_run(fleet, snapshot, request)
+    for host in (run.host, *target.hosts):
+        root = fleet.hosts[host].root
+        if not root.startswith(("/", "~")):
+            raise UsageError(
+                f"root {root!r} of {host} is not absolute",
+                "write an absolute path in the fleet file: a migration runs in a process of its own",
+            )
+    returns = request.source_lost and target.hosts == (run.host,)  # to the host of an older copy, see `_check_return`
+    if run.host in target.hosts and not returns:
+        raise UsageError(f"run {run.run_id} is already on {run.host}", "choose another target")
+    source, destinations = hosts.get(run.host), tuple(hosts.get(name) for name in target.hosts)
+    destination = destinations[0]
+    if run.status is None or run.fence is None:
+        raise UsageError(
+            f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {target.name}"
+        )
+    source_hosts = hosts_of_run(fleet, source, run, replace(target, hosts=()) if returns else target)
+    if request.mode == LIVE and len(source_hosts) + len(target.hosts) > 2:
+        raise UsageError(
+            "a live migration has one source host and one target host: the states of groups are not compared",
+            "--mode warm supports groups of hosts",
+        )
+    flags = engine_flags(request.overrides)
+    store = flags.get("trainer.checkpointer.base_path", fleet.store_of(destination.name)).rstrip("/")
+    here = source_run.source_checkpoint_store(fleet, source, run, request, store)
+    there = checkpoint_store_of(fleet, destination, run.run_id, "" if store == "null" else store)
+    source_run.check_stores(request, run, here.store, there.store)
+    if returns:
+        _check_return(request, run, here)
+    return Ends(run, run.status, run.fence, target, source, destinations, source_hosts, here, there, flags)
+
+
+def _read_source(request: Request, ends: Ends) -> Contents:
+    """Read config, checkpoints and data of the run. Errors as of `make_plan`."""
+    run, source = ends.run, ends.source
+    config = host_files.training_config(source, run.run_id)
+    stores = tuple(store for store in (ends.source_store.store, ends.target_store.store) if store)
+    consent = source_config.check_config(config, run.host, ends.target.name, stores, ends.flags)
+    checkpoint = source_run.choose_checkpoint(
+        source_run.with_stored_checkpoints(run, source, ends.source_store), request
+    )
+    newest, manifest, digests = host_files.newest_state(source, ends.source_store.newest_state(), run)
+    data_bytes = sum(host_files.missing_data(source, ends.destination, digest) for digest in digests)
+    arrays, size = (manifest.array_entries, manifest.size) if manifest else ((), ends.status.state_bytes)
+    return Contents(config, consent, checkpoint, newest, arrays, size, digests, data_bytes)
+
+
+def _check_return(request: Request, run: RunView, here: CheckpointStore) -> None:
+    """Check that a lost run may return from its bucket to a host that has an older copy of it.
+
+    No standby can run beside that copy, so the mode is cold.
+
+    Raises:
+        UsageError: There is no bucket, or another mode is requested.
+    """
+    if not here.store:
+        raise UsageError(
+            f"run {run.run_id} is already on {run.host}, and no bucket has later checkpoints", "choose another target"
+        )
+    if request.mode != COLD:
+        what = f"{run.host} has a copy of {run.run_id}, so that no standby can run there"
+        raise UsageError(what, f"--mode cold copies the checkpoints from {here.store}")
+
+
+def check_ahead(
+    fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request, store: str, devices: int | None
+) -> None:
+    """Check a request before the target's hosts are created.
+
+    Args:
+        fleet: The fleet.
+        hosts: Connections to its hosts.
+        snapshot: Present state of the fleet.
+        request: Request for the migration.
+        store: Checkpoint store of the target; empty: its hosts' disks.
+        devices: Number of devices of the target; None: not known.
+
+    Raises:
+        UsageError: As `make_plan`.
+        MidstreamError: As `make_plan`.
+    """
+    if request.mode not in MODES:
+        raise UsageError(f"mode {request.mode!r} is not known", f"the modes are {', '.join(MODES)}")
+    run = source_run.find_run(fleet, snapshot, request)
+    source = hosts.get(run.host)
+    if run.status is None or run.fence is None:
+        raise UsageError(
+            f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {request.target}"
+        )
+    here = source_run.source_checkpoint_store(fleet, source, run, request, store)
+    source_run.check_stores(request, run, here.store, store)
+    source_run.choose_checkpoint(source_run.with_stored_checkpoints(run, source, here), request)
+    if devices is None:
+        return
+    config = host_files.training_config(source, run.run_id)
+    trainer = section(config, "trainer")
+    wanted = schedule_change.training_schedule(config, engine_flags(request.overrides))
+    points = [{"start": start, "value": size} for start, size in wanted.points]
+    for size in batch_shape.batch_sizes(points, run.status.step):
+        batch_shape.batch_shape(size, devices, -1, int(trainer.get("model_axis_size") or 1))

@@ -1,0 +1,166 @@
+"""Certificate of a migration that copied the state, from evidence that is read again from the hosts.
+
+It has four claims. *State*: the root digest of the restored state is that of the sealed state. *Data*: the next batch
+is the batch that the source would have used. *Reference losses*: fixed sequences have the same losses on both
+accelerators, in float32 at the highest matmul precision; this does not need a running source. *Continuity*: losses past
+the seal agree with the source's own, where it has any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from midstream.counts import agree, count
+from midstream.migrate.facts import Sealed
+from midstream.migrate.plan import Plan
+from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
+from midstream_engine import records
+from midstream_engine.precision import precision_of
+
+REFERENCE_LOSS_TOLERANCE = 1e-4  # relative
+CONTINUITY_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}  # relative
+
+
+def certify(
+    plan: Plan,
+    sealed: Sealed,
+    restore: records.Restore,
+    target_rows: Sequence[Mapping[str, Any]],
+    source_rows: Sequence[Mapping[str, Any]],
+    *,
+    complete: bool = False,
+) -> Certificate:
+    """Issue the certificate of a migration.
+
+    Args:
+        plan: Plan of the migration.
+        sealed: Seal of the source.
+        restore: Restore evidence of the target.
+        target_rows: Metric rows of the target that have a loss.
+        source_rows: Metric rows of the source that have a loss.
+        complete: The run was at its last step, so no batch is left.
+    """
+    step = sealed.step
+    claims = (
+        _state(sealed, restore),
+        _data(step, restore, target_rows, complete),
+        reference_losses(restore),
+        _continuity(step, target_rows, source_rows, precision(plan)),
+    )
+    return Certificate(
+        migration=plan.migration,
+        run_id=plan.run_id,
+        source=plan.source,
+        target=plan.target,
+        step=step,
+        checkpoint=sealed.checkpoint,
+        root_digest=sealed.root_digest,
+        epoch=plan.epoch,
+        claims=claims,
+        issued=time.time(),
+    )
+
+
+def _verdict(holds: bool) -> str:
+    return VERIFIED if holds else CLAIM_FAILED
+
+
+def _state(sealed: Sealed, restore: records.Restore) -> Claim:
+    same = restore.root_digest == sealed.root_digest and restore.step == sealed.step
+    statement = (
+        f"the restored state is the sealed state, root digest {restore.root_digest[:12]}"
+        if same
+        else f"restored step {restore.step}, root digest {restore.root_digest[:12]}; "
+        f"sealed step {sealed.step}, root digest {sealed.root_digest[:12]}"
+    )
+    return Claim(
+        "state",
+        _verdict(same),
+        statement,
+        {
+            "sealed": sealed.root_digest,
+            "restored": restore.root_digest,
+            "sealed_step": sealed.step,
+            "restored_step": restore.step,
+        },
+    )
+
+
+def _data(step: int, restore: records.Restore, rows: Sequence[Mapping[str, Any]], complete: bool) -> Claim:
+    consumed = next((row.get("batch_digest", "") for row in rows if row["global_step"] == step), "")
+    if complete and not rows:
+        consumed = restore.batch_digest  # no batch is left: the next batches of source and target are compared
+    same = bool(consumed) and restore.recorded_batch_digest == restore.batch_digest == consumed
+    statement = (
+        f"batch {step} is the one that the source would have used next"
+        if same
+        else f"batch {step}: the source recorded {restore.recorded_batch_digest[:12] or 'nothing'}, "
+        f"the target computed {restore.batch_digest[:12]} and consumed {consumed[:12] or 'nothing yet'}"
+    )
+    return Claim(
+        "data",
+        _verdict(same),
+        statement,
+        {"recorded": restore.recorded_batch_digest, "computed": restore.batch_digest, "consumed": consumed},
+    )
+
+
+def reference_losses(restore: records.Restore) -> Claim:
+    """Compare the recorded losses of the fixed sequences with those recomputed after the restore."""
+    pairs = list(zip(restore.recorded_losses, restore.recomputed_losses, strict=False))
+    complete = bool(pairs) and len(restore.recorded_losses) == len(restore.recomputed_losses)
+    worst = max((records.relative_difference(a, b) for a, b in pairs), default=float("inf"))
+    holds = complete and worst <= REFERENCE_LOSS_TOLERANCE
+    sequences = count(len(pairs), "fixed sequence")
+    statement = (
+        f"{sequences} {agree(len(pairs), 'gives', 'give')} the same losses, largest relative difference {worst:.1e}"
+        if holds
+        else f"losses of {sequences} differ by up to {worst:.1e} relative ({REFERENCE_LOSS_TOLERANCE:.0e})"
+        if complete
+        else "the checkpoint has no complete reference losses"
+    )
+    return Claim(
+        "reference losses",
+        _verdict(holds) if complete else NOT_CHECKED,
+        statement,
+        {
+            "recorded": list(restore.recorded_losses),
+            "recomputed": list(restore.recomputed_losses),
+            "largest_relative_difference": worst if complete else None,
+            "tolerance": REFERENCE_LOSS_TOLERANCE,
+        },
+    )
+
+
+def _continuity(
+    step: int, target_rows: Sequence[Mapping[str, Any]], source_rows: Sequence[Mapping[str, Any]], precision: str
+) -> Claim:
+    source_losses = {row["global_step"]: row["train/loss"] for row in source_rows if row["global_step"] >= step}
+    pairs = [
+        (row["global_step"], source_losses[row["global_step"]], row["train/loss"])
+        for row in target_rows
+        if row["global_step"] in source_losses
+    ]
+    if not pairs:
+        return Claim("continuity", NOT_CHECKED, "the source has no losses past the seal to compare with")
+    tolerance = CONTINUITY_TOLERANCE[precision]
+    differences = [records.relative_difference(a, b) for _, a, b in pairs]
+    worst = max(differences)
+    allowed = f"{worst:.1e} relative (allowed {tolerance:.0e}, {precision})"
+    return Claim(
+        "continuity",
+        _verdict(worst <= tolerance),
+        f"{len(pairs)} losses past the seal agree with the source's within {allowed}"
+        if worst <= tolerance
+        else f"losses past the seal differ from the source's by up to {allowed}, "
+        f"at step {pairs[differences.index(worst)][0]}",
+        {"steps": [list(pair) for pair in pairs], "largest_relative_difference": worst, "tolerance": tolerance},
+    )
+
+
+def precision(plan: Plan) -> str:
+    """Return ``f32`` or ``bf16``: the key of the tolerance that losses are compared with."""
+    policy = next((change.after for change in plan.shape.changes if change.name == "precision"), "f32")
+    return "bf16" if precision_of(policy).reduced else "f32"

@@ -1,0 +1,152 @@
+"""Sections of docs/reference/fleet-file.md: each field, with its default from the dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from midstream.fleet import fleet
+from midstream.fleet.store_config import StoreConfig
+from midstream.reference.events_page import notifications
+from midstream.reference.markdown import table
+
+_ENVIRONMENTS = "../how-to/hosts.md#choose-how-the-engines-packages-get-there"
+# Class -> field -> meaning, or meaning and default in words.
+FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
+    fleet.HostConfig: {
+        "root": "directory for runs, engines, environments and data; `~` is the home on the host",
+        "python": "absolute path of an interpreter that has the engine's packages; without it an "
+        f"[environment]({_ENVIRONMENTS}) is built",
+        "setup": "shell lines before the engine starts: `[module load cuda]`",
+        "env": "added to the environment of the engine and of installers. For settings, not for secrets: the values "
+        "are in command lines on that host, and in the files of a migration",
+        "secrets": "added to the engine's environment, each read on this machine: `env:NAME`, a variable, or "
+        "`file:PATH`",
+        "variant": (f"build of the engine's packages: {', '.join(f'`{name}`' for name in fleet.VARIANTS)}", "detected"),
+        "wheelhouse": "a directory of this machine with wheels, for a host without a package index",
+        "internal_address": ("address for the other hosts of a target", "detected"),
+        "stall_timeout": ("seconds without a step after which a running engine is ended", "`900`"),
+        "devices": ("number of virtual CPU devices instead of real ones, for trials", "the real ones"),
+        "price_per_hour": "in one currency for all prices",
+        "store": (
+            "where runs that start here keep their checkpoints: a name of `stores:` or `gs://BUCKET/PREFIX`",
+            "run directories",
+        ),
+        "bandwidth_limit": (
+            "limit of copies to and from it: `100MB/s`, `1Gb/s`, `500MiB/s`; the lower one of two hosts counts", "none",
+        ),
+        "copy_route": (
+            f"to other SSH hosts: {', '.join(f'`{name}`' for name in fleet.COPY_ROUTES)} "
+            "([copying](../explanation/copying.md))",
+            "`auto`",
+        ),
+        "copy_ports": ("ports for direct copies from other hosts: `40000-40100`", "any free port"),
+    },
+    fleet.SshHostConfig: {
+        "address": "`[user@]name[:port]`; the name may be an alias of the SSH configuration; an IPv6 address with a "
+        "port is in brackets",
+        "port": "takes precedence over address and SSH configuration",
+        "user": "takes precedence over address and SSH configuration",
+        "identity_file": "this key first; the agent is then not used",
+        "ssh_config": "SSH configuration",
+        "known_hosts": ("file of host keys", "that of the SSH configuration"),
+    },
+    fleet.HostsTarget: {
+        "hosts": "hosts of this file, one engine process on each",
+        "shared_root": "a directory that all of them see, and that replaces the root of each",
+        "ports": ("the first and the last port that is open between them: `[29400, 29499]`", "all are open"),
+    },
+    fleet.SlurmTarget: {
+        "host": "the login node, whose root the compute nodes share",
+        "sbatch": "flags of sbatch: `[--nodes=2, --gpus-per-node=8]`",
+        "ports": ("the first and the last port that is open between the nodes", "all are open"),
+    },
+    fleet.TpuTarget: {
+        "project": "of the slice",
+        "zone": "of the slice",
+        "name": ("of the node", "the target's name"),
+        "accelerator_type": "`v4-8`, `v5litepod-16`; with `topology` the generation alone: `v5p`",
+        "topology": "`2x2x4`",
+        "runtime_version": "v4 and older `tpu-ubuntu2204-base`, v5e `v2-alpha-tpuv5-lite`, v5p `v2-alpha-tpuv5`, "
+        "v6e `v2-alpha-tpuv6e`",
+        "create": "midstream may create it",
+        "spot": "price class: spot. Without `spot`, `reserved` and `reservation`: on demand",
+        "reserved": "price class: any reservation of the project",
+        "reservation": "full name of one; needs `queued`",
+        "queued": "request it as a queued resource",
+        "valid_until": "limit of the wait: `30m`, `6h`, `2d`",
+        "network": ("of the workers", "the project's"),
+        "subnetwork": ("of the workers", "the project's"),
+        "service_account": ("of the workers: their identity for buckets", "the project's"),
+        "reach": f"addresses that SSH connects to: {', '.join(f'`{name}`' for name in fleet.REACHES)}",
+        "user": ("for SSH", "you"),
+        "os_login": ("the account whose OS Login profile gets the key", "the node's metadata"),
+        "identity_file": "for SSH; a missing key is created",
+        "port": "for SSH",
+        "price_per_hour": "of the slice, for plans and costs",
+        "worker": "fields of each worker as a host: `{env: {...}, setup: [...], store: ckpt}`",
+        "hosts": "its workers: midstream finds them",
+    },
+    StoreConfig: {
+        "url": "`gs://BUCKET` or `gs://BUCKET/PREFIX`",
+        "credentials": "of this machine: `default`, `anonymous`, or a service account's key file, which stays on this "
+        "machine",
+        "impersonate": "service account that this machine acts as; an engine cannot impersonate",
+        "project": ("of the client", "that of the credentials"),
+        "user_project": "project that pays for requests (requester pays), for this machine and for engines",
+    },
+    fleet.GoogleConfig: {
+        "projects": "further projects in `--status`",
+        "zones": ("their zones", "all"),
+    },
+}  # fmt: skip
+_HIDDEN = {(fleet.TpuTarget, "hosts")}  # not for users
+
+
+def sections() -> dict[str, str]:
+    """Return the sections by name."""
+    kinds = " or ".join(f"`{name}`" for name in sorted(fleet.HostConfig.get_known_choices()))
+    return {
+        "hosts": _table(fleet.HostConfig, ("`type`", kinds, "")),
+        "ssh": _table(fleet.SshHostConfig),
+        "hosts target": _table(fleet.HostsTarget),
+        "slurm": _table(fleet.SlurmTarget),
+        "tpu": _table(fleet.TpuTarget),
+        "stores": _table(StoreConfig),
+        "google": _table(fleet.GoogleConfig),
+        "notifications": notifications(),
+    }
+
+
+def own_fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a class that its base does not have."""
+    base = {
+        field.name
+        for parent in cls.__mro__[1:]
+        if dataclasses.is_dataclass(parent)
+        for field in dataclasses.fields(parent)
+    }
+    return [field for field in dataclasses.fields(cls) if field.name not in base]
+
+
+def _table(cls: type, *first: tuple[str, str, str]) -> str:
+    rows = [
+        (f"`{field.name}`", *_described(cls, field)) for field in own_fields(cls) if (cls, field.name) not in _HIDDEN
+    ]
+    return table(("field", "means", "default"), [*first, *rows])
+
+
+def _described(cls: type, field: dataclasses.Field[Any]) -> tuple[str, str]:
+    """Return a field's meaning and default.
+
+    Raises:
+        KeyError: `FIELDS` lacks the field.
+    """
+    found = FIELDS[cls][field.name]
+    if isinstance(found, tuple):
+        return found
+    factory = field.default_factory
+    value = field.default if factory is dataclasses.MISSING else factory()
+    if value is None or value == "":
+        return found, ""
+    return found, f"`{str(value).lower() if isinstance(value, bool) else value}`"

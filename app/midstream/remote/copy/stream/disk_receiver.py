@@ -1,0 +1,169 @@
+"""Receiver of a stream that writes into the staging directory of a disk.
+
+An object that arrives in one item is hashed while it is written, and gets its name if its SHA-256 is right. An object
+that arrives in ranges, over several streams or in several attempts, is hashed by `target/range_assembly.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from typing import Any, Callable, Dict, List, Optional
+
+from midstream.remote.copy.allowlist import CHECKPOINTS
+from midstream.remote.copy.copy_items import CopyItem
+from midstream.remote.copy.object_files import LastFolder
+from midstream.remote.copy.stream import receiver
+from midstream.remote.copy.stream.frames import Bytes, ProblemError
+from midstream.remote.copy.target.staging import CHUNK, Stage, problem
+from midstream.remote.declarations import program
+
+MANIFEST = "manifest.json"
+SYNC_THREADS = 4  # fsync finished objects while the next ones arrive
+SYNC_SIZE = 1 << 20  # bytes; larger objects are synced before they are named, smaller ones before the manifest
+
+
+class _Arriving(receiver.Arriving):
+    """An item whose bytes are written to a file of the staging directory."""
+
+    def __init__(self, stage: Stage, item: CopyItem) -> None:
+        super().__init__(item)
+        self.part = stage.part(item)
+        self.file = stage.open_part(self.part, fresh=self.complete)
+
+    def write(self, data: memoryview) -> None:
+        if self.complete:
+            self.digest.update(data)
+        at: int = self.item["offset"] + self.received
+        self.received += len(data)
+        while data:
+            count = os.pwrite(self.file, data, at)
+            data, at = data[count:], at + count
+
+    def give_up(self) -> None:
+        """Close the file; delete it if it has no complete chunk that a later copy can use."""
+        self.close()
+        if self.complete and self.received < CHUNK:
+            os.unlink(self.part)
+
+    def close(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+class _SyncPool:
+    """Threads that sync large objects while the next ones arrive; started with the first."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+        self._running: List[Any] = []
+
+    def submit(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Run ``work`` in a thread. Raises OSError of work that was submitted before."""
+        from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(SYNC_THREADS)
+        while len(self._running) > 2 * SYNC_THREADS:
+            finished, running = wait(self._running, return_when=FIRST_COMPLETED)
+            self._running = list(running)
+            for future in finished:
+                future.result()
+        self._running.append(self._pool.submit(work, *arguments))
+
+    def finish(self) -> None:
+        running, self._running = self._running, []
+        for future in running:
+            future.result()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+
+class _Receiver(receiver.Receiver):
+    def __init__(self, stage: Stage, stream: Bytes, kind: str, key: str) -> None:
+        super().__init__(stream, kind, key)
+        self.stage = stage
+        self.sync_pool = _SyncPool()
+        self.folder = LastFolder(stage.directory, create=True)
+
+    def begin(self, item: CopyItem) -> _Arriving:
+        if self.kind == CHECKPOINTS:
+            manifest = posixpath.join(self.stage.directory, item["path"].split("/")[0], MANIFEST)
+            if os.path.lexists(manifest):  # nothing of a complete checkpoint is replaced
+                raise ProblemError("system", path=item["path"], message="{} exists already".format(manifest))
+        return _Arriving(self.stage, item)
+
+    def most(self, arriving: _Arriving) -> int:
+        return int(arriving.item["length"]) - arriving.received
+
+    def take(self, arriving: _Arriving, data: memoryview) -> None:
+        arriving.write(data)
+        self.reports.landed(len(data))
+
+    def arrived(self, arriving: _Arriving) -> None:
+        item = arriving.item
+        if not arriving.complete:
+            self.reports.landed(ranges=[[item["path"], item["offset"], item["length"]]])
+            self.sync_pool.submit(self._sync, arriving)
+            return
+        try:
+            arriving.check()
+        except ProblemError:
+            arriving.close()
+            os.unlink(arriving.part)
+            raise
+        if item["size"] < SYNC_SIZE:
+            self._name(arriving, folder=self.folder)
+        else:
+            self.sync_pool.submit(self._name, arriving, True)
+
+    def finish(self) -> None:
+        self.sync_pool.finish()
+
+    def close(self) -> None:
+        self.sync_pool.close()
+        self.folder.close()
+        if self.arriving is not None:
+            self.arriving.give_up()
+
+    def _sync(self, arriving: _Arriving) -> None:
+        """Sync a range while others arrive."""
+        with contextlib.suppress(OSError):  # the staging program syncs again, and reports
+            os.fdatasync(arriving.file)
+        arriving.close()
+
+    def _name(self, arriving: _Arriving, sync: bool = False, folder: Optional[LastFolder] = None) -> None:
+        if sync:
+            os.fsync(arriving.file)
+        arriving.close()
+        self.stage.name(arriving.part, arriving.item["path"], folder)
+        self.reports.landed(objects=[arriving.item["path"]])
+
+
+@program
+def receive(directory: str, generation: str, kind: str, key: str, peer: Optional[Dict[str, Any]] = None) -> int:
+    """Read frames from stdin or a TLS peer into the staging directory ``generation``.
+
+    A program. Only items that were requested with ``key`` (`requested_items`) and that a copy of this ``kind`` may
+    contain (`allowlist`) are accepted.
+
+    Events: ``landed`` (``bytes`` since the last one; ``objects``, verified and named; ``ranges``, written), then
+    ``done`` or ``problem`` (kinds truncated, source, hash, full, protocol, unrequested, system).
+    """
+
+    def write(stream: Bytes) -> None:
+        stage = Stage(directory, generation)
+        try:
+            _Receiver(stage, stream, kind, key).run()
+        finally:
+            stage.leave()
+
+    try:
+        return receiver.receive(peer, write)
+    except OSError as error:
+        problem(error, directory)
+        return 1

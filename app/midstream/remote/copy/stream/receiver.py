@@ -1,0 +1,156 @@
+"""Receiver of a stream: the loop over its frames.
+
+The items are written to a disk (`disk_receiver`) or a bucket (`gcs.receiver`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Callable, Dict, Optional
+
+from midstream.remote.copy.allowlist import shown
+from midstream.remote.copy.copy_items import CopyItem
+from midstream.remote.copy.object_files import emit
+from midstream.remote.copy.stdin_lines import Lines
+from midstream.remote.copy.stream import tls_peer as tls
+from midstream.remote.copy.stream.frames import (
+    DATA,
+    FAILED,
+    FINISH,
+    HEADER,
+    IDLE,
+    ITEM,
+    Bytes,
+    ProblemError,
+    from_stdin,
+    widen,
+)
+from midstream.remote.copy.stream.progress_reports import ProgressReports
+from midstream.remote.copy.stream.requested_items import RequestedItems
+
+
+class Arriving:
+    """The item that is being received."""
+
+    def __init__(self, item: CopyItem) -> None:
+        self.item = item
+        self.complete = item["length"] == item["size"]
+        self.digest = hashlib.sha256()
+        self.received: int = 0  # bytes
+
+    def check(self) -> None:
+        """Compare the hash of an object that arrived in one item. Raises ProblemError."""
+        found = self.digest.hexdigest()
+        if found != self.item["sha256"]:
+            raise ProblemError("hash", path=self.item["path"], message="SHA-256 is {}".format(found))
+
+
+class Receiver:
+    """Base of the receivers. ``arriving`` is the item that is being received."""
+
+    arriving: Any = None
+
+    def __init__(self, stream: Bytes, kind: str, key: str) -> None:
+        self.stream, self.kind = stream, kind
+        self.requests = RequestedItems(key)
+        self.reports = ProgressReports()
+
+    def begin(self, item: CopyItem) -> Arriving:
+        """Prepare for an item. Raises ProblemError where its path is not allowed."""
+        raise NotImplementedError
+
+    def most(self, arriving: Any) -> int:
+        """Bytes of the item that `take` accepts now, at least 1."""
+        raise NotImplementedError
+
+    def take(self, arriving: Any, data: memoryview) -> None:
+        """Write bytes of the item, in order. ``data`` is overwritten afterwards."""
+        raise NotImplementedError
+
+    def arrived(self, arriving: Any) -> None:
+        """Finish an item that has all its bytes. Raises ProblemError where its hash is wrong."""
+        raise NotImplementedError
+
+    def raise_error(self) -> None:
+        """Raise an error of another thread. Called after each frame."""
+
+    def finish(self) -> None:
+        """Wait until everything is written after the last frame; raise its errors."""
+
+    def close(self) -> None:
+        """Release files and threads; parts that a later copy can use stay."""
+
+    def run(self) -> None:
+        """Receive until the sender finishes. Raises ProblemError and the errors of the subclass."""
+        try:
+            while True:
+                kind, length = HEADER.unpack(self.stream.exactly(HEADER.size))
+                if kind == DATA:
+                    self._data(length)
+                elif kind == ITEM:
+                    self._item(bytes(self.stream.exactly(length)))
+                elif kind == FAILED:
+                    reason = bytes(self.stream.exactly(length)).decode(errors="replace")
+                    raise ProblemError("source", path=self._path, message=shown(reason))
+                elif kind == FINISH and not length:
+                    break
+                elif kind != IDLE or length:
+                    raise ProblemError("protocol", message="a frame of kind {}".format(kind))
+                self.raise_error()
+            if self.arriving is not None:
+                raise ProblemError("truncated")
+            self.finish()
+        finally:
+            self.close()
+            self.reports.close()
+
+    @property
+    def _path(self) -> str:
+        return self.arriving.item["path"] if self.arriving is not None else ""
+
+    def _item(self, payload: bytes) -> None:
+        if self.arriving is not None:
+            raise ProblemError("unrequested", path=self._path, message="another object begins before its end")
+        item = self.requests.checked(self.kind, payload)
+        self.arriving = self.begin(item)
+        if not item["length"]:
+            self._arrived()
+
+    def _data(self, length: int) -> None:
+        arriving = self.arriving
+        if arriving is None or arriving.received + length > arriving.item["length"]:
+            raise ProblemError("unrequested", path=self._path, message="more bytes than were requested")
+        while length:
+            data = self.stream.some(min(length, self.most(arriving)))
+            self.take(arriving, data)
+            length -= len(data)
+        if arriving.received == arriving.item["length"]:
+            self._arrived()
+
+    def _arrived(self) -> None:
+        arriving, self.arriving = self.arriving, None
+        self.arrived(arriving)
+
+
+def receive(peer: Optional[Dict[str, Any]], write: Callable[[Bytes], None]) -> int:
+    """Pass the stream from stdin, or from a TLS ``peer``, to ``write``.
+
+    Returns the exit status of the program; its last line is ``done`` or ``problem``.
+    """
+    if peer is None:
+        widen(0)
+        read_into = from_stdin
+    else:
+        Lines()  # ends this program when the app closes stdin
+        try:
+            read_into = tls.reader(tls.connect(peer))
+        except OSError as error:
+            emit("problem", kind="truncated", message="no connection: {}".format(error))
+            return 1
+    try:
+        write(Bytes(read_into))
+    except ProblemError as found:
+        emit("problem", **found.fields)
+        return 1
+    emit("done")
+    return 0

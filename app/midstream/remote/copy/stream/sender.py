@@ -1,0 +1,221 @@
+"""Sender of a stream: reads requests for items from stdin and writes frames."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any, Callable, Dict, Optional, Sequence
+
+from midstream.remote.copy.copy_items import CopyItem
+from midstream.remote.copy.object_files import LastFolder, open_plain
+from midstream.remote.copy.stdin_lines import Lines
+from midstream.remote.copy.stream import tls_peer as tls
+from midstream.remote.copy.stream.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, PAYLOAD, widen
+from midstream.remote.declarations import program
+
+SMALL = 1 << 17  # items up to this many bytes are packed together into one write
+IDLE_INTERVAL = 5.0  # seconds between two frames of an idle sender
+
+
+class Pace:
+    """Limits a stream to ``rate`` bytes a second; 0: no limit."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self._due = time.monotonic()
+
+    @property
+    def piece(self) -> int:
+        """Bytes to send in one piece: a tenth of a second's."""
+        return PAYLOAD if not self.rate else int(max(4096, min(PAYLOAD, self.rate / 10)))
+
+    def wait_after(self, count: int) -> None:
+        """Wait until the limit allows more than the ``count`` bytes that were sent."""
+        if not self.rate:
+            return
+        now = time.monotonic()
+        self._due = max(self._due, now - 0.2) + count / self.rate
+        if self._due > now:
+            time.sleep(self._due - now)
+
+
+class Pipe:
+    """stdout as the output. Bytes of files go from the page cache into the pipe without a copy."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._zero_copy = True
+        widen(descriptor)
+
+    def write(self, view: memoryview) -> None:
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+    def send_file(self, file: int, offset: int, count: int) -> int:
+        """Send part of a file; return the bytes sent, fewer than ``count`` at its end."""
+        sent = 0
+        while sent < count and self._zero_copy:
+            try:
+                moved = os.sendfile(self._descriptor, file, offset + sent, count - sent)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                    raise
+                self._zero_copy = False  # the file system does not support it
+                break
+            if not moved:
+                return sent
+            sent += moved
+        return sent + _read_and_write(self.write, file, offset + sent, count - sent)
+
+
+class SocketOut:
+    """A TLS connection as the output."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.write = sock.sendall
+
+    def send_file(self, file: int, offset: int, count: int) -> int:
+        return _read_and_write(self.write, file, offset, count)
+
+
+def _read_and_write(write: Callable[[memoryview], None], file: int, offset: int, count: int) -> int:
+    view = memoryview(bytearray(min(count, 1 << 18)))
+    sent = 0
+    while sent < count:
+        got = os.preadv(file, [view[: min(len(view), count - sent)]], offset + sent)
+        if not got:
+            break
+        write(view[:got])
+        sent += got
+    return sent
+
+
+class Sender:
+    """Writes the frames of items; small items share one write."""
+
+    def __init__(self, directory: str, out: Any) -> None:
+        self.directory = directory
+        self.out = out
+        self.pace = Pace()
+        self.packed = bytearray()
+        self.folder = LastFolder(directory)
+
+    def flush(self) -> None:
+        if self.packed:
+            packed, self.packed = self.packed, bytearray()
+            self.out.write(memoryview(packed))
+
+    def frame(self, kind: int, payload: bytes = b"") -> None:
+        self.packed += HEADER.pack(kind, len(payload))
+        self.packed += payload
+        if len(self.packed) >= PAYLOAD:
+            self.flush()
+
+    def item(self, item: CopyItem) -> bool:
+        """Send one item. False where it cannot be read: a FAILED frame then ends the stream."""
+        start = item["offset"] + item.get("begin", 0)
+        self.frame(ITEM, json.dumps(item).encode())
+        try:
+            parent, name = self.folder.parent(item["path"])
+            file = open_plain(name, item["path"], dir_fd=parent)
+        except FileNotFoundError:
+            return self.failed("missing")
+        except OSError as error:
+            return self.failed("cannot be read: {}".format(error.strerror))
+        try:
+            there = os.fstat(file).st_size
+            if there < start + item["length"]:
+                return self.failed(_short(there, item))
+            return self.small(file, start, item) if item["length"] <= SMALL else self.large(file, start, item)
+        except OSError as error:
+            if error.errno in (errno.EPIPE, errno.ECONNRESET):
+                raise
+            return self.failed("cannot be read: {}".format(error.strerror))
+        finally:
+            os.close(file)
+
+    def failed(self, what: str) -> bool:
+        self.frame(FAILED, what.encode())
+        self.flush()
+        return False
+
+    def small(self, file: int, start: int, item: CopyItem) -> bool:
+        data = os.pread(file, item["length"], start)
+        if len(data) < item["length"]:
+            return self.failed(_short(start + len(data), item))
+        if data:
+            self.frame(DATA, data)
+        self.pace.wait_after(len(data))
+        return True
+
+    def large(self, file: int, start: int, item: CopyItem) -> bool:
+        sent, length = 0, item["length"]
+        while sent < length:
+            count = min(self.pace.piece, length - sent)
+            self.packed += HEADER.pack(DATA, count)
+            self.flush()
+            moved = self.out.send_file(file, start + sent, count)
+            if moved < count:  # the file was truncated: fill the frame whose size was sent
+                self.out.write(memoryview(bytes(count - moved)))
+                return self.failed(_short(start + sent + moved, item))
+            sent += count
+            self.pace.wait_after(count)
+        return True
+
+
+def _short(found: int, item: CopyItem) -> str:
+    return "{} bytes, the manifest says {}".format(found, item["size"] + item.get("begin", 0))
+
+
+Take = Callable[[Sequence[CopyItem]], bool]
+
+
+def serve(directory: str, peer: Optional[Dict[str, Any]], begin: Callable[[Sender], Take]) -> int:
+    """Run the loop of a sender; return the exit status of the program.
+
+    ``begin`` returns a function that sends items; it returns False where they cannot be read, after a FAILED frame.
+    Input lines: see `send`.
+    """
+    lines = Lines()
+    # With TLS the listening end reports its port on stdout, and the frames go over the connection.
+    sock = tls.connect(peer) if peer is not None else None
+    sender = Sender(directory, Pipe(sys.stdout.buffer.fileno()) if sock is None else SocketOut(sock))
+    try:
+        take = begin(sender)
+        while True:
+            line = lines.get(0.0)
+            if line is None:
+                sender.flush()
+                line = lines.get(IDLE_INTERVAL)
+            if line is None:
+                sender.frame(IDLE)
+                continue
+            if "rate" in line:
+                sender.pace.rate = line["rate"]
+            if not take(line.get("items", ())):
+                return 1
+            if line.get("end"):
+                sender.frame(FINISH)
+                sender.flush()
+                if sock is not None:
+                    tls.part(sock)
+                return 0
+    except OSError as error:  # the receiver has exited and reports why on its own channel
+        if error.errno not in (errno.EPIPE, errno.ECONNRESET) and sock is None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.buffer.fileno())
+        return 1
+
+
+@program
+def send(directory: str, peer: Optional[Dict[str, Any]] = None) -> int:
+    """Send the items that lines on stdin request.
+
+    A program. Lines: ``{"items": [...]}``, ``{"rate": BYTES_PER_SECOND}``, ``{"end": true}``. Frames go to stdout, or
+    over TLS to ``peer``.
+    """
+    return serve(directory, peer, lambda sender: lambda items: all(sender.item(item) for item in items))

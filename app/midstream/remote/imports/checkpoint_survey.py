@@ -1,0 +1,222 @@
+"""What another trainer's checkpoint shows without its library: format, step, configuration, sizes. Only reads.
+
+Standard library only; Python 3.8. The converter (``midstream_engine.convert``) recognises the same formats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import struct
+from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple, cast
+
+from midstream.remote.declarations import reads
+from midstream.remote.imports import torch_shapes
+from midstream.remote.shapes import FileName, Text
+
+NEOX, LEVANTER, HUGGING_FACE = "neox", "levanter", "huggingface"
+CONFIG_LIMIT = 1 << 20  # bytes of a configuration
+HEADER_LIMIT = 64 << 20  # bytes of the header of a file of safetensors
+LEVANTER_CONFIGS = ("config.yaml", "train_lm.yaml", "../config.yaml", "../../config.yaml")  # as the converter looks
+_MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+_LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
+_OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
+_NEOX_NAME = re.compile(r"(?:sequential\.)?(\d+)\.(.+)")
+_NEOX_MLP = ("mlp.linear1.weight", "mlp.dense_h_to_4h.weight", "mlp.w3.weight")
+_NEOX_FIRST_BLOCK = 2
+_TIED = "tied_modules.embed.word_embeddings.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointSurvey:
+    """A checkpoint of another trainer. Sizes in bytes."""
+
+    kind: Literal["neox", "levanter", "huggingface"]
+    directory: FileName  # of the checkpoint, which may be the newest of those in the surveyed one
+    step: int
+    size: int  # of its files
+    configs: Dict[str, Text]  # text by file name
+    shapes: Dict[str, List[int]]  # those that the configuration does not determine, or all, by name
+    numbers: Dict[str, int]  # other facts of the files
+
+
+@reads()
+def survey(path: str, config: str = "") -> CheckpointSurvey:
+    """Survey the checkpoint at ``path``: one, or the newest in a run's directory.
+
+    Args:
+        path: The directory; ``~`` is the home directory.
+        config: For a checkpoint of Levanter's, the run's YAML; empty: look near the checkpoint.
+
+    Raises:
+        ValueError: It is no checkpoint that can be imported, or a file is missing or malformed.
+        OSError: It cannot be read.
+    """
+    path = os.path.abspath(os.path.expanduser(path))
+    names = os.listdir(path)
+    if any(_MODEL.fullmatch(name) for name in names) or (
+        "latest" in names and any(name.startswith("global_step") for name in names)
+    ):
+        return _neox(path)
+    if os.path.exists(os.path.join(path, "manifest.json")) and os.path.exists(os.path.join(path, "train.json")):
+        raise ValueError("{} is a checkpoint of midstream: --migrate RUN migrates its run".format(path))
+    steps = [name for name in names if name.startswith("step-")]
+    is_run = any(os.path.exists(os.path.join(path, name, "metadata.json")) for name in steps)
+    if "metadata.json" in names or (is_run and "config.json" not in names):
+        return _levanter(path, config)
+    if "config.json" in names:
+        return _hugging_face(path)
+    raise ValueError("{}: not a checkpoint of GPT-NeoX, Levanter or Hugging Face".format(path))
+
+
+@reads()
+def sizes(paths: Sequence[str]) -> List[Optional[int]]:
+    """The bytes of each file or directory; None where there is none."""
+    expanded = [os.path.expanduser(path) for path in paths]
+    return [_size(path) if os.path.lexists(path) else None for path in expanded]
+
+
+def _size(path: str) -> int:
+    if not os.path.isdir(path):
+        return os.stat(path).st_size
+    total = 0
+    for parent, _, names in os.walk(path):
+        for name in names:
+            total += os.lstat(os.path.join(parent, name)).st_size
+    return total
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read(CONFIG_LIMIT + 1)
+    if len(text) > CONFIG_LIMIT:
+        raise ValueError("{} is larger than {} bytes".format(path, CONFIG_LIMIT))
+    return text
+
+
+# ------------------------------------------------------------------------------------------ GPT-NeoX
+
+
+def _neox(path: str) -> CheckpointSurvey:
+    latest = os.path.join(path, "latest")
+    if os.path.isfile(latest):
+        tag = _text(latest).strip()
+        if not tag or os.path.basename(tag) != tag or tag in (".", ".."):
+            raise ValueError("{}: names no checkpoint in that directory".format(latest))
+        path = os.path.join(path, tag)
+    names = sorted(os.listdir(path))
+    models = {int(found.group(1)): found.group(0) for found in map(_MODEL.fullmatch, names) if found}
+    layers = {
+        (int(found.group(1)), int(found.group(2) or 0)): found.group(0)
+        for found in map(_LAYER.fullmatch, names)
+        if found
+    }
+    if 0 not in models:
+        raise ValueError("{}: there is no mp_rank_00_model_states.pt".format(path))
+    state = torch_shapes.read(os.path.join(path, models[0]))
+    counted = [name for name in ("iteration", "total_iters", "global_steps") if _is_count(state.get(name))]
+    if not counted:
+        raise ValueError("{}: has no number of iterations".format(path))
+    step = state[counted[0]]
+    parallel = [int(found.group(1)) for found in map(_OPTIMIZER.fullmatch, names) if found]
+    numbers = {"optimizer": int(bool(parallel) or isinstance(state.get("optimizer"), dict))}
+    data = state.get("dp_world_size")
+    if isinstance(data, int) or parallel:
+        numbers["data_parallel"] = data if isinstance(data, int) else 1 + max(parallel)
+    numbers["model_parallel"] = len(models)
+    folder = os.path.join(path, "configs")
+    found = [name for name in sorted(os.listdir(folder)) if name.endswith((".yml", ".yaml", ".json"))]
+    configs = {name: _text(os.path.join(folder, name)) for name in found}
+    shapes = _neox_shapes(path, models, layers, state)
+    return CheckpointSurvey(NEOX, path, step, _size(path), configs, shapes, numbers)
+
+
+def _neox_shapes(
+    path: str, models: Dict[int, str], layers: Dict[Tuple[int, int], str], state: Dict[str, Any]
+) -> Dict[str, List[int]]:
+    """Shapes of embedding, MLP and head, of all tensor-parallel ranks together."""
+    shapes: Dict[str, List[int]] = {}
+
+    def add(rank_state: Dict[str, Any], layer: Optional[int]) -> None:
+        for name, value in rank_state.items():
+            if not isinstance(value, torch_shapes.TensorShape):
+                continue
+            matched = _NEOX_NAME.fullmatch(name)
+            number = 0 if name == _TIED else layer if layer is not None else int(matched.group(1)) if matched else -1
+            inner = "word_embeddings.weight" if name == _TIED else matched.group(2) if matched else name
+            key = {"word_embeddings.weight": "embedding", "final_linear.weight": "head"}.get(inner)
+            if key is None and number == _NEOX_FIRST_BLOCK and inner in _NEOX_MLP:
+                key = "mlp"
+            if key is not None and value.shape:
+                rows = shapes[key][0] if key in shapes else 0
+                shapes[key] = [rows + value.shape[0], *value.shape[1:]]
+
+    if not layers:
+        for rank, name in sorted(models.items()):
+            module = (state if rank == 0 else torch_shapes.read(os.path.join(path, name))).get("module")
+            if isinstance(module, dict):
+                add(cast(Dict[str, Any], module), None)
+        return shapes
+    wanted = {0, _NEOX_FIRST_BLOCK, max(layer for layer, _ in layers)}
+    for (layer, _), name in sorted(layers.items()):
+        if layer in wanted:
+            add(torch_shapes.read(os.path.join(path, name)), layer)
+    return shapes
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+# ------------------------------------------------------------------------------------------ Levanter
+
+
+def _levanter(path: str, config: str) -> CheckpointSurvey:
+    steps = {
+        int(name[5:]): name
+        for name in os.listdir(path)
+        if name[:5] == "step-" and name[5:].isdigit() and os.path.exists(os.path.join(path, name, "metadata.json"))
+    }
+    if not os.path.exists(os.path.join(path, "metadata.json")):
+        path = os.path.join(path, steps[max(steps)])
+    metadata = json.loads(_text(os.path.join(path, "metadata.json")))
+    step = cast(Dict[str, Any], metadata).get("step") if isinstance(metadata, dict) else None
+    if not isinstance(step, int):
+        raise ValueError("{}: metadata.json has no step".format(path))
+    candidates = [os.path.expanduser(config)] if config else [os.path.join(path, name) for name in LEVANTER_CONFIGS]
+    found = next((each for each in candidates if os.path.isfile(each)), None)
+    if found is None:
+        raise ValueError("{}: the run's configuration is missing: name its YAML with --config".format(config or path))
+    shapes: Dict[str, List[int]] = {}
+    numbers: Dict[str, int] = {"optimizer": 1}
+    for parent, _, names in os.walk(path):
+        if ".zarray" in names:  # zarr 2, of Levanter 1.2; newer releases store arrays in OCDBT
+            described = json.loads(_text(os.path.join(parent, ".zarray")))
+            shapes[os.path.relpath(parent, path)] = [int(length) for length in described["shape"]]
+    return CheckpointSurvey(LEVANTER, path, step, _size(path), {os.path.normpath(found): _text(found)}, shapes, numbers)
+
+
+# ------------------------------------------------------------------------------------------ Hugging Face
+
+
+def _hugging_face(path: str) -> CheckpointSurvey:
+    config = _text(os.path.join(path, "config.json"))
+    shapes: Dict[str, List[int]] = {}
+    for name in sorted(os.listdir(path)):
+        if name.endswith(".safetensors"):
+            shapes.update(_safetensors(os.path.join(path, name)))
+    if not shapes:
+        raise ValueError("{}: has no *.safetensors file".format(path))
+    return CheckpointSurvey(HUGGING_FACE, path, 0, _size(path), {"config.json": config}, shapes, {"optimizer": 0})
+
+
+def _safetensors(path: str) -> Dict[str, List[int]]:
+    with open(path, "rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else HEADER_LIMIT + 1
+        if length > HEADER_LIMIT:
+            raise ValueError("{}: not a file of safetensors".format(path))
+        header = json.loads(file.read(length).decode())
+    return {name: [int(size) for size in entry["shape"]] for name, entry in header.items() if name != "__metadata__"}

@@ -1,0 +1,26 @@
+"""Types of fields in the results of hosts: what a string or number may be, beyond the defaults of `json_shapes`.
+
+The marks are names in `json_shapes.MARKS`: every stream begins with this module, and that one takes time to import.
+Python 3.8 has no `Annotated`: there a field has its plain type. The app checks the answers, and it has a newer one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+if sys.version_info >= (3, 9):
+    from typing import Annotated as Annotated
+else:
+
+    class Annotated:
+        """Takes the place of `typing.Annotated`."""
+
+        def __class_getitem__(cls, item: Any) -> Any:
+            return item[0]
+
+
+Text = Annotated[str, "text"]  # a file's content: its length is limited by the answer's
+FileName = Annotated[str, "file name"]  # not necessarily UTF-8
+Signed = Annotated[int, "signed"]
+Measured = Annotated[float, "measured"]  # a loss may be NaN

@@ -1,0 +1,22 @@
+"""Hints for mistyped names: the nearest known ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+_MARGIN = 0.1  # names that are this much less similar than the nearest one are not offered
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return ``did you mean NAME?`` with up to three of the nearest names; empty if none is near."""
+    import difflib  # 5 ms that commands without a mistake do not pay
+
+    near = difflib.get_close_matches(name, known, 3)
+    similarity = {each: difflib.SequenceMatcher(None, each, name).ratio() for each in near}
+    near = [each for each in near if similarity[each] > similarity[near[0]] - _MARGIN]
+    return f"did you mean {', '.join(near)}?" if near else ""
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Return a hint for an unknown name: the nearest known names, else all of them."""
+    return did_you_mean(name, known) or f"known: {', '.join(known) or 'none'}"

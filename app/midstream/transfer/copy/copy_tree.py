@@ -1,0 +1,374 @@
+"""Copy a tree of objects (a checkpoint, a token cache) from one endpoint to another, verified at the target.
+
+There is no journal: the target's disk shows how far a copy came. An object has its own name there only if its bytes
+once had the manifest's hash, and it is hashed again before it is skipped. Of a partial object, the chunks whose hashes
+are the source's stay. The manifest is written last. If a program is killed, the same call continues the copy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from queue import Queue
+from threading import Event
+
+from midstream.errors import MidstreamError
+from midstream.hosts.rpc.report_types import Committed, CopyLine, CopyProblem, PartialObject, Present, Ready, Reused
+from midstream.hosts.ssh.ssh_host import SshHost
+from midstream.printable import printable
+from midstream.remote.copy.allowlist import CHECKPOINT, HISTORY
+from midstream.remote.copy.copy_items import CopyItem, CopyObject, HistoryObject
+from midstream.remote.verify import objects as remote_objects
+from midstream.transfer.copy.target_session import TargetSession, new_generation
+from midstream.transfer.copy_settings import AUTO, RELAY, CopySettings, settings_of_hosts
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.errors import TransferError
+from midstream.transfer.progress import Meter
+from midstream.transfer.report import CopyReport, Progress
+from midstream.transfer.streams.link import HIGH_LATENCY, Link, probe
+from midstream.transfer.streams.route import Route
+from midstream.transfer.streams.stream import Events, Stream
+from midstream.transfer.streams.stream_pool import (
+    CHUNK,
+    EARLY_STREAMS,
+    MIN_STREAM_BYTES,
+    SMALL_COPY,
+    EarlyStream,
+    SendQueue,
+    StreamPool,
+    disk_full,
+    problem_message,
+    ranges,
+    split,
+)
+from midstream.transfer.tree_contents import HASH_TIMEOUT, Contents, malformed, read_contents
+from midstream_engine import records
+
+Chunk = tuple[int, int, str]  # offset, length, SHA-256
+
+
+def copy_tree(
+    source: Endpoint,
+    target: Endpoint,
+    *,
+    manifest_name: str = records.MANIFEST,
+    progress: Callable[[Progress], None] | None = None,
+    cancel: Event | None = None,
+    settings: CopySettings | None = None,
+    kind: str = CHECKPOINT,
+) -> CopyReport:
+    """Copy the objects that the source's manifest names.
+
+    The manifest arrives byte for byte, last, and only if every object is verified at the target. After an error the
+    target has no new manifest, and the same call sends only what is missing.
+
+    Args:
+        source: Endpoint that has the tree. One endpoint may be in a bucket.
+        target: Endpoint that receives it.
+        manifest_name: Name of the manifest in both directories.
+        progress: Called with the progress, from this thread.
+        cancel: Ends the copy when it is set.
+        settings: By default those of the fleet file.
+        kind: What the tree has to be (`midstream.remote.copy.allowlist`). A manifest that names anything else is
+            rejected.
+
+    Raises:
+        TransferError: An object is missing or corrupt at the source, or the target has too little space.
+        Cancelled: ``cancel`` was set.
+        ConnectionLostError: A connection broke.
+    """
+    contents = read_contents(source, manifest_name, kind)
+    return copy_contents(contents, target, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings)
+
+
+def copy_contents(
+    contents: Contents,
+    target: Endpoint,
+    *,
+    manifest: str = records.MANIFEST,
+    progress: Callable[[Progress], None] | None = None,
+    cancel: Event | None = None,
+    settings: CopySettings | None = None,
+) -> CopyReport:
+    """Copy a tree whose manifest was read. Arguments and errors as those of `copy_tree`."""
+    started = time.monotonic()
+    by_source = contents.by_source()
+    settings = settings or settings_of_hosts(contents.first.host, target.host)
+    return _TreeCopy(contents, target, manifest, progress, cancel, settings, by_source, started).run()
+
+
+@dataclass
+class _Survey:
+    """Objects of the target: paths, and chunks ``[offset, length, sha256]`` of partial ones."""
+
+    present: list[str] = field(default_factory=list[str])
+    held: list[str] = field(default_factory=list[str])  # of other trees of the target
+    parts: dict[str, list[Chunk]] = field(default_factory=dict[str, list[Chunk]])
+    absent: set[str] = field(default_factory=set[str])
+
+
+@dataclass
+class _TreeCopy:
+    contents: Contents
+    target: Endpoint
+    manifest: str
+    progress: Callable[[Progress], None] | None
+    cancel: Event | None
+    settings: CopySettings
+    by_source: list[tuple[Endpoint, list[CopyObject]]]
+    started: float
+
+    @property
+    def objects(self) -> list[CopyObject]:
+        return [entry for _, entries in self.by_source for entry in entries]
+
+    def run(self) -> CopyReport:
+        objects = self.objects
+        meter = Meter(sum(entry["size"] for entry in objects), len(objects), self.progress)
+        meter.publish()
+        events: Events = Queue()
+        generation = new_generation()
+        with (
+            _probed_links(self.by_source, self.target, self.settings) as links,
+            self._early_streams(links, generation, events) as early,
+            TargetSession(
+                self.target,
+                objects,
+                events,
+                manifest=self.manifest,
+                text=self.contents.text,
+                generation=generation,
+                kind=self.contents.kind,
+            ) as session,
+        ):
+            on_problem = partial(_problem_error, self.target, self.contents.first, meter)
+            survey = self._survey(session, meter, objects, on_problem)
+            routes, queues = self._plan(session, survey, links, meter)
+            if len(queues) == 1:
+                queues[0].early = early
+            pool = StreamPool(
+                session,
+                events,
+                queues,
+                meter,
+                explain=self._explain,
+                bandwidth_limit=self.settings.bandwidth_limit,
+                cancel=self.cancel,
+            )
+            pool.run(set(survey.absent))
+            session.commit()
+            session.wait_for(Committed, on_problem=on_problem, cancel=self.cancel)
+        return CopyReport(
+            objects=len(objects),
+            objects_sent=len(survey.absent),
+            bytes=meter.bytes_total,
+            bytes_sent=pool.bytes_sent,
+            seconds=time.monotonic() - self.started,
+            skipped=tuple(sorted([*survey.present, *survey.held])),
+            linked=tuple(sorted(survey.held)),
+            routes=tuple(routes),
+        )
+
+    @contextmanager
+    def _early_streams(
+        self, links: Mapping[str, Future[Link]], generation: str, events: Events
+    ) -> Generator[list[EarlyStream], None, None]:
+        """Open the first streams of a copy with one source while the target is surveyed."""
+        if len(self.by_source) != 1:
+            yield []
+            return
+        [(source, entries)] = self.by_source
+        both_ssh = all(isinstance(each.host, SshHost) for each in (source, self.target))
+        total = sum(entry["size"] for entry in entries)
+
+        def link(number: int) -> Link:
+            # The first stream needs the probe's result only between two SSH hosts. A probe that is late means latency.
+            if both_ssh or self.target.in_bucket or source.in_bucket:
+                return links[str(source)].result()
+            try:
+                return links[str(source)].result(timeout=2 * HIGH_LATENCY if number else 0.0)
+            except TimeoutError:
+                return Link("ssh", 2 * HIGH_LATENCY)
+
+        def begin(number: int) -> Stream | None:
+            route = Route(source, self.target, link(number), self.settings, self.contents.kind)
+            if number and not (route.favors_streams and number < min(route.streams, total // MIN_STREAM_BYTES)):
+                return None
+            return route.open(generation, events, small=total < SMALL_COPY)
+
+        count = EARLY_STREAMS if total >= EARLY_STREAMS * MIN_STREAM_BYTES else 1
+        early = [EarlyStream(partial(begin, number)) for number in range(count)]
+        try:
+            yield early
+        finally:
+            for each in early:
+                each.close()
+
+    def _survey(
+        self,
+        session: TargetSession,
+        meter: Meter,
+        objects: list[CopyObject],
+        on_problem: Callable[[CopyProblem], MidstreamError],
+    ) -> _Survey:
+        """Read the reports of what the target has."""
+        sizes = {entry["path"]: entry["size"] for entry in objects}
+        survey = _Survey()
+
+        def on_report(report: CopyLine) -> None:
+            if isinstance(report, (Present, Reused)):
+                named = [path for path in report.objects if path in sizes]
+                (survey.present if isinstance(report, Present) else survey.held).extend(named)
+                for path in named:
+                    meter.present(path, sizes[path])
+            elif isinstance(report, PartialObject):
+                survey.parts[report.path] = report.chunks
+
+        session.wait_for(Ready, on_problem=on_problem, on_report=on_report, cancel=self.cancel)
+        complete = {*survey.present, *survey.held}
+        survey.absent = {entry["path"] for entry in objects if entry["path"] not in complete}
+        return survey
+
+    def _plan(
+        self, session: TargetSession, survey: _Survey, links: Mapping[str, Future[Link]], meter: Meter
+    ) -> tuple[list[str], list[SendQueue]]:
+        """Return the route of each source, in words, and its items, without the chunks that the target has."""
+        routes: list[str] = []
+        queues: list[SendQueue] = []
+        for source, entries in self.by_source:
+            absent = [entry for entry in entries if entry["path"] in survey.absent]
+            if not absent:
+                continue
+            link = links[str(source)].result()
+            route = Route(source, self.target, link, self.settings, self.contents.kind)
+            partial_entries = [entry for entry in absent if survey.parts.get(entry["path"])]
+            partial_paths = {entry["path"] for entry in partial_entries}
+            items: list[CopyItem] = []
+            for entry, chunks in self._matching_chunks(source, partial_entries, survey.parts):
+                session.landed([[entry["path"], offset, length] for offset, length in chunks])
+                meter.landed_before(sum(length for _, length in chunks))
+                items += ranges(entry, _gaps(entry["size"], chunks))
+            # In a bucket one stream has to bring all parts of an object.
+            streams = 1 if self.target.in_bucket else route.streams
+            items += split([entry for entry in absent if entry["path"] not in partial_paths], streams)
+            routes.append(link.text(source.host.name, self.target.host.name))
+            queues.append(SendQueue(route, deque(items)))
+        return routes, queues
+
+    def _matching_chunks(
+        self, source: Endpoint, entries: list[CopyObject], chunks: Mapping[str, Sequence[Chunk]]
+    ) -> Iterator[tuple[CopyObject, list[tuple[int, int]]]]:
+        """Yield each partial object with the (offset, length) of the chunks that have the source's hashes."""
+        requested = [
+            [entry["path"], offset, length] for entry in entries for offset, length, _ in chunks[entry["path"]]
+        ]
+        if not requested:
+            return
+        answer = source.host.call(remote_objects.digests, timeout=HASH_TIMEOUT)(
+            directory=source.directory, ranges=requested
+        )
+        if len(answer) != len(requested):
+            raise malformed(source, "verify.objects.digests")
+        digests = iter(answer)
+        for entry in entries:
+            matching = [
+                (offset, length)
+                for (offset, length, found), digest in zip(chunks[entry["path"]], digests, strict=False)
+                if found == digest
+            ]
+            yield entry, matching
+
+    def _explain(self, path: str, what: str) -> MidstreamError:
+        sources = ((source, entry) for source, entries in self.by_source for entry in entries if entry["path"] == path)
+        source, entry = next(sources, (None, None))
+        if source is None or entry is None:
+            return TransferError(f"{self.target}: an object that was not sent is wrong there", "run it again")
+        wrong = source.host.call(remote_objects.check, timeout=HASH_TIMEOUT)(directory=source.directory, entry=entry)
+        if wrong is not None:
+            return TransferError(
+                f"object {printable(path)} of {source} is corrupt: {wrong}", "copy another checkpoint", path
+            )
+        return TransferError(
+            f"object {printable(path)} changed on its way from {source} to {self.target}: {what}", "run it again", path
+        )
+
+
+def _problem_error(target: Endpoint, source: Endpoint, meter: Meter, report: CopyProblem) -> MidstreamError:
+    """Return the error for a problem that the session's program reports."""
+    if report.kind == "other":
+        return TransferError(f"{target} has another tree than {source}", "remove it, or copy to another directory")
+    if report.kind == "full":
+        left = meter.bytes_total - meter.bytes_present - meter.bytes_sent
+        return disk_full(target, left if report.needed is None else report.needed, report.free)
+    return TransferError(problem_message(target, report), report.hint, report.path)
+
+
+def _gaps(size: int, chunks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the chunks of an object that are not in ``chunks``."""
+    present = set(chunks)
+    for start in range(0, size, CHUNK):
+        chunk = (start, min(CHUNK, size - start))
+        if chunk not in present:
+            yield chunk
+
+
+@contextmanager
+def _probed_links(
+    by_source: Sequence[tuple[Endpoint, list[CopyObject]]], target: Endpoint, settings: CopySettings
+) -> Generator[Mapping[str, Future[Link]], None, None]:
+    """Probe the links from the sources while the target is surveyed."""
+    with ThreadPoolExecutor(max(1, len(by_source))) as pool:
+        probes: dict[str, Future[Link]] = {}
+        for source, entries in by_source:
+            both_ssh = isinstance(source.host, SshHost) and isinstance(target.host, SshHost)
+            small = sum(entry["size"] for entry in entries) < MIN_STREAM_BYTES and settings.route == AUTO
+            wanted = replace(settings, route=RELAY) if both_ssh and small else settings  # too few bytes for a probe
+            probes[str(source)] = pool.submit(probe, source.host, target.host, wanted)
+        yield probes
+
+
+def send_files(
+    source: Endpoint,
+    target: Endpoint,
+    files: Sequence[HistoryObject],
+    meter: Meter,
+    *,
+    explain: Callable[[str, str], MidstreamError],
+    cancel: Event | None = None,
+    settings: CopySettings | None = None,
+) -> None:
+    """Send files of a run history. They replace those of the same names; there is no manifest.
+
+    Args:
+        source: Run directory of the source.
+        target: Run directory of the target.
+        files: ``{path, size, sha256}`` of each, with ``offset`` if only the end of the file is sent.
+        meter: Counts what arrives.
+        explain: Returns the error for a file (path, what is wrong) that arrived with another hash.
+        cancel: Ends the copy when it is set.
+        settings: By default those of the fleet file.
+
+    Raises:
+        TransferError: A file is wrong, or the disk is full.
+        Cancelled: ``cancel`` was set.
+        ConnectionLostError: A connection broke.
+    """
+    settings = settings or settings_of_hosts(source.host, target.host)
+    events: Events = Queue()
+    items = [item for entry in files for item in ranges(entry, [(0, entry["size"])])]
+    with TargetSession(target, list(files), events, manifest=None, survey=False, kind=HISTORY) as session:
+        on_problem = partial(_problem_error, target, source, meter)
+        session.wait_for(Ready, on_problem=on_problem, cancel=cancel)
+        if files:
+            link = probe(source.host, target.host, replace(settings, route=RELAY))
+            queue = SendQueue(Route(source, target, link, replace(settings, streams=1), HISTORY), deque(items))
+            limit = settings.bandwidth_limit
+            pool = StreamPool(session, events, [queue], meter, explain=explain, bandwidth_limit=limit, cancel=cancel)
+            pool.run({entry["path"] for entry in files})
+        session.commit()
+        session.wait_for(Committed, on_problem=on_problem, cancel=cancel)

@@ -1,0 +1,423 @@
+"""The streams of one copy: they share the items, and the first error ends all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty
+from threading import Event
+from typing import Any, Protocol
+
+from midstream.errors import MidstreamError
+from midstream.hosts.rpc.remote_program import Cancelled
+from midstream.hosts.rpc.report_types import CopyLine, CopyProblem, Done, Landed, Placed
+from midstream.printable import printable
+from midstream.remote.copy.copy_items import CopyItem, CopyObject, HistoryObject
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.errors import TransferError
+from midstream.transfer.progress import Meter
+from midstream.transfer.streams.route import Route
+from midstream.transfer.streams.stream import MAX_QUEUED_BYTES, Ended, Events, Reported, Reporter, Stream
+
+MIN_STREAM_BYTES = 16 << 20  # that a further stream should move on a link of high latency
+MIN_CORE_BYTES = 128 << 20  # and on other links, where it adds a core: a stream costs two logins and two interpreters
+SMALL_COPY = 4 << 20  # bytes below which a copy opens no connection of its own
+CHUNK = 8 << 20  # bytes of a range: as `midstream.remote.copy.target.staging.CHUNK`
+EARLY_STREAMS = 3  # opened while the target is surveyed
+MIN_RANGE = 1 << 20  # bytes of a range near the end, so that all streams end at the same time
+MIN_QUEUED_BYTES = 4 << 20  # that a stream has in advance near the end
+MAX_LINE_ITEMS = 512  # in one line to a sender
+POLL_INTERVAL = 0.1  # seconds between two checks of ``cancel``
+
+
+def split(objects: Sequence[CopyObject], streams: int) -> list[CopyItem]:
+    """Return the items for objects, the large ones first.
+
+    An object that would occupy one stream while the others are idle is cut into ranges. The others are sent complete,
+    and are hashed in transit.
+    """
+    total = sum(entry["size"] for entry in objects)
+    items: list[CopyItem] = []
+    for entry in sorted(objects, key=lambda entry: -entry["size"]):
+        size = entry["size"]
+        if streams > 1 and size > max(2 * CHUNK, total / (4 * streams)):
+            items += ranges(entry, ((start, min(CHUNK, size - start)) for start in range(0, size, CHUNK)))
+        else:
+            items += ranges(entry, [(0, size)])
+    return items
+
+
+def ranges(entry: CopyObject | HistoryObject, pieces: Iterable[tuple[int, int]]) -> list[CopyItem]:
+    """Return the items for (offset, length) of one object."""
+    path, size, sha256 = entry["path"], entry["size"], entry["sha256"]
+    items: list[CopyItem] = [
+        {"path": path, "size": size, "sha256": sha256, "offset": offset, "length": length} for offset, length in pieces
+    ]
+    if "offset" in entry:
+        for item in items:
+            item["begin"] = entry["offset"]
+    return items
+
+
+def stream_count(items: Sequence[CopyItem], streams: int, min_bytes: int = MIN_STREAM_BYTES) -> int:
+    """Return the number of streams, at most ``streams``, that move at least ``min_bytes`` each."""
+    total = sum(item["length"] for item in items)
+    return max(1, min(streams, len(items), total // min_bytes))
+
+
+@dataclass
+class SendQueue:
+    """The items of one source, and the streams that send them. Near the end a stream takes fewer bytes at a time.
+
+    Attributes:
+        route: The route of its streams.
+        items: Items that no stream has taken.
+        expected: Bytes, if items are added later (`StreamPool.add`); such objects are not cut. 0 if none are added.
+        streams: The open streams.
+        opening: Number of streams that are being opened.
+        early: Streams that were opened before the items were known.
+    """
+
+    route: Route
+    items: deque[CopyItem]
+    expected: int = 0
+    streams: list[Stream] = field(default_factory=list[Stream])
+    opening: int = 0
+    early: Sequence[EarlyStream] = ()
+    left: int = field(init=False)
+    more: bool = field(init=False)  # items will be added
+
+    def __post_init__(self) -> None:
+        self.left = sum(item["length"] for item in self.items)
+        self.more = self.expected > 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether items will be added, or a stream is not done."""
+        return self.more or self.opening > 0 or not all(stream.done for stream in self.streams)
+
+    @property
+    def _stream_count(self) -> int:
+        return max(1, len(self.streams) + self.opening)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that a stream should have in advance: at most its share of what is left."""
+        if self.more:
+            return MAX_QUEUED_BYTES
+        return max(MIN_QUEUED_BYTES, min(MAX_QUEUED_BYTES, self.left // self._stream_count))
+
+    def take(self) -> list[CopyItem]:
+        """Remove and return the next items: about a chunk of bytes, near the end a range of one object."""
+        most = CHUNK
+        if self._stream_count > 1:
+            most = max(MIN_RANGE, min(CHUNK, self.left // (4 * self._stream_count) & ~0xFFFF))
+        item = self.items.popleft()
+        # In a bucket one stream has to bring all parts of an object.
+        if item["length"] > most and self._stream_count > 1 and not (self.expected or self.route.target.in_bucket):
+            rest = item.copy()
+            rest["offset"], rest["length"] = item["offset"] + most, item["length"] - most
+            self.items.appendleft(rest)
+            item["length"] = most
+        taken, size = [item], item["length"]
+        while self.items and len(taken) < MAX_LINE_ITEMS and size + self.items[0]["length"] <= most:
+            taken.append(self.items.popleft())
+            size += taken[-1]["length"]
+        self.left -= size
+        return taken
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A stream of a queue is open."""
+
+    queue: SendQueue
+    stream: Stream
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A stream of a queue could not be opened."""
+
+    queue: SendQueue
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Added:
+    """Items for a queue; ``last``: no others follow."""
+
+    queue: SendQueue
+    items: Sequence[CopyItem]
+    last: bool
+
+
+class EarlyStream:
+    """A stream that is opened while the target is surveyed: logins and interpreters take as long as the survey."""
+
+    def __init__(self, begin: Callable[[], Stream | None]) -> None:
+        self._begin = begin
+        self._opened: Future[Stream | None] = Future()
+        self._taken = False
+        threading.Thread(target=self._open, name="copy-early", daemon=True).start()
+
+    def _open(self) -> None:
+        try:
+            self._opened.set_result(self._begin())
+        except BaseException as error:  # noqa: BLE001  `take` raises it
+            self._opened.set_exception(error)
+
+    def take(self) -> Stream | None:
+        """Return the stream, None if it does not pay off. Raises as `Route.open`."""
+        self._taken = True
+        return self._opened.result()
+
+    def close(self) -> None:
+        """Close the stream as soon as it is open, unless it was taken."""
+        if self._taken:
+            return
+
+        def end(opened: Future[Stream | None]) -> None:
+            if opened.exception() is None and (stream := opened.result()) is not None:
+                stream.close()
+
+        self._opened.add_done_callback(end)
+
+
+class Staging(Protocol):
+    """The target's staging directory of a copy."""
+
+    @property
+    def target(self) -> Endpoint: ...
+
+    @property
+    def generation(self) -> str: ...
+
+    def landed(self, ranges: Sequence[Sequence[Any]]) -> None:
+        """Report ranges that the receivers have written."""
+        ...
+
+
+class StreamPool:
+    """All streams of one copy."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        events: Events,
+        queues: Sequence[SendQueue],
+        meter: Meter,
+        *,
+        explain: Callable[[str, str], MidstreamError],
+        bandwidth_limit: float = 0.0,
+        cancel: Event | None = None,
+    ) -> None:
+        """Prepare the streams; `run` opens them.
+
+        Args:
+            staging: The staging directory that receives the objects.
+            events: Queue of the streams' reports.
+            queues: The items of each source.
+            meter: Counts what arrives.
+            explain: Returns the error for an object (path, what is wrong) that arrived with another hash.
+            bandwidth_limit: Bytes per second of all streams together; 0 for none.
+            cancel: Ends the copy when it is set.
+        """
+        self._staging, self._events, self._meter, self._explain = staging, events, meter, explain
+        self._queues = [queue for queue in queues if queue.items or queue.more]
+        self._limit, self._cancel = bandwidth_limit, cancel
+        self._closed = False
+        self._lock = threading.Lock()
+        self.bytes_sent = 0
+
+    def run(self, waiting: set[str]) -> None:
+        """Send everything, and return once each path of ``waiting`` is verified at the target.
+
+        Raises:
+            TransferError: An object is wrong, or the disk is full.
+            Cancelled: The copy was cancelled.
+            ConnectionLostError: A connection broke.
+        """
+        self._meter.begin()
+        try:
+            for queue in self._queues:
+                self._open(queue)
+            while waiting or any(queue.busy for queue in self._queues):
+                if self._cancel is not None and self._cancel.is_set():
+                    raise Cancelled(f"the copy to {self._staging.target} was cancelled")
+                try:
+                    event = self._events.get(timeout=POLL_INTERVAL)
+                except Empty:
+                    continue
+                self._handle(event, waiting)
+        finally:
+            with self._lock:
+                self._closed = True
+            for stream in [*(stream for queue in self._queues for stream in queue.streams), *self._unclaimed()]:
+                stream.close()
+
+    def add(self, queue: SendQueue, objects: Sequence[CopyObject], *, last: bool = False) -> None:
+        """Add objects to a queue while `run` runs, from any thread. ``last``: no objects follow."""
+        self._events.put(Added(queue, split(objects, 1), last))
+
+    def _unclaimed(self) -> Iterator[Stream]:
+        """Return the streams that were opened after `run` ended."""
+        with contextlib.suppress(Empty):
+            while True:
+                event = self._events.get_nowait()
+                if isinstance(event, Opened):
+                    yield event.stream
+
+    def _open(self, queue: SendQueue) -> None:
+        small = max(queue.left, queue.expected) < SMALL_COPY
+        min_bytes = MIN_STREAM_BYTES if queue.route.favors_streams else MIN_CORE_BYTES
+        if queue.more:
+            queue.opening = max(1, min(queue.route.streams, queue.expected // min_bytes))
+        else:
+            queue.opening = stream_count(queue.items, queue.route.streams, min_bytes)
+
+        def work(early: EarlyStream | None) -> None:
+            try:
+                stream = None if early is None else early.take()
+                stream = stream or queue.route.open(self._staging.generation, self._events, small=small)
+            except Exception as error:  # noqa: BLE001  `run` raises it
+                self._events.put(Refused(queue, error))
+                return
+            with self._lock:
+                if not self._closed:
+                    self._events.put(Opened(queue, stream))
+                    return
+            stream.close()
+
+        for number in range(queue.opening):
+            early = queue.early[number] if number < len(queue.early) else None
+            threading.Thread(target=work, args=(early,), name="copy-open", daemon=True).start()
+
+    def _handle(self, event: object, waiting: set[str]) -> None:
+        if isinstance(event, Opened):
+            queue = event.queue
+            queue.opening -= 1
+            queue.streams.append(event.stream)
+            if event.stream.ended:  # before its event was read
+                raise event.stream.failure()
+            self._share(queue)
+        elif isinstance(event, Refused):
+            # A server may allow fewer connections: one stream is enough.
+            event.queue.opening -= 1
+            if not event.queue.opening and not event.queue.streams:
+                raise event.error
+        elif isinstance(event, Added):
+            queue = event.queue
+            queue.items.extend(event.items)
+            queue.left += sum(item["length"] for item in event.items)
+            queue.more = not event.last
+            waiting.update(item["path"] for item in event.items)
+            self._share(queue)
+        elif isinstance(event, Reported):
+            self._reported(event.origin, event.report, waiting)
+        elif isinstance(event, Ended) and not (isinstance(event.origin, Stream) and event.origin.done):
+            raise event.origin.failure()
+
+    def _reported(self, origin: Reporter, report: CopyLine, waiting: set[str]) -> None:
+        if isinstance(report, CopyProblem):
+            raise self._problem(origin, report)
+        if isinstance(report, Placed):
+            self._verified(report.objects, waiting)
+        elif isinstance(report, Landed):
+            self._landed(self._stream(origin), report, waiting)
+        elif isinstance(report, Done):
+            stream = self._stream(origin)
+            stream.done = True
+            self._share(self._queue_of(stream))
+
+    def _stream(self, origin: Reporter) -> Stream:
+        """Return the origin of a report that only a stream's receiver may send."""
+        if not isinstance(origin, Stream):
+            host = self._staging.target.host.name
+            raise TransferError(
+                f"the session on {host} reports what only a stream can", f"check which program answers on {host}"
+            )
+        return origin
+
+    def _landed(self, stream: Stream, report: Landed, waiting: set[str]) -> None:
+        self.bytes_sent += report.bytes
+        self._meter.arrived(report.bytes)
+        stream.landed(report.bytes, len(report.objects) + len(report.ranges))
+        self._verified(report.objects, waiting)
+        if report.ranges:
+            self._staging.landed(report.ranges)
+        queue = self._queue_of(stream)
+        if stream.needs_items(queue.queued_bytes):
+            self._share(queue)
+
+    def _verified(self, paths: Sequence[str], waiting: set[str]) -> None:
+        for path in paths:
+            if path in waiting:
+                waiting.discard(path)
+                self._meter.verified(path)
+
+    def _queue_of(self, stream: Stream) -> SendQueue:
+        return next(queue for queue in self._queues if stream in queue.streams)
+
+    def _share(self, queue: SendQueue) -> None:
+        """Send items to the streams that need them, and divide the bandwidth limit among all streams."""
+        busy = [stream for each in self._queues for stream in each.streams if not stream.done]
+        rate = self._limit / max(1, len(busy)) if self._limit else 0.0
+        for stream in queue.streams:
+            while queue.items and stream.needs_items(queue.queued_bytes):
+                stream.send_items(queue.take(), rate, last=False)
+            if not queue.items and not queue.more and not stream.ending:
+                stream.send_items([], rate, last=True)
+        if self._limit:
+            for stream in busy:
+                stream.set_rate(rate)
+
+    def _problem(self, origin: Reporter, report: CopyProblem) -> MidstreamError:
+        kind, path, message = report.kind, report.path, report.message
+        target = self._staging.target
+        if kind == "source":
+            source = origin.source if isinstance(origin, Stream) else self._queues[0].route.source
+            return TransferError(f"object {printable(path)} of {source}: {message}", path=path)
+        if kind == "unrequested":
+            source = origin.source if isinstance(origin, Stream) else self._queues[0].route.source
+            return unrequested(source, path, message)
+        if kind == "hash":
+            return self._explain(path, message)
+        if kind == "full":
+            left = self._meter.bytes_total - self._meter.bytes_present - self._meter.bytes_sent
+            return disk_full(target, left if report.needed is None else report.needed, report.free)
+        if kind == "truncated":
+            return origin.failure()
+        if kind == "protocol" and isinstance(origin, Stream):
+            return TransferError(
+                f"the bytes that {origin.source} sent to {target} are malformed: {message}",
+                f"none of them were stored; check which program runs on {origin.source.host.name}",
+            )
+        return TransferError(problem_message(target, report), report.hint)
+
+
+def unrequested(source: Endpoint, path: str, message: str) -> TransferError:
+    """Return the error of a source that sends bytes which were not requested."""
+    what = f"object {printable(path)}" if path else "an object"
+    return TransferError(
+        f"{source} sent bytes of {what} that were not requested: {message}",
+        f"the copy has ended and these bytes were not stored; check which program runs on {source.host.name}",
+        path,
+    )
+
+
+def problem_message(target: Endpoint, report: CopyProblem) -> str:
+    """Return a reported problem in one line. The messages of a bucket name the bucket themselves."""
+    return report.message if target.in_bucket else f"{target}: {report.message}"
+
+
+def disk_full(target: Endpoint, needed: int, free: int) -> TransferError:
+    """Return the error of a full disk; ``needed`` and ``free`` in bytes."""
+    return TransferError(
+        f"the disk of {target} is full: {needed:,} bytes needed, {free:,} free",
+        f"free space on {target.host.name} and run it again",
+    )

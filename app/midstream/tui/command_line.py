@@ -1,0 +1,125 @@
+"""The command line: its words, their completion, and what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from midstream.errors import UsageError
+from midstream.listing import filter_parser, fleet_fields
+from midstream.suggestions import nearest
+from midstream.tui import commands
+from midstream.tui.base_app import BaseApp
+from midstream.tui.commands import Word
+from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.fleet.fleet_screen import FleetScreen
+from midstream.tui.screens.migration.migration_screen import MigrationScreen
+from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.style import palette
+
+VIEWS = {"run": "curves", "log": "logs", "checkpoints": "checkpoints", "info": "info"}  # of the run screen
+LISTS = {"hosts": fleet_fields.HOSTS, "runs": fleet_fields.RUNS, "migrations": fleet_fields.MIGRATIONS}
+
+
+def words(app: BaseApp) -> dict[str, Word]:
+    """Return the words by name; under --readonly without those that it refuses."""
+    return {word.name: word for word in commands.WORDS if not (app.readonly and word.changes)}
+
+
+def complete(app: BaseApp, text: str) -> list[str]:
+    """Return the texts that ``text`` may be completed to, in order."""
+    name, space, argument = text.lstrip().partition(" ")
+    if not space:
+        return [f"{word.name}{' ' * bool(word.argument)}" for word in words(app).values() if word.name.startswith(name)]
+    word = _word(app, name)
+    if word is None:
+        return []
+    return [f"{word.name} {each}" for each in _arguments(app, word) if each.startswith(argument.lstrip())]
+
+
+def read(app: BaseApp, text: str) -> Callable[[], object]:
+    """Return the action of a command.
+
+    Raises:
+        UsageError: There is no such command, run, host, migration or theme, or a filter is malformed.
+    """
+    name, _, argument = text.strip().partition(" ")
+    argument = argument.strip()
+    word = _word(app, name)
+    if word is None:
+        raise UsageError(f"no such command {name!r}", nearest(name, tuple(words(app))))
+    if argument and not word.argument:
+        raise UsageError(f"{word.name} has no argument")
+    if word.name in LISTS:
+        filter_parser.parse(argument, LISTS[word.name], app.screen_state.now)
+        return partial(_list, app, word.name, argument)
+    if word.argument:
+        argument = _argument(app, word, argument)
+    actions: dict[str, Callable[[], object]] = {
+        "host": lambda: _fleet(app).select("hosts", argument),
+        "migration": lambda: _above_fleet(app, MigrationScreen(argument)),
+        "migrate": lambda: app.open_wizard(argument),
+        "theme": lambda: app.use_theme(argument),
+    }
+    if word.name in VIEWS:
+        return lambda: _above_fleet(app, RunScreen(argument, view=VIEWS[word.name]))
+    return actions.get(word.name) or partial(_press, app, word.name)
+
+
+def _word(app: BaseApp, name: str) -> Word | None:
+    """Return the word with this name, or the first that begins with it."""
+    known = words(app)
+    return known.get(name) or next((known[each] for each in known if name and each.startswith(name)), None)
+
+
+def _arguments(app: BaseApp, word: Word) -> Sequence[str]:
+    state = app.screen_state
+    kinds: dict[str, Callable[[], Iterable[str]]] = {
+        "RUN": lambda: (run.run_id for run in state.current_runs),
+        "HOST": lambda: (host.name for host in state.snapshot.hosts),
+        "MIGRATION": lambda: (view.migration for view in state.migrations),
+        "THEME": lambda: palette.PALETTES,
+        "[FILTER]": lambda: (f"{name}:" for name in LISTS[word.name]),
+    }
+    return tuple(kinds[word.argument]()) if word.argument else ()
+
+
+def _argument(app: BaseApp, word: Word, text: str) -> str:
+    """Return the argument with this name, or the only one that begins with it. Raises UsageError."""
+    known = _arguments(app, word)
+    found = [text] if text in known else [each for each in known if text and each.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    kind = word.argument.lower()
+    if not text:
+        raise UsageError(f"{word.name} needs a {kind}", nearest(text, known[:10]))
+    if found:
+        raise UsageError(f"{text!r} is the beginning of {len(found)} {kind}s", ", ".join(found[:5]))
+    raise UsageError(f"no such {kind} {text!r}", nearest(text, known[:1000]) if len(known) <= 10 else "")
+
+
+def _fleet(app: BaseApp) -> FleetScreen:
+    """Close all screens above the fleet screen, and return that."""
+    while not isinstance(app.screen, FleetScreen):
+        app.pop_screen()
+    return app.screen
+
+
+def _above_fleet(app: BaseApp, screen: MidstreamScreen) -> None:
+    _fleet(app)
+    app.push_screen(screen)
+
+
+def _list(app: BaseApp, view: str, text: str) -> None:
+    fleet = _fleet(app)
+    fleet.action_view(view)
+    if text:
+        fleet.set_filter(text)
+        fleet.refresh_state()
+
+
+def _press(app: BaseApp, name: str) -> None:
+    """Run the action of a key of that name."""
+    screen = app.front_screen if name == "help" else _fleet(app) if name != "quit" else app.screen
+    assert screen is not None
+    app.call_next(partial(screen.run_action, "app.quit" if name == "quit" else name))

@@ -1,0 +1,291 @@
+"""Actions on a real fleet."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from midstream.errors import MidstreamError
+from midstream.printable import printable
+from midstream.tui.actions import CreatableSlice, SliceListing, Target, TargetMissingError
+from midstream_engine import records
+
+if TYPE_CHECKING:
+    from midstream.check.check_result import Check
+    from midstream.check.leftovers import AnyLeftover
+    from midstream.compare.comparison import Row as Estimated
+    from midstream.costs.cost_report import CostReport
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
+    from midstream.launch.launch_request import LaunchRequest
+    from midstream.launch.reporter import Reporter
+    from midstream.migrate.migration_view import MigrationView
+    from midstream.migrate.plan import Plan
+    from midstream.migrate.request import Request
+    from midstream.remote.runs.log_pages import LogMatches
+    from midstream.stores.bucket_checkpoint import BucketCheckpoint
+    from midstream.watch.host_log import LogLines
+    from midstream.watch.log_query import LogQuery
+    from midstream.watch.snapshot import RunView, Snapshot
+
+MAX_CONFIGS = 200  # files of this directory that a launch offers
+STOP_TIMEOUT = 600.0  # seconds: the run saves before it stops
+
+
+class FleetActions:
+    """Actions on a real fleet.
+
+    Methods import what they need: planning, migration and cloud modules would delay the first paint.
+    """
+
+    def __init__(self, fleet: Fleet, hosts: HostPool) -> None:
+        self._fleet = fleet
+        self._hosts = hosts
+
+    def targets(self) -> tuple[Target, ...]:
+        """Return the targets; one whose hosts are unknown has none, and its plan says why.
+
+        A worker of a slice is no target: a run there would wait for the devices of the others.
+        """
+        from midstream.hosts.providers import fleet_slices
+
+        fleet = self._fleet
+        names = [
+            name for name in fleet.target_names if name in fleet.targets or not fleet_slices.target_of_host(fleet, name)
+        ]
+        return tuple(Target(name, fleet.hosts_of(name)) for name in names)
+
+    def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
+        from midstream.hosts.providers import fleet_slices
+        from midstream.migrate.planning import planner
+
+        fleet, name = self._fleet, request.target
+        tpu_target, missing = fleet_slices.tpu_targets(fleet).get(name), fleet.unavailable.get(name)
+        if tpu_target is not None and tpu_target.create and isinstance(missing, fleet_slices.SliceMissingError):
+            store = fleet.store_of_target(name)
+            planner.check_ahead(fleet, self._hosts, snapshot, request, store, fleet_slices.device_count(tpu_target))
+            raise TargetMissingError(missing.message, fleet_slices.price_text(tpu_target))
+        return planner.make_plan(fleet, self._hosts, snapshot, request)
+
+    def create(self, target: str, run_id: str = "") -> None:
+        from midstream.compare.slice_fit import require_fit
+        from midstream.compare.subject import of_run_named
+        from midstream.hosts.providers import fleet_slices
+
+        tpu_target = fleet_slices.tpu_targets(self._fleet)[target]
+
+        def report(line: str) -> None:
+            print(printable(line), file=sys.stderr, flush=True)
+
+        if run_id:
+            fleet, hosts = self._fleet, self._hosts
+            require_fit(fleet, hosts, target, lambda: of_run_named(fleet, hosts, run_id, ()), report)
+        fleet_slices.provider_of(tpu_target).create(target, tpu_target, report)
+        fleet_slices.wait_for_login(fleet_slices.with_slices(self._fleet, report, only=(target,)), target, report)
+
+    def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Estimated]:
+        from midstream.compare.candidates import candidates
+        from midstream.compare.compare import compare
+        from midstream.compare.compiler import Compilers
+        from midstream.compare.subject import SNAPSHOT_TIMEOUT, of_run
+        from midstream.watch.watcher import take_snapshot
+
+        fleet, hosts = self._fleet, self._hosts
+        snapshot = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT)
+        wanted = candidates(names, fleet, snapshot, {})
+        yield from compare(fleet, of_run(fleet, hosts, run, ()), wanted, Compilers(fleet, hosts, None, report, cancel))
+
+    def costs(self, seconds: float) -> CostReport:
+        from midstream.costs.collect import collect
+
+        return collect(self._fleet, self._hosts, seconds)
+
+    def slices(self) -> SliceListing:
+        from midstream.hosts.providers import fleet_slices
+        from midstream.hosts.providers.provider import SliceStatus
+
+        targets = fleet_slices.tpu_targets(self._fleet)
+        names = {fleet_slices.slice_path(name, target): name for name, target in targets.items()}
+        if not names and not self._fleet.google.projects:
+            return SliceListing(configured=False)
+        inventory = fleet_slices.list_slices(self._fleet)
+        ended = (SliceStatus.PREEMPTED, SliceStatus.FAILED)
+        existing = {each.path for each in inventory.slices if each.status not in ended}
+        creatable = tuple(
+            CreatableSlice(name, place, target.accelerator_type, target.price_class, fleet_slices.price_text(target))
+            for place, name in names.items()
+            if (target := targets[name]).create and place not in existing
+        )
+        found = tuple((each, names.get(each.path, "")) for each in inventory.slices)
+        return SliceListing(found, tuple(inventory.problems), creatable=creatable)
+
+    def delete(self, place: str, report: Callable[[str], None]) -> None:
+        from midstream.hosts.providers import fleet_slices
+
+        fleet_slices.tpu_provider().delete(place, report)
+
+    def preflight(self, plan: Plan) -> Iterator[Check]:
+        from midstream.migrate.planning import preflight
+
+        return preflight.run_checks(self._fleet, self._hosts, plan)
+
+    def start(self, plan: Plan) -> str:
+        from midstream.migrate.execution import migration_process
+
+        return migration_process.start(self._fleet, plan)
+
+    def rollback(self, migration: str) -> None:
+        from midstream.migrate.execution import migration_process
+
+        migration_process.rollback(migration)
+
+    def continue_(self, migration: str) -> None:
+        from midstream.migrate.execution import migration_process
+
+        migration_process.continue_(migration)
+
+    def configs(self) -> tuple[str, ...]:
+        from midstream.bundled_files import config_names
+
+        own = sorted(str(path) for pattern in ("*.yaml", "*/*.yaml") for path in Path().glob(pattern))
+        return tuple(dict.fromkeys([*own[:MAX_CONFIGS], *config_names()]))
+
+    def launch_checks(self, request: LaunchRequest) -> Iterator[Check]:
+        from midstream.check.launch_checks import check_request
+
+        return check_request(self._fleet, self._hosts, request)
+
+    def command(self, *words: str) -> str:
+        fleet = ("--fleet", self._named_file) if self._named_file else ()
+        return shlex.join(["midstream", *fleet, *words])
+
+    def launch_command(self, request: LaunchRequest) -> str:
+        return request.command(self._named_file)
+
+    def launch(self, request: LaunchRequest, report: Reporter) -> str:
+        from midstream.launch.launch_run import launch_run
+
+        config, run_id, flags = request.config, request.run_id, request.overrides
+        return launch_run(self._hosts, self._fleet, request.target, config, run_id, flags, report).run_id
+
+    def leftovers(self, report: Callable[[str], None], *, remove: bool) -> list[AnyLeftover]:
+        from midstream.check.leftovers import Examined, SliceProblem, find_leftovers
+        from midstream.check.slice_leftovers import find_slice_leftovers
+
+        on_hosts = find_leftovers(self._fleet, self._hosts, remove=remove)
+        found: list[AnyLeftover] = [each for each in on_hosts if not isinstance(each, Examined)]
+        try:
+            found.extend(find_slice_leftovers(self._fleet, report, remove=remove))
+        except MidstreamError as error:  # what was found and removed before it is shown
+            found.append(SliceProblem(" ".join(filter(None, (f"{error.message}.", error.hint)))))
+        return found
+
+    def recheck(self, view: MigrationView) -> list[Check]:
+        from midstream.migrate.proof.recheck import recheck
+
+        return list(recheck(self._hosts, view))
+
+    def stop_run(self, run: RunView) -> None:
+        from midstream.launch.attempt_monitor import stop_run
+        from midstream.watch.damaged_runs import refuse_damaged
+
+        if not run.attempt:
+            raise MidstreamError(f"run {run.run_id} on {run.host} has no attempt to stop")
+        refuse_damaged([run])
+        stop_run(self._hosts, run.host, run.run_id, run.attempt, STOP_TIMEOUT)
+
+    def verify(self, run: RunView, checkpoint: str) -> list[str]:
+        from midstream.transfer import verify_objects
+
+        location = self._checkpoint(run, checkpoint)
+        if run.store:
+            found = self._bucket(location).examine()
+            problems = [*found.problems]
+            if not problems and found.recomputed != found.recorded:
+                problems = [(records.MANIFEST, f"the root digest is {found.recomputed}, recorded is {found.recorded}")]
+        else:
+            problems = verify_objects(self._hosts.get(run.host), location).problems
+        return [f"{path}: {what}" for path, what in problems]
+
+    def compare(self, run: RunView, first: str, second: str) -> list[str]:
+        from midstream.transfer.verify.manifest_diff import describe_difference, diff_manifests
+
+        return [
+            describe_difference(entry)
+            for entry in diff_manifests(self._manifest(run, first), self._manifest(run, second))
+        ]
+
+    def _manifest(self, run: RunView, name: str) -> records.Manifest:
+        from midstream.remote.verify import tree
+
+        location = self._checkpoint(run, name)
+        if run.store:
+            return self._bucket(location).manifest()
+        value = self._hosts.get(run.host).call(tree.manifest_value)(directory=location, manifest=records.MANIFEST)
+        return records.Manifest.from_json(value, name)
+
+    def config(self, run: RunView, attempt: int) -> str:
+        from midstream.watch import resolved_config
+
+        return resolved_config.read(self._hosts, run, attempt)
+
+    def read_log(self, run: RunView, process: int, begin: int, end: int) -> LogLines:
+        from midstream.watch.host_log import read_page
+
+        return read_page(self._hosts.get(run.host), self._log(run, process), begin, end)
+
+    def search_log(self, run: RunView, process: int, query: LogQuery, place: int) -> LogMatches:
+        from midstream.watch.host_log import search
+
+        return search(self._hosts.get(run.host), self._log(run, process), query, place)
+
+    def _bucket(self, url: str) -> BucketCheckpoint:
+        from midstream.stores.bucket_access import access_for
+        from midstream.stores.bucket_checkpoint import BucketCheckpoint
+
+        return BucketCheckpoint(url, access_for(self._fleet, url))
+
+    def _checkpoint(self, run: RunView, name: str) -> str:
+        return records.RunPaths(self._hosts.get(run.host).root, run.run_id, run.store).checkpoint(name)
+
+    def _log(self, run: RunView, process: int) -> str:
+        return records.RunPaths(self._hosts.get(run.host).root, run.run_id).attempt(run.attempt).log(process)
+
+    def ssh_hosts(self) -> tuple[dict[str, str], list[str], str]:
+        from midstream.fleet.ssh_config_hosts import candidates, gcloud_projects
+
+        return candidates(self._fleet.hosts), gcloud_projects(), str(self._file)
+
+    def add_hosts(self, lines: list[str]) -> None:
+        from midstream.fleet.ssh_config_hosts import add_hosts
+
+        add_hosts(self._file, lines)
+
+    @property
+    def _named_file(self) -> str:
+        """The fleet file as a flag names it; empty for the default one, which needs none."""
+        from midstream.fleet.fleet_file import default_fleet_path
+
+        return "" if self._fleet.path == str(default_fleet_path()) else self._fleet.path
+
+    @property
+    def _file(self) -> Path:
+        from midstream.fleet.fleet_file import default_fleet_path
+
+        return Path(self._fleet.path).expanduser() if self._fleet.path else default_fleet_path()
+
+    def shell(self, host: str) -> int:
+        from midstream.hosts.prompter import PROMPTS
+        from midstream.hosts.shell import open_shell
+
+        PROMPTS.reset()  # a declined host key may be offered again
+        return open_shell(host, self._fleet.hosts[host])
+
+    def migrations(self) -> tuple[MigrationView, ...]:
+        from midstream.migrate.execution import migration_directory
+
+        return tuple(migration_directory.list_migrations(self._fleet))

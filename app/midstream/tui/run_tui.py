@@ -1,0 +1,130 @@
+"""Start the terminal UI on a fleet or on a recording."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from midstream.hosts.prompter import PROMPTS
+from midstream.migrate import migration_state
+from midstream.migrate.request import Request
+from midstream.state_directory import state_directory
+from midstream.tui.app import MidstreamApp
+from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
+from midstream.tui.state.saved_layout import SavedLayout
+from midstream.tui.state.screen_state import ScreenState
+from midstream.watch.system.series_files import SeriesFiles
+from midstream.watch.watcher import Watcher
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
+    from midstream.tui.recording import Recorder
+
+WATCH_INTERVAL = 1.0  # seconds between reports of a watched host
+
+
+class UiResult(NamedTuple):
+    """How the terminal UI ended.
+
+    ``code`` is the exit code, or `RELOAD_EXIT_CODE` where the fleet file has changed; ``request`` is what the wizard
+    then opens with; ``quit_choice`` is the answer of the demo's quit dialog.
+    """
+
+    code: int
+    request: Request | None
+    quit_choice: str = ""
+
+
+def run_tui(
+    fleet: Fleet,
+    hosts: HostPool,
+    *,
+    readonly: bool = False,
+    ascii_only: bool = False,
+    start_run: str | None = None,
+    record: str | None = None,
+    request: Request | None = None,
+    demo: bool = False,
+) -> UiResult:
+    """Show the fleet until the user quits.
+
+    Args:
+        fleet: The fleet to watch.
+        hosts: Connections to its hosts.
+        readonly: Refuse every action that changes something.
+        ascii_only: Draw with ASCII glyphs only.
+        start_run: Run whose screen is opened first.
+        record: File to record the session to.
+        request: Migration request that the wizard opens with.
+        demo: Runs and migrations end with the application.
+
+    Raises:
+        UsageError: The recording cannot be written.
+    """
+    recorder = _recorder(record) if record else None
+    watch = Watcher(fleet, hosts, interval=WATCH_INTERVAL, listener=recorder.record if recorder else None)
+    actions = FleetActions(fleet, hosts)
+    app = MidstreamApp(
+        watch,
+        recorder.wrap(actions) if recorder else actions,
+        readonly=readonly,
+        ascii_only=ascii_only,
+        start_run=start_run,
+        request=request,
+        demo=demo,
+        layout=SavedLayout.load(state_directory() / "screen.json", fleet=str(fleet.path)),
+        after_first_frame=watch.start,
+    )
+    series = None if demo or not fleet.path else SeriesFiles(str(fleet.path), watch.snapshot().system)
+    prompter = DialogPrompter(app)
+    with PROMPTS.use(prompter):  # every question is a dialog: a prompt on the terminal would break the screen
+        if series is not None:
+            series.start()
+        try:
+            app.run_alone()
+        finally:
+            prompter.close()
+            from midstream.watch.known_names import remember_names
+
+            remember_names(fleet, watch.snapshot())
+            watch.stop()
+            if series is not None:
+                series.stop()
+            if recorder:
+                recorder.close()
+    if app.return_code == 0 and not demo:
+        print(f"midstream: {_still_running(app.screen_state)}", file=sys.stderr)
+    return UiResult(app.return_code or 0, app.request, app.quit_choice)
+
+
+def _recorder(file: str) -> Recorder:
+    from midstream.tui.recording import Recorder
+
+    return Recorder(file)
+
+
+def _still_running(screen_state: ScreenState) -> str:
+    """Name what continues after the application has ended, and how to see it again."""
+    running = [view.migration for view in screen_state.migrations if view.state == migration_state.RUNNING]
+    follow = f"; midstream --continue {running[0]} follows the migration" if running else ""
+    return f"runs and migrations continue; midstream --status shows them{follow}"
+
+
+def replay_tui(file: str, *, ascii_only: bool = False, speed: float = 1.0) -> int:
+    """Show a recorded session, read-only. Return the exit code.
+
+    Raises:
+        UsageError: ``file`` is not a recording, or one of another version.
+    """
+    from midstream.tui.recording import Replay
+
+    replay = Replay.load(file, speed)
+    app = MidstreamApp(replay, replay.actions, readonly=True, ascii_only=ascii_only, clock=replay.clock)
+    replay.play()
+    try:
+        app.run_alone()
+    finally:
+        replay.stop()
+    return app.return_code or 0

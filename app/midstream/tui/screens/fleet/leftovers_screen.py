@@ -1,0 +1,203 @@
+"""Leftovers of killed processes on the fleet's hosts, and slices: listed, and removed after confirmation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from textual.app import ComposeResult
+from textual.message import Message
+from textual.widgets import Static
+
+from midstream.check.leftovers import AnyLeftover, Leftover, Skipped, SliceLeftover, SliceProblem
+from midstream.counts import agree, count
+from midstream.tui import commands
+from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+from midstream.tui.state.screen_state import ScreenState
+from midstream.tui.style import number_format, palette
+from midstream.tui.style.styled_text import Text
+from midstream.tui.widgets.chrome import Hints
+from midstream.tui.widgets.table import Column, Row, Table
+
+COLUMNS = (
+    Column("HOST", widest=20),
+    Column("RUN", widest=28),
+    Column("LEFTOVER", widest=60),
+    Column("KIND", drop=1),
+    Column("SIZE", right=True),
+    Column("", widest=200, rest=True),
+)
+MAX_PROBLEMS = 2  # lines about what was not examined
+
+
+class LeftoversScreen(MidstreamScreen):
+    """Lists leftovers when it opens. Nothing is removed before the confirmation."""
+
+    SCOPE = commands.LEFTOVERS
+    BINDINGS = commands.bindings(commands.LEFTOVERS, commands.EVERYWHERE)
+
+    class Found(Message):
+        """A search has ended."""
+
+        def __init__(self, found: list[AnyLeftover], *, removed: bool) -> None:
+            super().__init__()
+            self.found, self.removed = found, removed
+
+    class Progressed(Message):
+        """A line of progress of a deletion."""
+
+        def __init__(self, line: str) -> None:
+            super().__init__()
+            self.line = line
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: list[Leftover | SliceLeftover] = []
+        self._problems: list[str] = []
+        self._doing = "listing leftovers ..."
+
+    def body(self) -> ComposeResult:
+        yield Table(COLUMNS, self.glyphs, id="leftovers")
+        yield Static(id="selected-row")
+        yield Static(id="verdict")
+
+    def on_mount(self) -> None:
+        self.query_one(Table).focus()
+        self._search(remove=False)
+
+    def crumbs(self) -> tuple[str, ...]:
+        return ("Runs", "Leftovers")
+
+    @property
+    def _removable(self) -> list[Leftover | SliceLeftover]:
+        return [each for each in self._found if not (each.kept or each.removed)]
+
+    def show(self, screen_state: ScreenState) -> None:  # noqa: ARG002 (of the base class)
+        rows = [_row(index, each) for index, each in enumerate(self._found)]
+        empty = self._doing or "no leftovers: no killed save, copy, deletion or creation left anything"
+        self.query_one(Table).show(rows, empty=(empty,))
+        self.query_one("#selected-row", Static).update(self._selected())
+        verdict = self._verdict()
+        for problem in self._problems[:MAX_PROBLEMS]:
+            verdict.append(f"\n  {self.glyphs.stale} {problem}", palette.WAIT)
+        if (more := len(self._problems) - MAX_PROBLEMS) > 0:
+            verdict.append(f"\n    and {more} more: midstream --clean prints all", palette.DIM)
+        self.query_one("#verdict", Static).update(verdict)
+        self.query_one(Hints).hide(*(() if self._removable else ("remove",)))
+
+    def on_table_moved(self) -> None:
+        self.query_one("#selected-row", Static).update(self._selected())
+
+    def _selected(self) -> Text:
+        """Return the selected leftover in full: the table cuts long names."""
+        index = self.query_one(Table).selected
+        if not isinstance(index, int) or index >= len(self._found):
+            return Text()
+        each = self._found[index]
+        name, note = each.slice.path if isinstance(each, SliceLeftover) else each.path, _note(each)
+        words = f"{name}: {note}" if note else name
+        return Text(f"  {number_format.folded(words, max(20, self.size.width) - 1, 4)}", palette.DIM)
+
+    def _verdict(self) -> Text:
+        text = Text()
+        if self._doing:
+            return text.append(f"  {self._doing}", palette.ACCENT)
+        if removable := self._removable:
+            bytes_ = sum(each.bytes for each in removable if isinstance(each, Leftover))
+            size = f", {number_format.size(bytes_)}" if bytes_ else ""
+            words = f"enter removes {count(len(removable), 'leftover')}{size}, after confirmation"
+            return text.append(f"  {words}", palette.TEXT)
+        return text.append("  nothing can be removed", palette.DIM)
+
+    def _search(self, *, remove: bool) -> None:
+        self._doing = "removing ..." if remove else "listing leftovers ..."
+        self.in_background(partial(self._read, remove))
+        self.refresh_state()
+
+    def _read(self, remove: bool) -> None:
+        def report(line: str) -> None:
+            self.post_message(self.Progressed(line))
+
+        found: list[AnyLeftover] = []
+        try:
+            found += self.midstream.actions.leftovers(report, remove=remove)
+        finally:
+            self.post_message(self.Found(found, removed=remove))
+
+    def on_leftovers_screen_found(self, event: Found) -> None:
+        self._doing = ""
+        self._found = [each for each in event.found if isinstance(each, Leftover | SliceLeftover)]
+        self._problems = [_problem(each) for each in event.found if isinstance(each, Skipped | SliceProblem)]
+        if event.removed:
+            self.notify(f"{count(sum(each.removed for each in self._found), 'leftover')} removed")
+        self.refresh_state()
+
+    def on_leftovers_screen_progressed(self, event: Progressed) -> None:
+        if self._doing:
+            self._doing = event.line
+            self.refresh_state()
+
+    def action_again(self) -> None:
+        if not self._doing:
+            self._search(remove=False)
+
+    def action_copy(self) -> None:
+        self.copy_command("--clean")
+
+    def action_remove(self) -> None:
+        """Confirm, then remove what may be removed."""
+        if self._doing or self.refuse_readonly():
+            return
+        if not self._removable:
+            self.notify("nothing can be removed")
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._search(remove=True)
+
+        self.app.push_screen(ConfirmScreen("Remove leftovers", _consequences(self._removable), word="remove"), answered)
+
+
+def _row(index: int, each: Leftover | SliceLeftover) -> Row:
+    """Return the row of a leftover, by its place in the list."""
+    colour = palette.GOOD if each.removed else palette.DIM
+    if isinstance(each, SliceLeftover):
+        note = (_note(each), colour if each.kept or each.removed else palette.WAIT)
+        place = (number_format.NONE, number_format.NONE, each.slice.path, "slice", number_format.NONE)
+        return Row(index, (*place, note), dim=bool(each.kept))
+    place = (each.host, each.run, each.path, each.kind, number_format.size(each.bytes))
+    return Row(index, (*place, (_note(each), colour)), dim=bool(each.kept))
+
+
+def _note(each: Leftover | SliceLeftover) -> str:
+    """Return what became of a leftover, or why it is kept."""
+    if isinstance(each, SliceLeftover):
+        return f"{each.note}; {each.text}"
+    return "removed" if each.removed else f"kept: {each.kept}" if each.kept else ""
+
+
+def _problem(each: Skipped | SliceProblem) -> str:
+    """Return the line about what was not examined."""
+    return (
+        each.message if isinstance(each, SliceProblem) else f"{each.run or each.host} is skipped: {each.error.message}"
+    )
+
+
+def _consequences(removable: Sequence[Leftover | SliceLeftover]) -> list[str]:
+    """Return the lines of the confirmation."""
+    files = [each for each in removable if isinstance(each, Leftover)]
+    slices = [each.slice.path for each in removable if isinstance(each, SliceLeftover)]
+    lines: list[str] = []
+    if files:
+        hosts = ", ".join(dict.fromkeys(each.host for each in files))
+        lines += [
+            f"{count(len(files), 'leftover')} on {hosts} {agree(len(files))} removed:",
+            "parts of saves and copies that were killed, and deletions that did not finish.",
+            "Complete checkpoints are not touched. Each is checked again before it is removed.",
+        ]
+    if slices:
+        preempted = f"{count(len(slices), 'slice')} that {agree(len(slices))} preempted or failed"
+        lines += [f"{preempted} {agree(len(slices))} deleted: {', '.join(slices)}."]
+    return lines

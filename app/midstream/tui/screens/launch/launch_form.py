@@ -1,0 +1,85 @@
+"""Forms of a launch: of a new run, and of the next attempt of one."""
+
+from __future__ import annotations
+
+import shlex
+
+from midstream.errors import MidstreamError
+from midstream.launch.launch_request import LaunchRequest
+from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.dialogs.engine_flags import EXAMPLE, flags_problem, words_of
+from midstream.tui.screens.dialogs.form import Field, FormScreen, Values
+from midstream.tui.screens.launch.launch_screen import LaunchScreen
+from midstream.watch.run_failure import has_failed
+from midstream.watch.snapshot import RunView
+from midstream_engine import records
+
+
+def ask_launch(screen: MidstreamScreen, target: str = "", request: LaunchRequest | None = None) -> None:
+    """Ask for config, target, run id and engine flags, then run the preflight."""
+    actions = screen.midstream.actions
+    try:
+        targets = [each.name for each in actions.targets()]
+    except MidstreamError as error:
+        screen.show_error(error)
+        return
+    first = request or LaunchRequest(target or (targets[0] if len(targets) == 1 else ""))
+    fields = (
+        Field("config", "Config", first.config or "", "a YAML file, or one that midstream ships", actions.configs()),
+        Field("target", "Target", first.target, ", ".join(targets), targets),
+        Field("run_id", "Run id", first.run_id or "", "the config's trainer.id, else random"),
+        Field("flags", "Engine flags", shlex.join(first.overrides), f"none; for example {EXAMPLE}"),
+    )
+
+    def check(values: Values) -> str:
+        if not values["config"]:
+            return "name a config"
+        if values["target"] not in targets:
+            return f"no target {values['target']!r}: {', '.join(targets)}"
+        if values["run_id"]:
+            try:
+                records.check_run_id(values["run_id"])
+            except records.RecordError as error:
+                return str(error)
+        return flags_problem(values["flags"])
+
+    def answered(values: Values | None) -> None:
+        if values is not None:
+            request = LaunchRequest(
+                values["target"], values["config"], values["run_id"] or None, words_of(values["flags"])
+            )
+            screen.app.push_screen(LaunchScreen(request))
+
+    screen.app.push_screen(FormScreen("Launch a run", fields, check, "runs the preflight"), answered)
+
+
+def offer_start_again(screen: MidstreamScreen, run: RunView) -> None:
+    """Offer the next attempt of a run that has stopped, on the target that owns it."""
+    if run.running:
+        screen.notify(f"{run.run_id} is running on {run.host}", severity="warning", markup=False)
+    elif run.fence is None:
+        hint = f"midstream --repair {run.run_id} shows why"
+        screen.notify(f"{run.run_id} on {run.host} has no fence: {hint}", severity="warning", markup=False)
+    else:
+        failed = run.attempt if has_failed(run) else 0
+        ask_start_again(screen, LaunchRequest(run.fence.owner, None, run.run_id), failed)
+
+
+def ask_start_again(screen: MidstreamScreen, request: LaunchRequest, failed: int = 0) -> None:
+    """Ask for engine flags, then run the preflight of the run's next attempt.
+
+    ``failed`` is the number of the attempt before, if it failed: its flags are in the run's config now.
+    """
+    none = f"none: {request.run_id} continues with its own config"
+    if failed:
+        none = f"none: the config of attempt {failed}, which failed"
+    fields = (Field("flags", "Engine flags", shlex.join(request.overrides), none),)
+
+    def answered(values: Values | None) -> None:
+        if values is not None:
+            flags = words_of(values["flags"])
+            screen.app.push_screen(LaunchScreen(LaunchRequest(request.target, None, request.run_id, flags)))
+
+    title = f"Start {request.run_id} again on {request.target}"
+    form = FormScreen(title, fields, lambda values: flags_problem(values["flags"]), "runs the preflight")
+    screen.app.push_screen(form, answered)

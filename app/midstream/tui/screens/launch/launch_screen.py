@@ -1,0 +1,241 @@
+"""Launch screen: the preflight of a launch, then its progress until the run is started."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from textual.app import ComposeResult
+from textual.message import Message
+from textual.widgets import Static
+
+from midstream.check.check_result import FAIL, Check
+from midstream.errors import MidstreamError
+from midstream.launch.launch_request import LaunchRequest
+from midstream.launch.reporter import Reporter, state_line
+from midstream.tui import commands
+from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+from midstream.tui.state.screen_state import ScreenState
+from midstream.tui.style import checks_text, number_format, palette
+from midstream.tui.style.styled_text import Text
+from midstream.tui.widgets.chrome import Hints, Rule
+from midstream.tui.widgets.pane import Pane
+
+CHECKING, READY, STARTING, FAILED = "checking", "ready", "starting", "failed"
+
+
+class LaunchScreen(MidstreamScreen):
+    """Preflight and progress of a launch. Nothing changes before the confirmation."""
+
+    SCOPE = commands.LAUNCH
+    BINDINGS = commands.bindings(commands.LAUNCH, commands.EVERYWHERE)
+
+    class Checked(Message):
+        """One check of preflight number ``round`` was done; None: all were."""
+
+        def __init__(self, round: int, check: Check | None) -> None:
+            super().__init__()
+            self.round, self.check = round, check
+
+    class Progress(Message):
+        """The launch reported a line that stays, or a state that the next one replaces."""
+
+        def __init__(self, line: str, *, stays: bool) -> None:
+            super().__init__()
+            self.line, self.stays = line, stays
+
+    class Started(Message):
+        """The run was started; None: it could not be, for ``error``."""
+
+        def __init__(self, run_id: str | None, error: MidstreamError | None = None) -> None:
+            super().__init__()
+            self.run_id, self.error = run_id, error
+
+    def __init__(self, request: LaunchRequest) -> None:
+        super().__init__()
+        self.request = request
+        self._stage = CHECKING
+        self._checks: list[Check] = []
+        self._round = 0
+        self._reports: list[str] = []
+        self._state = ""  # of the current operation
+        self._error: MidstreamError | None = None
+        self._since = 0.0  # UTC seconds: the start was confirmed
+
+    def body(self) -> ComposeResult:
+        yield Rule("preflight", self.glyphs)
+        with Pane(id="wizard-text"):
+            yield Static(id="wizard-words")
+        yield Static(id="verdict")
+        own = "" if self.request.config else " (CONFIG: any, the run has its own)"
+        yield Rule(f"command line{own}", self.glyphs, "y copies")
+        yield Static(id="command")
+
+    def on_mount(self) -> None:
+        self.query_one(Pane).focus()
+        self.action_again()
+
+    def crumbs(self) -> tuple[str, ...]:
+        return ("Runs", "Launch" if self.request.config else "Start again", self.request.target)
+
+    @property
+    def _run_id(self) -> str:
+        """The id that the last check has named, or the requested one."""
+        found = next((check.detail for check in self._checks if check.name == "run" and check.state != FAIL), "")
+        return self.request.run_id or found.partition(" ")[0]
+
+    @property
+    def _command(self) -> str:
+        return self.midstream.actions.launch_command(self.request)
+
+    # ------------------------------------------------------------------------------------------ showing
+
+    def show(self, screen_state: ScreenState) -> None:  # noqa: ARG002 (of the base class)
+        width = max(20, self.size.width)
+        words = self.query_one("#wizard-words", Static)
+        rule = self.query(Rule).first()
+        if self._stage in (STARTING, FAILED):
+            rule.show(f"start of {self._run_id} on {self.request.target}")
+            text = Text()
+            for line in self._reports:
+                text.append(f"  {number_format.folded(line, width - 1, 4)}\n", palette.DIM)
+            if self._state and self._stage == STARTING:
+                text.append(f"  {self.glyphs.busy} {number_format.folded(self._state, width - 1, 4)}", palette.ACCENT)
+            words.update(text)
+            self.query_one(Pane).scroll_end(animate=False)
+        else:
+            rule.show(f"preflight: {checks_text.summary(self._checks)}")
+            words.update(checks_text.describe(self._checks, self._stage == READY, self.glyphs, width - 1))
+        self.query_one("#verdict", Static).update(self._verdict(width))
+        # During the start these keys do nothing.
+        self.query_one(Hints).hide(*(("again", "next", "previous") if self._stage == STARTING else ()))
+        command = self._command
+        self.query_one("#command", Static).update(Text(command, palette.ACCENT))
+
+    def _verdict(self, width: int) -> Text:
+        if self._error is not None:
+            text = Text(f"  {self.glyphs.failed} {number_format.folded(self._error.message, width, 4)}\n", palette.BAD)
+            return text.append(
+                f"    {number_format.folded(self._error.hint or 'r checks again', width, 4)}", palette.DIM
+            )
+        if self._stage == STARTING:
+            age = number_format.age(max(0.0, self.screen_state.now - self._since))
+            return Text(f"  starting for {age}; esc leaves the screen, the start continues", palette.ACCENT)
+        if self._stage == CHECKING:
+            return Text(f"  checking ...  {len(self._checks)} done", palette.ACCENT)
+        failed = next((check for check in self._checks if check.state == FAIL), None)
+        if failed is not None:
+            words = f"Cannot start: {failed.name}: {failed.detail}."
+            text = Text(f"  {number_format.folded(words, width, 2)}\n", palette.BAD)
+            return text.append("  Fix it, then press r; b returns to the form.", palette.DIM)
+        return Text("  Ready. enter starts the run, after confirmation.", f"bold {palette.GOOD}")
+
+    # ------------------------------------------------------------------------------------------ preflight
+
+    def action_again(self) -> None:
+        if self._stage != STARTING:
+            self._stage, self._checks, self._error, self._reports = CHECKING, [], None, []
+            self._round += 1
+            self.in_background(partial(self._run_checks, self._round))
+            self.refresh_state()
+
+    def _run_checks(self, round: int) -> None:
+        try:
+            for check in self.midstream.actions.launch_checks(self.request):
+                if self._round != round:
+                    return
+                self.post_message(self.Checked(round, check))
+        except MidstreamError as error:
+            self.post_message(self.Checked(round, Check("preflight", FAIL, error.message, error.hint)))
+        self.post_message(self.Checked(round, None))
+
+    def on_launch_screen_checked(self, event: Checked) -> None:
+        if event.round == self._round and self._stage == CHECKING:
+            if event.check is None:
+                self._stage = READY
+            else:
+                self._checks.append(event.check)
+            self.refresh_state()
+
+    # ------------------------------------------------------------------------------------------ start
+
+    def action_next(self) -> None:
+        if self._stage != READY:
+            self.notify("the checks are not done" if self._stage == CHECKING else "press r to check again")
+            return
+        failed = next((check for check in self._checks if check.state == FAIL), None)
+        if failed is not None:
+            self.notify("a check failed: fix it, then press r", severity="error")
+        elif not self.refuse_readonly():
+            run = next((check.detail for check in self._checks if check.name == "run"), "")
+            lines = (
+                f"{run}.",
+                "midstream installs its engine and the packages where they are missing, then starts the run.",
+                "S stops it again; nothing is deleted.",
+            )
+            self.app.push_screen(
+                ConfirmScreen(f"Start {self._run_id} on {self.request.target}", lines), self._confirmed
+            )
+
+    def _confirmed(self, yes: bool | None) -> None:
+        if yes and self._stage == READY:
+            self._stage, self._since = STARTING, self.screen_state.now
+            self.refresh_state()
+            request = LaunchRequest(self.request.target, self.request.config, self._run_id, self.request.overrides)
+            self.in_background(partial(self._start, request))
+
+    def _start(self, request: LaunchRequest) -> None:
+        try:
+            run_id = self.midstream.actions.launch(request, _Reports(self))
+        except MidstreamError as error:
+            self.post_message(self.Started(None, error))
+            return
+        self.post_message(self.Started(run_id))
+        app = self.midstream
+        app.call_later(app.notify, f"{run_id} starts on {request.target}", markup=False)
+
+    def on_launch_screen_progress(self, event: Progress) -> None:
+        if event.stays:
+            self._reports.append(event.line)
+        self._state = "" if event.stays else event.line
+        self.refresh_state()
+
+    def on_launch_screen_started(self, event: Started) -> None:
+        if event.run_id is None:
+            self._stage, self._error = FAILED, event.error
+            self.refresh_state()
+            return
+        while self.app.screen is not self:  # a dialog may be in front
+            self.app.pop_screen()
+        self.app.pop_screen()
+        self.midstream.open_run(event.run_id, started=self._since)
+
+    # ------------------------------------------------------------------------------------------ commands
+
+    def action_previous(self) -> None:
+        """Return to the form with its values."""
+        if self._stage != STARTING:
+            self._round += 1
+            self.app.pop_screen()
+            self.midstream.open_launch(self.request)
+
+    def action_back(self) -> None:
+        self._round += 1
+        super().action_back()
+
+    def action_copy(self) -> None:
+        self.app.copy_to_clipboard(self._command)
+        self.notify("copied (if the terminal supports OSC 52)")
+
+
+class _Reports(Reporter):
+    """Reports of a launch, shown on its screen."""
+
+    def __init__(self, screen: LaunchScreen) -> None:
+        self._screen = screen
+
+    def __call__(self, line: str) -> None:
+        self._screen.post_message(LaunchScreen.Progress(line, stays=True))
+
+    def update(self, what: str, state: str, seconds_left: float | None = None) -> None:
+        self._screen.post_message(LaunchScreen.Progress(state_line(what, state, seconds_left), stays=False))

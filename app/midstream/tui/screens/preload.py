@@ -1,0 +1,26 @@
+"""Import the screens that are opened most, once the first frame is shown: opening them then takes no longer.
+
+The fleet screen imports a screen when it opens it, so that the first frame does not wait for all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+
+SCREENS = (
+    "midstream.tui.screens.run.run_screen",
+    "midstream.tui.screens.dialogs.help",
+    "midstream.tui.screens.migration.wizard",
+    "midstream.tui.screens.migration.migration_screen",
+    "midstream.tui.screens.dialogs.document",
+    "midstream.tui.screens.launch.launch_form",
+)
+PAUSE = 0.05  # seconds between two screens, in which keys are answered: an import holds the interpreter
+
+
+def load() -> None:
+    """Import the screens. Call it in the background."""
+    for screen in SCREENS:
+        time.sleep(PAUSE)
+        importlib.import_module(screen)

@@ -1,0 +1,122 @@
+"""The layout of the screens, saved between starts in `$MIDSTREAM_STATE/screen.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from midstream.charts.smoothing import DEFAULT_FACTOR
+from midstream.tui.style import palette
+
+MAX_FLEETS = 20  # fleet files whose lists are remembered
+UNSAVED = ("file", "fleet", "problem", "fleets")
+
+
+@dataclass
+class ListLayout:
+    """What one list shows: filter, order, groups and columns."""
+
+    filter: str = ""
+    sort: str = ""  # name of a field; empty: the default order
+    descending: bool = False
+    group: str = ""  # name of a field
+    hide_finished: bool = False
+    columns: list[str] = field(default_factory=list)  # titles; empty: the default columns
+
+
+@dataclass
+class SavedLayout:
+    """Layout settings and the file they are saved to; without a file nothing is saved.
+
+    ``fleets`` holds the lists of each fleet file, because a filter names hosts and runs; the newest is the last.
+    """
+
+    theme: str = palette.DEFAULT
+    view: str = "runs"  # view of the fleet screen
+    tiles: bool = True
+    axis: str = "step"
+    log: bool = False
+    robust: bool = True
+    smoothing: float = DEFAULT_FACTOR  # factor
+    log_x: bool = False
+    wrap: bool = False
+    file: Path | None = None
+    fleet: str = ""  # path of the fleet file
+    fleets: dict[str, dict[str, ListLayout]] = field(default_factory=dict)  # fleet file -> view -> list
+    problem: str = ""  # why the file was ignored, or a part of it
+
+    @classmethod
+    def load(cls, file: Path, fleet: str = "") -> SavedLayout:
+        """Load a saved layout, with defaults for a missing file.
+
+        What cannot be read is ignored and has its default; ``problem`` says so.
+        """
+        layout = cls(file=file, fleet=fleet)
+        try:
+            stored = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return layout
+        except (OSError, ValueError, RecursionError) as error:
+            layout.problem = f"{file} is ignored: {getattr(error, 'strerror', None) or 'it is not JSON'}"
+            return layout
+        damaged = [] if isinstance(stored, dict) else ["it is no object"]
+        values = stored if isinstance(stored, dict) else {}
+        damaged += _fill(layout, values)
+        remembered = values.get("fleets", {})
+        if not isinstance(remembered, dict):
+            damaged.append("fleets")
+            remembered = {}
+        for path, views in list(remembered.items())[-MAX_FLEETS:]:
+            layout.fleets[path] = {}
+            for view, value in views.items() if isinstance(views, dict) else ():
+                entry = layout.fleets[path][view] = ListLayout()
+                damaged += [f"{view}: {each}" for each in _fill(entry, value)]
+        if damaged:
+            layout.problem = f"{file} is damaged, defaults are used for: {', '.join(damaged[:3])}"
+        return layout
+
+    def list_of(self, view: str) -> ListLayout:
+        """Return the layout of a list of this fleet."""
+        views = self.fleets.setdefault(self.fleet, {})
+        return views.setdefault(view, ListLayout())
+
+    def save(self) -> None:
+        """Save atomically. A failure is ignored: the layout is a convenience."""
+        if self.file is None:
+            return
+        if self.fleet in self.fleets:
+            self.fleets[self.fleet] = self.fleets.pop(self.fleet)  # the last one is dropped last
+        values = {name: value for name, value in asdict(self).items() if name not in UNSAVED}
+        values["fleets"] = {path: asdict_views(views) for path, views in list(self.fleets.items())[-MAX_FLEETS:]}
+        temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}")
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(self.file)
+        except OSError:
+            return
+
+
+def asdict_views(views: Mapping[str, ListLayout]) -> dict[str, Any]:
+    """Return the lists of a fleet as JSON."""
+    return {view: asdict(layout) for view, layout in views.items()}
+
+
+def _fill(layout: Any, values: Any) -> list[str]:
+    """Set the fields that ``values`` has with the right type. Return the names of the others."""
+    if not isinstance(values, dict):
+        return ["it is no object"]
+    damaged = []
+    for each in fields(layout):
+        if each.name in UNSAVED or each.name not in values:
+            continue
+        value, before = values[each.name], getattr(layout, each.name)
+        if type(value) is not type(before) or (type(value) is list and not all(isinstance(one, str) for one in value)):
+            damaged.append(each.name)
+        else:
+            setattr(layout, each.name, value)
+    return damaged

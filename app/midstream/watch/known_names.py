@@ -1,0 +1,89 @@
+"""Names of runs and checkpoints that were seen last, in `$MIDSTREAM_STATE/names.json`, for shell completion.
+
+A cache: it may be deleted, and a damaged file counts as empty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from midstream.state_directory import state_directory
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+    from midstream.watch.snapshot import RunView, Snapshot
+
+FLEETS = 16  # fleet files whose names are kept, the last used ones
+CHECKPOINTS = 20  # of a run, the newest ones
+_LARGEST = 4 << 20  # bytes of a file that is read
+
+
+def names_file() -> Path:
+    """Return the path of the file."""
+    return state_directory() / "names.json"
+
+
+def read_names(fleet_path: str | Path) -> dict[str, dict[str, Any]]:
+    """Return host -> run -> ``{"steps": [...], "checkpoints": [...]}`` of a fleet file; empty if nothing was seen."""
+    hosts = _read().get(_key(fleet_path), {})
+    return hosts if isinstance(hosts, dict) else {}
+
+
+def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
+    """Write the names of a snapshot. Hosts that did not answer keep those that they had.
+
+    A failure is ignored: completion is a convenience.
+    """
+    if not fleet.path or not os.path.exists(fleet.path):
+        return
+    with suppress(OSError):
+        fleets = _read()
+        known = fleets.pop(_key(fleet.path), {})
+        hosts = {}
+        for host in snapshot.hosts:
+            if host.link == "live":
+                runs = [run for run in snapshot.runs if run.host == host.name]
+                hosts[host.name] = {run.run_id: _checkpoints(fleet, run) for run in runs}
+            elif isinstance(known, dict) and host.name in known:
+                hosts[host.name] = known[host.name]
+        if hosts == known:
+            return
+        fleets[_key(fleet.path)] = hosts
+        kept = dict(list(fleets.items())[-FLEETS:])
+        file = names_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f"{file.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(kept, indent=1) + "\n")
+        temporary.replace(file)
+
+
+def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, Any]:
+    """Return a run's complete checkpoints: their steps, and each as the argument CHECKPOINT."""
+    from midstream_engine import records
+
+    config = fleet.hosts.get(run.host)
+    paths = records.RunPaths(config.root if config else "", run.run_id, run.store)
+    complete = [one for one in run.checkpoints if one.complete and one.accepted]
+    newest = sorted(complete, key=lambda one: (one.step, one.attempt), reverse=True)[:CHECKPOINTS]
+    prefix = "" if run.store else f"{run.host}:"
+    return {
+        "steps": [one.step for one in newest],
+        "checkpoints": [prefix + paths.checkpoint(one.name) for one in newest] if config else [],
+    }
+
+
+def _key(fleet_path: str | Path) -> str:
+    return os.path.abspath(os.path.expanduser(fleet_path))
+
+
+def _read() -> dict[str, Any]:
+    try:
+        with names_file().open(encoding="utf-8") as file:
+            found = json.loads(file.read(_LARGEST))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,51 @@
+"""The last lines of a log as its host reports them, and which bytes of the file they are."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from midstream.remote.runs.log_pages import displayed
+from midstream.watch.snapshot import LogRange
+
+MAX_LINES = 5000
+
+
+class LogTail:
+    """Collects the log events of one run, and drops the oldest lines past `MAX_LINES`."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[str, int]] = deque()  # each line with its bytes in the file
+        self._begin = self._end = self._process = 0
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(line for line, _ in self._lines)
+
+    @property
+    def range(self) -> LogRange:
+        """The bytes that the lines are; an empty range if the host does not report it."""
+        return LogRange(min(self._begin, self._end), self._end, self._process)
+
+    def clear(self) -> None:
+        self._lines.clear()
+        self._begin = self._end = self._process = 0
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Add the lines of a log event."""
+        offset, end = event.get("offset", 0), event.get("end", 0)
+        if event["first"] or offset != self._end:
+            self.clear()
+            self._begin, self._process = offset, event.get("process", 0)
+        raw = event["text"].removesuffix("\n").split("\n")
+        sizes = [len(line.encode("utf-8", "surrogatepass")) + 1 for line in raw] if end else [0] * len(raw)
+        if end:  # bytes that are no UTF-8 are longer as text
+            sizes[-1] = max(0, sizes[-1] + end - offset - sum(sizes))
+        self._end = end
+        if len(raw) > MAX_LINES:
+            self._lines.clear()
+            self._begin = offset + sum(sizes[:-MAX_LINES])
+        self._lines.extend(zip(map(displayed, raw[-MAX_LINES:]), sizes[-MAX_LINES:], strict=True))
+        while len(self._lines) > MAX_LINES:
+            self._begin += self._lines.popleft()[1]
