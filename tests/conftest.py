@@ -1,9 +1,11 @@
-"""What all tests share: the closing count of tests that this machine could not run."""
+"""Shared fixtures, and the summary of tests that this machine could not run."""
 
 from __future__ import annotations
 
 import collections
+import datetime
 import os
+import random
 from collections.abc import Iterator
 
 import hypothesis
@@ -11,22 +13,45 @@ import pytest
 
 from simulators.bucket import BucketServer, bucket_server
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
+hypothesis.settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 hypothesis.settings.load_profile("untimed")
 
-# Work under test reads these; a test that wants one sets it.
+# The code under test reads these; a test that needs one sets it.
 for name in ("MIDSTREAM_FLEET", "MIDSTREAM_STATE", "MIDSTREAM_ROOT", "RUN_ID", "XLA_FLAGS"):
     os.environ.pop(name, None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The rooms whose tests take longest go first, so that no process is left alone with them at the end."""
-    rooms = ("faults", "integration")
-    items.sort(key=lambda item: next((n for n, room in enumerate(rooms) if f"/{room}/" in str(item.path)), len(rooms)))
+SUITE = 1000  # tests at least; who selects fewer gets all of them
+DRAWN = 6  # one of so many is drawn; days that follow each other draw all of them in as many days
+# The workers inherit it, so that all draw the same tests.
+os.environ.setdefault("MIDSTREAM_TEST_SEED", str(datetime.date.today().toordinal()))
+
+
+def pytest_report_header() -> str:
+    seed = os.environ["MIDSTREAM_TEST_SEED"]
+    return f"one of {DRAWN} of the longest tests and modules is drawn with MIDSTREAM_TEST_SEED={seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draw tests and modules marked ``drawn``; run the slowest directories first.
+
+    A module is drawn with all of its tests, because its tests share what takes long. No worker is left with the slowest
+    directories at the end.
+    """
+    if len(items) > SUITE and "not slow" in str(config.option.markexpr):
+        groups = {item.nodeid: node.nodeid for item in items for node, _ in item.iter_markers_with_node("drawn")}
+        names = sorted(set(groups.values()))
+        random.Random("spread").shuffle(names)  # neighbours take similar times
+        chosen = set(names[int(os.environ["MIDSTREAM_TEST_SEED"]) % DRAWN :: DRAWN])
+        left = {item for item in items if item.nodeid in groups and groups[item.nodeid] not in chosen}
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
+    order = {"faults": 0, "integration": 1}
+    items.sort(key=lambda item: min((order.get(part, len(order)) for part in item.path.parts), default=len(order)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line for every reason that tests were skipped for; the reason names what installs the missing part."""
+    """Print one line per reason for skipped tests; it names what installs the missing part."""
     reasons: collections.Counter[str] = collections.Counter()
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -38,14 +63,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the migrations of the person who runs it."""
+def _private_state_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test its own state directory, apart from that of the user who runs it."""
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path_factory.mktemp("state")))
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
-    """A server with an empty bucket ``runs``, which all clients of Google's that start meanwhile talk to."""
+    """A server with an empty bucket ``runs``, used by all Google clients started during the test."""
     with bucket_server("runs") as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)

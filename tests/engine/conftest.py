@@ -1,8 +1,9 @@
-"""Jax as every engine test wants it: on the CPU, with eight virtual devices. And haliax, imported once."""
+"""Set jax up for engine tests: on the CPU with eight virtual devices; import haliax once."""
 
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 
 import jax
@@ -10,11 +11,16 @@ import pytest
 
 from support.engine_runs import QUICK
 
-# Jax reads these when it starts its backend: now. Programs that a test starts shall not inherit them.
+# Jax reads these when it starts its backend, which is now. Programs that a test starts must not inherit them.
 with pytest.MonkeyPatch.context() as environment:
     environment.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {QUICK}")
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
     jax.devices()
+
+# Programs that a test starts inherit ignored signals: of nohup, and of a shell's background jobs.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 with warnings.catch_warnings():
     # haliax 1.4 imports the old name of jax.shard_map.

@@ -1,4 +1,4 @@
-"""Attempts, epochs and the lineage: what is claimed, and who is refused."""
+"""Attempts, epochs, fence and lineage: claims and refusals."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import pytest
 
 from midstream_engine import records
 from midstream_engine.errors import EngineError, FencedError
-from midstream_engine.trainer.attempt import attempt_record as attempts
-from midstream_engine.trainer.attempt.attempt_record import open_attempt
-from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests, Signals
+from midstream_engine.signals import Signals
+from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests
+from midstream_engine.trainer.runtime import attempt_record as attempts
+from midstream_engine.trainer.runtime.attempt_record import open_attempt
 
 
-def test_a_new_run_gets_attempt_1_epoch_1_and_a_fence(tmp_path: Path) -> None:
+def test_attempt_of_new_run_has_number_1_epoch_1_and_fence(tmp_path: Path) -> None:
     attempt = open_attempt(str(tmp_path), "r", {"MIDSTREAM_TARGET": "gpu"})
     assert (attempt.number, attempt.epoch, attempt.target, attempt.launched) == (1, 1, "gpu", False)
     assert records.Fence.read(attempt.paths.fence) == records.first_fence("gpu")
 
 
-def test_attempts_that_start_together_get_different_numbers(tmp_path: Path) -> None:
+def test_attempts_started_together_get_different_numbers(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         numbers = list(pool.map(lambda _: open_attempt(str(tmp_path), "r", {}).number, range(8)))
     assert sorted(numbers) == list(range(1, 9))
 
 
-def test_the_launchers_words_are_taken(tmp_path: Path) -> None:
+def test_attempt_takes_number_and_epoch_of_launcher(tmp_path: Path) -> None:
     said = {"MIDSTREAM_ATTEMPT": "7", "MIDSTREAM_EPOCH": "3", "MIDSTREAM_TARGET": "tpu"}
     attempt = open_attempt(str(tmp_path), "r", said)
     assert (attempt.number, attempt.epoch, attempt.launched) == (7, 3, True)
@@ -34,8 +35,8 @@ def test_the_launchers_words_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("action", "epoch"), [(records.STANDBY, 0), (records.REPLAY, 0), (records.RESTORE, 3)])
-def test_what_stands_by_has_no_epoch_from_its_first_word_on(tmp_path: Path, action: str, epoch: int) -> None:
-    """A status that is left by one killed as it started would make its host the run's."""
+def test_standby_status_has_no_epoch_from_the_start(tmp_path: Path, action: str, epoch: int) -> None:
+    """The status of an attempt killed at its start must not make its host the run's owner."""
     paths = records.RunPaths(str(tmp_path), "r")
     Path(paths.attempt(7).dir).mkdir(parents=True)
     records.Command(action, epoch=3, checkpoint="step-4-a001", root_digest="0" * 64, step=4).write(
@@ -45,10 +46,10 @@ def test_what_stands_by_has_no_epoch_from_its_first_word_on(tmp_path: Path, acti
     assert (attempt.epoch, attempt.first_epoch) == (3, epoch)
 
 
-def test_an_older_epoch_is_fenced_and_a_nonsense_number_refused(tmp_path: Path) -> None:
+def test_attempt_refuses_older_epoch_and_invalid_number(tmp_path: Path) -> None:
     paths = open_attempt(str(tmp_path), "r", {}).paths
     records.first_fence("a").sealed(2, "b", 40).write(paths.fence)
-    with pytest.raises(FencedError, match=r"handed to b \(epoch 2, sealed at step 40\)"):
+    with pytest.raises(FencedError, match=r"belongs to b \(epoch 2, sealed at step 40\)"):
         open_attempt(str(tmp_path), "r", {"MIDSTREAM_EPOCH": "1"})
     with pytest.raises(EngineError, match="MIDSTREAM_ATTEMPT='x'"):
         open_attempt(str(tmp_path), "r", {"MIDSTREAM_ATTEMPT": "x"})
@@ -56,7 +57,7 @@ def test_an_older_epoch_is_fenced_and_a_nonsense_number_refused(tmp_path: Path) 
         open_attempt(str(tmp_path), "../r", {})
 
 
-def test_the_lineage_holds_one_entry_an_attempt_and_its_end(tmp_path: Path) -> None:
+def test_lineage_has_one_entry_and_end_per_attempt(tmp_path: Path) -> None:
     for last in (10, 20):
         attempt = open_attempt(str(tmp_path), "r", {"MIDSTREAM_TARGET": "t"})
         entry = attempts.lineage_entry(
@@ -76,7 +77,7 @@ def test_the_lineage_holds_one_entry_an_attempt_and_its_end(tmp_path: Path) -> N
     ]
 
 
-def test_each_request_is_answered_once_and_none_is_lost(tmp_path: Path) -> None:
+def test_commands_are_acknowledged_once_and_none_is_lost(tmp_path: Path) -> None:
     path, signals = str(tmp_path / "command.json"), Signals()
     requests = Requests(signals, CommandFile(path))
     assert requests.look() == requests.look()
@@ -87,25 +88,25 @@ def test_each_request_is_answered_once_and_none_is_lost(tmp_path: Path) -> None:
     records.Command(records.SAVE, sequence=1).write(path)
     wanted = requests.look()
     assert wanted.save
-    assert wanted.order is not None
-    assert requests.look().order is None
+    assert wanted.command is not None
+    assert requests.look().command is None
     records.Command(records.STOP, sequence=2, epoch=2).write(path)
     wanted = requests.look()
     assert wanted.stop
-    assert wanted.order == records.Command(records.STOP, sequence=2, epoch=2)
+    assert wanted.command == records.Command(records.STOP, sequence=2, epoch=2)
     assert not requests.look().stop
 
 
-def test_the_order_that_an_attempt_was_started_with_is_not_carried_out_again(tmp_path: Path) -> None:
+def test_initial_command_is_not_executed_again(tmp_path: Path) -> None:
     path = str(tmp_path / "command.json")
     records.Command(records.RESTORE, checkpoint="step-1-a001", sequence=4).write(path)
     requests = Requests(Signals(), CommandFile(path))
-    assert requests.look().order is None
+    assert requests.look().command is None
     records.Command(records.SAVE, sequence=5).write(path)
     assert requests.look().save
 
 
-def test_what_a_process_knows_comes_back_with_what_is_wanted(tmp_path: Path) -> None:
+def test_agreement_merges_facts_and_requests(tmp_path: Path) -> None:
     requests = Requests(Signals(), CommandFile(str(tmp_path / "command.json")))
     known = Known(epoch=3, due=True, busy=True, failed=1)
     assert requests.look(known).known == known

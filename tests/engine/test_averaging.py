@@ -1,4 +1,4 @@
-"""Model averages and SkipStep, under jit, against the same in plain numpy; and which arrays decay."""
+"""Model averages and SkipStep under jit against plain numpy; and the decay mask."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def models(count: int = 12) -> list[np.ndarray]:
     return [draw.normal(size=3).astype(np.float32) for _ in range(count)]
 
 
-def test_ema_moves_by_its_part_towards_each_model() -> None:
+def test_ema_moves_by_one_minus_decay_towards_each_model() -> None:
     config, (first, *rest) = EmaConfig(beta=0.9), models()
     average, expected = start_average(config, {"w": jnp.asarray(first)}), first.astype(np.float64)
     assert average is not None
@@ -35,7 +35,7 @@ def test_ema_moves_by_its_part_towards_each_model() -> None:
     assert average.weight is None
 
 
-def test_ema_decay_sqrt_is_the_weighted_mean_and_stands_still_at_the_end() -> None:
+def test_ema_decay_sqrt_is_weighted_mean_and_constant_at_end() -> None:
     config, all_models = EmaDecaySqrtConfig(beta=0.75, switch_step=3, decay_steps=5), models()
     average = start_average(config, {"w": jnp.asarray(all_models[0])})
     assert average is not None
@@ -51,7 +51,7 @@ def test_ema_decay_sqrt_is_the_weighted_mean_and_stands_still_at_the_end() -> No
     assert np.array_equal(means[-1], means[-2])
 
 
-def test_no_averaging_keeps_nothing() -> None:
+def test_averaging_none_has_no_state() -> None:
     assert start_average(None, {"w": jnp.zeros(2)}) is None
 
 
@@ -67,7 +67,7 @@ def skipping() -> Any:
     return state, update
 
 
-def test_an_update_that_stands_out_is_left_out_and_its_loss_remembered(skipping: Any) -> None:
+def test_skip_step_skips_outlier_update_and_keeps_its_loss(skipping: Any) -> None:
     state, update = skipping
     for loss in (1.0, 1.1, 0.9):
         updates, state = update(state, 100 * loss, 1.0)
@@ -83,7 +83,7 @@ def test_an_update_that_stands_out_is_left_out_and_its_loss_remembered(skipping:
     assert np.all(np.asarray(updates["w"]) > 0)
 
 
-def test_a_loss_that_is_not_finite_is_left_out_and_forgotten(skipping: Any) -> None:
+def test_skip_step_skips_and_forgets_non_finite_loss(skipping: Any) -> None:
     state, update = skipping
     _, state = update(state, 1.0, 1.0)
     updates, state = update(state, float("nan"), 1.0)
@@ -91,7 +91,7 @@ def test_a_loss_that_is_not_finite_is_left_out_and_forgotten(skipping: Any) -> N
     assert (int(state[SKIP].skipped), int(state[SKIP].seen)) == (1, 1)
 
 
-def test_a_lasting_change_of_level_is_accepted_in_the_end(skipping: Any) -> None:
+def test_skip_step_accepts_lasting_change_of_level(skipping: Any) -> None:
     state, update = skipping
     for _ in range(8):
         _, state = update(state, 1.0, 1.0)
@@ -120,7 +120,7 @@ class Small(eqx.Module):
         ({"weight_decay_modules": ["bias"], "default_weight_decay_mask": True}, (True, True)),
     ],
 )
-def test_which_arrays_decay(values: dict[str, Any], marks: tuple[bool, bool]) -> None:
+def test_decay_mask_selects_arrays(values: dict[str, Any], marks: tuple[bool, bool]) -> None:
     mask = decay_mask(AdamConfig(**values))(Small(jnp.zeros(1), jnp.zeros(1)))
     assert (mask.weight, mask.bias) == marks
 
@@ -129,5 +129,5 @@ def test_which_arrays_decay(values: dict[str, Any], marks: tuple[bool, bool]) ->
     ("value", "meant"),
     [(False, None), (True, SkipStepConfig()), (64, SkipStepConfig(64)), ({"sigma_factor": 4}, SkipStepConfig(128, 4))],
 )
-def test_what_skip_bad_steps_means(value: Any, meant: SkipStepConfig | None) -> None:
+def test_skip_bad_steps_values(value: Any, meant: SkipStepConfig | None) -> None:
     assert AdamConfig(skip_bad_steps=value).skip_step() == meant

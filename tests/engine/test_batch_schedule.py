@@ -1,4 +1,4 @@
-"""The size of the batch over the run: no sample is read twice or left out."""
+"""Batch schedules: no sample is read twice or left out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from midstream_engine.config import BatchSchedule, ConfigError
 
 
-def test_a_number_is_a_schedule_of_one_size() -> None:
+def test_batch_schedule_of_a_number_has_one_size() -> None:
     schedule = BatchSchedule.of(8)
     assert (schedule.points, schedule.first_sample(5), str(schedule)) == (((0, 8),), 40, "8")
 
 
-def test_samples_of_a_schedule_add_up() -> None:
+def test_batch_schedule_sample_counts_add_up() -> None:
     schedule = BatchSchedule.of([{"start": 0, "value": 8}, {"start": 3, "value": 4}, {"start": 10, "value": 16}])
     assert [schedule.size(step) for step in (0, 2, 3, 9, 10, 99)] == [8, 8, 4, 4, 16, 16]
     assert [schedule.first_sample(step) for step in (0, 3, 4, 10, 11)] == [0, 24, 28, 52, 68]
@@ -25,7 +25,7 @@ def test_samples_of_a_schedule_add_up() -> None:
     assert BatchSchedule.from_json(schedule.to_json()) == schedule
 
 
-def test_a_change_keeps_the_past() -> None:
+def test_batch_schedule_change_keeps_the_past() -> None:
     assert BatchSchedule.of(8).then(5, BatchSchedule.of(16)).points == ((0, 8), (5, 16))
     assert BatchSchedule.of(8).then(5, BatchSchedule.of(8)) == BatchSchedule.of(8)
     later = BatchSchedule.of([{"start": 0, "value": 4}, {"start": 9, "value": 2}])
@@ -44,7 +44,9 @@ def schedules(draw: st.DrawFn) -> BatchSchedule:
 @seed(4)
 @settings(max_examples=80, deadline=None, database=None)
 @given(schedules(), st.integers(0, 35), schedules())
-def test_batches_join_whatever_changes_and_when(first: BatchSchedule, step: int, second: BatchSchedule) -> None:
+def test_batch_schedule_joins_batches_without_gap_or_overlap(
+    first: BatchSchedule, step: int, second: BatchSchedule
+) -> None:
     joined = first.then(step, second)
     for index in range(40):
         assert joined.first_sample(index + 1) == joined.first_sample(index) + joined.size(index)
@@ -56,10 +58,10 @@ def test_batches_join_whatever_changes_and_when(first: BatchSchedule, step: int,
     ("value", "said"),
     [
         (0, "not a positive number"), ("many", "not a positive number"), ([], "is empty"), (2.5, "not a positive"),
-        ([{"start": 1, "value": 8}], "grow from 0"), ([8], "neither a number nor"),
-        ([{"start": 0, "value": 8}, {"start": 0, "value": 4}], "grow from 0"),
+        ([{"start": 1, "value": 8}], "increase from 0"), ([8], "neither a number nor"),
+        ([{"start": 0, "value": 8}, {"start": 0, "value": 4}], "increase from 0"),
     ],
 )  # fmt: skip
-def test_what_is_no_schedule_is_refused(value: Any, said: str) -> None:
+def test_batch_schedule_refuses_invalid_values(value: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         BatchSchedule.of(value)

@@ -1,8 +1,8 @@
-"""Saving behind the training loop: the snapshot stands apart, one save is in flight, failures are reported, nothing is
-lost."""
+"""Background saves: independent snapshots, one save at a time, reported failures, no loss."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import random
@@ -20,34 +20,38 @@ import numpy as np
 import pytest
 
 from midstream_engine import records
-from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints
+from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.checkpoint.saving.background_task import Background
+from midstream_engine.checkpoint.save_fence import FenceRejectedError, seal
+from midstream_engine.checkpoint.saving.background_task import BackgroundTask
+from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
-from midstream_engine.checkpoint.saving.save_fence import Fenced, seal
-from midstream_engine.checkpoint.saving.snapshot import CHUNK, snapshot
-from midstream_engine.checkpoint.stores.directory import Directory
+from midstream_engine.checkpoint.saving.snapshot import COPY_SIZE, snapshot
+from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
 from midstream_engine.config import load_config
 from midstream_engine.records import RunPaths, first_fence
-from midstream_engine.trainer.attempt.attempt_record import open_attempt
-from midstream_engine.trainer.attempt.reference_losses import ReferenceLosses
-from midstream_engine.trainer.attempt.setup import Setup, prepare
-from midstream_engine.trainer.attempt.status_file import StatusFile
-from midstream_engine.trainer.loop.saving import NotSaved, Saver
-from midstream_engine.trainer.loop.train_state import TrainState
-from midstream_engine.trainer.runtime.programs import compile_reference_losses
+from midstream_engine.trainer.computation.programs import compile_reference_losses
+from midstream_engine.trainer.computation.reference_losses import ReferenceLosses
+from midstream_engine.trainer.computation.setup import Setup, prepare
+from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.trainer.loop.saving import NotSavedError, Saver
+from midstream_engine.trainer.runtime.attempt_record import open_attempt
+from midstream_engine.trainer.runtime.status_file import StatusFile
 from support.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, STATE, save
 from support.engine_runs import CONFIGS, Engine
 
 pytestmark = [
-    # haliax 1.4 uses names that jax 0.10 is giving up.
+    # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
 
+Parts = tuple[Setup, ReferenceLosses, TrainState]
+SaverParts = tuple[Saver, StatusFile, RunPaths]
+
 
 @pytest.fixture
-def paths(tmp_path) -> RunPaths:
+def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(str(tmp_path), "run")
 
 
@@ -55,12 +59,10 @@ def begin(paths: RunPaths, tree: Any, step: int = 7, **more: Any) -> PendingSave
     return begin_save(
         paths,
         tree,
+        train_document(STATE, PROVENANCE, REFERENCE_LOSSES),
         step=step,
         attempt=1,
         epoch=1,
-        state=STATE,
-        provenance=PROVENANCE,
-        reference_losses=REFERENCE_LOSSES,
         **more,
     )
 
@@ -68,13 +70,13 @@ def begin(paths: RunPaths, tree: Any, step: int = 7, **more: Any) -> PendingSave
 # ----------------------------------------------------------------------------------------------------- the snapshot
 
 
-def test_what_the_state_becomes_after_the_snapshot_is_not_saved(paths, tmp_path):
-    """Large and small, on several devices, donated; and an array of numpy that is written to."""
+def test_snapshot_is_unaffected_by_later_changes_of_state(paths: RunPaths, tmp_path: Path) -> None:
+    """Large and small arrays, on several devices, donated; and a numpy array that is written to."""
     random = np.random.default_rng(0)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     original = {
-        "large": random.standard_normal((2 * CHUNK // 1024, 1024)).astype(np.float32),
+        "large": random.standard_normal((2 * COPY_SIZE // 1024, 1024)).astype(np.float32),
         "small": random.standard_normal((8, 3)).astype(np.float32),
         "numpy": random.standard_normal((400, 1000)).astype(np.float32),
     }
@@ -90,24 +92,24 @@ def test_what_the_state_becomes_after_the_snapshot_is_not_saved(paths, tmp_path)
     assert pending.finish().root_digest == expected
 
 
-def test_a_fence_that_moves_while_a_save_is_written_is_seen_at_its_commit(paths):
+def test_background_save_checks_fence_at_commit(paths: RunPaths) -> None:
     os.makedirs(paths.dir)
     first_fence("small").write(paths.fence)
     pending = begin(paths, {"x": np.zeros(3, np.float32)}, step=11)
-    seal(paths, epoch=2, holder="large", step=10)
-    with pytest.raises(Fenced, match="held by large under epoch 2, sealed at step 10"):
+    seal(paths, epoch=2, owner="large", step=10)
+    with pytest.raises(FenceRejectedError, match="owned by large under epoch 2, sealed at step 10"):
         pending.finish()
     assert list_checkpoints(paths) == []
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture
 def quick_collections():
-    """Collections look at what the test makes, not at all that tests before it have left in this process."""
+    """Freeze objects of earlier tests, so that collections are quick."""
     gc.collect()
     gc.freeze()
     yield
@@ -115,11 +117,11 @@ def quick_collections():
 
 
 @pytest.mark.usefixtures("quick_collections")
-def test_memory_is_back_at_its_level_after_each_of_50_saves(paths):
-    """The state is 12 MiB: one that was kept would be seen at once, a fifth of one in the end."""
+def test_background_saves_do_not_leak_memory(paths: RunPaths) -> None:
+    """The state is 12 MiB: one leaked copy is visible after one save, a fifth of one at the end."""
     state = {"x": jnp.full((12 << 10, 256), 1, jnp.float32)}
     size = sum(leaf.nbytes for leaf in state.values())
-    behind, levels = Background[int]("test"), []
+    behind, levels = BackgroundTask[int]("test"), []
     for step in range(50):
         pending = begin(paths, state, step)
         behind.start(step, lambda pending=pending: pending.finish() and None)
@@ -128,13 +130,13 @@ def test_memory_is_back_at_its_level_after_each_of_50_saves(paths):
         gc.collect()
         levels.append(resident())
     behind.close()
-    settled = levels[4]  # threads and their buffers are there from the first ones on
+    settled = levels[4]  # threads and their buffers exist after the first saves
     print("MiB:", [level >> 20 for level in levels])
     assert max(levels[5:]) - settled < 0.5 * size
     assert levels[-1] - settled < 0.2 * size
 
 
-def test_the_memory_of_one_snapshot_serves_the_next_and_that_of_a_second_at_a_time_is_given_back(paths):
+def test_snapshot_buffers_are_reused_and_surplus_is_freed(paths: RunPaths) -> None:
     state = {"x": np.ones((64 << 20) // 4, np.float32)}
     before = resident()
     first, second = (begin(paths, state, step) for step in (1, 2))
@@ -156,7 +158,7 @@ def test_the_memory_of_one_snapshot_serves_the_next_and_that_of_a_second_at_a_ti
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory) -> tuple[Setup, ReferenceLosses, TrainState]:
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
     root = str(tmp_path_factory.mktemp("root"))
     flags = ["--trainer.checkpointer.save_interval", "10s", "--trainer.checkpointer.keep", "[{every: 100}]"]
     loaded = load_config(["--config_path", str(CONFIGS / "gpt2_tiny.yaml"), *flags])
@@ -164,30 +166,31 @@ def parts(tmp_path_factory) -> tuple[Setup, ReferenceLosses, TrainState]:
     return setup, compile_reference_losses(setup), setup.fresh_state()
 
 
-class Held:
-    """Directories whose writes wait until they are let go, or fail."""
+class PausedWrites:
+    """Directory stores whose writes wait until they are released, or fail."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.go, self.began, self.error = threading.Event(), threading.Event(), None
-        original = Directory.write
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self.began = threading.Event(), threading.Event()
+        self.error: OSError | None = None
+        original = DirectoryObjects.write
 
-        def write(store: Directory, path: str, blocks: Any) -> None:
+        def write(store: DirectoryObjects, path: str, blocks: Any) -> None:
             self.began.set()
             assert self.go.wait(60)
             if self.error is not None:
                 raise self.error
             original(store, path, blocks)
 
-        monkeypatch.setattr(Directory, "write", write)
+        monkeypatch.setattr(DirectoryObjects, "write", write)
 
 
 @pytest.fixture
-def held(monkeypatch) -> Held:
-    return Held(monkeypatch)
+def paused(monkeypatch: pytest.MonkeyPatch) -> PausedWrites:
+    return PausedWrites(monkeypatch)
 
 
 @pytest.fixture
-def saver(parts, tmp_path) -> Iterator[tuple[Saver, StatusFile, RunPaths]]:
+def saver_parts(parts: Parts, tmp_path: Path) -> Iterator[SaverParts]:
     setup, reference_losses, _ = parts
     attempt = open_attempt(str(tmp_path), "r", {})
     status = StatusFile(attempt.files.status(), run_id="r", attempt=1, epoch=1, num_train_steps=9)
@@ -205,31 +208,33 @@ def until(look: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-def test_the_loop_goes_on_while_a_save_is_written_and_the_status_is_honest(parts, saver, held):
+def test_saver_does_not_block_loop_and_status_is_correct(
+    parts: Parts, saver_parts: SaverParts, paused: PausedWrites
+) -> None:
     _, _, state = parts
-    saver, status, paths = saver
-    told = []
-    saver.save(state, 3, "requested", then=lambda: told.append(status.value.checkpoint))
-    assert held.began.wait(60)
+    saver, status, paths = saver_parts
+    callbacks = []
+    saver.save(state, 3, "requested", callback=lambda: callbacks.append(status.value.checkpoint))
+    assert paused.began.wait(60)
     on_disk = records.Status.read(paths.attempt(1).status())
     assert (on_disk.state, on_disk.checkpoint) == (records.TRAINING, None)  # not saving: the loop does not wait
     saver.poll()
-    assert told == []
-    held.go.set()
-    until(lambda: saver.poll() or told)
-    assert told == ["step-3-a001"]  # after the commit, on the loop's thread
+    assert callbacks == []
+    paused.go.set()
+    until(lambda: saver.poll() or callbacks)
+    assert callbacks == ["step-3-a001"]  # after the commit, on the loop's thread
     on_disk = records.Status.read(paths.attempt(1).status())
     assert on_disk.checkpoint == "step-3-a001"
     assert verify_checkpoint(paths.checkpoint("step-3-a001")).root_digest == on_disk.root_digest
-    saver.save(state, 3, "requested", then=lambda: told.append("again"))  # it is there
-    assert told[1:] == ["again"]
+    saver.save(state, 3, "requested", callback=lambda: callbacks.append("again"))  # it is there
+    assert callbacks[1:] == ["again"]
 
 
-def test_a_temporary_checkpoint_is_put_off_with_one_line_while_another_is_written_and_a_permanent_one_waits(
-    parts, saver, held, caplog
-):
+def test_saver_defers_temporary_and_awaits_permanent_save(
+    parts: Parts, saver_parts: SaverParts, paused: PausedWrites, caplog: pytest.LogCaptureFixture
+) -> None:
     _, _, state = parts
-    saver, _, paths = saver
+    saver, _, paths = saver_parts
     now = time.monotonic()
     assert saver.due(3, now)
     saver.save(state, 3, "checkpointer")
@@ -239,62 +244,80 @@ def test_a_temporary_checkpoint_is_put_off_with_one_line_while_another_is_writte
         "trainer.checkpointer.save_interval)"
     ]
     assert saver.due(100, now + 60)
-    threading.Timer(0.2, held.go.set).start()
+    threading.Timer(0.2, paused.go.set).start()
     saver.save(state, 100, "checkpointer")  # waits for step 3
     assert next(found.name for found in list_checkpoints(paths) if found.complete) == "step-3-a001"
     saver.close()
     assert [found.name for found in list_checkpoints(paths)] == ["step-100-a001"]  # step 3 was temporary
 
 
-def test_the_last_save_is_on_the_disk_when_it_returns_and_the_one_before_it_too(parts, saver, held):
+def test_saver_final_save_is_on_disk_with_the_one_before(
+    parts: Parts, saver_parts: SaverParts, paused: PausedWrites
+) -> None:
     _, _, state = parts
-    saver, status, paths = saver
+    saver, status, paths = saver_parts
     saver.save(state, 100, "checkpointer")
-    threading.Timer(0.2, held.go.set).start()
+    threading.Timer(0.2, paused.go.set).start()
     saver.save(state, 101, "stop", last=True)
     assert [found.complete for found in list_checkpoints(paths)] == [True, True]
     assert status.value.checkpoint == "step-101-a001"
 
 
-def test_a_save_that_fails_behind_the_loop_is_reported_at_the_next_boundary_and_repeated_later(
-    parts, saver, held, caplog
-):
+def test_saver_reports_failed_save_at_boundary_and_retries(
+    parts: Parts, saver_parts: SaverParts, paused: PausedWrites, caplog: pytest.LogCaptureFixture
+) -> None:
     _, _, state = parts
-    saver, status, paths = saver
-    told = []
-    held.error = OSError(5, "Input/output error")
-    held.go.set()
-    saver.save(state, 3, "requested", then=lambda: told.append(3))
+    saver, status, paths = saver_parts
+    callbacks = []
+    paused.error = OSError(5, "Input/output error")
+    paused.go.set()
+    saver.save(state, 3, "requested", callback=lambda: callbacks.append(3))
     message = f"step 3 not saved: {paths.checkpoint('step-3-a001')}: cannot be written"
     until(lambda: saver.poll() or status.value.message)
     assert message in status.value.message
     assert message in records.Status.read(paths.attempt(1).status()).message
     assert [record.levelname for record in caplog.records if message in record.message] == ["ERROR"]
-    assert (told, status.value.checkpoint, status.value.state) == ([], None, records.TRAINING)
-    with pytest.raises(NotSaved, match="step 4 not saved"):
+    assert (callbacks, status.value.checkpoint, status.value.state) == ([], None, records.TRAINING)
+    with pytest.raises(NotSavedError, match="step 4 not saved"):
         saver.save(state, 4, "stop", last=True)
-    held.error = None
+    paused.error = None
     saver.save(state, 3, "requested", last=True)
     assert (status.value.checkpoint, status.value.message) == ("step-3-a001", "")
 
 
-def test_a_run_that_was_handed_over_while_a_save_was_written_ends_at_the_next_boundary(parts, saver, held):
+def test_saver_refuses_state_that_is_not_finite(parts: Parts, saver_parts: SaverParts) -> None:
+    """Also one that came from no update, such as an imported model."""
     _, _, state = parts
-    saver, _, paths = saver
+    saver, status, paths = saver_parts
+    with pytest.raises(NotSavedError, match=r"step 2 not saved: the state is not finite: NaN in w, since step 1$"):
+        saver.save(state, 2, "requested", not_finite="NaN in w, since step 1")
+    broken = dataclasses.replace(state, model=jax.tree.map(lambda leaf: leaf.at[0].set(jnp.nan), state.model))
+    with pytest.raises(NotSavedError, match="step 3 not saved: the state is not finite: NaN in model/"):
+        saver.save(broken, 3, "requested")
+    assert "NaN in model/" in status.value.message
+    saver.save(state, 4, "stop", last=True)
+    assert ([found.name for found in list_checkpoints(paths)], status.value.message) == (["step-4-a001"], "")
+
+
+def test_saver_fenced_during_write_exits_at_next_boundary(
+    parts: Parts, saver_parts: SaverParts, paused: PausedWrites
+) -> None:
+    _, _, state = parts
+    saver, _, paths = saver_parts
     saver.save(state, 3, "checkpointer")
-    assert held.began.wait(60)
-    seal(paths, epoch=2, holder="large", step=2)
-    held.go.set()
-    until(lambda: saver._behind.done)
-    with pytest.raises(Fenced, match="held by large"):
+    assert paused.began.wait(60)
+    seal(paths, epoch=2, owner="large", step=2)
+    paused.go.set()
+    until(lambda: saver._task.done)
+    with pytest.raises(FenceRejectedError, match="owned by large"):
         saver.poll()
     assert list_checkpoints(paths) == []
 
 
-# ------------------------------------------------------------------------------------------------------ whole processes
+# ----------------------------------------------------------------------------------------------------- engine processes
 
 
-def test_a_whole_attempt_survives_a_failed_save_and_a_sigterm_right_after_a_request_loses_nothing(tmp_path):
+def test_attempt_survives_failed_save_and_sigterm(tmp_path: Path) -> None:
     steps = ["--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[]"]
     with Engine(tmp_path, *steps) as engine:
         engine.until(engine.has_trained(1, 2))

@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket: the same bytes, committed once, deleted only where no pin says otherwise.
+"""Checkpoints in a bucket: the same bytes, one commit, pins respected.
 
 The bucket is ``simulators.bucket``'s, on loopback; TensorStore's gcs driver and google-cloud-storage are the real ones.
 """
@@ -18,18 +18,19 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError
-from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, newest_complete
+from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError
+from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.checkpoint.saving.retention import KeepEvery, KeepPolicy, Retention
-from midstream_engine.checkpoint.saving.save_fence import Fenced
+from midstream_engine.checkpoint.save_fence import FenceRejectedError
+from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.checkpoint.stores import bucket_fence
-from midstream_engine.checkpoint.stores.bucket import Bucket
+from midstream_engine.checkpoint.stores.gcs_objects import GcsObjects
+from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.errors import EngineError
 from midstream_engine.records import MANIFEST, Fence, Pin, RunPaths, Store
 from midstream_engine.trainer.attempt import resume
-from midstream_engine.trainer.attempt.attempt_record import claim_attempt, open_attempt
+from midstream_engine.trainer.runtime.attempt_record import claim_attempt, open_attempt
 from simulators.bucket import BucketServer, Fault, bucket_server
 from support.checkpoint_states import plain_state, save
 from support.engine_runs import Engine
@@ -71,7 +72,7 @@ def put(server: BucketServer, name: str, value: Any) -> None:
 # ----------------------------------------------------------------------------------------------- saving and restoring
 
 
-def test_a_bucket_holds_the_same_bytes_as_a_directory(paths: RunPaths, server: BucketServer, tmp_path: Path) -> None:
+def test_bucket_has_the_same_bytes_as_directory(paths: RunPaths, server: BucketServer) -> None:
     there = save(paths, plain_state())
     local = RunPaths(paths.root, "run")
     here = save(local, plain_state())
@@ -83,10 +84,10 @@ def test_a_bucket_holds_the_same_bytes_as_a_directory(paths: RunPaths, server: B
     assert blobs.keys() == {entry.path for entry in here.object_entries} | {MANIFEST}
 
 
-def test_a_runs_prefix_names_its_newest_checkpoint(paths: RunPaths) -> None:
+def test_bucket_prefix_of_run_resolves_to_newest_checkpoint(paths: RunPaths) -> None:
     for step in (5, 7):
         save(paths, plain_state(), step=step)
-    Bucket(paths.checkpoint("step-9-a001")).write("torn", [memoryview(b"half")])
+    GcsObjects(paths.checkpoint("step-9-a001")).write("partial", [memoryview(b"half")])
     newest = paths.checkpoint("step-7-a001")
     for place in (bucket_fence.run_prefix(paths), f"{paths.checkpoints}/", newest):
         assert resume._resolve(place, "trainer.load_checkpoint_path") == newest
@@ -94,21 +95,23 @@ def test_a_runs_prefix_names_its_newest_checkpoint(paths: RunPaths) -> None:
         resume._resolve("gs://runs/no", "trainer.initialize_from")
 
 
-def test_what_was_saved_is_restored_onto_any_mesh_and_verified(paths: RunPaths) -> None:
+def test_bucket_checkpoint_restores_on_any_mesh_and_verifies(paths: RunPaths) -> None:
     saved = save(paths, plain_state())
     assert newest_complete(paths, None) == saved.name
     report = verify_checkpoint(paths.checkpoint(saved.name), deep=True)
     assert (report.flaws, report.unlisted, report.root_digest) == ([], [], saved.root_digest)
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
-    spread, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
-    shardings = jax.tree.map(lambda leaf: spread if leaf.ndim == 2 and leaf.shape[0] == 512 else whole, plain_state())
+    spread, replicated = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    shardings = jax.tree.map(
+        lambda leaf: spread if leaf.ndim == 2 and leaf.shape[0] == 512 else replicated, plain_state()
+    )
     restored = restore_checkpoint(paths.checkpoint(saved.name), plain_state(), shardings)
     assert restored.root_digest == saved.root_digest
     for found, wanted in zip(jax.tree.leaves(restored.tree), jax.tree.leaves(plain_state()), strict=True):
         assert np.asarray(found).tobytes() == np.asarray(wanted).tobytes()
 
 
-def test_of_a_model_alone_no_other_object_is_asked_for(paths: RunPaths, server: BucketServer) -> None:
+def test_bucket_restore_of_model_reads_no_other_object(paths: RunPaths, server: BucketServer) -> None:
     large = {**plain_state(), "moments": plain_state()["model"]}
     saved = save(paths, large)
     server.requests.clear()
@@ -121,7 +124,7 @@ def test_of_a_model_alone_no_other_object_is_asked_for(paths: RunPaths, server: 
     assert not [path for _, path in server.requests if "moments" in path]
 
 
-def test_answers_that_fail_or_break_off_are_asked_for_again(paths: RunPaths, server: BucketServer) -> None:
+def test_bucket_retries_failed_and_broken_answers(paths: RunPaths, server: BucketServer) -> None:
     server.faults += [
         Fault("POST", "wide%2Fc", 503),
         Fault("POST", "half%2Fc", "close"),  # written, and the answer lost
@@ -136,23 +139,21 @@ def test_answers_that_fail_or_break_off_are_asked_for_again(paths: RunPaths, ser
     assert [fault for fault in server.faults if fault.times] == []
 
 
-def test_an_object_that_arrived_otherwise_is_found_before_anything_is_committed(
-    paths: RunPaths, server: BucketServer
-) -> None:
-    store = Bucket(paths.checkpoint("step-1-a001"))
+def test_bucket_corrupt_upload_is_found_before_commit(paths: RunPaths, server: BucketServer) -> None:
+    store = GcsObjects(paths.checkpoint("step-1-a001"))
     store.prepare(0)
     store.write("a", [memoryview(b"what was meant")])
     store.sync()
     (name,) = server.blobs("runs", CHECKPOINTS)
     server.put("runs", name, b"what was meanT")
-    with pytest.raises(CheckpointCorrupt, match="object a: the bucket has 14 bytes with crc32c"):
+    with pytest.raises(CheckpointCorruptError, match="object a: the bucket has 14 bytes with crc32c"):
         store.sync()
     server.delete("runs", name, {})
-    with pytest.raises(CheckpointError, match="object a is gone again"):
+    with pytest.raises(CheckpointError, match="object a is missing: another process removed it"):
         store.sync()
 
 
-def test_damage_in_a_bucket_is_named(paths: RunPaths, server: BucketServer) -> None:
+def test_bucket_verify_names_damage(paths: RunPaths, server: BucketServer) -> None:
     saved = save(paths, plain_state())
     prefix = f"{CHECKPOINTS}{saved.name}/arrays/model/wide/c/0/"
     blob = server.blobs("runs", prefix)[f"{prefix}1"]
@@ -161,7 +162,7 @@ def test_damage_in_a_bucket_is_named(paths: RunPaths, server: BucketServer) -> N
     flaws = verify_checkpoint(paths.checkpoint(saved.name)).flaws
     assert any("c/0/0: missing" in flaw for flaw in flaws)
     assert any("c/0/1: SHA-256" in flaw for flaw in flaws)
-    with pytest.raises(CheckpointCorrupt, match="object arrays/model/wide/c/0"):
+    with pytest.raises(CheckpointCorruptError, match="object arrays/model/wide/c/0"):
         restore_checkpoint(paths.checkpoint(saved.name), plain_state(), SingleDeviceSharding(jax.devices()[0]))
 
 
@@ -173,7 +174,7 @@ def test_damage_in_a_bucket_is_named(paths: RunPaths, server: BucketServer) -> N
         (URL, Fault("GET", "b/runs/o.prefix|b/runs/o.projection", 403, 9), "roles/storage.objectUser"),
     ],
 )
-def test_a_bucket_that_refuses_is_one_clear_line(
+def test_bucket_refusal_is_one_line(
     paths: RunPaths, server: BucketServer, url: str, fault: Fault | None, said: str
 ) -> None:
     server.faults += [fault] if fault else []
@@ -187,8 +188,8 @@ def test_a_bucket_that_refuses_is_one_clear_line(
 # --------------------------------------------------------------------------------------------------------- committing
 
 
-def together(*calls: Callable[[], object]) -> list[BaseException | None]:
-    """Each call on a thread of its own, begun at the same time; what it raised."""
+def run_together(*calls: Callable[[], object]) -> list[BaseException | None]:
+    """Run each call on its own thread at the same time; return what each raised."""
     barrier, raised = threading.Barrier(len(calls)), list[BaseException | None]([None] * len(calls))
 
     def run(number: int) -> None:
@@ -206,35 +207,36 @@ def together(*calls: Callable[[], object]) -> list[BaseException | None]:
     return raised
 
 
-def test_of_racers_for_one_manifest_exactly_one_wins(paths: RunPaths, server: BucketServer) -> None:
+@pytest.mark.usefixtures("server")
+def test_bucket_manifest_race_has_exactly_one_winner(paths: RunPaths) -> None:
     for number in range(10):
         url = paths.checkpoint(f"step-{number}-a001")
         texts = [b"first %d" % number, b"second %d" % number, b"third %d" % number]
-        raised = together(*(lambda text=text, url=url: Bucket(url).commit(MANIFEST, text) for text in texts))
+        raised = run_together(*(lambda text=text, url=url: GcsObjects(url).commit(MANIFEST, text) for text in texts))
         winners = [text for text, error in zip(texts, raised, strict=True) if error is None]
         assert len(winners) == 1
         assert {type(error) for error in raised} == {type(None), FileExistsError}
-        assert Bucket(url).get(MANIFEST) == winners[0]
+        assert GcsObjects(url).get(MANIFEST) == winners[0]
 
 
-def test_two_savers_of_one_name_leave_one_sound_checkpoint_or_none(paths: RunPaths) -> None:
-    raised = together(*(lambda seed=seed: save(paths, plain_state(seed)) for seed in (1, 2)))
+def test_bucket_savers_of_one_name_leave_at_most_one(paths: RunPaths) -> None:
+    raised = run_together(*(lambda seed=seed: save(paths, plain_state(seed)) for seed in (1, 2)))
     assert any(isinstance(error, CheckpointError) for error in raised)
     assert names(paths) == [] or verify_checkpoint(paths.checkpoint("step-7-a001")).sound
 
 
-def test_two_savers_of_one_state_leave_it_whole(paths: RunPaths) -> None:
-    raised = together(*(lambda: save(paths, plain_state()) for _ in range(2)))
+def test_bucket_savers_of_one_state_leave_it_complete(paths: RunPaths) -> None:
+    raised = run_together(*(lambda: save(paths, plain_state()) for _ in range(2)))
     assert None in raised
     report = verify_checkpoint(paths.checkpoint("step-7-a001"))
     assert (report.flaws, report.unlisted) == ([], [])
 
 
-def test_what_is_there_with_other_content_ends_a_save_and_stays(paths: RunPaths, server: BucketServer) -> None:
+def test_bucket_save_keeps_different_existing_object(paths: RunPaths, server: BucketServer) -> None:
     save(paths, plain_state(), step=5)
     theirs = {name: blob.data for name, blob in server.blobs("runs", f"{CHECKPOINTS}step-5-a001/arrays").items()}
     server.delete("runs", f"{CHECKPOINTS}step-5-a001/{MANIFEST}", {})
-    with pytest.raises(CheckpointError, match=r"is there already with other content: .*midstream --clean"):
+    with pytest.raises(CheckpointError, match=r"exists with other content: .*midstream --clean"):
         save(paths, plain_state(seed=1), step=5)
     assert names(paths) == []
     assert len(theirs) > 3
@@ -243,16 +245,17 @@ def test_what_is_there_with_other_content_ends_a_save_and_stays(paths: RunPaths,
     assert verify_checkpoint(paths.checkpoint("step-5-a001")).sound
 
 
-def test_a_commit_whose_answer_is_lost_is_no_failure(paths: RunPaths, server: BucketServer) -> None:
+def test_bucket_commit_with_lost_answer_succeeds(paths: RunPaths, server: BucketServer) -> None:
     server.faults.append(Fault("POST", "multipart", "close"))
-    Bucket(paths.checkpoint("step-1-a001")).commit(MANIFEST, b"{}")
+    GcsObjects(paths.checkpoint("step-1-a001")).commit(MANIFEST, b"{}")
     assert server.faults[0].times == 0
-    assert Bucket(paths.checkpoint("step-1-a001")).get(MANIFEST) == b"{}"
+    assert GcsObjects(paths.checkpoint("step-1-a001")).get(MANIFEST) == b"{}"
 
 
-def test_what_is_cut_off_is_torn_and_the_same_attempt_replaces_it(paths: RunPaths, server: BucketServer) -> None:
+@pytest.mark.usefixtures("server")
+def test_bucket_partial_save_is_replaced_by_same_attempt(paths: RunPaths) -> None:
     older = save(paths, plain_state(), step=5)
-    store = Bucket(paths.checkpoint("step-7-a001"))
+    store = GcsObjects(paths.checkpoint("step-7-a001"))
     store.prepare(0)
     store.write("arrays/left/over", [memoryview(b"half")])
     assert newest_complete(paths, None) == older.name
@@ -265,12 +268,12 @@ def test_what_is_cut_off_is_torn_and_the_same_attempt_replaces_it(paths: RunPath
         save(paths, plain_state(seed=1), step=7)
 
 
-def test_the_fence_in_the_bucket_stops_a_host_that_nobody_could_reach(paths: RunPaths, server: BucketServer) -> None:
+def test_bucket_fence_stops_an_unreachable_host(paths: RunPaths, server: BucketServer) -> None:
     Fence(1, "source").write(paths.fence)
     save(paths, plain_state(), step=5)
     assert bucket_fence.read_fence(paths)[0] == Fence(1, "source")
     put(server, "lab/runs/run/fence.json", Fence(1, "source").sealed(2, "target", 5).to_json())
-    with pytest.raises(Fenced, match="held by target under epoch 2, sealed at step 5"):
+    with pytest.raises(FenceRejectedError, match="owned by target under epoch 2, sealed at step 5"):
         save(paths, plain_state(), step=7)
     assert names(paths) == ["step-5-a001"]
     newer = RunPaths(f"{paths.root}-target", "run", URL)
@@ -280,22 +283,22 @@ def test_the_fence_in_the_bucket_stops_a_host_that_nobody_could_reach(paths: Run
     assert bucket_fence.newest_fence(paths, Fence.read(paths.fence)) == Fence.read(newer.fence)
 
 
-def test_an_attempts_number_is_claimed_for_all_hosts(paths: RunPaths, tmp_path: Path) -> None:
+def test_bucket_attempt_number_is_claimed_for_all_hosts(paths: RunPaths, tmp_path: Path) -> None:
     other = RunPaths(str(tmp_path / "other"), "run", URL)
     for each in (paths, other):
         os.makedirs(each.attempts)
     assert [claim_attempt(each) for each in (paths, other, paths)] == [1, 2, 3]
 
 
-def test_a_run_does_not_begin_afresh_beside_its_past(paths: RunPaths, tmp_path: Path) -> None:
+def test_bucket_run_refuses_fresh_start_beside_its_past(paths: RunPaths, tmp_path: Path) -> None:
     open_attempt(paths.root, "run", {}, URL)
     assert Store.read(paths.store_file) == Store(URL)
-    with pytest.raises(EngineError, match=f"checkpoints under {URL}: set trainer.checkpointer.base_path"):
+    with pytest.raises(EngineError, match=f"checkpoints under {URL} \\(hint: set trainer.checkpointer.base_path"):
         open_attempt(paths.root, "run", {})
     local = RunPaths(str(tmp_path / "local"), "run")
     os.makedirs(local.dir)
     save(local, plain_state())
-    with pytest.raises(EngineError, match=r"leave trainer\.checkpointer\.base_path out"):
+    with pytest.raises(EngineError, match=r"hint: remove trainer\.checkpointer\.base_path"):
         open_attempt(local.root, "run", {}, URL)
 
 
@@ -306,7 +309,7 @@ def retention() -> Retention:
     return Retention(KeepPolicy(900.0, (KeepEvery(20),)), 0.0)
 
 
-def test_retention_keeps_what_it_keeps_on_a_disk(paths: RunPaths, server: BucketServer) -> None:
+def test_bucket_retention_equals_directory_retention(paths: RunPaths, server: BucketServer) -> None:
     for step in (10, 20, 30, 40, 50):
         save(paths, plain_state(), step=step)
     put(server, "lab/runs/run/pins/m.json", Pin("step-30-a001", time.time() + 60).to_json())
@@ -318,19 +321,19 @@ def test_retention_keeps_what_it_keeps_on_a_disk(paths: RunPaths, server: Bucket
     os.makedirs(paths.pins)
     Pin("step-30-a001", time.time() + 60).write(f"{paths.pins}/here.json")  # a host's own pins count too
     assert retention().prune(paths) == []
-    put(server, "lab/runs/run/pins/torn.json", {"nothing": 1})
-    with pytest.raises(CheckpointError, match="no checkpoint is deleted while a pin is unreadable"):
+    put(server, "lab/runs/run/pins/damaged.json", {"nothing": 1})
+    with pytest.raises(CheckpointError, match="a pin is unreadable, so no checkpoint is deleted"):
         retention().prune(paths)
 
 
 def set_aside(paths: RunPaths, server: BucketServer, name: str) -> None:
-    """As a pruning leaves it that is cut off after it moved the manifest."""
+    """Set the manifest aside, as a pruning does that is killed after it moved the manifest."""
     data = server.get("runs", f"{CHECKPOINTS}{name}/{MANIFEST}", {}).data
     server.put("runs", f"{CHECKPOINTS}.trash-{name}/{MANIFEST}", data)
     server.delete("runs", f"{CHECKPOINTS}{name}/{MANIFEST}", {})
 
 
-def test_what_was_set_aside_comes_back_for_a_pin_and_goes_without_one(paths: RunPaths, server: BucketServer) -> None:
+def test_bucket_set_aside_manifest_returns_only_for_a_pin(paths: RunPaths, server: BucketServer) -> None:
     for step in (10, 30, 40):
         save(paths, plain_state(), step=step)
     for name in ("step-10-a001", "step-30-a001"):
@@ -343,7 +346,7 @@ def test_what_was_set_aside_comes_back_for_a_pin_and_goes_without_one(paths: Run
     assert server.blobs("runs", f"{CHECKPOINTS}step-10") == server.blobs("runs", f"{CHECKPOINTS}.trash") == {}
 
 
-def test_what_is_half_deleted_does_not_come_back(paths: RunPaths, server: BucketServer) -> None:
+def test_bucket_half_deleted_checkpoint_stays_deleted(paths: RunPaths, server: BucketServer) -> None:
     for step in (10, 40):
         save(paths, plain_state(), step=step)
     set_aside(paths, server, "step-10-a001")
@@ -356,7 +359,7 @@ def test_what_is_half_deleted_does_not_come_back(paths: RunPaths, server: Bucket
 # --------------------------------------------------------------------------------------------------------- end to end
 
 
-def test_an_engine_that_is_killed_goes_on_from_the_bucket_on_another_host(server: BucketServer, tmp_path: Path) -> None:
+def test_bucket_killed_engine_resumes_on_another_host(server: BucketServer, tmp_path: Path) -> None:
     flags = ("--trainer.checkpointer.base_path", URL, "--trainer.checkpointer.keep", "[{every: 5}]")
     cache = str(tmp_path / "compiled")
 

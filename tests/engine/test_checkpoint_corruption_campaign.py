@@ -1,8 +1,8 @@
-"""Checkpoints that are spoiled at random: restoring and verifying find every damage and name the object.
+"""Random damage to checkpoints: restore and verify find it and name the object.
 
     python tests/engine/test_checkpoint_corruption_campaign.py [--cases 600] [--seed 1] [--results FILE]
 
-Results are appended one line a case, so that a campaign that was interrupted goes on where it was.
+Results are appended, one line per case; an interrupted campaign continues after its last case.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from jax.sharding import SingleDeviceSharding
 
-from midstream.remote.verify import tree
-from midstream_engine.checkpoint.errors import CheckpointCorrupt
+from midstream.remote.verify.objects import checked
+from midstream.remote.verify.tree import read_manifest
+from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.records import MANIFEST, RunPaths
@@ -42,12 +43,12 @@ def make_pristine(room: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pristine(tmp_path_factory) -> Path:
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_pristine(tmp_path_factory.mktemp("pristine"))
 
 
 def spoil(directory: Path, way: str, drawn: random.Random) -> list[str]:
-    """Spoil one object, or two; returns their paths."""
+    """Damage one object or two; return their paths."""
     objects = sorted(
         str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST
     )
@@ -82,26 +83,26 @@ def spoil(directory: Path, way: str, drawn: random.Random) -> list[str]:
 
 
 def check(pristine: Path, directory: Path, seed: str) -> dict[str, Any]:
-    """AssertionError where the damage that follows from ``seed`` is overlooked."""
+    """Damage a copy by ``seed``; raise AssertionError if the damage is not found."""
     drawn = random.Random(seed)
     way = drawn.choice(WAYS)
     shutil.copytree(pristine, directory)
     spoilt = spoil(directory, way, drawn)
-    with pytest.raises(CheckpointCorrupt) as caught:
+    with pytest.raises(CheckpointCorruptError) as caught:
         restore_checkpoint(str(directory), plain_state(), SingleDeviceSharding(jax.devices()[0]))
     assert any(f"object {path}" in str(caught.value) for path in spoilt), f"{seed}: {way} {spoilt}: {caught.value}"
     flaws = verify_checkpoint(str(directory)).flaws
     assert all(any(f"object {path}" in flaw for flaw in flaws) for path in spoilt), f"{seed}: {way} {spoilt}: {flaws}"
     # What the operator's --verify runs on the host, with the standard library alone.
-    _, _, objects = tree.read_manifest(str(directory), MANIFEST)
-    found = sorted(entry["path"] for entry, wrong in tree.checked(str(directory), objects) if wrong is not None)
+    _, _, objects = read_manifest(str(directory), MANIFEST)
+    found = sorted(entry["path"] for entry, wrong in checked(str(directory), objects) if wrong is not None)
     assert found == sorted(spoilt), f"{seed}: {way} {spoilt}: {found}"
     shutil.rmtree(directory)
-    return {"way": way, "spoilt": spoilt}
+    return {"way": way, "damaged": spoilt}
 
 
 def campaign(seed: int, cases: range, pristine: Path, room: Path, results: Path | None) -> list[dict[str, Any]]:
-    """The cases of this seed that ``results`` does not have yet; each follows from seed and number alone."""
+    """Run the cases of this seed that ``results`` lacks; seed and number determine a case."""
     done: dict[int, dict[str, Any]] = {}
     if results is not None and results.exists():
         rows = [json.loads(line) for line in results.read_text().splitlines()]
@@ -118,7 +119,7 @@ def campaign(seed: int, cases: range, pristine: Path, room: Path, results: Path 
     return found
 
 
-def test_damage_at_random_is_found_and_named(pristine, tmp_path):
+def test_random_damage_is_found_and_named(pristine: Path, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     assert len(campaign(seed, range(SAMPLE), pristine, tmp_path, None)) == SAMPLE
@@ -126,12 +127,12 @@ def test_damage_at_random_is_found_and_named(pristine, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_whole_campaign_of_damage(pristine, tmp_path):
+def test_damage_campaign(pristine: Path, tmp_path: Path) -> None:
     rows = campaign(1, range(600), pristine, tmp_path, tmp_path / "damage.jsonl")
     assert {row["way"] for row in rows} == set(WAYS)
 
 
-def test_the_committed_campaign_of_damage_is_whole():
+def test_committed_damage_campaign_is_complete() -> None:
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     assert len({(row["seed"], row["case"]) for row in rows}) == len(rows) >= 200
     assert {row["way"] for row in rows} == set(WAYS)

@@ -1,4 +1,4 @@
-"""A save that is killed at any moment, or runs out of room, harms nothing: the older checkpoint stays the newest."""
+"""A save that is killed, or has no space, leaves the older checkpoint the newest."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from midstream_engine.checkpoint.errors import CheckpointFull
-from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, newest_complete
+from midstream_engine.checkpoint.errors import CheckpointFullError
+from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.records import RunPaths
 from simulators.disks import small_disk
 from support.checkpoint_states import STATE, plain_state, save
 
-# A process that saves, and kills itself with SIGKILL at chosen calls: imports once, then forks for each of them.
+# A process that saves and kills itself (SIGKILL) at chosen calls: it imports once, then forks for each call.
 KILLER = """
 import json, os, shutil, signal, sys, threading
 from support.checkpoint_states import plain_state, save
@@ -67,7 +67,7 @@ for fatal in json.loads(sys.argv[3]):
 
 
 @pytest.fixture
-def paths(tmp_path) -> RunPaths:
+def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(str(tmp_path / "root"), "run")
 
 
@@ -80,7 +80,7 @@ def run_killer(template: str, where: Path, fatal: list[int]) -> list[dict]:
 
 
 def count_calls(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many of the calls that the killer counts one whole save makes."""
+    """Count the calls of one complete save that the killer counts."""
     calls = []
     with monkeypatch.context() as patched:
         for name in ("write", "fsync", "replace"):
@@ -96,9 +96,9 @@ def count_calls(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> int:
     return len(calls)
 
 
-def test_killed_at_any_call_the_older_checkpoint_is_the_newest_and_the_save_can_be_repeated(
-    paths, tmp_path, monkeypatch
-):
+def test_killed_save_keeps_older_checkpoint_and_is_repeatable(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     older = save(paths, plain_state(), step=10)
     calls = count_calls(paths, monkeypatch)
     seed = random.randrange(2**32)
@@ -126,7 +126,7 @@ def test_killed_at_any_call_the_older_checkpoint_is_the_newest_and_the_save_can_
 
 
 @pytest.fixture
-def full_disk(tmp_path) -> Iterator[Path]:
+def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 16 MiB."""
     with small_disk(tmp_path / "disk", "16m") as mounted:
         if not mounted:
@@ -140,8 +140,10 @@ def files(directory: str) -> dict[str, bytes]:
 
 @pytest.mark.system
 @pytest.mark.parametrize("foreseen", [True, False])
-def test_a_full_disk_is_one_clear_line_and_older_checkpoints_stay(full_disk, foreseen, monkeypatch):
-    """Foreseen, from the free space; or not, because another program took the space meanwhile."""
+def test_full_disk_is_one_line_and_keeps_older_checkpoints(
+    full_disk: Path, foreseen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Foreseen from the free space, or not, because another program used the space during the save."""
     paths = RunPaths(str(full_disk), "run")
     save(paths, plain_state(), step=10)  # 5.6 MiB
     before = files(paths.dir)
@@ -149,43 +151,43 @@ def test_a_full_disk_is_one_clear_line_and_older_checkpoints_stay(full_disk, for
     if not foreseen:
         plenty = shutil.disk_usage(full_disk)._replace(free=1 << 40)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: plenty)
-    with pytest.raises(CheckpointFull) as caught:
+    with pytest.raises(CheckpointFullError) as caught:
         save(paths, large, step=20)
     message = str(caught.value)
     assert message.startswith(f"{paths.checkpoint('step-20-a001')}: no room for the checkpoint: ")
     assert f"{16 << 20 | 1 << 16} bytes needed" in message
-    assert "older checkpoints are untouched" in message
+    assert "older checkpoints are unchanged" in message
     assert "\n" not in message
     assert files(paths.dir) == before
     assert [found.name for found in list_checkpoints(paths)] == ["step-10-a001"]
     assert save(paths, plain_state(seed=3), step=21).name == "step-21-a001"  # there is room for a smaller one
 
 
-def test_a_limit_on_file_sizes_is_reported_like_a_full_disk(paths):
+def test_file_size_limit_is_reported_like_full_disk(paths: RunPaths) -> None:
     save(paths, plain_state(), step=10)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        with pytest.raises(CheckpointFull, match=r"no room for the checkpoint: \d+ bytes needed, File too large"):
+        with pytest.raises(CheckpointFullError, match=r"no room for the checkpoint: \d+ bytes needed, File too large"):
             save(paths, plain_state(seed=2), step=20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [found.name for found in list_checkpoints(paths)] == ["step-10-a001"]
 
 
-def test_a_disk_that_fills_up_at_the_very_manifest_leaves_nothing_behind(paths, monkeypatch):
+def test_disk_full_at_manifest_leaves_nothing(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     save(paths, plain_state(), step=10)
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", full)
-        with pytest.raises(CheckpointFull, match="No space left on device"):
+        with pytest.raises(CheckpointFullError, match="No space left on device"):
             save(paths, plain_state(seed=2), step=20)
     assert sorted(os.listdir(paths.checkpoints)) == ["step-10-a001"]
 
 
-def test_a_disk_that_fails_is_an_error_that_names_the_directory_and_nothing_is_left(paths, monkeypatch):
+def test_failing_disk_is_named_and_nothing_is_left(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

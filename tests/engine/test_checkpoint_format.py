@@ -1,4 +1,4 @@
-"""The format as docs/checkpoint-format.md tells it: a reader made from that page alone and two public ones agree."""
+"""A reader written from checkpoint-format.md alone and two public readers agree."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ from support.checkpoint_states import STATE, plain_state, save
 
 
 def read_checkpoint(directory: Path) -> tuple[dict[str, np.ndarray], dict]:
-    """Arrays by name (bfloat16 as its uint16 bits) and the training state. ValueError where it is not as stated."""
+    """Read arrays by name (bfloat16 as uint16 bits) and the training state.
+
+    Raises:
+        ValueError: The checkpoint is not as the page states.
+    """
     manifest = json.loads((directory / "manifest.json").read_bytes())
-    if (manifest["format"], manifest["version"]) != ("midstream-checkpoint", 1):
-        raise ValueError("not a checkpoint of version 1")
+    if (manifest["format"], manifest["version"]) != ("midstream-checkpoint", 2):
+        raise ValueError("not a checkpoint of version 2")
     sha256 = {}
     for entry in manifest["objects"]:
         data = (directory / entry["path"]).read_bytes()
@@ -93,7 +97,7 @@ TABLE = [table_entry(value) for value in range(256)]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> tuple[Path, Manifest, dict[str, np.ndarray]]:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest, dict[str, np.ndarray]]:
     paths = RunPaths(str(tmp_path_factory.mktemp("format")), "run")
     tree = plain_state()
     manifest = save(paths, tree)
@@ -101,7 +105,9 @@ def saved(tmp_path_factory) -> tuple[Path, Manifest, dict[str, np.ndarray]]:
     return Path(paths.checkpoint(manifest.name)), manifest, arrays
 
 
-def test_a_reader_written_from_the_page_alone_agrees_bit_for_bit(saved):
+def test_format_page_reader_agrees_bit_for_bit(
+    saved: tuple[Path, Manifest, dict[str, np.ndarray]],
+) -> None:
     directory, manifest, arrays = saved
     assert any(entry.grid for entry in manifest.array_entries)
     found, state = read_checkpoint(directory)
@@ -112,7 +118,7 @@ def test_a_reader_written_from_the_page_alone_agrees_bit_for_bit(saved):
         assert found[name].tobytes() == array.tobytes(), name
 
 
-def test_tensorstore_opens_every_array_that_is_cut(saved):
+def test_tensorstore_opens_every_chunked_array(saved: tuple[Path, Manifest, dict[str, np.ndarray]]) -> None:
     directory, manifest, arrays = saved
     cut = [entry for entry in manifest.array_entries if entry.grid]
     assert {entry.dtype for entry in cut} == {"float32", "bfloat16"}
@@ -128,7 +134,9 @@ def test_tensorstore_opens_every_array_that_is_cut(saved):
         assert value.tobytes() == arrays[entry.name].tobytes()
 
 
-def test_safetensors_opens_the_packed_file_and_finds_the_names_sorted(saved):
+def test_safetensors_opens_packed_file_with_sorted_names(
+    saved: tuple[Path, Manifest, dict[str, np.ndarray]],
+) -> None:
     directory, manifest, arrays = saved
     with safe_open(directory / "small.safetensors", framework="numpy") as packed:
         names = list(packed.keys())
@@ -140,16 +148,20 @@ def test_safetensors_opens_the_packed_file_and_finds_the_names_sorted(saved):
     assert int.from_bytes(raw[:8], "little") % 8 == 0
 
 
-def test_every_sound_cell_has_the_crc32c_that_the_page_names(saved):
+def test_chunk_crc32c_is_as_the_page_defines(
+    saved: tuple[Path, Manifest, dict[str, np.ndarray]],
+) -> None:
     _, manifest, _ = saved
     cells = [entry for entry in manifest.object_entries if "/c/" in entry.path]
     assert len(cells) == 3
     assert {entry.crc32c for entry in cells} == {"SGdLxw=="}
 
 
-def test_the_line_that_checks_by_hand_works_and_notices_a_flipped_bit(saved, tmp_path):
+def test_manual_check_command_finds_flipped_bit(
+    saved: tuple[Path, Manifest, dict[str, np.ndarray]], tmp_path: Path
+) -> None:
     directory, manifest, _ = saved
-    page = (Path(__file__).parents[2] / "docs" / "checkpoint-format.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "checkpoint-format.md").read_text(encoding="utf-8")
     line = next(line for line in page.splitlines() if line.startswith("python3 -c"))
     assert subprocess.run(line, shell=True, cwd=directory, capture_output=True).returncode == 0
     copy = tmp_path / "copy"
@@ -163,8 +175,8 @@ def test_the_line_that_checks_by_hand_works_and_notices_a_flipped_bit(saved, tmp
         read_checkpoint(copy)
 
 
-def test_the_page_tells_the_grid_that_the_code_has():
-    page = (Path(__file__).parents[2] / "docs" / "checkpoint-format.md").read_text(encoding="utf-8")
+def test_format_page_describes_grid_of_the_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "checkpoint-format.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (?:GPT|\d+B).*?\| (.*?) \| (.*?) \| ([\d.]+) MiB \|$", page, re.MULTILINE)
     assert len(rows) == 4
     for described, cells, size in rows:

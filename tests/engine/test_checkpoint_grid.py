@@ -1,14 +1,16 @@
-"""The grid: equal cells, from axes, shape and dtype alone; no thousands of crumbs, no object that is too large."""
+"""The chunk grid follows from axes, shape and dtype alone; chunks are equal and bounded."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream_engine.checkpoint.bounded_pool import run_bounded
 from midstream_engine.checkpoint.format.boxes import copy_rows, extent, gather, overlap, volume
 from midstream_engine.checkpoint.format.chunk_grid import (
     LARGEST,
@@ -18,8 +20,8 @@ from midstream_engine.checkpoint.format.chunk_grid import (
     chunks_of,
     grid_of,
 )
-from midstream_engine.checkpoint.format.dtypes import SAFETENSORS, numpy_dtype
-from midstream_engine.checkpoint.saving.bounded_pool import run_bounded
+from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_engine.safetensors_header import NAMES
 
 AXES = ("layers", "vocab", "mlp", "heads", "head_size", "embed", "position", "dim_0")
 
@@ -28,11 +30,11 @@ AXES = ("layers", "vocab", "mlp", "heads", "head_size", "embed", "position", "di
 def arrays(draw: st.DrawFn) -> tuple[tuple[str, ...], tuple[int, ...], str]:
     axes = tuple(draw(st.lists(st.sampled_from(AXES), max_size=4, unique=True)))
     length = st.one_of(st.integers(1, 4096), st.sampled_from([64, 768, 1024, 2048, 4096, 50304]))
-    return axes, tuple(draw(length) for _ in axes), draw(st.sampled_from(sorted(SAFETENSORS)))
+    return axes, tuple(draw(length) for _ in axes), draw(st.sampled_from(sorted(NAMES)))
 
 
 @given(arrays())
-def test_cells_are_equal_and_of_sensible_size(array):
+def test_grid_chunks_are_equal_and_of_bounded_size(array: Any) -> None:
     axes, shape, dtype = array
     grid = grid_of(axes, shape, dtype)
     size = math.prod(shape) * numpy_dtype(dtype).itemsize
@@ -40,7 +42,7 @@ def test_cells_are_equal_and_of_sensible_size(array):
     if not grid:
         return
     lengths = chunk_shape(shape, grid)
-    assert all(length * parts == whole for length, parts, whole in zip(lengths, grid, shape, strict=True))
+    assert all(length * parts == size for length, parts, size in zip(lengths, grid, shape, strict=True))
     cell = math.prod(lengths) * numpy_dtype(dtype).itemsize
     assert cell >= SMALLEST or math.prod(grid) == 1
     for number, axis in enumerate(axes):
@@ -64,16 +66,16 @@ def test_cells_are_equal_and_of_sensible_size(array):
         (("vocab", "embed"), (50304, 768), (1, 64)),
         (("layers", "mlp", "embed"), (36, 14336, 4096), (1, 4, 64)),  # 8B: 31.5 MiB
         (("layers", "mlp", "embed"), (80, 28672, 8192), (4, 8, 64)),  # 70B: 35 MiB
-        (("layers", "position", "embed"), (61, 2816, 7168), (1, 1, 64)),  # 73 MiB, because a 61st of it is a crumb
+        (("layers", "position", "embed"), (61, 2816, 7168), (1, 1, 64)),  # 73 MiB, because a 61st of it is too small
         ((), (), ()),
     ],
 )
-def test_the_grid_of_known_models_stays_as_it_is(axes, shape, grid):
-    """Another grid would give the same state another digest: changing this means a new version of the format."""
+def test_grid_of_known_models_is_pinned(axes: tuple[str, ...], shape: tuple[int, ...], grid: tuple[int, ...]) -> None:
+    """Another grid changes the digest of a state, so it requires a new format version."""
     assert grid_of(axes, shape, "float32") == grid
 
 
-def test_a_model_of_124m_parameters_becomes_hundreds_of_objects_not_thousands():
+def test_grid_of_124m_model_has_hundreds_of_objects() -> None:
     block = {
         ("layers", "qkv", "heads", "head_size", "embed"): (12, 3, 12, 64, 768),
         ("layers", "heads", "head_size", "embed"): (12, 12, 64, 768),
@@ -85,19 +87,19 @@ def test_a_model_of_124m_parameters_becomes_hundreds_of_objects_not_thousands():
     assert 3 * objects < 600  # parameters and two moments
 
 
-def test_an_unknown_dtype_is_refused_by_name():
+def test_grid_refuses_unknown_dtype_by_name() -> None:
     with pytest.raises(ValueError, match="'complex64' cannot be stored"):
         grid_of(("embed",), (4,), "complex64")
 
 
 @given(st.data())
-def test_a_box_is_put_together_from_any_disjoint_pieces(data):
+def test_box_assembles_from_disjoint_pieces(data: st.DataObject) -> None:
     import numpy as np
 
     shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 4, 12]), min_size=1, max_size=3)))
     array = np.arange(math.prod(shape)).reshape(shape)
 
-    def divisors(length):
+    def divisors(length: int):
         return st.sampled_from([parts for parts in range(1, length + 1) if length % parts == 0])
 
     cuts = [tuple(data.draw(divisors(length)) for length in shape) for _ in range(2)]
@@ -112,7 +114,7 @@ def test_a_box_is_put_together_from_any_disjoint_pieces(data):
             assert gather(box, [piece for piece in pieces if piece is not needed[0]]) is None
 
 
-def test_tasks_never_hold_more_bytes_than_allowed_and_a_huge_one_runs_alone():
+def test_pool_bounds_bytes_and_runs_huge_task_alone() -> None:
     import random
     import threading
 
@@ -134,7 +136,7 @@ def test_tasks_never_hold_more_bytes_than_allowed_and_a_huge_one_runs_alone():
     assert all(total <= 100 or total == size for total, size in most)
 
 
-def test_the_first_failure_stops_what_has_not_begun():
+def test_pool_cancels_queued_tasks_at_first_failure() -> None:
     begun = []
 
     def fail() -> None:
@@ -148,8 +150,8 @@ def test_the_first_failure_stops_what_has_not_begun():
 
 @pytest.mark.parametrize("axes", [(1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1), (0, 1, 2)])
 @pytest.mark.parametrize("dtype", ["<f4", "<u2"])
-def test_arrays_that_lie_transposed_are_copied_whole(axes: tuple[int, ...], dtype: str):
-    """Larger than a tile and no multiple of one, along each axis; from within a larger array, too."""
+def test_transposed_arrays_are_copied_completely(axes: tuple[int, ...], dtype: str) -> None:
+    """Larger than a tile and no multiple of it, along each axis; also within a larger array."""
     source = np.arange(70 * 131 * 201, dtype=np.uint32).astype(dtype).reshape(70, 131, 201)
     for view in (source.transpose(axes), source[3:, 1:130, ::2].transpose(axes)):
         target = np.zeros(view.shape, dtype)

@@ -1,13 +1,13 @@
-"""A saver that is killed at random moments, many times over.
+"""A saver that is killed at random moments, many times.
 
     python tests/engine/test_checkpoint_kill_campaign.py [--runs 300] [--seed 1] [--results FILE]
 
 A run saves a chain of states, each with retention, and is killed (SIGKILL): half of the time at a random call that
-writes, syncs, renames or deletes, a torn write included, half of the time after a random delay. Then has to hold: the
+writes, syncs, renames or deletes, a partial write included, half of the time after a random delay. Then must hold: the
 newest complete checkpoint is one that was reported, or the one after it; every complete one is sound to the last byte;
-permanent ones are all there; ``--clean`` names the rest and nothing else; and another attempt goes on.
+all permanent ones exist; ``--clean`` names the rest and nothing else; and another attempt continues.
 
-Results are appended one line a run, so that a campaign that was interrupted goes on where it was.
+Results are appended, one line per run; an interrupted campaign continues after its last run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.remote.runs import leftovers
-from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, newest_complete
+from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.records import RunPaths
 from support.checkpoint_states import plain_state, save
@@ -42,7 +42,8 @@ PERMANENT = 20  # every so many steps
 KILLER = """
 import json, os, signal, sys, threading
 from support.checkpoint_states import plain_state, save
-from midstream_engine.checkpoint.saving.retention import KeepEvery, KeepPolicy, Retention
+from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
+from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.records import RunPaths
 
 CALLS = ("write", "fsync", "replace", "rename", "unlink", "rmdir")
@@ -55,12 +56,12 @@ def arm(fatal, counter):
     lock = threading.Lock()
     for name in CALLS:
         original = getattr(os, name)
-        def call(*arguments, original=original, torn=name == "write", **more):
+        def call(*arguments, original=original, halve=name == "write", **more):
             with lock:
                 counter[0] += 1
                 mine = counter[0]
             if mine == fatal:
-                if torn:
+                if halve:
                     original(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 die()
             return original(*arguments, **more)
@@ -123,7 +124,7 @@ class Killer:
 
 
 def check(root: Path, saved: list[int]) -> dict[str, Any]:
-    """AssertionError where a promise is broken; what was found otherwise."""
+    """Check the promises (AssertionError where one is broken); return what was found."""
     paths = RunPaths(str(root), "run")
     found = list_checkpoints(paths)
     assert [entry.flaw for entry in found if entry.flaw] == []
@@ -131,14 +132,14 @@ def check(root: Path, saved: list[int]) -> dict[str, Any]:
     newest = newest_complete(paths, None)
     if saved:
         following = STEPS[min(len(saved), len(STEPS) - 1)]
-        assert complete, "every checkpoint is gone"
+        assert complete, "no checkpoint is left"
         assert complete[-1] in (saved[-1], following), f"newest is {newest}, saved were {saved}"
-        assert {step for step in saved if step % PERMANENT == 0} <= set(complete), "a permanent one is gone"
+        assert {step for step in saved if step % PERMANENT == 0} <= set(complete), "a permanent one was deleted"
     for entry in found:
         if entry.complete:
             report = verify_checkpoint(paths.checkpoint(entry.name))
             assert report.flaws == [], entry.name
-    left = [entry["path"] for entry in leftovers.leftovers(str(root), "run", quiet=0.0) if not entry["kept"]]
+    left = [entry.path for entry in leftovers.leftovers(str(root), "run", quiet=0.0) if not entry.kept]
     leftovers.remove(str(root), "run", left, quiet=0.0)
     kept = sorted(os.listdir(paths.checkpoints)) if os.path.isdir(paths.checkpoints) else []
     assert kept == sorted(entry.name for entry in found if entry.complete), "cleaning took too much or too little"
@@ -149,7 +150,7 @@ def check(root: Path, saved: list[int]) -> dict[str, Any]:
 
 
 def campaign(seed: int, runs: range, results: Path | None) -> list[dict[str, Any]]:
-    """The runs of this seed that ``results`` does not have yet; every case follows from seed and number alone."""
+    """Run the runs of this seed that ``results`` lacks; seed and number determine a run."""
     done = {}
     if results is not None and results.exists():
         rows = [json.loads(line) for line in results.read_text().splitlines()]
@@ -157,7 +158,7 @@ def campaign(seed: int, runs: range, results: Path | None) -> list[dict[str, Any
     rows, killer = [], Killer()
     try:
         with tempfile.TemporaryDirectory(prefix="kills-") as name:
-            calls = killer.run(Path(name, "whole"), None, None)["calls"][0]
+            calls = killer.run(Path(name, "uninterrupted"), None, None)["calls"][0]
             for number in runs:
                 if number in done:
                     rows.append(done[number])
@@ -180,7 +181,7 @@ def campaign(seed: int, runs: range, results: Path | None) -> list[dict[str, Any
     return rows
 
 
-def test_killed_at_random_moments_nothing_that_was_saved_is_lost():
+def test_random_kills_lose_no_saved_checkpoint() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rows = campaign(seed, range(SAMPLE), None)
@@ -190,12 +191,12 @@ def test_killed_at_random_moments_nothing_that_was_saved_is_lost():
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_whole_campaign_of_kills(tmp_path):
+def test_kill_campaign(tmp_path: Path) -> None:
     rows = campaign(1, range(300), tmp_path / "kills.jsonl")
     assert sum(row["killed"] for row in rows) >= 150
 
 
-def test_the_committed_campaign_is_whole_and_has_no_failure():
+def test_committed_kill_campaign_is_complete_without_failure() -> None:
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     assert len({(row["seed"], row["run"]) for row in rows}) == len(rows)
     assert sum(row["killed"] for row in rows) >= 200

@@ -1,4 +1,4 @@
-"""The same state is the same bytes, whatever mesh wrote it; and any mesh reads what any other wrote."""
+"""A state has the same bytes on every mesh, and any mesh reads what another wrote."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from haliax import NamedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from midstream_engine.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
+from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from midstream_engine.checkpoint.format.array_names import flatten
-from midstream_engine.checkpoint.loading.array_assembly import Assembly
-from midstream_engine.checkpoint.loading.restore import Restored, _cell_tasks, restore_checkpoint
-from midstream_engine.checkpoint.saving.host_buffers import Blocks
-from midstream_engine.checkpoint.stores.directory import Directory
+from midstream_engine.checkpoint.host_buffers import BufferPool
+from midstream_engine.checkpoint.loading.array_assembly import ArrayAssembly
+from midstream_engine.checkpoint.loading.restore import Restored, _chunk_tasks, restore_checkpoint
+from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
 from midstream_engine.records import Manifest, RunPaths
 from support.checkpoint_states import save
 
@@ -33,7 +33,7 @@ Layers, Embed, Mlp, Vocab = (
 
 
 def make_state() -> dict[str, Any]:
-    """9 MiB in four cells along embed, 2 MiB of bf16, 4 MiB in two; and small ones that are sharded too."""
+    """9 MiB in four chunks along embed, 2 MiB of bf16, 4 MiB in two, and small sharded arrays."""
     a, b, c, d = jax.random.split(jax.random.key(3), 4)
     return {
         "up": hax.random.normal(a, (Layers, Mlp, Embed)),
@@ -72,7 +72,7 @@ LAYOUTS = [
     Layout(1),
     Layout(2),
     Layout(8),
-    Layout(3),  # straddles cells: 768/3 is no multiple of 768/4
+    Layout(3),  # crosses chunks: 768/3 is no multiple of 768/4
     Layout(2, 4),
     Layout(4, 2, fsdp="mlp", tensor="embed"),
     Layout(4, 2, fsdp="vocab", tensor="layers"),
@@ -80,7 +80,7 @@ LAYOUTS = [
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory) -> tuple[RunPaths, Manifest, dict[str, Any]]:
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, Manifest, dict[str, Any]]:
     paths = RunPaths(str(tmp_path_factory.mktemp("original")), "run")
     state = make_state()
     return paths, save(paths, state), state
@@ -97,10 +97,12 @@ def contents(directory: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_restored_and_saved_again_by_another_mesh_it_is_the_same_bytes(original, layout, tmp_path):
+def test_resave_on_another_mesh_gives_the_same_bytes(
+    original: tuple[RunPaths, Manifest, dict[str, Any]], layout: Layout, tmp_path: Path
+) -> None:
     paths, manifest, state = original
     restored = restore(paths, manifest, layout)
-    assert restored.root_digest == restored.expected_root_digest == manifest.root_digest
+    assert restored.root_digest == restored.manifest.root_digest == manifest.root_digest
     for name, array in flatten(restored.tree).items():
         np.testing.assert_array_equal(np.asarray(array.value), np.asarray(flatten(state)[name].value), err_msg=name)
 
@@ -113,7 +115,7 @@ def test_restored_and_saved_again_by_another_mesh_it_is_the_same_bytes(original,
     assert dataclasses.replace(again, created=manifest.created) == manifest
 
 
-def test_restored_arrays_lie_as_the_shardings_say(original):
+def test_restored_arrays_have_requested_shardings(original: tuple[RunPaths, Manifest, dict[str, Any]]) -> None:
     paths, manifest, _ = original
     layout = Layout(4, 2)
     tree = restore(paths, manifest, layout).tree
@@ -124,8 +126,10 @@ def test_restored_arrays_lie_as_the_shardings_say(original):
     assert tree["activation"] is jax.nn.gelu
 
 
-def test_a_restored_state_may_be_donated_to_a_training_step(original):
-    """The arrays own their memory: an update in place harms neither them nor what is read later."""
+def test_restored_state_may_be_donated(
+    original: tuple[RunPaths, Manifest, dict[str, Any]],
+) -> None:
+    """The arrays own their memory: an update in place affects no other array and no later read."""
     paths, manifest, state = original
     tree = restore(paths, manifest, Layout(2)).tree
     expected = np.asarray(state["up"].array) + 1
@@ -134,7 +138,9 @@ def test_a_restored_state_may_be_donated_to_a_training_step(original):
     assert restore(paths, manifest, Layout(1)).root_digest == manifest.root_digest
 
 
-def test_another_state_has_another_digest(original, tmp_path):
+def test_different_state_has_different_digest(
+    original: tuple[RunPaths, Manifest, dict[str, Any]], tmp_path: Path
+) -> None:
     _, manifest, state = original
     flipped = np.asarray(state["bias"].array).copy()
     flipped.view(np.uint32)[0, 0] ^= 1
@@ -142,7 +148,9 @@ def test_another_state_has_another_digest(original, tmp_path):
     assert save(RunPaths(str(tmp_path), "run"), other).root_digest != manifest.root_digest
 
 
-def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read_with_those_that_would(original, monkeypatch):
+def test_indivisible_mesh_is_refused_before_reading(
+    original: tuple[RunPaths, Manifest, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths, manifest, _ = original
     monkeypatch.setattr("midstream_engine.checkpoint.loading.restore.read_object", None)
     with pytest.raises(CheckpointError) as caught:
@@ -156,28 +164,32 @@ def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read_with_tho
 
 
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Bytes that are read from now on, by object."""
+    """Count the bytes read from now on, by object."""
     reads: dict[str, int] = {}
-    original = Directory.read
+    original = DirectoryObjects.read
 
-    def read(store: Directory, path: str, into: Any, each: Any) -> int:
+    def read(store: DirectoryObjects, path: str, into: Any, each: Any) -> int:
         count = original(store, path, into, each)
         reads[path] = reads.get(path, 0) + count
         return count
 
-    monkeypatch.setattr(Directory, "read", read)
+    monkeypatch.setattr(DirectoryObjects, "read", read)
     return reads
 
 
 @pytest.mark.parametrize("layout", [Layout(1), Layout(8), Layout(2, 4), Layout(4, 2, fsdp="vocab")])
-def test_every_object_is_read_once_whatever_the_mesh(original, layout, monkeypatch):
+def test_restore_reads_each_object_once_on_any_mesh(
+    original: tuple[RunPaths, Manifest, dict[str, Any]], layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths, manifest, _ = original
     reads = counted_reads(monkeypatch)
     restore(paths, manifest, layout)
     assert reads == {entry.path: entry.size for entry in manifest.object_entries}
 
 
-def test_a_process_reads_the_cells_alone_that_its_own_devices_want(original, monkeypatch):
+def test_process_reads_only_chunks_of_its_devices(
+    original: tuple[RunPaths, Manifest, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths, manifest, _ = original
     directory = paths.checkpoint(manifest.name)
     (entry,) = [entry for entry in manifest.array_entries if entry.name == "up"]
@@ -189,7 +201,9 @@ def test_a_process_reads_the_cells_alone_that_its_own_devices_want(original, mon
     monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", lambda sharding, shape: mine)
     reads, hashes = counted_reads(monkeypatch), dict[str, str]()
     objects = {found.path: found for found in manifest.object_entries}
-    tasks = _cell_tasks(Directory(directory), entry, objects, Assembly(entry, sharding), Blocks(), hashes)
+    tasks = _chunk_tasks(
+        DirectoryObjects(directory), entry, objects, ArrayAssembly(entry, sharding), BufferPool(), hashes
+    )
     for _, read in tasks:
         read()
     assert reads == {"arrays/up/c/0/0/1": objects["arrays/up/c/0/0/1"].size}
@@ -197,7 +211,7 @@ def test_a_process_reads_the_cells_alone_that_its_own_devices_want(original, mon
 
 
 def trained_state() -> dict[str, Any]:
-    """A model and an optimizer, each with an array in cells and a small one."""
+    """A model and an optimizer, each with a chunked array and a small one."""
     state = make_state()
     model = {"up": state["up"], "bias": NamedArray(state["bias"].array[:, :64], (Layers, Mlp.resize(64)))}
     return {"model": model, "optimizer": {"mu": model, "count": jnp.array(3, jnp.int32)}, "key": state["key"]}
@@ -209,7 +223,9 @@ def model_of(paths: RunPaths, manifest: Manifest, layout: Layout, **changed: Any
 
 
 @pytest.mark.parametrize("layout", [Layout(1), Layout(4, 2)])
-def test_of_a_part_of_the_state_its_objects_alone_are_read(layout, tmp_path, monkeypatch):
+def test_partial_restore_reads_only_its_objects(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths, state = RunPaths(str(tmp_path), "run"), trained_state()
     manifest = save(paths, state)
     reads = counted_reads(monkeypatch)
@@ -224,7 +240,7 @@ def test_of_a_part_of_the_state_its_objects_alone_are_read(layout, tmp_path, mon
         np.testing.assert_array_equal(np.asarray(array.value), np.asarray(flatten(state)[name].value), err_msg=name)
 
 
-def test_of_a_part_of_the_state_the_rest_may_be_lost_and_not_a_byte_of_itself(tmp_path):
+def test_partial_restore_tolerates_only_loss_of_the_rest(tmp_path: Path) -> None:
     paths = RunPaths(str(tmp_path), "run")
     manifest = save(paths, trained_state())
     directory = Path(paths.checkpoint(manifest.name))
@@ -233,22 +249,22 @@ def test_of_a_part_of_the_state_the_rest_may_be_lost_and_not_a_byte_of_itself(tm
             path.unlink()
     assert model_of(paths, manifest, Layout(2)).root_digest == manifest.root_digest
     template = eqx.filter_eval_shape(trained_state)
-    with pytest.raises(CheckpointCorrupt, match=r"object arrays/optimizer/mu/up/.*: missing"):
+    with pytest.raises(CheckpointCorruptError, match=r"object arrays/optimizer/mu/up/.*: missing"):
         restore_checkpoint(str(directory), template, Layout(2).shardings(template))
     cell = directory / "arrays/model/up/c/0/0/1"
     content = bytearray(cell.read_bytes())
     content[100] ^= 1
     cell.write_bytes(content)
-    with pytest.raises(CheckpointCorrupt, match=r"object arrays/model/up/c/0/0/1: SHA-256"):
+    with pytest.raises(CheckpointCorruptError, match=r"object arrays/model/up/c/0/0/1: SHA-256"):
         model_of(paths, manifest, Layout(2))
 
 
-def test_a_part_that_does_not_fit_is_refused_with_a_diff_of_that_part(tmp_path, monkeypatch):
+def test_partial_restore_refuses_mismatch_with_a_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = RunPaths(str(tmp_path), "run")
     manifest = save(paths, {**trained_state(), "model": {**trained_state()["model"], "old": jnp.zeros(2)}})
     monkeypatch.setattr("midstream_engine.checkpoint.loading.restore.read_object", None)
     plain = jax.ShapeDtypeStruct((2,), jnp.float32)
-    with pytest.raises(CheckpointMismatch) as caught:
+    with pytest.raises(CheckpointMismatchError) as caught:
         model_of(paths, manifest, Layout(1), new=plain, bias=plain)
     assert caught.value.missing == ["model/new"]
     assert caught.value.extra == ["model/old"]

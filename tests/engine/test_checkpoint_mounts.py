@@ -1,4 +1,4 @@
-"""Where a checkpoint can be committed: a file system that only looks like one is refused, and the way out is named."""
+"""File systems that cannot commit a checkpoint are refused with a hint."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ me@host:/data /mnt/sshfs fuse.sshfs rw 0 0
         ("/home/me", ""),
     ],
 )
-def test_a_bucket_is_told_by_the_table_of_mounts(path: str, kind: str) -> None:
+def test_mounted_bucket_is_detected_from_mount_table(path: str, kind: str) -> None:
     assert bucket_of(path, TABLE) == kind
 
 
 @pytest.fixture
 def unproven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounts, "_proven", set())
+    monkeypatch.setattr(mounts, "_suitable", set())
 
 
 def refused(tmp_path: Path, *words: str) -> None:
-    """A save is refused in one line with these words, and leaves nothing."""
+    """Check that a save is refused in one line with these words, and leaves nothing."""
     paths = RunPaths(str(tmp_path / "root"), "run")
     with pytest.raises(CheckpointError) as caught:
         save(paths, plain_state())
@@ -63,16 +63,16 @@ def refused(tmp_path: Path, *words: str) -> None:
     assert os.listdir(paths.checkpoints) == []
 
 
-def test_a_save_into_a_mounted_bucket_is_refused_with_the_alternative(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unproven: None
-) -> None:
+@pytest.mark.usefixtures("unproven")
+def test_save_into_mounted_bucket_is_refused_with_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mounts"
     table.write_text(f"/dev/vda / ext4 rw 0 0\nmy-bucket {os.path.realpath(tmp_path)} fuse.gcsfuse rw 0 0\n")
     monkeypatch.setattr(mounts, "MOUNTS", str(table))
-    refused(tmp_path, "it lies on gcsfuse: a bucket behind a mount")
+    refused(tmp_path, "it is on gcsfuse, a mounted bucket")
 
 
-def test_a_rename_that_copies_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unproven: None) -> None:
+@pytest.mark.usefixtures("unproven")
+def test_file_system_with_copying_rename_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def copy(source: str, target: str) -> None:
         keep = f"{target}-new"
         shutil.copyfile(source, keep)  # an inode of its own, before the old one is free
@@ -81,22 +81,20 @@ def test_a_rename_that_copies_is_found_out(tmp_path: Path, monkeypatch: pytest.M
         os.unlink(source)
 
     monkeypatch.setattr(mounts.os, "replace", copy)
-    refused(tmp_path, "a renamed file is another one: it was copied")
+    refused(tmp_path, "a renamed file has another inode: it was copied")
 
 
-def test_a_file_that_can_be_claimed_twice_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unproven: None
-) -> None:
+@pytest.mark.usefixtures("unproven")
+def test_file_system_without_exclusive_create_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = os.open
     monkeypatch.setattr(
         mounts.os, "open", lambda path, flags, *mode, **more: original(path, flags & ~os.O_EXCL, *mode, **more)
     )
-    refused(tmp_path, "a file that is there can be created again")
+    refused(tmp_path, "an existing file can be created again")
 
 
-def test_a_file_system_that_cannot_sync_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unproven: None
-) -> None:
+@pytest.mark.usefixtures("unproven")
+def test_file_system_without_sync_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -104,9 +102,8 @@ def test_a_file_system_that_cannot_sync_is_found_out(
     refused(tmp_path, "Input/output error while a file was created, synced and renamed")
 
 
-def test_a_sound_file_system_is_probed_once_and_nothing_is_left_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unproven: None
-) -> None:
+@pytest.mark.usefixtures("unproven")
+def test_sound_file_system_is_probed_once_without_residue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probed = []
     monkeypatch.setattr(mounts, "probe", lambda directory: probed.append(directory) or probe(directory))
     paths = RunPaths(str(tmp_path / "root"), "run")

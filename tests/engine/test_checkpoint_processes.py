@@ -1,4 +1,4 @@
-"""Two processes with two devices each save one checkpoint; any number of processes restores it."""
+"""Two processes of two devices save one checkpoint; any number of processes restores it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from midstream_engine.checkpoint.__main__ import main as verify
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.format.boxes import whole
-from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, newest_complete, read_manifest
+from midstream_engine.checkpoint.format.boxes import full_box
+from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
+from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.checkpoint.saving.group_save import check_owners, owner, straddled
+from midstream_engine.checkpoint.saving.save_group import check_owners, owner, straddled
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.records import RunPaths, SpreadHost
 from simulators.bucket import bucket_server
 from support.checkpoint_process import make_state
 from support.checkpoint_states import save
+
+pytestmark = pytest.mark.drawn
 
 NAME = "step-7-a001"
 
@@ -42,7 +45,7 @@ def free_port() -> int:
 
 
 def together(root: Path, action: str, count: int = 2, store: str = "") -> dict[int, dict[str, Any]]:
-    """What each process that lived printed, by process."""
+    """Run the processes; return the output of those that exited by themselves."""
     tests = Path(__file__).parents[1]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
     environment["PYTHONPATH"] = str(tests)
@@ -63,7 +66,7 @@ def together(root: Path, action: str, count: int = 2, store: str = "") -> dict[i
         for process, one in enumerate(started):
             out, err = one.communicate(timeout=120)
             if one.returncode == -6 and "JAX distributed service detected fatal errors" in err:
-                continue  # jax itself may end who loses process 0, before we can say a word
+                continue  # jax may end a process that loses process 0 before it can report
             if one.returncode != -9:
                 assert one.returncode == 0, err
                 answers[process] = json.loads(out.splitlines()[-1])
@@ -84,12 +87,14 @@ def here(devices: int) -> tuple[dict[str, Any], Any]:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> tuple[RunPaths, dict[int, dict[str, Any]]]:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, dict[int, dict[str, Any]]]:
     root = tmp_path_factory.mktemp("together")
     return RunPaths(str(root), "run"), together(root, "save")
 
 
-def test_two_processes_write_the_same_bytes_as_one(saved, tmp_path):
+def test_two_processes_save_the_same_bytes_as_one(
+    saved: tuple[RunPaths, dict[int, dict[str, Any]]], tmp_path: Path
+) -> None:
     paths, answers = saved
     assert [answers[process]["devices"] for process in (0, 1)] == [4, 4]
     alone = RunPaths(str(tmp_path), "run")
@@ -103,7 +108,9 @@ def test_two_processes_write_the_same_bytes_as_one(saved, tmp_path):
         assert there.read_bytes() == here_.read_bytes(), entry["path"]
 
 
-def test_what_two_processes_saved_one_restores_on_four_devices(saved):
+def test_checkpoint_of_two_processes_restores_in_one(
+    saved: tuple[RunPaths, dict[int, dict[str, Any]]],
+) -> None:
     paths, _ = saved
     state, shardings = here(4)
     restored = restore_checkpoint(paths.checkpoint(NAME), state, shardings)
@@ -112,7 +119,9 @@ def test_what_two_processes_saved_one_restores_on_four_devices(saved):
         np.testing.assert_array_equal(np.asarray(restored.tree[name].array), np.asarray(state[name].array))
 
 
-def test_two_processes_restore_and_read_their_own_cells_alone(saved):
+def test_two_processes_restore_only_their_own_chunks(
+    saved: tuple[RunPaths, dict[int, dict[str, Any]]],
+) -> None:
     paths, answers = saved
     restored = together(Path(paths.root), "restore")
     assert {answer["root_digest"] for answer in restored.values()} == {answers[0]["root_digest"]}
@@ -121,8 +130,10 @@ def test_two_processes_restore_and_read_their_own_cells_alone(saved):
     assert [restored[process]["cells"] for process in (0, 1)] == [own, own]
 
 
-def test_a_share_of_a_spread_checkpoint_is_verified_and_what_lies_elsewhere_is_listed(tmp_path, capsys):
-    """As two hosts would leave it: each with its cells, and the small objects at both."""
+def test_spread_checkpoint_verifies_share_and_lists_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As two hosts leave it: each with its chunks, and the small objects on both."""
     state, shardings = here(1)
     paths = RunPaths(str(tmp_path), "run")
     manifest = save(paths, state, reference_losses=None)
@@ -141,9 +152,7 @@ def test_a_share_of_a_spread_checkpoint_is_verified_and_what_lies_elsewhere_is_l
     report = verify_checkpoint(str(directory))
     assert (report.flaws, report.elsewhere, report.root_digest) == ([], {"b": len(theirs)}, None)
     assert verify(str(directory).split()) == 0
-    assert (
-        f"spread: {len(theirs)} objects on other hosts ({len(theirs)} on b), not looked at" in capsys.readouterr().err
-    )
+    assert f"{len(theirs)} objects on other hosts ({len(theirs)} on b) were not checked" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=rf"spread over 2 hosts, and {len(theirs)} of the objects .* on b \("):
         restore_checkpoint(str(directory), state, shardings)
     (directory / cells[1]).unlink()  # one of its own
@@ -151,16 +160,14 @@ def test_a_share_of_a_spread_checkpoint_is_verified_and_what_lies_elsewhere_is_l
     assert spread.collected() == manifest
 
 
-def test_a_process_that_dies_is_named_and_nothing_looks_complete(tmp_path):
+def test_exited_process_is_named_and_save_stays_incomplete(tmp_path: Path) -> None:
     answers = together(tmp_path, "die")
     assert list(answers) == [0]
-    assert re.search(r"process 1 \(host-1, pid \d+\) is gone: .*: not saved$", answers[0]["error"])
+    assert re.search(r"process 1 \(host-1, pid \d+\) failed: .*: not saved$", answers[0]["error"])
     assert list_checkpoints(RunPaths(str(tmp_path), "run")) == []
 
 
-def test_two_processes_save_into_one_bucket_and_one_that_is_killed_there_leaves_the_older_checkpoint(
-    tmp_path, monkeypatch
-):
+def test_two_processes_save_to_bucket_and_a_kill_keeps_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = random.SystemRandom().randrange(2**32)
     victim, writes = (draw := random.Random(seed)).choice([(0, draw.randrange(8)), (1, draw.randrange(4))])
     print(f"seed {seed}: process {victim} is killed after {writes} objects")
@@ -173,7 +180,7 @@ def test_two_processes_save_into_one_bucket_and_one_that_is_killed_there_leaves_
         fallen = together(tmp_path, f"fall-{victim}-{writes}", store=paths.store)
         assert list(fallen) == [1 - victim] or (victim == 0 and not fallen)
         for answer in fallen.values():
-            assert re.search(rf"process {victim} \(host-{victim}, pid \d+\) is gone: ", answer["error"])
+            assert re.search(rf"process {victim} \(host-{victim}, pid \d+\) failed: ", answer["error"])
         assert newest_complete(paths, None) == NAME
         assert [found.name for found in list_checkpoints(paths) if found.complete] == [NAME]
         report = verify_checkpoint(paths.checkpoint(NAME), deep=True)
@@ -185,8 +192,8 @@ def test_two_processes_save_into_one_bucket_and_one_that_is_killed_there_leaves_
             np.testing.assert_array_equal(np.asarray(restored.tree[name].array), np.asarray(state[name].array))
 
 
-def test_cells_that_several_processes_hold_are_shared_out_and_many_that_none_holds_are_refused():
-    box = whole((512, 2048))
+def test_replicated_chunks_are_divided_and_unheld_are_refused() -> None:
+    box = full_box((512, 2048))
     halves = {process: [((0, 512), (1024 * process, 1024 * (process + 1)))] for process in (0, 1)}
     replicated = HostArray("x", ("mlp", "embed"), (512, 2048), "float32", [], {0: [box], 1: [box]})
     cells = [((0, 512), (0, 1024)), ((0, 512), (1024, 2048))]
@@ -198,7 +205,5 @@ def test_cells_that_several_processes_hold_are_shared_out_and_many_that_none_hol
     between = HostArray("x", ("mlp", "embed"), (512, 2048), "float32", [], rows)
     assert straddled(between) == cells
     check_owners([between] * 256)
-    with pytest.raises(
-        CheckpointError, match=r"x: no process holds the whole of its cell at \[0, 0\], and .* 1024 MiB"
-    ):
+    with pytest.raises(CheckpointError, match=r"x: no process has all of its chunk at \[0, 0\], and .* 1024 MiB"):
         check_owners([between] * 257)

@@ -1,4 +1,4 @@
-"""A run on two hosts that share no file system: each keeps its share of every checkpoint."""
+"""A run on two hosts without a shared file system: each stores its share of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import pytest
 from haliax import NamedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from midstream.fleet.fleet import LocalHost
-from midstream.hosts.local_host import LocalMachine
-from midstream.transfer.multi_host import collect_objects
+from midstream.fleet.fleet import LocalHostConfig
+from midstream.hosts.local_host import LocalHost
+from midstream.transfer.copy.multi_host_copy import collect_objects
+from midstream.transfer.endpoint import Endpoint
 from midstream_engine import records
 from midstream_engine.checkpoint.format.chunk_grid import chunks_of
-from midstream_engine.checkpoint.loading.list_checkpoints import list_checkpoints, read_manifest
+from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
+from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from support.engine_processes import Together, rows
 
 pytestmark = [pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning")]
-# Wide enough for arrays that are cut: two cells, one for each host.
+# Wide enough for chunked arrays: two chunks, one for each host.
 WIDE = ["--model.hidden_dim", "384", "--model.num_heads", "4", "--model.seq_len", "16"]
 
 
@@ -42,7 +44,7 @@ def template_of(manifest: records.Manifest) -> dict[str, Any]:
 
 @pytest.mark.slow  # a minute
 @pytest.mark.timeout(1200)
-def test_it_is_killed_goes_on_where_its_shares_lie_and_is_collected_into_one_place(tmp_path: Path) -> None:
+def test_spread_run_resumes_after_kill_and_is_collected(tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     flags = [*WIDE, "--trainer.checkpointer.keep", "[{every: 3}]"]
     flags += ["--trainer.jax_compilation_cache_dir", str(tmp_path / "compiled")]
@@ -67,16 +69,16 @@ def test_it_is_killed_goes_on_where_its_shares_lie_and_is_collected_into_one_pla
     assert [list(share.elsewhere) for share in shares] == [["host-b"], ["host-a"]]
     assert all(share.elsewhere[host] > 0 for share, host in zip(shares, ("host-b", "host-a"), strict=True))
 
-    hosts = {f"host-{root.name}": LocalMachine(root.name, LocalHost(root=str(root))) for root in roots}
-    third = LocalMachine("c", LocalHost(root=str(tmp_path / "c")))
+    hosts = {f"host-{root.name}": LocalHost(root.name, LocalHostConfig(root=str(root))) for root in roots}
+    third = LocalHost("c", LocalHostConfig(root=str(tmp_path / "c")))
     target = str(tmp_path / "c/runs/r/checkpoints" / last)
-    collect_objects(hosts, hosts["host-a"], second.paths[0].checkpoint(last), third, target)
-    whole = verify_checkpoint(target, deep=True)
-    assert (whole.flaws, whole.unlisted, whole.elsewhere) == ([], [], {})
-    assert whole.root_digest == shares[0].manifest.root_digest == shares[1].manifest.root_digest
+    collect_objects(hosts, Endpoint(hosts["host-a"], second.paths[0].checkpoint(last)), Endpoint(third, target))
+    collected = verify_checkpoint(target, deep=True)
+    assert (collected.flaws, collected.unlisted, collected.elsewhere) == ([], [], {})
+    assert collected.root_digest == shares[0].manifest.root_digest == shares[1].manifest.root_digest
 
     manifest = read_manifest(target)
     replicated = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("data",)), PartitionSpec())
     state = restore_checkpoint(target, template_of(manifest), replicated)
-    assert state.root_digest == whole.root_digest
+    assert state.root_digest == collected.root_digest
     assert any(len(list(chunks_of(entry.shape, entry.grid))) > 1 for entry in manifest.array_entries if entry.grid)

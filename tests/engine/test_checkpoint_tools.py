@@ -1,4 +1,4 @@
-"""The command line's tools for checkpoints: what differs, and what was left over."""
+"""Command-line tools for checkpoints: --diff and --clean."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.checkpoint_states import STATE, plain_state, save
 
 
 @pytest.fixture
-def paths(tmp_path) -> RunPaths:
+def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(str(tmp_path / "root"), "run")
 
 
@@ -36,14 +36,14 @@ def diff(paths: RunPaths, a: str, b: str) -> int:
     return main(["--diff", paths.checkpoint(a), paths.checkpoint(b)])
 
 
-def test_the_same_state_in_two_checkpoints_is_the_same(paths, capsys):
+def test_diff_of_same_state_is_empty(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     digest = save(paths, plain_state(), attempt=1).root_digest
     save(paths, plain_state(), attempt=2, provenance={"another": "machine"})
     assert diff(paths, "step-7-a001", "step-7-a002") == Exit.DONE
-    assert capsys.readouterr().out == f"the same state: root digest {digest}\n"
+    assert capsys.readouterr().out == f"equal states: root digest {digest}\n"
 
 
-def test_what_differs_is_named_array_by_array_without_reading_one(paths, capsys):
+def test_diff_names_arrays_from_manifests_alone(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     save(paths, plain_state(), step=7)
     other = plain_state()
     other["model"]["wide"][0, 0] += 1
@@ -61,19 +61,19 @@ def test_what_differs_is_named_array_by_array_without_reading_one(paths, capsys)
     assert "- mask: only in a (bool [3])" in out
     assert "+ model/new: only in b (float32 [2, 3])" in out
     assert "! model/half: dtype bfloat16 in a, float32 in b" in out
-    assert "~ model/wide: 1 of 2 cells differ" in out
+    assert "~ model/wide: 1 of 2 chunks differ" in out
     assert "~ key: differs (2 elements)" in out
     assert not [line for line in out if "model/bias" in line]  # packed with others that differ, and is the same
 
 
-def test_a_difference_of_the_training_state_alone_is_told(paths, capsys):
+def test_diff_reports_training_state_difference(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     save(paths, plain_state(), step=7)
     save(paths, plain_state(), step=8, state=dict(STATE, step=8))
     assert diff(paths, "step-7-a001", "step-8-a001") == Exit.FAILED
-    assert "every array is the same; the training state in train.json is not" in capsys.readouterr().out
+    assert "all arrays are equal; the training state in train.json differs" in capsys.readouterr().out
 
 
-def test_a_directory_that_is_no_checkpoint_is_one_clear_line(paths, capsys):
+def test_diff_of_no_checkpoint_is_one_line(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     save(paths, plain_state())
     os.makedirs(paths.checkpoint("step-9-a001"))
     assert diff(paths, "step-7-a001", "step-9-a001") == Exit.FAILED
@@ -85,7 +85,7 @@ def test_a_directory_that_is_no_checkpoint_is_one_clear_line(paths, capsys):
 
 
 @pytest.fixture
-def fleet(tmp_path, paths) -> str:
+def fleet(tmp_path: Path, paths: RunPaths) -> str:
     file = tmp_path / "fleet.yaml"
     file.write_text(f"hosts:\n  here: {{type: local, root: {paths.root}}}\n")
     return str(file)
@@ -98,7 +98,7 @@ def write_status(paths: RunPaths, attempt: int, state: str, process: records.Pro
     )
 
 
-def torn(paths: RunPaths, name: str) -> str:
+def partial_save(paths: RunPaths, name: str) -> str:
     directory = Path(paths.checkpoint(name), "arrays/x/c")
     directory.mkdir(parents=True)
     (directory / "0").write_bytes(b"half a cell")
@@ -106,13 +106,13 @@ def torn(paths: RunPaths, name: str) -> str:
 
 
 def age(paths: RunPaths, seconds: float = 3600) -> None:
-    """As if nothing in the run's directory had changed for so long."""
+    """Set the run directory's times back by ``seconds``."""
     then = time.time() - seconds
     for path in [Path(paths.dir), *Path(paths.dir).rglob("*")]:
         os.utime(path, (then, then), follow_symlinks=False)
 
 
-def ended_pid() -> int:
+def exited_pid() -> int:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         return process.pid
 
@@ -123,21 +123,23 @@ def clean(fleet: str, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[s
     return {line["path"]: line for line in lines(capsys) if line["event"] == "leftover"}
 
 
-def test_leftovers_are_named_and_removed_only_when_asked_to(paths, fleet, capsys):
+def test_clean_removes_leftovers_only_on_request(
+    paths: RunPaths, fleet: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     save(paths, plain_state())
-    gone = records.ProcessIdentity(records.boot_id(), ended_pid(), 1)
-    write_status(paths, 1, records.TRAINING, gone, time.time() - 3600)
+    dead = records.ProcessIdentity(records.boot_id(), exited_pid(), 1)
+    write_status(paths, 1, records.TRAINING, dead, time.time() - 3600)
     left = {
-        torn(paths, "step-9-a001"),
-        torn(paths, ".trash-step-3-a001"),
-        f"run.yaml.tmp-{gone.pid}-123",
-        f"attempts/001/status-0.json.tmp-{gone.pid}-9",
-        f"checkpoints/step-7-a001/manifest.json.tmp-{gone.pid}-7",
+        partial_save(paths, "step-9-a001"),
+        partial_save(paths, ".trash-step-3-a001"),
+        f"run.yaml.tmp-{dead.pid}-123",
+        f"attempts/001/status-0.json.tmp-{dead.pid}-9",
+        f"checkpoints/step-7-a001/manifest.json.tmp-{dead.pid}-7",
     }
     for path in left:
         if ".tmp-" in path:
             Path(paths.dir, path).write_text("half")
-    Path(paths.checkpoint("notes")).mkdir()  # nobody's business
+    Path(paths.checkpoint("notes")).mkdir()  # not a checkpoint
     age(paths)
     found = clean(fleet, capsys)
     assert set(found) == left
@@ -150,29 +152,29 @@ def test_leftovers_are_named_and_removed_only_when_asked_to(paths, fleet, capsys
     assert main(["--verify", paths.checkpoint("step-7-a001")]) == Exit.DONE
 
 
-def test_what_somebody_may_be_writing_is_kept_and_the_reason_told(paths, fleet, capsys):
+def test_clean_keeps_files_in_use_with_reason(paths: RunPaths, fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
     me = records.this_process()
     write_status(paths, 1, records.TRAINING, me, time.time())
     write_status(paths, 2, records.TRAINING, records.ProcessIdentity("another-boot", 5, 5), time.time() - 30)
     write_status(paths, 3, records.STOPPED, records.ProcessIdentity("another-boot", 5, 5), time.time() - 30)
     kept = {
-        torn(paths, "step-9-a001"): "attempt 1 is running",
-        torn(paths, "step-9-a002"): "attempt 2 gave a sign of life",
-        torn(paths, ".trash-step-3-a001"): "attempt 1 is running",
+        partial_save(paths, "step-9-a001"): "attempt 1 is running",
+        partial_save(paths, "step-9-a002"): "attempt 2 had a heartbeat",
+        partial_save(paths, ".trash-step-3-a001"): "attempt 1 is running",
         f"run.yaml.tmp-{me.pid}-123": f"process {me.pid} may be writing it",
     }
     Path(paths.dir, f"run.yaml.tmp-{me.pid}-123").write_text("half")
     age(paths)
-    fresh = torn(paths, "step-9-a003")  # ended, but a copy may be under way
+    fresh = partial_save(paths, "step-9-a003")  # exited, but a copy may be running
     found = clean(fleet, capsys, "--yes")
     assert {
         path: entry["kept"].startswith(kept[path]) for path, entry in found.items() if path != fresh
     } == dict.fromkeys(kept, True)
-    assert "somebody may be at it" in found[fresh]["kept"]
+    assert "a program may be writing it" in found[fresh]["kept"]
     assert all(Path(paths.dir, path).exists() for path in [*kept, fresh])
 
 
-def test_a_run_that_nobody_has_is_a_usage_error(paths, fleet, capsys):
+def test_clean_of_unknown_run_is_usage_error(paths: RunPaths, fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
     os.makedirs(paths.attempts)
     assert main(["--fleet", fleet, "--clean", "rum"]) == Exit.USAGE
-    assert "no run 'rum' (known: run)" in capsys.readouterr().err
+    assert "no run 'rum' (did you mean run?)" in capsys.readouterr().err

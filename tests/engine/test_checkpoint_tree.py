@@ -1,4 +1,4 @@
-"""Logical names: the same for every mesh, and never ambiguous."""
+"""Logical names of arrays: independent of the mesh, and unambiguous."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def training() -> Training:
     return Training(model, optimizer.init(eqx.filter(model, eqx.is_array)), jax.random.key(5), jnp.array(4))
 
 
-def test_names_are_fields_and_indices_and_axes_are_kept(training):
+def test_names_are_fields_and_indices_with_axes(training: Training) -> None:
     arrays = flatten(training)
     assert {name: array.axes for name, array in arrays.items()} == {
         "key": ("key<fry>",),
@@ -58,13 +58,13 @@ def test_names_are_fields_and_indices_and_axes_are_kept(training):
     assert (arrays["key"].shape, arrays["key"].dtype) == ((2,), "uint32")
 
 
-def test_a_template_without_arrays_has_the_same_names_shapes_and_dtypes(training):
+def test_template_has_the_same_names_shapes_and_dtypes(training: Training) -> None:
     template = eqx.filter_eval_shape(lambda: training)
     described = {name: (a.axes, a.shape, a.dtype) for name, a in flatten(training).items()}
     assert {name: (a.axes, a.shape, a.dtype) for name, a in flatten(template).items()} == described
 
 
-def test_unflatten_undoes_flatten_typed_keys_and_functions_included(training):
+def test_unflatten_inverts_flatten_with_keys_and_functions(training: Training) -> None:
     template = eqx.filter_eval_shape(lambda: training)
     again = unflatten(template, {name: array.value for name, array in flatten(training).items()})
     assert jax.tree_util.tree_structure(again) == jax.tree_util.tree_structure(training)
@@ -74,19 +74,19 @@ def test_unflatten_undoes_flatten_typed_keys_and_functions_included(training):
         np.testing.assert_array_equal(np.asarray(array.value), np.asarray(flatten(training)[name].value))
 
 
-def test_another_key_generator_is_a_difference_of_axes():
+def test_key_generator_is_part_of_the_axes() -> None:
     assert flatten({"key": jax.random.key(0)})["key"].axes == ("key<fry>",)
     assert flatten({"key": jax.random.key(0, impl="rbg")})["key"].axes == ("key<rbg>",)
     assert flatten({"keys": jax.random.split(jax.random.key(0), 3)})["keys"].axes == ("dim_0", "key<fry>")
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "", "a b", "-x", ".hidden"])
-def test_a_name_that_cannot_be_a_path_is_refused(name):
+def test_invalid_path_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="cannot be a part of an array's name"):
         flatten({name: np.zeros(2)})
 
 
-def test_two_leaves_with_one_name_are_refused():
+def test_duplicate_leaf_names_are_refused() -> None:
     class Both:
         pass
 
@@ -99,7 +99,7 @@ def test_two_leaves_with_one_name_are_refused():
         flatten({"x": Both()})
 
 
-def test_shardings_may_stand_for_or_inside_named_arrays(training):
+def test_shardings_match_around_or_inside_named_arrays(training: Training) -> None:
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     inside = jax.tree_util.tree_map(lambda leaf: one if eqx.is_array(leaf) else None, training)
     instead = jax.tree_util.tree_map(

@@ -1,5 +1,4 @@
-"""A compile cache in a bucket, through TensorStore's own driver: the first host fills it, the next one compiles nothing
-anew."""
+"""A compile cache in a bucket: the first host fills it, the next one compiles nothing."""
 
 from __future__ import annotations
 
@@ -29,16 +28,17 @@ def write(directory: Path, **files: bytes) -> None:
         (directory / name.replace("_", "-")).write_bytes(data)
 
 
-def test_what_one_host_has_compiled_the_next_one_finds(bucket: BucketServer, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("bucket")
+def test_compile_cache_is_shared_between_hosts(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     first = SharedCache("gs://compiled/runs/cache/", str(one))
     assert first.fetch() == 0, "nothing is there yet"
     write(one, jit_step_cache=b"program" * 1000, jit_step_atime=b"12345678", jit_eval_cache=b"grows")
-    assert first.send() == 0, "a file that was never seen may still be written"
+    assert first.upload() == 0, "a file that was never seen may still be written"
     write(one, jit_eval_cache=b"grows on")
-    assert first.send() == 1
-    assert first.send() == 1
-    assert first.send() == 0, "each is sent once"
+    assert first.upload() == 1
+    assert first.upload() == 1
+    assert first.upload() == 0, "each is sent once"
     second = SharedCache("gs://compiled/runs/cache", str(two))
     assert second.fetch() == 2
     assert sorted(os.listdir(two)) == ["jit-eval-cache", "jit-step-cache"]
@@ -47,23 +47,23 @@ def test_what_one_host_has_compiled_the_next_one_finds(bucket: BucketServer, tmp
     write(two, jit_step_cache=b"the same program, compiled again")
     third = SharedCache("gs://compiled/runs/cache", str(two))
     third._sizes = third._local()
-    assert third.send() == 2, "it did not know of them, and looked"
+    assert third.upload() == 2, "it did not know of them, and looked"
     assert SharedCache("gs://compiled/runs/cache", str(tmp_path / "three")).fetch() == 2
     assert (tmp_path / "three/jit-step-cache").read_bytes() == b"program" * 1000, "the first one stays"
 
 
-def test_a_bucket_that_is_gone_costs_a_line_in_the_log(
+def test_compile_cache_in_missing_bucket_logs_one_line(
     bucket: BucketServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path / "one", jit_step_cache=b"program")
     one = SharedCache("gs://compiled/cache", str(tmp_path / "one"))
-    assert [one.send(), one.send()] == [0, 1]
+    assert [one.upload(), one.upload()] == [0, 1]
     bucket.faults.append(Fault("GET", "jit-step-cache", 403, times=100))
     with caplog.at_level(logging.WARNING):
         SharedCache("gs://compiled/cache", str(tmp_path / "two")).start()
-    assert "it goes on without" in caplog.text
+    assert "continuing without it" in caplog.text
 
 
-def test_only_buckets_are_shared() -> None:
+def test_compile_cache_shares_buckets_only() -> None:
     assert is_shared("gs://a/b")
     assert not is_shared("/a/b")

@@ -1,4 +1,4 @@
-"""Documents out of files: every format, plain and compressed, whole and in pieces, here and behind http."""
+"""Documents from files: each format, plain and compressed, complete and in units, local and http."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import pytest
 from midstream_engine.config import DataConfig
 from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
+from midstream_engine.data.prepared_data import open_training, open_validation
 from midstream_engine.data.sources import formats, gcs, http, hugging_face_hub, list_sources
 from midstream_engine.data.sources.formats import Piece
 from midstream_engine.data.sources.source_file import Source
 from midstream_engine.data.tokenize import units
-from midstream_engine.data.tokenize.prepare import open_training, open_validation
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
+from midstream_engine.gcs_client import storage_client
 from simulators.file_server import FileServer
 
 TEXTS = ["one", "zwei \u20ac", "", "drei\nvier", "x" * 3000, "\u0645\u0631\u062d\u0628\u0627"]
@@ -33,7 +34,7 @@ def read(*urls: str, text_key: str = "text") -> list[bytes]:
 
 
 def parquet(rows_a_group: int = 2, texts: list[str] = TEXTS) -> bytes:
-    reason = "needs pyarrow: pip install 'midstream[data]'"
+    reason = "needs pyarrow: make setup"
     arrow = pytest.importorskip("pyarrow", reason=reason)
     parquet = pytest.importorskip("pyarrow.parquet", reason=reason)
     file = io.BytesIO()
@@ -43,13 +44,13 @@ def parquet(rows_a_group: int = 2, texts: list[str] = TEXTS) -> bytes:
 
 
 def zstd(data: bytes, parts: int = 1) -> bytes:
-    zstandard = pytest.importorskip("zstandard", reason="needs zstandard: pip install 'midstream[data]'")
+    zstandard = pytest.importorskip("zstandard", reason="needs zstandard: make setup")
     step = -(-len(data) // parts)
     frames = [data[start : start + step] for start in range(0, len(data), step)]
     return b"".join(zstandard.ZstdCompressor().compress(frame) for frame in frames)
 
 
-def test_every_format_gives_the_same_documents(tmp_path: Path) -> None:
+def test_formats_give_the_same_documents(tmp_path: Path) -> None:
     files = {
         "a.jsonl": LINES,
         "a.ndjson": LINES,
@@ -100,14 +101,14 @@ def test_every_format_gives_the_same_documents(tmp_path: Path) -> None:
         "magic",
     ],
 )
-def test_damaged_text_is_named_in_one_line(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+def test_damaged_text_is_one_line(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=said) as caught:
         read(str(tmp_path / name))
     assert "\n" not in str(caught.value)
 
 
-def test_a_parquet_file_without_the_column_says_which_it_has(tmp_path: Path) -> None:
+def test_parquet_without_text_column_lists_columns(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(parquet())
     with pytest.raises(DataError, match=r"no column 'body' \(data\.text_key\); it has id, text"):
         read(str(tmp_path / "a.parquet"), text_key="body")
@@ -115,7 +116,7 @@ def test_a_parquet_file_without_the_column_says_which_it_has(tmp_path: Path) -> 
         read(str(tmp_path / "a.parquet"), text_key="id")
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl.zst").write_bytes(b"")
     (tmp_path / "a.parquet").write_bytes(b"")
     for package, url in (("zstandard", "a.jsonl.zst"), ("pyarrow", "a.parquet")):
@@ -127,10 +128,10 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read("hf://wikitext?split=train")
 
 
-def test_a_dataset_is_read_by_its_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hugging_face_dataset_is_read_by_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    pytest.importorskip("datasets", reason="needs the package datasets: pip install 'midstream[datasets]'")
+    pytest.importorskip("datasets", reason="needs the package datasets: pip install datasets")
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "train.jsonl").write_bytes(LINES)
     (tmp_path / "corpus" / "validation.jsonl").write_bytes(LINES.splitlines()[0])
@@ -144,19 +145,19 @@ def test_a_dataset_is_read_by_its_splits(tmp_path: Path, monkeypatch: pytest.Mon
         list(formats.documents(Piece(source), "body"))
 
 
-def test_a_dataset_that_was_saved_to_the_disk_is_read(
+def test_saved_dataset_is_read_from_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    datasets = pytest.importorskip("datasets", reason="needs the package datasets: pip install 'midstream[datasets]'")
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets: pip install datasets")
     rows = datasets.Dataset.from_dict({"text": ["one", "two"]})
     rows.save_to_disk(str(tmp_path / "alone"))
     datasets.DatasetDict(train=rows, validation=rows.select([1])).save_to_disk(str(tmp_path / "both"))
     rows.to_parquet(str(tmp_path / "files" / "train.parquet"))
     root, tokenizer = str(tmp_path / "root"), ByteTokenizer()
     for name in ("alone", "both", "files"):
-        settings = DataConfig(id=str(tmp_path / name))
+        settings = DataConfig(tokenizer="bytes", id=str(tmp_path / name))
         found = open_training(root, settings, tokenizer, seq_len=4)
         assert isinstance(found, TokenCache)
         assert found.read(0, found.tokens).tolist() == [*b"one", 256, *b"two", 256]
@@ -165,7 +166,7 @@ def test_a_dataset_that_was_saved_to_the_disk_is_read(
     assert caplog.text.count("nothing is evaluated on it; data.validation_urls names other text") == 2
 
 
-def test_pieces_of_a_file_of_lines_are_its_documents_wherever_they_are_cut(tmp_path: Path) -> None:
+def test_line_file_units_give_its_documents_at_any_cut(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -183,7 +184,7 @@ def test_pieces_of_a_file_of_lines_are_its_documents_wherever_they_are_cut(tmp_p
         assert [unit.number for unit in work] == list(range(len(work)))
 
 
-def test_a_bad_line_in_the_middle_of_a_large_file_is_found_by_its_byte(tmp_path: Path) -> None:
+def test_bad_line_in_large_file_is_located_by_byte(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' * 5 + b"{}\n")
     (source,) = list_sources.list_sources([str(path)])
@@ -191,7 +192,7 @@ def test_a_bad_line_in_the_middle_of_a_large_file_is_found_by_its_byte(tmp_path:
         list(formats.documents(Piece(source, 20, None), "text"))
 
 
-def test_a_parquet_file_is_cut_at_row_groups_and_small_files_are_taken_together(tmp_path: Path) -> None:
+def test_parquet_splits_at_row_groups_and_joins_small_files(tmp_path: Path) -> None:
     texts = [str(number) * 500 for number in range(40)]
     (tmp_path / "a.parquet").write_bytes(parquet(4, texts))
     for number in range(6):
@@ -215,7 +216,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
         yield server
 
 
-def test_files_behind_http_are_read(server: FileServer) -> None:
+def test_http_files_are_read(server: FileServer) -> None:
     assert read(server.url + "/a.{jsonl,jsonl.gz,parquet}") == EXPECTED * 3
     assert read(server.url + "/a.jsonl?download=true") == EXPECTED
     (source,) = list_sources.list_sources([server.url + "/a.jsonl"])
@@ -226,7 +227,7 @@ def test_files_behind_http_are_read(server: FileServer) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_connection_that_breaks_is_taken_up_where_it_was(server: FileServer, ranges: bool) -> None:
+def test_http_broken_connection_resumes(server: FileServer, ranges: bool) -> None:
     server.ranges = ranges
     (source,) = list_sources.list_sources([server.url + "/a.jsonl"])
     server.breaks = [10, 700, 0, 2000]  # bytes of the next answers
@@ -234,7 +235,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(server: FileServer, r
     assert server.breaks == []
 
 
-def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not(server: FileServer) -> None:
+def test_http_busy_server_is_retried_and_refusal_is_not(server: FileServer) -> None:
     server.refusals = [503, 429]
     assert read(server.url + "/a.jsonl") == EXPECTED
     server.requests.clear()
@@ -245,21 +246,22 @@ def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not(server
     assert read(server.url + "/a.jsonl") == EXPECTED
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(server: FileServer) -> None:
+def test_http_file_changed_during_read_is_refused(server: FileServer) -> None:
     (source,) = list_sources.list_sources([server.url + "/a.jsonl"])
     server.files["a.jsonl"] = LINES.replace(b"one", b"two")
     with pytest.raises(DataError, match="has changed while it was read"):
         list(list_sources.documents([source], text_key="text", max_bytes=None))
 
 
-def test_a_server_that_never_gives_more_is_given_up(server: FileServer) -> None:
+def test_http_endless_empty_answers_are_given_up(server: FileServer) -> None:
     (source,) = list_sources.list_sources([server.url + "/a.jsonl"])
     server.breaks = [100] + [0] * 50
     with pytest.raises(DataError, match="breaks off at byte 100"):
         list(list_sources.documents([source], text_key="text", max_bytes=None))
 
 
-def test_nobody_there_is_said(server: FileServer) -> None:
+@pytest.mark.usefixtures("server")
+def test_http_unreachable_server_is_reported() -> None:
     source = Source("http://127.0.0.1:9/a.jsonl", "a.jsonl", 3, "")
     with pytest.raises(DataError, match=r"refused \(6 attempts\)"):
         list(list_sources.documents([source], text_key="text", max_bytes=None))
@@ -270,16 +272,16 @@ def test_nobody_there_is_said(server: FileServer) -> None:
 
 @pytest.fixture
 def bucket(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage: pip install 'midstream[data]'")
+    pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage: make setup")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    gcs._client.cache_clear()
+    storage_client.cache_clear()
     yield server
-    gcs._client()._http.close()
-    gcs._client.cache_clear()
+    gcs._gcs.storage()._http.close()
+    storage_client.cache_clear()
 
 
-def test_a_bucket_is_listed_through_all_its_pages_and_read(bucket: FileServer) -> None:
+def test_bucket_listing_is_read_through_all_pages(bucket: FileServer) -> None:
     bucket.files = {
         "corpus/a.jsonl": LINES, "corpus/b.jsonl": LINES, "corpus/deep/c.jsonl.gz": gzip.compress(LINES),
         "corpus/d.json": b"\n " + json.dumps([{"text": text} for text in TEXTS]).encode(),
@@ -295,12 +297,13 @@ def test_a_bucket_is_listed_through_all_its_pages_and_read(bucket: FileServer) -
     assert [text for unit in work for text in formats.documents(unit.pieces[0], "text")] == EXPECTED
 
 
-def test_what_a_bucket_lacks_is_said_in_one_line(bucket: FileServer) -> None:
+@pytest.mark.usefixtures("bucket")
+def test_bucket_missing_object_is_one_line() -> None:
     with pytest.raises(DataError, match="names no file"):
         read("gs://bucket/nothing/*.jsonl")
-    with pytest.raises(DataError, match="write gs://bucket/name"):
+    with pytest.raises(DataError, match="write gs://BUCKET/NAME"):
         read("gs://bucket")
-    source = Source("gs://bucket/gone.jsonl", "gone.jsonl", 3, "1")
-    with pytest.raises(DataError, match=r"gs://bucket/gone\.jsonl: 404") as caught:
+    source = Source("gs://bucket/missing.jsonl", "missing.jsonl", 3, "1")
+    with pytest.raises(DataError, match=r"gs://bucket/missing\.jsonl: no such object") as caught:
         list(list_sources.documents([source], text_key="text", max_bytes=None))
     assert "\n" not in str(caught.value)

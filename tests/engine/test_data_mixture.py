@@ -1,4 +1,4 @@
-"""Mixtures and packing: the promised shares and documents, seekable, carried by one digest."""
+"""Mixtures and packing: promised shares and documents, seekable, identified by one digest."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from midstream_engine import records
 from midstream_engine.config import ConfigError, DataConfig, from_mapping
 from midstream_engine.config.data import SourceConfig
 from midstream_engine.data.__main__ import main as command
+from midstream_engine.data.batches.batches import TrainingBatches, evaluation_batches
+from midstream_engine.data.batches.mixture import Mixture
 from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.order.batches import TrainingBatches, evaluation_batches
 from midstream_engine.data.order.example_order import Interleave
-from midstream_engine.data.order.mixture import Mixture
 from midstream_engine.data.order.packing import pack
-from midstream_engine.data.tokenize.prepare import data_root, open_training, open_validation
+from midstream_engine.data.prepared_data import data_root, open_training, open_validation
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 
 SEQ = 16
 
 
 def corpus(folder: Path, letter: str, documents: int, validation: int = 0) -> SourceConfig:
-    """Documents of 0 to 40 times ``letter``, so that a token tells where it is from."""
+    """Documents of 0 to 40 times ``letter``, so that a token shows its source."""
     rng = np.random.default_rng(ord(letter))
     sizes = rng.integers(0, 41, documents + validation)
     lines = [json.dumps({"text": letter * int(size)}) + "\n" for size in sizes]
@@ -44,9 +44,11 @@ def corpus(folder: Path, letter: str, documents: int, validation: int = 0) -> So
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> DataConfig:
-    bodies = {"web": corpus(tmp_path, "w", 300, 30), "books": corpus(tmp_path, "b", 60, 10)}
-    bodies["code"] = corpus(tmp_path, "c", 90)
-    return DataConfig(configs=bodies, train_weights={"web": 5, "books": 2.5, "code": 0.5}, mixture_block_size=16)
+    datasets = {"web": corpus(tmp_path, "w", 300, 30), "arxiv": corpus(tmp_path, "a", 60, 10)}
+    datasets["code"] = corpus(tmp_path, "c", 90)
+    return DataConfig(
+        tokenizer="bytes", configs=datasets, train_weights={"web": 5, "arxiv": 2.5, "code": 0.5}, mixture_block_size=16
+    )
 
 
 def opened(root: Path, config: DataConfig, seq_len: int = SEQ, wanted: str | None = None) -> TokenCache | Mixture:
@@ -62,41 +64,39 @@ def batches(data: TokenCache | Mixture, size: int = 4, seed: int = 0) -> Trainin
 # ---------------------------------------------------------------------------------------------------------- mixture
 
 
-def test_every_block_holds_the_promised_shares(mixed: DataConfig, tmp_path: Path) -> None:
-    assert mixed.block_counts() == {"books": 5, "code": 1, "web": 10}
+def test_mixture_block_has_the_promised_shares(mixed: DataConfig, tmp_path: Path) -> None:
+    assert mixed.block_counts() == {"arxiv": 5, "code": 1, "web": 10}
     order = batches(opened(tmp_path / "root", mixed))
     drawn = []
     for block in range(30):
-        body, _ = order.locate(np.arange(block * 16, block * 16 + 16))
-        assert np.bincount(body).tolist() == [5, 1, 10]
-        drawn.append(tuple(body.tolist()))
+        dataset, _ = order.locate(np.arange(block * 16, block * 16 + 16))
+        assert np.bincount(dataset).tolist() == [5, 1, 10]
+        drawn.append(tuple(dataset.tolist()))
     assert len(set(drawn)) > 20  # each in an order of its own
 
 
-def test_each_body_is_read_whole_before_any_of_it_is_read_again(mixed: DataConfig, tmp_path: Path) -> None:
+def test_mixture_reads_each_body_fully_before_repeating(mixed: DataConfig, tmp_path: Path) -> None:
     order = batches(opened(tmp_path / "root", mixed))
-    body, example = order.locate(np.arange(16 * 150))
+    dataset, example = order.locate(np.arange(16 * 150))
     for number in range(3):
-        own = example[body == number]
+        own = example[dataset == number]
         count = order._orders[number].count
         assert len(own) > count, "the test has to see more than one epoch of each"
         for start in range(0, len(own) - count + 1, count):
             assert sorted(own[start : start + count].tolist()) == list(range(count))
-    epochs = order.epochs(16 * 150 // 4)
-    assert epochs["web"] == pytest.approx(150 * 10 / order._orders[2].count)
 
 
-def test_what_is_drawn_is_the_bodys_text(mixed: DataConfig, tmp_path: Path) -> None:
+def test_mixture_draws_text_of_its_dataset(mixed: DataConfig, tmp_path: Path) -> None:
     order = batches(opened(tmp_path / "root", mixed))
-    letters = [{ord("b"), 256}, {ord("c"), 256}, {ord("w"), 256}]
+    letters = [{ord("a"), 256}, {ord("c"), 256}, {ord("w"), 256}]
     for index in range(20):
         batch = order.batch(index)
-        body, _ = order.locate(np.arange(index * 4, index * 4 + 4))
-        for row, number in enumerate(body):
+        dataset, _ = order.locate(np.arange(index * 4, index * 4 + 4))
+        for row, number in enumerate(dataset):
             assert set(batch.tokens[row].tolist()) <= letters[number]
 
 
-def test_a_batch_of_a_mixture_does_not_depend_on_the_ones_before(mixed: DataConfig, tmp_path: Path) -> None:
+def test_mixture_batch_is_independent_of_earlier_ones(mixed: DataConfig, tmp_path: Path) -> None:
     data = opened(tmp_path / "root", mixed)
     walked = batches(data)
     digests = [walked.batch(index).digest for index in range(150)]
@@ -111,10 +111,10 @@ def test_a_batch_of_a_mixture_does_not_depend_on_the_ones_before(mixed: DataConf
     assert np.array_equal(walked.samples(5, 72, 8).tokens, larger.batch(9).tokens)
 
 
-def test_the_order_of_a_mixture_is_pinned() -> None:
-    """Another order would silently change every run that goes on: this may never change."""
-    body, number = Interleave([1, 2, 5], "midstream")(np.arange(16))
-    assert list(zip(body.tolist(), number.tolist(), strict=True)) == [
+def test_mixture_order_is_pinned() -> None:
+    """Another order would silently change each resumed run, so this may never change."""
+    dataset, number = Interleave([1, 2, 5], "midstream")(np.arange(16))
+    assert list(zip(dataset.tolist(), number.tolist(), strict=True)) == [
         (1, 0), (2, 0), (0, 0), (2, 1), (2, 2), (2, 3), (2, 4), (1, 1),
         (2, 5), (2, 6), (1, 2), (2, 7), (2, 8), (1, 3), (2, 9), (0, 1),
     ]  # fmt: skip
@@ -122,29 +122,34 @@ def test_the_order_of_a_mixture_is_pinned() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(shares=st.lists(st.integers(1, 40), min_size=1, max_size=6), first=st.integers(0, 10**15))
-def test_samples_of_a_body_are_numbered_without_gaps(shares: list[int], first: int) -> None:
+def test_mixture_numbers_samples_of_a_body_without_gaps(shares: list[int], first: int) -> None:
     interleave = Interleave(shares, "key")
     block = sum(shares)
     start = first // block * block
-    body, number = interleave(np.arange(start, start + 2 * block))
+    dataset, number = interleave(np.arange(start, start + 2 * block))
     for one, share in enumerate(shares):
         expected = start // block * share + np.arange(2 * share)
-        assert sorted(number[body == one].tolist()) == expected.tolist()
+        assert sorted(number[dataset == one].tolist()) == expected.tolist()
 
 
 @settings(max_examples=100, deadline=None)
 @given(weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=8))
-def test_shares_are_the_nearest_whole_numbers(weights: list[float]) -> None:
+def test_mixture_shares_are_nearest_integers(weights: list[float]) -> None:
     names = [f"n{number}" for number in range(len(weights))]
-    bodies = {name: SourceConfig(train_urls=["x"]) for name in names}
-    config = DataConfig(configs=bodies, train_weights=dict(zip(names, weights, strict=True)), mixture_block_size=10_000)
+    datasets = {name: SourceConfig(train_urls=["x"]) for name in names}
+    config = DataConfig(
+        tokenizer="bytes",
+        configs=datasets,
+        train_weights=dict(zip(names, weights, strict=True)),
+        mixture_block_size=10_000,
+    )
     counts = config.block_counts()
     assert sum(counts.values()) == 10_000
     for name, weight in config.train_weights.items():
         assert abs(counts[name] - weight / sum(weights) * 10_000) < 1
 
 
-def test_the_directory_is_all_that_a_run_reads_and_its_manifest_describes_it(mixed: DataConfig, tmp_path: Path) -> None:
+def test_mixture_directory_is_complete_and_described(mixed: DataConfig, tmp_path: Path) -> None:
     data = opened(tmp_path / "root", mixed)
     assert isinstance(data, Mixture)
     with open(os.path.join(data.directory, records.MANIFEST)) as file:
@@ -166,28 +171,28 @@ def test_the_directory_is_all_that_a_run_reads_and_its_manifest_describes_it(mix
     assert batches(copied).batch(3).digest == batches(data).batch(3).digest
 
 
-def test_a_start_that_would_change_the_order_says_so(mixed: DataConfig, tmp_path: Path) -> None:
+def test_mixture_refuses_start_that_changes_order(mixed: DataConfig, tmp_path: Path) -> None:
     root = tmp_path / "root"
     wanted = opened(root, mixed).digest
-    again = dataclasses.replace(mixed, train_weights={"web": 10, "books": 5, "code": 1})  # the same shares
+    again = dataclasses.replace(mixed, train_weights={"web": 10, "arxiv": 5, "code": 1})  # the same shares
     assert opened(root, again, wanted=wanted).digest == wanted
     for changes, said in [
-        ({"train_weights": {"web": 1, "books": 1, "code": 1}}, r"data\.train_weights asks for books 6, code 5, web 5"),
-        ({"mixture_block_size": 32}, r"web 20 of every 32 sequences, but the run trains on books 5, code 1, web 10"),
-        ({"train_weights": {"web": 1, "books": 1}}, "data order would change"),
-        ({"pack": True}, r"data\.pack asks for documents packed into 16 tokens, but .* not packed"),
+        ({"train_weights": {"web": 1, "arxiv": 1, "code": 1}}, r"data\.train_weights is arxiv 6, code 5, web 5"),
+        ({"mixture_block_size": 32}, r"web 20 of every 32 sequences, but the run trains on arxiv 5, code 1, web 10"),
+        ({"train_weights": {"web": 1, "arxiv": 1}}, "data order would change"),
+        ({"pack": True}, r"data\.pack is documents packed into 16 tokens, but .* not packed"),
     ]:
         with pytest.raises(DataError, match=said):
             opened(root, dataclasses.replace(mixed, **changes), wanted=wanted)
     plain = dataclasses.replace(mixed.configs["web"])
-    with pytest.raises(DataError, match=r"asks for one body of text, but the run trains on books 5"):
-        opened(root, DataConfig(train_urls=plain.train_urls), wanted=wanted)
-    single = opened(root, DataConfig(train_urls=plain.train_urls)).digest
-    with pytest.raises(DataError, match="but the run trains on one body of text"):
+    with pytest.raises(DataError, match=r"is a single dataset, but the run trains on arxiv 5"):
+        opened(root, DataConfig(tokenizer="bytes", train_urls=plain.train_urls), wanted=wanted)
+    single = opened(root, DataConfig(tokenizer="bytes", train_urls=plain.train_urls)).digest
+    with pytest.raises(DataError, match="but the run trains on a single dataset"):
         opened(root, mixed, wanted=single)
 
 
-def test_a_mixture_whose_text_has_changed_cannot_stand_for_the_runs(mixed: DataConfig, tmp_path: Path) -> None:
+def test_mixture_refuses_changed_text(mixed: DataConfig, tmp_path: Path) -> None:
     wanted = opened(tmp_path / "one", mixed).digest
     with open(mixed.configs["code"].train_urls[0], "a") as file:
         file.write('{"text": "more"}\n')
@@ -195,50 +200,50 @@ def test_a_mixture_whose_text_has_changed_cannot_stand_for_the_runs(mixed: DataC
         opened(tmp_path / "two", mixed, wanted=wanted)
 
 
-def test_a_mixture_that_lacks_an_object_is_refused(mixed: DataConfig, tmp_path: Path) -> None:
+def test_mixture_refuses_missing_object(mixed: DataConfig, tmp_path: Path) -> None:
     data = opened(tmp_path / "root", mixed)
     assert isinstance(data, Mixture)
-    Path(data.bodies[1].cache.directory, "offsets.bin").unlink()
-    with pytest.raises(DataError, match=r"offsets\.bin: None bytes where the manifest says"):
+    Path(data.datasets[1].cache.directory, "offsets.bin").unlink()
+    with pytest.raises(DataError, match=r"offsets\.bin: None bytes, in the manifest"):
         opened(tmp_path / "root", mixed, wanted=data.digest)
 
 
-def test_one_body_with_all_the_weight_is_that_body_alone(mixed: DataConfig, tmp_path: Path) -> None:
-    alone = dataclasses.replace(mixed, train_weights={"web": 1, "books": 0})
-    plain = opened(tmp_path / "root", DataConfig(train_urls=mixed.configs["web"].train_urls))
+def test_mixture_of_one_weighted_dataset_is_that_dataset(mixed: DataConfig, tmp_path: Path) -> None:
+    alone = dataclasses.replace(mixed, train_weights={"web": 1, "arxiv": 0})
+    plain = opened(tmp_path / "root", DataConfig(tokenizer="bytes", train_urls=mixed.configs["web"].train_urls))
     assert opened(tmp_path / "root", alone).digest == plain.digest
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"train_weights": {"web": 1, "book": 1}}, "data.train_weights.book: data.configs has no such name; nearest"),
+        ({"train_weights": {"web": 1, "arxv": 1}}, "data.train_weights.arxv: data.configs has no such name; nearest"),
         ({"train_weights": {"web": -1}}, "data.train_weights.web: -1.0 is no share"),
-        ({"train_weights": {"web": 0}}, "no body of text has a weight above 0"),
-        ({"train_weights": {"web": 1, "books": 1e-9}}, "gives no sequence in a block of 2048"),
+        ({"train_weights": {"web": 0}}, "no dataset has a weight above 0"),
+        ({"train_weights": {"web": 1, "arxiv": 1e-9}}, "gives no sequence in a block of 2048"),
         ({"train_urls": ["x"]}, "all text belongs there"),
         ({"mixture_block_size": 0}, "data.mixture_block_size: 0 is not positive"),
         ({"configs": {"web": {"train_url": ["x"]}}}, "unknown key data.configs.web.train_url; nearest"),
         ({"num_tokenize_workers": -1}, "data.num_tokenize_workers: -1 is negative"),
     ],
 )
-def test_a_mistake_in_a_mixture_is_one_line(data: dict[str, object], said: str) -> None:
-    bodies = {"web": {"train_urls": "w.jsonl"}, "books": {"train_urls": ["b.jsonl"], "text_key": "body"}}
-    good = from_mapping({"data": {"configs": bodies, "train_weights": {"web": 0.75, "books": 0.25}}}).config.data
+def test_mixture_config_mistake_is_one_line(data: dict[str, object], said: str) -> None:
+    datasets = {"web": {"train_urls": "w.jsonl"}, "arxiv": {"train_urls": ["b.jsonl"], "text_key": "body"}}
+    good = from_mapping({"data": {"configs": datasets, "train_weights": {"web": 0.75, "arxiv": 0.25}}}).config.data
     assert good.configs["web"].train_urls == ["w.jsonl"]
-    assert good.configs["books"].text_key == "body"
-    assert good.block_counts() == {"books": 512, "web": 1536}
-    assert from_mapping({"data": from_mapping({"data": {"configs": bodies}}).config.resolved()["data"]}).notes == []
+    assert good.configs["arxiv"].text_key == "body"
+    assert good.block_counts() == {"arxiv": 512, "web": 1536}
+    assert from_mapping({"data": from_mapping({"data": {"configs": datasets}}).config.resolved()["data"]}).notes == []
     with pytest.raises(ConfigError) as caught:
-        from_mapping({"data": {"configs": bodies, **data}})
+        from_mapping({"data": {"configs": datasets, **data}})
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_every_body_has_its_validation_set(mixed: DataConfig, tmp_path: Path) -> None:
+def test_mixture_datasets_have_validation_sets(mixed: DataConfig, tmp_path: Path) -> None:
     validation = open_validation(str(tmp_path / "root"), mixed, ByteTokenizer())
     assert validation is not None
-    assert list(validation.sets) == ["books", "web"]
+    assert list(validation.sets) == ["arxiv", "web"]
     seen = Counter()
     for batch in evaluation_batches(validation, seq_len=SEQ, batch_size=4, limit=None):
         letter = ord(batch.source[0])
@@ -247,14 +252,17 @@ def test_every_body_has_its_validation_set(mixed: DataConfig, tmp_path: Path) ->
         seen[batch.source] += len(real)
     assert seen == {name: cache.tokens // SEQ for name, cache in validation.sets.items()}
     limited = [b.source for b in evaluation_batches(validation, seq_len=SEQ, batch_size=4, limit=2)]
-    assert limited == ["books"] * 2 + ["web"] * 2
-    assert open_validation(str(tmp_path / "root"), DataConfig(train_urls=["x"]), ByteTokenizer()) is None
+    assert limited == ["arxiv"] * 2 + ["web"] * 2
+    assert (
+        open_validation(str(tmp_path / "root"), DataConfig(tokenizer="bytes", train_urls=["x"]), ByteTokenizer())
+        is None
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- packing
 
 
-def test_packed_examples_hold_every_document_once_and_whole() -> None:
+def test_packing_keeps_each_document_once_and_undivided() -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
     rng = np.random.default_rng(seed)
@@ -280,13 +288,13 @@ def test_packed_examples_hold_every_document_once_and_whole() -> None:
 
 
 def packed(tmp_path: Path, letter: str = "a", documents: int = 80) -> tuple[TokenCache | Mixture, list[bytes]]:
-    body = corpus(tmp_path, letter, documents)
-    config = DataConfig(train_urls=body.train_urls, pack=True)
-    texts = [json.loads(line)["text"].encode() for line in Path(body.train_urls[0]).read_text().splitlines()]
+    dataset = corpus(tmp_path, letter, documents)
+    config = DataConfig(tokenizer="bytes", train_urls=dataset.train_urls, pack=True)
+    texts = [json.loads(line)["text"].encode() for line in Path(dataset.train_urls[0]).read_text().splitlines()]
     return opened(tmp_path / "root", config), texts
 
 
-def test_a_packed_batch_counts_what_a_document_says_of_itself(tmp_path: Path) -> None:
+def test_packed_batch_counts_within_documents_only(tmp_path: Path) -> None:
     data, texts = packed(tmp_path)
     order = batches(data, size=1)
     pieces: Counter[tuple[int, ...]] = Counter()
@@ -303,10 +311,10 @@ def test_a_packed_batch_counts_what_a_document_says_of_itself(tmp_path: Path) ->
         assert (tokens[position:] == 256).all()
     expected: Counter[tuple[int, ...]] = Counter()
     for text in texts:
-        whole = [*text, 256]
-        for start in range(0, len(whole), SEQ):
-            if len(whole) - start > 1:
-                expected[tuple(whole[start : start + SEQ])] += 1
+        document = [*text, 256]
+        for start in range(0, len(document), SEQ):
+            if len(document) - start > 1:
+                expected[tuple(document[start : start + SEQ])] += 1
     assert pieces == expected
 
 
@@ -315,7 +323,7 @@ def run_of_ones(mask: np.ndarray, start: int) -> int:
     return int(zeros[0])
 
 
-def test_the_models_segments_are_the_packed_documents(tmp_path: Path) -> None:
+def test_packed_model_segments_are_documents(tmp_path: Path) -> None:
     import haliax as hax
 
     from midstream_engine.models.lm import BATCH, POSITION, segments_of
@@ -330,9 +338,9 @@ def test_the_models_segments_are_the_packed_documents(tmp_path: Path) -> None:
             assert joined == bool(batch.loss_mask[row, position])
 
 
-def test_packing_is_part_of_the_digest_and_belongs_to_one_length(tmp_path: Path) -> None:
+def test_packing_is_part_of_digest_and_bound_to_length(tmp_path: Path) -> None:
     data, _ = packed(tmp_path)
-    plain = DataConfig(train_urls=[str(tmp_path / "a.jsonl")])
+    plain = DataConfig(tokenizer="bytes", train_urls=[str(tmp_path / "a.jsonl")])
     assert opened(tmp_path / "root", plain).digest != data.digest
     with pytest.raises(DataError, match=r"packed into 32 tokens, but the run trains on documents packed into 16"):
         opened(tmp_path / "root", dataclasses.replace(plain, pack=True), seq_len=32, wanted=data.digest)
@@ -344,29 +352,30 @@ def test_packing_is_part_of_the_digest_and_belongs_to_one_length(tmp_path: Path)
     assert again.digest == data.digest
 
 
-def test_a_mixture_may_be_packed(mixed: DataConfig, tmp_path: Path) -> None:
+def test_mixture_may_be_packed(mixed: DataConfig, tmp_path: Path) -> None:
     data = opened(tmp_path / "root", dataclasses.replace(mixed, pack=True))
     order = batches(data)
-    body, _ = order.locate(np.arange(16))
-    assert np.bincount(body).tolist() == [5, 1, 10]
+    dataset, _ = order.locate(np.arange(16))
+    assert np.bincount(dataset).tolist() == [5, 1, 10]
     assert order.batch(0).digest == batches(data).batch(0).digest
     assert (order.batch(0).loss_mask.sum(1) < SEQ).all()
 
 
-def test_the_command_builds_what_training_will_read_and_prints_it(
+def test_data_command_builds_and_prints_what_training_reads(
     mixed: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bodies = {name: dataclasses.asdict(body) for name, body in mixed.configs.items()}
-    written = {"data": {"configs": bodies, "train_weights": mixed.train_weights, "mixture_block_size": 16}}
+    datasets = {name: dataclasses.asdict(dataset) for name, dataset in mixed.configs.items()}
+    data = {"configs": datasets, "train_weights": mixed.train_weights, "mixture_block_size": 16}
+    written = {"data": {"tokenizer": "bytes", **data}}
     (tmp_path / "run.yaml").write_text(json.dumps(written))
     root = tmp_path / "root"
     flags = ["--config_path", str(tmp_path / "run.yaml"), "--model.seq_len", str(SEQ), "--trainer.root", str(root)]
     assert command(flags) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["set"] for line in lines] == ["train", "validation/books", "validation/web"]
+    assert [line["set"] for line in lines] == ["train", "validation/arxiv", "validation/web"]
     assert lines[0]["digest"] == opened(root, mixed).digest
-    assert lines[0]["bodies"] == batches(opened(root, mixed)).sizes()
-    assert lines[0]["sequences"] == sum(lines[0]["bodies"].values())
+    assert lines[0]["datasets"] == batches(opened(root, mixed)).sizes()
+    assert lines[0]["sequences"] == sum(lines[0]["datasets"].values())
     assert command([*flags, "--data.mixture_block_size", "2"]) == 2
     assert command([*flags, "--data.configs.web.train_urls", "nowhere.jsonl"]) == 1
     assert "midstream: data: 'nowhere.jsonl' names no file" in capsys.readouterr().err

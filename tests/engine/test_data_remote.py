@@ -1,4 +1,4 @@
-"""Token caches in a bucket and behind http, and the block cache that stands before them."""
+"""Token caches in a bucket and behind http, and their block cache."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ import numpy as np
 import pytest
 
 from midstream_engine.config import ConfigError, DataConfig
+from midstream_engine.data import prepared_data as prepare
+from midstream_engine.data.batches.batches import TrainingBatches
 from midstream_engine.data.cache import remote_cache
 from midstream_engine.data.cache.block_cache import BlockCache
-from midstream_engine.data.cache.token_cache import TokenCache, build
+from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.order.batches import TrainingBatches
+from midstream_engine.data.prepared_data import open_cache, open_training, open_validation
 from midstream_engine.data.sources import gcs, http
-from midstream_engine.data.tokenize import prepare
-from midstream_engine.data.tokenize.prepare import open_cache, open_training, open_validation
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
+from midstream_engine.gcs_client import storage_client
 from midstream_engine.records import ObjectEntry
 from simulators.bucket import BucketServer, Fault, bucket_server
 from simulators.file_server import FileServer
+from support.token_caches import build
 
 # The package google-cloud-storage drops connections whose answer was a refusal, without closing them.
 pytestmark = pytest.mark.filterwarnings(
@@ -39,20 +41,20 @@ URL = "gs://caches/tokens"
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
-    pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage: pip install 'midstream[data]'")
+    pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage: make setup")
     with bucket_server("caches") as server:
         for key, value in server.environment.items():
             monkeypatch.setenv(key, value)
-        gcs._client.cache_clear()
+        storage_client.cache_clear()
         yield server
-        gcs._client()._http.close()
-        gcs._client.cache_clear()
+        gcs._gcs.storage()._http.close()
+        storage_client.cache_clear()
         gc.collect()
 
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """10 kB of text, which becomes objects of 1000 bytes."""
+    """10 kB of text, in objects of 1000 bytes."""
     rng = np.random.default_rng(5)
     text = "".join(map(chr, rng.integers(97, 123, 10_000)))
     (tmp_path / "a.txt").write_text(text)
@@ -66,7 +68,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config(corpus: Path, **changes: Any) -> DataConfig:
     given = {"train_urls": [str(corpus / "a.txt")], "cache_dir": URL, **changes}
-    return DataConfig(**given)
+    return DataConfig(**{"tokenizer": "bytes", **given})
 
 
 def opened(root: Path, settings: DataConfig) -> TokenCache:
@@ -82,7 +84,7 @@ def gets(server: BucketServer, part: str) -> int:
     return sum(method == "GET" and part in path and "alt=media" in path for method, path in server.requests)
 
 
-def test_a_cache_is_stored_in_the_bucket_and_read_from_there_by_others(bucket: BucketServer, corpus: Path) -> None:
+def test_bucket_cache_is_stored_and_read_by_others(bucket: BucketServer, corpus: Path) -> None:
     here = opened(corpus / "one", config(corpus))
     assert here.local
     there = opened(corpus / "two", config(corpus))
@@ -97,21 +99,21 @@ def test_a_cache_is_stored_in_the_bucket_and_read_from_there_by_others(bucket: B
     assert gets(bucket, "tokens-") == before  # from the block cache
 
 
-def test_batches_from_a_bucket_are_those_from_a_directory(bucket: BucketServer, corpus: Path) -> None:
+@pytest.mark.usefixtures("bucket")
+def test_bucket_batches_equal_directory_batches(corpus: Path) -> None:
     here = TrainingBatches(opened(corpus / "one", config(corpus)), seq_len=64, batch_size=16, seed=1)
     there = TrainingBatches(opened(corpus / "two", config(corpus)), seq_len=64, batch_size=16, seed=1)
     for index in (0, 7, 100):
         assert there.batch(index).digest == here.batch(index).digest
 
 
+@pytest.mark.usefixtures("bucket")
 @pytest.mark.parametrize("pack", [False, True])
-def test_a_mixture_of_bodies_in_a_bucket_has_the_same_digest_and_order(
-    bucket: BucketServer, corpus: Path, pack: bool
-) -> None:
-    bodies = {"a": {"train_urls": [str(corpus / "a.txt")]}, "v": {"train_urls": [str(corpus / "v.txt")]}}
+def test_bucket_mixture_has_the_same_digest_and_order(corpus: Path, pack: bool) -> None:
+    datasets = {"a": {"train_urls": [str(corpus / "a.txt")]}, "v": {"train_urls": [str(corpus / "v.txt")]}}
     from midstream_engine.config import from_mapping
 
-    data = {"configs": bodies, "mixture_block_size": 8, "pack": pack, "cache_dir": URL}
+    data = {"tokenizer": "bytes", "configs": datasets, "mixture_block_size": 8, "pack": pack, "cache_dir": URL}
     settings = from_mapping({"data": data}).config.data
     here = open_training(str(corpus / "one"), settings, ByteTokenizer(), seq_len=64)
     there = open_training(str(corpus / "two"), settings, ByteTokenizer(), seq_len=64, wanted=here.digest)
@@ -121,20 +123,20 @@ def test_a_mixture_of_bodies_in_a_bucket_has_the_same_digest_and_order(
     assert batches[0].batch(3).digest == batches[1].batch(3).digest
 
 
-def test_a_host_without_the_text_uses_what_another_one_tokenized_of_the_same_urls(
-    bucket: BucketServer, corpus: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("bucket")
+def test_bucket_cache_serves_host_without_text_by_url(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
     here = opened(corpus / "one", config(corpus))
     (corpus / "a.txt").unlink()
     with caplog.at_level("INFO"):
         there = opened(corpus / "two", config(corpus))
     assert there.digest == here.digest
-    assert "names no file; goes on with what was tokenized of the same urls" in caplog.text
+    assert "names no file; using the cache of the same URLs" in caplog.text
     with pytest.raises(DataError, match="names no file"):  # other urls were never tokenized
         opened(corpus / "two", config(corpus, train_urls=[str(corpus / "b.txt")]))
 
 
-def test_a_checkpoints_tokens_are_found_in_the_bucket_by_their_digest(bucket: BucketServer, corpus: Path) -> None:
+@pytest.mark.usefixtures("bucket")
+def test_bucket_cache_is_found_by_digest_of_checkpoint(corpus: Path) -> None:
     wanted = opened(corpus / "one", config(corpus)).digest
     (corpus / "a.txt").write_text("other text")
     settings = config(corpus)
@@ -143,17 +145,17 @@ def test_a_checkpoints_tokens_are_found_in_the_bucket_by_their_digest(bucket: Bu
 
 
 @pytest.mark.parametrize("cut", ["tokens-00000.bin", "tokens-00003.bin", "offsets.bin"])
-def test_an_upload_that_was_cut_off_is_no_cache_and_is_completed(
+def test_bucket_partial_upload_is_no_cache_and_is_completed(
     bucket: BucketServer, corpus: Path, cut: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def create(url: str, path: str, crc32c: str) -> None:
         if url.endswith(cut):
-            raise DataError("the link is gone")
+            raise DataError("the connection was lost")
         gcs.create(url, path, crc32c)
 
     with monkeypatch.context() as patched:
         patched.setattr(remote_cache.Bucket, "create", staticmethod(create))
-        with pytest.raises(DataError, match="the link is gone"):
+        with pytest.raises(DataError, match="the connection was lost"):
             opened(corpus / "one", config(corpus))
     assert any("tokens-" in name for name in names(bucket))
     assert not any(name.endswith("manifest.json") for name in names(bucket))
@@ -165,7 +167,7 @@ def test_an_upload_that_was_cut_off_is_no_cache_and_is_completed(
 
 
 @pytest.mark.parametrize("code", [401, 403])
-def test_a_bucket_that_refuses_is_one_line_that_says_what_to_do(bucket: BucketServer, corpus: Path, code: int) -> None:
+def test_bucket_cache_refusal_is_one_line_with_hint(bucket: BucketServer, corpus: Path, code: int) -> None:
     for method in ("POST", "GET"):
         bucket.faults[:] = [Fault(method, "/o", code, times=1000)]
         with pytest.raises(DataError, match=r"not public, and there are no credentials here.*gcloud auth") as caught:
@@ -177,22 +179,24 @@ def names(server: BucketServer) -> list[str]:
     return sorted(server.buckets["caches"])
 
 
-def test_two_hosts_that_store_the_same_cache_agree(bucket: BucketServer, corpus: Path) -> None:
+@pytest.mark.usefixtures("bucket")
+def test_bucket_hosts_storing_the_same_cache_agree(corpus: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda host: opened(corpus / host, config(corpus)), ["one", "two"]))
     assert found[0].digest == found[1].digest
     assert tokens(opened(corpus / "three", config(corpus))) == tokens(found[0])
 
 
-def test_something_else_in_the_place_of_an_object_is_refused(bucket: BucketServer, corpus: Path) -> None:
+def test_bucket_foreign_object_is_refused(bucket: BucketServer, corpus: Path) -> None:
     digest = build(str(corpus / "elsewhere"), [(corpus / "a.txt").read_bytes()], ByteTokenizer(), OBJECT).digest
     gcs.put(f"{URL}/{digest}/tokens-00001.bin", b"something else")
-    with pytest.raises(DataError, match=r"tokens-00001\.bin: something else is there already; remove it"):
+    with pytest.raises(DataError, match=r"tokens-00001\.bin: another object has this name \(hint: remove it"):
         opened(corpus / "one", config(corpus))
     assert f"tokens/{digest}/manifest.json" not in names(bucket)
 
 
-def test_a_damaged_object_is_never_used(bucket: BucketServer, corpus: Path) -> None:
+@pytest.mark.usefixtures("bucket")
+def test_bucket_damaged_object_is_never_used(corpus: Path) -> None:
     digest = opened(corpus / "one", config(corpus)).digest
     name = f"{URL}/{digest}/tokens-00002.bin"
     gcs.put(name, gcs.get(name)[:-1] + b"x")
@@ -205,8 +209,9 @@ def test_a_damaged_object_is_never_used(bucket: BucketServer, corpus: Path) -> N
         opened(corpus / "three", config(corpus))
 
 
-def test_a_bucket_that_does_not_exist_or_is_not_named_is_one_line(bucket: BucketServer, corpus: Path) -> None:
-    with pytest.raises(DataError, match="gs://nobody") as caught:
+@pytest.mark.usefixtures("bucket")
+def test_bucket_missing_or_unnamed_is_one_line(corpus: Path) -> None:
+    with pytest.raises(DataError, match="there is no bucket nobody") as caught:
         opened(corpus / "one", config(corpus, cache_dir="gs://nobody/tokens"))
     assert "\n" not in str(caught.value)
     for wrong in ("gs://", "gs:/caches", "s3://caches"):
@@ -229,7 +234,7 @@ def served(server: FileServer, root: Path) -> None:
     server.files = {f"tokens/{path.relative_to(data)}": path.read_bytes() for path in data.rglob("*") if path.is_file()}
 
 
-def test_a_data_directory_behind_http_is_a_cache_that_is_read_alone(
+def test_http_data_directory_is_a_read_only_cache(
     site: FileServer, corpus: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = opened(corpus / "one", config(corpus, cache_dir=None))
@@ -242,7 +247,7 @@ def test_a_data_directory_behind_http_is_a_cache_that_is_read_alone(
     (corpus / "a.txt").write_text("text that nobody has tokenized")
     with caplog.at_level("INFO"):
         assert opened(corpus / "two", settings).local
-    assert "is on this host alone: nothing can be written to" in caplog.text
+    assert "is stored on this host alone: " in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------------- block cache
@@ -263,7 +268,7 @@ def source_of(data: bytes, calls: list[int]) -> Callable[[], Any]:
     return source
 
 
-def test_the_block_cache_keeps_within_its_bound_and_drops_what_was_used_longest_ago(tmp_path: Path) -> None:
+def test_block_cache_respects_limit_and_evicts_oldest_use(tmp_path: Path) -> None:
     blocks, calls = BlockCache(str(tmp_path), 3000), list[int]()
     contents = [bytes([number]) * 1000 for number in range(5)]
     for number, data in enumerate(contents):
@@ -280,7 +285,7 @@ def test_the_block_cache_keeps_within_its_bound_and_drops_what_was_used_longest_
 
 
 @pytest.mark.parametrize("left", [b"", b"y" * 1000, b"x" * 999])
-def test_what_a_power_cut_left_in_the_block_cache_is_fetched_again(tmp_path: Path, left: bytes) -> None:
+def test_block_cache_refetches_after_power_loss(tmp_path: Path, left: bytes) -> None:
     data, calls = b"x" * 1000, list[int]()
     (tmp_path / entry_of(data).sha256).write_bytes(left)
     assert bytes(BlockCache(str(tmp_path), 5000).get(entry_of(data), source_of(data, calls), "x")) == data
@@ -288,7 +293,7 @@ def test_what_a_power_cut_left_in_the_block_cache_is_fetched_again(tmp_path: Pat
     assert (tmp_path / entry_of(data).sha256).read_bytes() == data
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_cache_full_disk_is_one_line_without_residue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -301,17 +306,18 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch:
 PROCESS = """
 import sys
 from midstream_engine.config import DataConfig
-from midstream_engine.data.tokenize.prepare import open_cache
+from midstream_engine.data.prepared_data import open_cache
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 root, url, text = sys.argv[1:]
-cache = open_cache(root, [text], DataConfig(cache_dir=url, block_cache_bytes=4000), ByteTokenizer())
+cache = open_cache(root, [text], DataConfig(tokenizer="bytes", cache_dir=url, block_cache_bytes=4000), ByteTokenizer())
 assert not cache.local
 for _ in range(5):
     print(sum(cache.read(start, 100).sum() for start in range(0, cache.tokens - 100, 100)))
 """
 
 
-def test_processes_share_one_block_cache_that_is_too_small_for_all(bucket: BucketServer, corpus: Path) -> None:
+@pytest.mark.usefixtures("bucket")
+def test_block_cache_too_small_is_shared_by_processes(corpus: Path) -> None:
     here = opened(corpus / "one", config(corpus))
     expected = sum(int(here.read(start, 100).sum()) for start in range(0, here.tokens - 100, 100))
     command = [sys.executable, "-c", PROCESS, str(corpus / "two"), URL, str(corpus / "a.txt")]
@@ -326,21 +332,21 @@ def test_processes_share_one_block_cache_that_is_too_small_for_all(bucket: Bucke
 # -------------------------------------------------------------------------------------------------------- validation
 
 
-def test_a_runs_validation_set_is_known_by_its_digest_where_its_text_is_not(corpus: Path) -> None:
+def test_validation_set_is_found_by_digest_without_text(corpus: Path) -> None:
     settings = config(corpus, cache_dir=None, validation_urls=[str(corpus / "v.txt")])
     first = open_validation(str(corpus / "one"), settings, ByteTokenizer())
     assert first is not None
-    told = first.to_json()
+    recorded = first.to_json()
     (corpus / "v.txt").unlink()
     with pytest.raises(DataError, match="names no file"):
-        open_validation(str(corpus / "two"), settings, ByteTokenizer(), told)
-    moved = corpus / "two" / "data" / told[""]["digest"]
+        open_validation(str(corpus / "two"), settings, ByteTokenizer(), recorded)
+    moved = corpus / "two" / "data" / recorded[""]["digest"]
     moved.parent.mkdir(parents=True)
     os.rename(first.sets[""].directory, moved)  # as a migration brings it
-    again = open_validation(str(corpus / "two"), settings, ByteTokenizer(), told)
+    again = open_validation(str(corpus / "two"), settings, ByteTokenizer(), recorded)
     assert again is not None
-    assert again.to_json() == told
+    assert again.to_json() == recorded
     with pytest.raises(DataError, match="names no file"):  # another request is another set
         open_validation(
-            str(corpus / "two"), config(corpus, cache_dir=None, validation_urls=["nowhere"]), ByteTokenizer(), told
+            str(corpus / "two"), config(corpus, cache_dir=None, validation_urls=["nowhere"]), ByteTokenizer(), recorded
         )

@@ -1,4 +1,4 @@
-"""Tokenizing: the same whatever the number of processes, and gone on with after a kill."""
+"""Tokenizing: independent of the number of processes, and resumed after a kill."""
 
 from __future__ import annotations
 
@@ -20,18 +20,31 @@ from midstream_engine import records
 from midstream_engine.config import DataConfig
 from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
+from midstream_engine.data.prepared_data import data_root, open_cache
 from midstream_engine.data.sources.list_sources import list_sources
 from midstream_engine.data.tokenize import tokenize_units, units
-from midstream_engine.data.tokenize.prepare import data_root, open_cache
-from midstream_engine.data.tokenize.progress_bar import Progress
+from midstream_engine.data.tokenize.progress_bar import ProgressBar
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer, load_tokenizer
 
 UNIT = 2000  # bytes
 
 
+def tokenized_units(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the number of each unit is added as this process tokenizes it."""
+    made: list[int] = []
+    real = units.tokenize
+
+    def tokenize(unit: units.Unit, *rest: object) -> units.Finished:
+        made.append(unit.number)
+        return real(unit, *rest)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(units, "tokenize", tokenize)
+    return made
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> list[str]:
-    """40 kB in lines, rows and whole files: about 25 units."""
+    """40 kB in lines, rows and complete files: about 25 units."""
     rng = np.random.default_rng(3)
     texts = ["".join(map(chr, rng.integers(97, 123, int(size)))) for size in rng.integers(0, 300, 200)]
     folder = tmp_path / "corpus"
@@ -44,22 +57,22 @@ def corpus(tmp_path: Path) -> list[str]:
 
 
 def config(**changes: object) -> DataConfig:
-    return DataConfig(**changes)  # pyright: ignore[reportArgumentType]
+    return DataConfig(**{"tokenizer": "bytes", **changes})  # pyright: ignore[reportArgumentType]
 
 
-def test_the_number_of_processes_changes_nothing(tmp_path: Path, corpus: list[str]) -> None:
-    whole = open_cache(str(tmp_path / "0"), corpus, config(), ByteTokenizer())
+def test_tokenizing_is_independent_of_process_count(tmp_path: Path, corpus: list[str]) -> None:
+    full = open_cache(str(tmp_path / "0"), corpus, config(), ByteTokenizer())
     limited = open_cache(str(tmp_path / "limited"), corpus, config(max_bytes=9_000), ByteTokenizer())
     assert 8_500 < limited.tokens - limited.documents <= 9_000
-    assert limited.read(0, limited.tokens).tolist() == whole.read(0, limited.tokens).tolist()
+    assert limited.read(0, limited.tokens).tolist() == full.read(0, limited.tokens).tolist()
     for processes, limit in [(1, None), (3, None), (2, 9_000), (0, 9_000)]:
         settings = config(num_tokenize_workers=processes, max_bytes=limit)
         root = str(tmp_path / f"{processes}-{limit}")
         built = open_cache(root, corpus, settings, ByteTokenizer(), unit_bytes=UNIT)
-        assert built.digest == (limited if limit else whole).digest
+        assert built.digest == (limited if limit else full).digest
 
 
-def test_a_tokenizer_file_is_loaded_by_every_process(tmp_path: Path, corpus: list[str]) -> None:
+def test_tokenizer_file_is_loaded_by_every_process(tmp_path: Path, corpus: list[str]) -> None:
     path = word_tokenizer(tmp_path)
     tokenizer = load_tokenizer(path, "<|endoftext|>")
     here = open_cache(str(tmp_path / "1"), corpus, config(tokenizer=path), tokenizer)
@@ -70,7 +83,7 @@ def test_a_tokenizer_file_is_loaded_by_every_process(tmp_path: Path, corpus: lis
 
 
 def word_tokenizer(folder: Path) -> str:
-    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'midstream[hf]'")
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: make setup")
     vocabulary = {"<|endoftext|>": 0, **{chr(97 + i): 1 + i for i in range(26)}}
     model = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
     model.save(str(folder / "tokenizer.json"))
@@ -81,7 +94,7 @@ KILLED = """
 import os, sys
 from midstream_engine.config import DataConfig
 from midstream_engine.data.tokenize import tokenize_units
-from midstream_engine.data.tokenize.prepare import open_cache
+from midstream_engine.data.prepared_data import open_cache
 from midstream_engine.data.sources.list_sources import list_sources
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 root, workers, unit, pipe, *urls = sys.argv[1:]
@@ -93,12 +106,13 @@ def read(unit, record, task):
         open(pipe).read()
     return real(unit, record, task)
 tokenize_units._read = read
-open_cache(root, urls, DataConfig(num_tokenize_workers=int(workers)), ByteTokenizer(), unit_bytes=int(unit))
+config = DataConfig(tokenizer="bytes", num_tokenize_workers=int(workers))
+open_cache(root, urls, config, ByteTokenizer(), unit_bytes=int(unit))
 """
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_a_kill_in_the_middle_leaves_no_cache_and_the_next_start_goes_on(
+def test_tokenizing_resumes_after_kill_without_partial_cache(
     tmp_path: Path, corpus: list[str], processes: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, pipe = str(tmp_path / "root"), str(tmp_path / "pipe")
@@ -118,27 +132,20 @@ def test_a_kill_in_the_middle_leaves_no_cache_and_the_next_start_goes_on(
     assert not any(os.path.exists(os.path.join(data_root(root), name, "manifest.json")) for name in os.listdir(root))
     Path(directory, "7.tokens.123.tmp").write_bytes(b"half")  # what a power cut may leave
 
-    made: list[int] = []
-    real = units.tokenize
-
-    def tokenize(unit: units.Unit, *rest: object) -> units.Finished:
-        made.append(unit.number)
-        return real(unit, *rest)  # pyright: ignore[reportArgumentType]
-
-    monkeypatch.setattr(units, "tokenize", tokenize)
+    made = tokenized_units(monkeypatch)
     with caplog.at_level(logging.INFO):
         built = open_cache(root, corpus, config(), ByteTokenizer(), unit_bytes=UNIT)
     assert not set(made) & {int(name.removesuffix(".json")) for name in kept}
     assert made
     assert f"{len(kept)} of " in caplog.text
-    assert "shards were there already" in caplog.text
+    assert "shards were already finished" in caplog.text
     assert not os.path.exists(directory)
     assert sorted(os.listdir(data_root(root))) == [".requests", built.digest]
-    assert built.digest == open_cache(str(tmp_path / "whole"), corpus, config(), ByteTokenizer()).digest
+    assert built.digest == open_cache(str(tmp_path / "uninterrupted"), corpus, config(), ByteTokenizer()).digest
 
 
 def children(pid: int) -> list[records.ProcessIdentity]:
-    """The processes that ``pid`` has started."""
+    """Return the child processes of ``pid``."""
     named = [name.read_text().split() for name in Path("/proc", str(pid), "task").glob("*/children")]
     found = [records.identify(int(child)) for names in named for child in names]
     return [child for child in found if child is not None]
@@ -151,8 +158,8 @@ def until(look: Callable[[], bool], timeout: float = 20) -> None:
         time.sleep(0.01)
 
 
-def test_a_finished_shard_that_was_damaged_is_made_again(tmp_path: Path, corpus: list[str]) -> None:
-    whole = open_cache(str(tmp_path / "whole"), corpus, config(), ByteTokenizer())
+def test_tokenizing_redoes_damaged_shard(tmp_path: Path, corpus: list[str]) -> None:
+    full = open_cache(str(tmp_path / "uninterrupted"), corpus, config(), ByteTokenizer())
     work = units.cut(list_sources(corpus), UNIT)
     directory = tmp_path / "work"
     directory.mkdir()
@@ -163,10 +170,10 @@ def test_a_finished_shard_that_was_damaged_is_made_again(tmp_path: Path, corpus:
         file.write(b"\xff")
     (directory / "2.lengths").unlink()
     tokens = np.concatenate([tokens for tokens, _ in tokenize_units.tokenize(work, task)])
-    assert tokens.tolist() == whole.read(0, whole.tokens).tolist()
+    assert tokens.tolist() == full.read(0, full.tokens).tolist()
 
 
-def test_bad_text_in_another_process_is_one_line_and_what_was_finished_stays(tmp_path: Path, corpus: list[str]) -> None:
+def test_tokenizing_bad_text_is_one_line_and_keeps_shards(tmp_path: Path, corpus: list[str]) -> None:
     bad = Path(corpus[0]).parent / "bz.jsonl"
     bad.write_text('{"text": "a"}\n{"body": "b"}\n')
     root = str(tmp_path / "root")
@@ -177,7 +184,9 @@ def test_bad_text_in_another_process_is_one_line_and_what_was_finished_stays(tmp
     assert not [name for name in os.listdir(data_root(root)) if not name.startswith(".")]
 
 
-def test_a_process_that_dies_is_said(tmp_path: Path, corpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizing_reports_process_that_exits(
+    tmp_path: Path, corpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[subprocess.Popen[str]] = []
     real = tokenize_units._Processes._start
 
@@ -188,22 +197,13 @@ def test_a_process_that_dies_is_said(tmp_path: Path, corpus: list[str], monkeypa
         return process
 
     monkeypatch.setattr(tokenize_units._Processes, "_start", start)
-    with pytest.raises(DataError, match=r"ended with -9 at .*start again, finished shards are kept"):
+    with pytest.raises(DataError, match=r"ended with -9 at .*finished shards are reused"):
         open_cache(str(tmp_path), corpus, config(num_tokenize_workers=2), ByteTokenizer(), unit_bytes=UNIT)
     assert all(process.returncode is not None for process in started)
 
 
-def test_programs_that_want_the_same_text_tokenize_it_once(
-    tmp_path: Path, corpus: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[int] = []
-    real = units.tokenize
-
-    def tokenize(unit: units.Unit, *rest: object) -> units.Finished:
-        made.append(unit.number)
-        return real(unit, *rest)  # pyright: ignore[reportArgumentType]
-
-    monkeypatch.setattr(units, "tokenize", tokenize)
+def test_tokenizing_same_text_happens_once(tmp_path: Path, corpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tokenized_units(monkeypatch)
 
     def build(_: int) -> TokenCache:
         return open_cache(str(tmp_path / "root"), corpus, config(), ByteTokenizer(), unit_bytes=UNIT)
@@ -214,7 +214,7 @@ def test_programs_that_want_the_same_text_tokenize_it_once(
     assert sorted(made) == list(range(len(made)))
 
 
-def test_processes_are_started_where_there_is_much_to_do() -> None:
+def test_tokenizing_uses_processes_for_large_text() -> None:
     def wanted(sizes: list[int], limit: int | None = None, workers: int = 0) -> int:
         work = [units.Unit(number, (), size) for number, size in enumerate(sizes)]
         task = tokenize_units.Task("", ByteTokenizer(), "bytes", "", "text", limit)
@@ -228,17 +228,15 @@ def test_processes_are_started_where_there_is_much_to_do() -> None:
     assert wanted([1000] * 20, workers=3) == 3
 
 
-def test_progress_says_how_far_it_is_and_how_long_it_takes() -> None:
-    progress = Progress(4, 4_000_000_000)
+def test_tokenizing_progress_shows_fraction_and_time() -> None:
+    progress = ProgressBar(4, 4_000_000_000)
     progress.add(1_000_000_000, 250_000_000, True)
     progress.add(1_000_000_000, 250_000_000, False)
     text = progress.text(progress._began + 100)
     assert text == "2 of 4 shards, 2.00 of 4.00 GB, 10.0 MB/s, 500.0 M tokens, 3 min left"
 
 
-def test_work_that_nobody_takes_up_again_is_removed_and_work_in_progress_is_not(
-    tmp_path: Path, corpus: list[str]
-) -> None:
+def test_tokenizing_removes_only_abandoned_work(tmp_path: Path, corpus: list[str]) -> None:
     place = Path(data_root(str(tmp_path)))
     for name in ("forgotten", "busy", "young"):
         (place / f".tokenizing-{name}").mkdir(parents=True)
@@ -257,12 +255,13 @@ def test_work_that_nobody_takes_up_again_is_removed_and_work_in_progress_is_not(
     assert left == [".tokenizing-busy", ".tokenizing-young"]
 
 
-def test_the_command_needs_no_jax(tmp_path: Path) -> None:
+def test_tokenizing_command_needs_no_jax(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text that is long enough")
     script = (
         "import sys\nfrom midstream_engine.data.__main__ import main\ncode = main(sys.argv[1:])\n"
         "assert not {'jax', 'haliax', 'google.cloud', 'pyarrow'} & set(sys.modules)\nsys.exit(code)"
     )
-    flags = ["--trainer.root", str(tmp_path), "--model.seq_len", "8", "--data.train_urls", str(tmp_path / "a.txt")]
+    flags = ["--trainer.root", str(tmp_path), "--model.seq_len", "8", "--data.tokenizer", "bytes"]
+    flags += ["--data.train_urls", str(tmp_path / "a.txt")]
     done = subprocess.run([sys.executable, "-c", script, *flags], capture_output=True, text=True)
     assert (done.returncode, json.loads(done.stdout)["tokens"]) == (0, 30), done.stderr

@@ -1,4 +1,4 @@
-"""The examples of the configuration guide: they parse as they stand and train; and training learns."""
+"""The examples of the configuration guide parse and train; training learns."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from midstream_engine.config import load_config
 from support.engine_process import train_all
 from support.engine_runs import CONFIGS
 
+pytestmark = pytest.mark.drawn
+
 EXAMPLES = sorted(path.stem for path in (CONFIGS / "examples").glob("*.yaml") if path.stem != "data")
 TINY = [
     "--model.seq_len", "16", "--model.hidden_dim", "16", "--model.num_layers", "1", "--model.num_heads", "2",
-    "--data.train_urls", "stdlib:json/*.py", "--data.validation_urls", "stdlib:json/tool.py",
+    "--data.tokenizer", "bytes", "--data.train_urls", "stdlib:json/*.py",
+    "--data.validation_urls", "stdlib:json/tool.py",
     "--trainer.num_train_steps", "2", "--trainer.max_eval_batches", "1", "--data.cache_dir", "null",
 ]  # fmt: skip
 SHRUNK = {
@@ -30,7 +33,7 @@ def arguments(name: str, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_parses_without_a_warning(name: str) -> None:
+def test_example_parses_without_warning(name: str) -> None:
     loaded = load_config(arguments(name))
     assert (loaded.warnings, loaded.notes) == ([], [])
 
@@ -64,14 +67,14 @@ def rows(root: Path, run: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_trains(trained: tuple[Path, str], name: str) -> None:
+def test_example_trains(trained: tuple[Path, str], name: str) -> None:
     found = rows(trained[0], name)
     assert [row["global_step"] for row in found] == [0, 1]
     assert all(0 < row["train/loss"] < 7 for row in found)
     assert 0 < found[-1]["eval/loss"] < 7
 
 
-def test_the_examples_trackers_left_their_files(trained: tuple[Path, str]) -> None:
+def test_example_trackers_write_their_files(trained: tuple[Path, str]) -> None:
     root, log = trained
     for name in ("gpt2_openwebtext", "wandb", "wandb_default", "two_trackers"):
         assert list((root / "runs" / name / "attempts" / "001" / "wandb").glob("offline-run-*/*.wandb")), log
@@ -80,12 +83,12 @@ def test_the_examples_trackers_left_their_files(trained: tuple[Path, str]) -> No
     assert "failed, metrics go to" not in log
 
 
-def test_a_schedule_of_batches_reads_the_data_without_a_gap(trained: tuple[Path, str]) -> None:
+def test_example_batch_schedule_reads_data_without_gap(trained: tuple[Path, str]) -> None:
     found = rows(trained[0], "batch_schedule")
     assert [row["throughput/total_tokens"] for row in found] == [2 * 16, (2 + 4) * 16]
 
 
-def test_a_small_text_is_learnt_by_heart(trained: tuple[Path, str]) -> None:
+def test_example_small_text_is_memorized(trained: tuple[Path, str]) -> None:
     losses = [row["train/loss"] for row in rows(trained[0], "overfit")]
     assert losses[0] > 4
     assert losses[-1] < 0.1

@@ -1,4 +1,4 @@
-"""A disk that is full for a while, under a run that trains."""
+"""A disk that is full for some time during training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 120.0
 
 
 def _still(path: Path) -> bool:
-    """Whether nothing is appended any more."""
+    """Return whether the file has stopped growing."""
     size = path.stat().st_size
     for _ in range(20):
         time.sleep(0.05)
@@ -26,7 +26,7 @@ def _still(path: Path) -> bool:
 
 
 @pytest.mark.system
-def test_training_goes_on_and_every_row_is_there_once_there_is_room(tmp_path: Path) -> None:
+def test_full_disk_pauses_rows_and_loses_none(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64m") as mounted:
         if not mounted:
             pytest.skip("a full disk: mounting a small tmpfs needs root and CAP_SYS_ADMIN (sudo make test)")
@@ -34,16 +34,16 @@ def test_training_goes_on_and_every_row_is_there_once_there_is_room(tmp_path: Pa
         flags = ("--trainer.num_train_steps", "1000000", "--trainer.checkpointer.save_interval", "1s")
         with Engine(root, *flags) as engine:
             engine.until(engine.has_trained(1, 5))
-            filler = root / "somebody else's"
+            filler = root / "other"
             with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):  # no space left
                 while True:
                     file.write(bytes(1 << 20))
             metrics = Path(engine.paths.attempt(1).metrics)
             deadline = time.monotonic() + PATIENCE
             while not _still(metrics):
-                assert time.monotonic() < deadline, "it is appended to a full disk"
+                assert time.monotonic() < deadline, "rows are appended to a full disk"
             behind = len(records.parse_metrics(metrics.read_text().splitlines()))
-            assert engine.process.poll() is None, "a full disk has ended it"
+            assert engine.process.poll() is None, "the full disk ended the engine"
             filler.unlink()
             engine.until(engine.has_trained(1, behind + 20))
             engine.process.terminate()

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: no row is ever torn but the last, while it is written."""
+"""``metrics.jsonl``: no row is partial, except the last one while it is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from midstream_engine.tracking.metrics_file import MetricsFile
 
 @contextlib.contextmanager
 def no_room_after(path: Path, size: int) -> Iterator[None]:
-    """A limit on the size of files is felt as a full disk is: a part of a row is taken, and success reported."""
+    """Limit the file's size: as on a full disk, part of a row is written and success reported."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + size, hard))
     try:
@@ -24,9 +24,7 @@ def no_room_after(path: Path, size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_rows_for_which_there_is_no_room_wait_and_none_is_torn_or_lost(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_metrics_rows_wait_for_space_undamaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(str(path))
     file.write({"global_step": 0})
@@ -44,7 +42,7 @@ def test_rows_for_which_there_is_no_room_wait_and_none_is_torn_or_lost(
     assert [row["global_step"] for row in records.parse_metrics(path.read_text().splitlines())] == [0, 1, 2, 3]
 
 
-def test_rows_that_nobody_can_write_are_not_lost_in_silence(tmp_path: Path) -> None:
+def test_metrics_rows_that_cannot_be_written_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(str(path))
     with no_room_after(path, 5):

@@ -1,4 +1,4 @@
-"""Llama and NeoX beside GPT-2: attention, loss and rematerialisation give the same numbers whichever way they go."""
+"""Llama, NeoX and GPT-2: all attention, loss and rematerialisation variants agree."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from jax.sharding import NamedSharding
 from midstream_engine.checkpoint.format.array_names import flatten
 from midstream_engine.config import ConfigError, Gpt2Config, LlamaConfig, LmConfig, NeoxConfig, load_config
 from midstream_engine.models.attention import choose_backend
-from midstream_engine.models.layers import dropout
-from midstream_engine.models.lm import init_model, summed_loss, token_losses
+from midstream_engine.models.initialization import init_model
+from midstream_engine.models.layers import activation, dropout
+from midstream_engine.models.lm import segments_of, summed_loss, token_losses
 from midstream_engine.models.splash import block_size
 from midstream_engine.trainer.loop import flops
 from midstream_engine.trainer.runtime.mesh import build_layout
 from support.engine_runs import CONFIGS
 
 pytestmark = [
-    # haliax 1.4 uses names that jax 0.10 is giving up.
+    # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
@@ -38,11 +39,11 @@ SHAPE: dict[str, Any] = {
 LLAMA = LlamaConfig(**SHAPE, num_kv_heads=2, intermediate_dim=48)
 NEOX = NeoxConfig(**SHAPE)
 GPT2 = Gpt2Config(**SHAPE)
-QUICK = {"xla_backend_optimization_level": 0}  # programs that run once: compiling them is all that takes time
+QUICK = {"xla_backend_optimization_level": 0}  # programs that run once: compilation takes all the time
 
 
 def batch(size: int = BATCH) -> tuple[NamedArray, NamedArray]:
-    """Tokens with documents' ends in them, and an uneven loss mask."""
+    """Tokens with ends of documents, and an uneven loss mask."""
     random = np.random.default_rng(SEED)
     axes = hax.make_axes(batch=size, position=POSITIONS)
     tokens = random.integers(0, VOCAB, (size, POSITIONS))
@@ -58,7 +59,7 @@ def loss_of(model: Any, tokens: NamedArray, mask: NamedArray, fused: bool) -> ja
 
 
 def measured(config: LmConfig, fused: bool = True, **changes: Any) -> tuple[float, Any]:
-    """(loss, gradient) of the model that the seed gives."""
+    """Return (loss, gradient) of the model of the seed."""
     changed = dataclasses.replace(config, **changes)
     model, (tokens, mask) = init_model(changed, VOCAB, jax.random.key(SEED)), batch()
     step = jax.jit(jax.value_and_grad(lambda model: loss_of(model, tokens, mask, fused)), compiler_options=QUICK)
@@ -78,23 +79,51 @@ def assert_same(found: tuple[float, Any], expected: tuple[float, Any], tolerance
 
 
 @pytest.mark.parametrize("backend", ["xla", "splash"])
-def test_every_attention_gives_the_same_loss_and_gradient(plain: tuple[float, Any], backend: str) -> None:
-    """With grouped queries, and with documents that do not see each other. Splash runs in interpret mode here."""
+def test_attention_backends_give_the_same_loss_and_gradient(plain: tuple[float, Any], backend: str) -> None:
+    """With grouped queries, and with documents that do not see each other. Kernels run in interpret mode here."""
     assert_same(measured(LLAMA, attn_backend=backend), plain)
 
 
+@pytest.mark.parametrize("name", ["gelu_new", "gelu", "relu", "silu"])
+def test_activation_stores_only_its_argument_for_the_backward_pass(name: str) -> None:
+    x = hax.named(jnp.linspace(-3, 3, 7), "mlp")
+    _, backward = jax.vjp(activation(name), x)
+    assert len([leaf for leaf in jax.tree.leaves(backward) if leaf.shape == (7,)]) == 1
+
+
 @pytest.mark.parametrize("policy", ["full", "dots_with_no_batch_dims_saveable"])
-def test_rematerialisation_changes_no_gradient(plain: tuple[float, Any], policy: str) -> None:
+def test_rematerialisation_keeps_gradient(plain: tuple[float, Any], policy: str) -> None:
     assert_same(measured(LLAMA, gradient_checkpointing=policy), plain, 1e-6)
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_blockwise_loss_is_the_plain_one(plain: tuple[float, Any], fused: bool) -> None:
+def test_blockwise_loss_equals_plain_loss(plain: tuple[float, Any], fused: bool) -> None:
     assert_same(measured(LLAMA, fused, cross_entropy_block_size=32), plain)
 
 
+@pytest.mark.parametrize("block", [None, 32])
+def test_z_loss_adds_square_of_log_normaliser(block: int | None) -> None:
+    """Value and gradient against the logits, without blocks."""
+    model = init_model(dataclasses.replace(LLAMA, cross_entropy_block_size=block), VOCAB, jax.random.key(SEED))
+    tokens, mask = batch()
+
+    def plain(model: Any) -> jax.Array:
+        logits = model(tokens, segments_of(tokens, VOCAB - 1), None).rearrange(("batch", "position", "vocab")).array
+        normaliser = jax.nn.logsumexp(logits[..., :VOCAB], -1)
+        right = jnp.take_along_axis(logits, jnp.roll(tokens.array, -1, 1)[..., None], -1)[..., 0]
+        return jnp.sum((normaliser - right + 0.1 * normaliser**2) * mask.array)
+
+    def measured(model: Any) -> jax.Array:
+        return summed_loss(model, tokens, mask, eos=VOCAB - 1, z_loss=0.1)
+
+    (value, gradient), (wanted, expected) = (
+        jax.jit(jax.value_and_grad(function), compiler_options=QUICK)(model) for function in (measured, plain)
+    )
+    assert_same((float(value), gradient), (float(wanted), expected))
+
+
 def biggest(jaxpr: Any) -> int:
-    """Elements of the largest array that a program makes, those of its inner programs included."""
+    """Elements of the largest array of a program, inner programs included."""
     sizes = [0]
     for equation in jaxpr.eqns:
         sizes += [int(np.prod(out.aval.shape)) for out in equation.outvars if hasattr(out.aval, "shape")]
@@ -103,7 +132,7 @@ def biggest(jaxpr: Any) -> int:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_no_array_of_all_logits_exists(fused: bool) -> None:
+def test_blockwise_loss_makes_no_array_of_all_logits(fused: bool) -> None:
     """Neither in the program of the loss nor in that of its gradient."""
     tokens, mask = batch(8)
     logits = 8 * POSITIONS * 320
@@ -125,7 +154,7 @@ INVERSE = dataclasses.replace(
 
 
 def hidden(model: Any, rows: int, seed: int | None) -> np.ndarray:
-    """What ``model`` makes of ``rows`` times the same tokens, a dropout key a row. float32 [row, position, embed]."""
+    """Hidden states for ``rows`` equal rows, one dropout key each: float32 [row, position, embed]."""
     row = np.random.default_rng(SEED).integers(0, VOCAB, INVERSE.seq_len)
     tokens = hax.named(jnp.asarray(np.tile(row, (rows, 1)), jnp.int32), ("batch", "position"))
     keys = None
@@ -136,8 +165,8 @@ def hidden(model: Any, rows: int, seed: int | None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", [None, 3], ids=["dropout off", "dropout on"])
-def test_scaling_by_inverse_layer_index_divides_a_layers_queries(seed: int | None) -> None:
-    """Layer i (from 0): attention's products over i + 1, as by a plain model whose query weights are divided so."""
+def test_inverse_layer_scaling_divides_queries(seed: int | None) -> None:
+    """Layer i (from 0) divides attention products by i + 1, like divided query weights."""
     model: Any = init_model(INVERSE, VOCAB, jax.random.key(SEED))
     plain: Any = init_model(
         dataclasses.replace(INVERSE, scale_attn_by_inverse_layer_idx=False), VOCAB, jax.random.key(SEED)
@@ -156,8 +185,10 @@ def test_scaling_by_inverse_layer_index_divides_a_layers_queries(seed: int | Non
 
 
 def test_dropout_follows_its_key_and_keeps_the_mean() -> None:
-    """Rare dropout: the model is no linear function of what is dropped, so its mean moves with the rate, and a single
-    row by the rate's square root."""
+    """Rare dropout: the mean moves with the rate, a single row by the rate's square root.
+
+    The model is no linear function of the dropped elements.
+    """
     rare = dataclasses.replace(INVERSE, embed_pdrop=0.01, attn_pdrop=0.01, resid_pdrop=0.01)
     model = init_model(rare, VOCAB, jax.random.key(SEED))
     off, on = hidden(model, 1, None)[0], hidden(model, 256, 3)
@@ -173,7 +204,7 @@ def test_dropout_follows_its_key_and_keeps_the_mean() -> None:
 
 
 @pytest.mark.parametrize("config", [LLAMA, NEOX], ids=["llama", "neox"])
-def test_fsdp_and_tensor_parallelism_change_no_loss(config: LmConfig) -> None:
+def test_fsdp_and_tensor_parallelism_keep_loss(config: LmConfig) -> None:
     """Blockwise loss included, on 2 x 2 devices; and they do cut what they say."""
     flags = ["--trainer.model_axis_size", "2", "--trainer.tensor_parallel_axes", "[mlp, heads, kv_heads]"]
     layout = build_layout(load_config(flags).config.trainer, jax.devices()[:4])
@@ -191,10 +222,11 @@ def test_fsdp_and_tensor_parallelism_change_no_loss(config: LmConfig) -> None:
     assert {"data", "model"} <= {part for part in sharding.spec if part}
 
 
-def test_splash_runs_on_a_mesh() -> None:
+@pytest.mark.parametrize("backend", ["splash", "triton"])
+def test_kernels_run_on_a_mesh(backend: str) -> None:
     layout = build_layout(load_config(["--trainer.model_axis_size", "2"]).config.trainer, jax.devices()[:4])
     layout = dataclasses.replace(layout, compute={**layout.compute, "heads": ("model",)})
-    config = dataclasses.replace(LLAMA, attn_backend="splash", num_layers=1)
+    config = dataclasses.replace(LLAMA, attn_backend=backend, num_layers=1, head_dim=16)
     model, (tokens, mask) = init_model(config, VOCAB, jax.random.key(SEED)), batch()
     with layout.active():
         loss = jax.jit(lambda model: loss_of(model, tokens, mask, True))(model)
@@ -203,7 +235,7 @@ def test_splash_runs_on_a_mesh() -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_splash_lowers_for_tpu(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
-    """The kernel itself, forward and backward: nothing runs, and its speed is measured nowhere yet."""
+    """The kernel, forward and backward: it is lowered, not run; its speed is not measured yet."""
     monkeypatch.setattr("midstream_engine.models.splash.jax.default_backend", lambda: "tpu")
     config = dataclasses.replace(LLAMA, attn_backend="splash", num_layers=1, head_dim=128)
     shapes = jax.eval_shape(
@@ -214,11 +246,20 @@ def test_splash_lowers_for_tpu(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> N
     assert step.trace(shapes).lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call") >= 3
 
 
-def test_attention_is_chosen_by_platform_and_can_be_overridden() -> None:
+def test_attention_follows_platform_unless_overridden() -> None:
     wide, narrow = jnp.float32, jnp.bfloat16
     usual = dataclasses.replace(LLAMA, head_dim=64)
     assert choose_backend(usual, narrow, platform="gpu") == "cudnn"
     assert choose_backend(usual, wide, platform="gpu") == "xla"  # cuDNN has no float32
+    assert choose_backend(usual, narrow, platform="gpu", documents=True) == "triton"
+    assert choose_backend(usual, wide, platform="gpu", documents=True) == "xla"
+    assert choose_backend(dataclasses.replace(usual, head_dim=80), narrow, platform="gpu", documents=True) == "cudnn"
+    chosen = dataclasses.replace(usual, attn_backend="triton")
+    assert choose_backend(chosen, wide, platform="gpu") == "xla"
+    assert (
+        choose_backend(dataclasses.replace(usual, attn_backend="cudnn"), narrow, platform="gpu", documents=True)
+        == "cudnn"
+    )
     assert choose_backend(dataclasses.replace(usual, head_dim=256), narrow, platform="gpu") == "xla"
     assert choose_backend(usual, narrow, platform="tpu") == "splash"
     assert choose_backend(dataclasses.replace(usual, seq_len=100), narrow, platform="tpu") == "xla"
@@ -242,23 +283,24 @@ def test_attention_is_chosen_by_platform_and_can_be_overridden() -> None:
         (["--model.cross_entropy_block_size", "100"], "cross_entropy_block_size: 100 does not divide"),
     ],
 )
-def test_what_a_model_cannot_be_is_refused(flags: list[str], message: str) -> None:
+def test_invalid_model_is_refused(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(flags)
 
 
 @pytest.mark.parametrize("name", ["llama_tiny", "neox_tiny", "llama_1b"])
-def test_the_configurations_that_come_along_are_understood(name: str) -> None:
+def test_shipped_model_configurations_are_read(name: str) -> None:
     model = load_config(["--config_path", str(CONFIGS / f"{name}.yaml")]).config.model
     assert isinstance(model, (LlamaConfig, NeoxConfig))
 
 
-def test_flops_are_those_counted_by_hand() -> None:
-    """Of the 1B Llama: per layer q, k, v, o and three of the MLP, the head, and attention over 4096 keys."""
+def test_flops_equal_a_manual_count() -> None:
+    """1B Llama: per layer q, k, v, o and three MLP matrices, the head, attention over 4096 keys."""
     config = load_config(["--config_path", str(CONFIGS / "llama_1b.yaml")]).config.model
     layer = 2048 * (2048 + 512 + 512 + 2048) + 3 * 2048 * 8192
     forward = 2 * (16 * layer + 2048 * 128_256) + 16 * 2 * 2 * 4096 * 2048
     assert flops.flops_per_token(config, 128_256) == 3 * forward
+    assert flops.flops_per_token(config, 128_256, causal=True) == 3 * (forward - 16 * 2 * 4096 * 2048)
     gpt2 = 12 * (12 * 768 * 768) + 768 * 50_257
     assert flops.flops_per_token(Gpt2Config(), 50_257) == 6 * gpt2 + 12 * 12 * 768 * 1024
 
@@ -274,5 +316,5 @@ def test_flops_are_those_counted_by_hand() -> None:
         ("cpu", None),
     ],
 )
-def test_the_peak_of_an_unknown_device_is_not_invented(kind: str, peak: float | None) -> None:
+def test_peak_flops_of_unknown_device_is_none(kind: str, peak: float | None) -> None:
     assert flops.peak(kind) == peak

@@ -1,5 +1,4 @@
-"""An attempt of several processes: the same run as one process has, one outcome of everything, and nobody waits for the
-dead."""
+"""An attempt of several processes: the same run as of one process, and one outcome for all."""
 
 from __future__ import annotations
 
@@ -12,18 +11,20 @@ from typing import Any
 import pytest
 
 from midstream_engine import records
-from midstream_engine.checkpoint.loading.list_checkpoints import read_manifest
+from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.errors import EngineError
-from midstream_engine.processes.message_board import Lost, MessageBoard, join_message_board
+from midstream_engine.processes.coordinator_client import CoordinatorClient, PeerLostError, connect_to_coordinator
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.processes.shared_file_systems import find_shared_file_systems
 from support.engine_processes import Together, free_port, rows
 from support.engine_runs import Engine, held
 
-# Far more steps than a test waits for: it ends each attempt itself, so no machine is too fast or too slow for it.
+pytestmark = pytest.mark.drawn
+
+# Far more steps than a test waits for: the test ends each attempt itself, on fast and slow machines.
 FLAGS = [
     "--trainer.num_train_steps", "5000", "--trainer.checkpointer.keep", "[{every: 10}]",
     "--trainer.steps_per_eval", "5", "--data.validation_urls", "stdlib:json/tool.py",
@@ -31,7 +32,7 @@ FLAGS = [
 TRACKERS = "[{{type: tensorboard, logdir: {}}}, {{type: wandb, mode: offline, save_code: false}}]"
 
 
-# Whoever comes first waits for three attempts: much on a machine that is busy with other things.
+# The first test waits for three attempts, which is long on a busy machine.
 long = pytest.mark.timeout(1200)
 
 
@@ -39,22 +40,22 @@ def statuses(paths: records.RunPaths, attempt: int, count: int = 2) -> list[reco
     return [records.Status.read(paths.attempt(attempt).status(process)) for process in range(count)]
 
 
-# ------------------------------------------------------------------------------------------------------- the board
+# ---------------------------------------------------------------------------------------------------- the coordinator
 
 
-def meet(count: int, timeout: float = 5.0) -> list[MessageBoard]:
-    """The boards of ``count`` processes, all of which are threads here."""
-    address, boards = f"127.0.0.1:{free_port()}", {}
+def meet(count: int, timeout: float = 5.0) -> list[CoordinatorClient]:
+    """Connect ``count`` processes, which are threads here."""
+    address, clients = f"127.0.0.1:{free_port()}", {}
 
     def join(process: int) -> None:
-        boards[process], _ = join_message_board(
+        clients[process], _ = connect_to_coordinator(
             address,
             process,
             count,
             host=f"host-{process}",
             token="t",
-            joining=20,
-            timeout=timeout,
+            join_timeout=20,
+            heartbeat_timeout=timeout,
             welcome=dict,
         )
 
@@ -63,88 +64,90 @@ def meet(count: int, timeout: float = 5.0) -> list[MessageBoard]:
         thread.start()
     for thread in threads:
         thread.join()
-    return [boards[process] for process in range(count)]
+    return [clients[process] for process in range(count)]
 
 
-def test_what_is_posted_arrives_once_in_order_and_where_it_was_sent():
+def test_coordinator_delivers_messages_once_and_in_order() -> None:
     first, second, third = meet(3)
-    first.post("x", b"1")
-    first.post("x", b"2" * (3 << 20))
-    third.post("y", b"for two", to=1)
-    assert [board.take("x", 0) for board in (second, third)] == [b"1", b"1"]
-    assert len(second.take("x", 0)) == 3 << 20
-    assert second.take("y", 2) == b"for two"
-    with pytest.raises(Lost, match=r"process 2 \(host-2, pid \d+\) keeps the others waiting for 0 s \(y\)"):
-        first.take("y", 2, patience=0.2)
-    for board in (third, second, first):
-        board.close()
+    first.send("x", b"1")
+    first.send("x", b"2" * (3 << 20))
+    third.send("y", b"for two", to=1)
+    assert [client.receive("x", 0) for client in (second, third)] == [b"1", b"1"]
+    assert len(second.receive("x", 0)) == 3 << 20
+    assert second.receive("y", 2) == b"for two"
+    with pytest.raises(PeerLostError, match=r"process 2 \(host-2, pid \d+\) did not send 'y' within 0 s"):
+        first.receive("y", 2, timeout=0.2)
+    for client in (third, second, first):
+        client.close()
 
 
-def test_a_process_that_goes_is_named_to_all_with_its_last_words():
-    boards, told = meet(3), []
-    boards[0].when_gone(told.append)
-    boards[1].last_words("its disk is full")
-    boards[1].close()
-    with pytest.raises(Lost, match=r"^process 1 \(host-1, pid \d+\) is gone: its disk is full$"):
-        boards[2].take("x", 1)
-    assert boards[0].await_obituary(20) == boards[2].obituary()
-    boards[0].close()
-    with pytest.raises(Lost, match="process 1 "):  # the first that went is the one to name
-        boards[2].exchange("x", b"")
-    boards[2].close()
-    assert len(told) == 1
+def test_coordinator_names_exited_process_with_last_message() -> None:
+    clients, failures = meet(3), []
+    clients[0].on_failure(failures.append)
+    clients[1].report_failure("its disk is full")
+    clients[1].close()
+    with pytest.raises(PeerLostError, match=r"^process 1 \(host-1, pid \d+\) failed: its disk is full$"):
+        clients[2].receive("x", 1)
+    assert clients[0].wait_for_failure(20) == clients[2].first_failure()
+    clients[0].close()
+    with pytest.raises(PeerLostError, match="process 1 "):  # the first that went is the one to name
+        clients[2].exchange("x", b"")
+    clients[2].close()
+    assert len(failures) == 1
 
 
-def test_the_last_words_of_the_process_that_all_are_connected_to_arrive():
-    boards = meet(3)
-    boards[0].last_words("the loss is NaN")
-    boards[0].close()
-    for board in boards[1:]:
-        assert re.fullmatch(r"process 0 \(host-0, pid \d+\) is gone: the loss is NaN", board.await_obituary(20))
-        board.close()
+def test_coordinator_exit_message_reaches_all() -> None:
+    clients = meet(3)
+    clients[0].report_failure("the loss is NaN")
+    clients[0].close()
+    for client in clients[1:]:
+        assert re.fullmatch(r"process 0 \(host-0, pid \d+\) failed: the loss is NaN", client.wait_for_failure(20))
+        client.close()
 
 
-def test_silence_is_given_up_after_the_timeout_and_all_are_not_there_is_said():
-    boards = meet(2, timeout=0.6)
-    boards[1]._leaving.set()  # it gives no signs of life any more
-    assert re.search(r"process 1 .* it gave no sign of life for 1 s", boards[0].await_obituary(20))
-    for board in boards:
-        board.close()
+def test_coordinator_timeouts_name_missing_processes() -> None:
+    clients = meet(2, timeout=0.6)
+    clients[1]._leaving.set()  # it sends no heartbeats any more
+    assert re.search(r"process 1 .* failed: no heartbeat for 1 s", clients[0].wait_for_failure(20))
+    for client in clients:
+        client.close()
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(
-        EngineError, match=r"processes 1, 2 of 3 did not arrive within 1 s; look at what became of them"
+        EngineError, match=r"processes 1, 2 of 3 did not connect within 1 s \(hint: read the log of each\)"
     ):
-        join_message_board(address, 0, 3, host="a", token="", joining=1, timeout=5, welcome=dict)
-    with pytest.raises(EngineError, match=rf"process 1 of 3 cannot reach process 0 at {address} .*refused"):
-        join_message_board(address, 1, 3, host="b", token="", joining=1, timeout=5, welcome=dict)
+        connect_to_coordinator(address, 0, 3, host="a", token="", join_timeout=1, heartbeat_timeout=5, welcome=dict)
+    with pytest.raises(EngineError, match=rf"process 1 of 3 cannot connect to process 0 at {address} .*refused"):
+        connect_to_coordinator(address, 1, 3, host="b", token="", join_timeout=1, heartbeat_timeout=5, welcome=dict)
 
 
-def test_who_belongs_to_another_attempt_is_turned_away():
+def test_coordinator_refuses_process_of_another_attempt() -> None:
     address = f"127.0.0.1:{free_port()}"
     said: list[str] = []
 
     def lead() -> None:
         try:
-            join_message_board(address, 0, 2, host="a", token="r/2", joining=3, timeout=5, welcome=dict)
+            connect_to_coordinator(
+                address, 0, 2, host="a", token="r/2", join_timeout=3, heartbeat_timeout=5, welcome=dict
+            )
         except EngineError as error:
             said.append(str(error))
 
     thread = threading.Thread(target=lead)
     thread.start()
-    with pytest.raises(EngineError, match=r"process 1 was turned away: it belongs to another attempt than the 'r/2'"):
-        join_message_board(address, 1, 2, host="b", token="r/1", joining=20, timeout=5, welcome=dict)
+    with pytest.raises(EngineError, match=r"process 1 was rejected: it belongs to another attempt than 'r/2'"):
+        connect_to_coordinator(address, 1, 2, host="b", token="r/1", join_timeout=20, heartbeat_timeout=5, welcome=dict)
     thread.join()
-    assert "process 1 of 2 did not arrive" in said[0]
+    assert "process 1 of 2 did not connect" in said[0]
 
 
 @pytest.mark.parametrize(("names", "spread"), [(["a", "a", "a"], False), (["a", "b", "b"], True)])
-def test_whether_a_directory_is_shared_is_looked_at(tmp_path, names, spread):
-    boards, found = meet(3), {}
+def test_shared_directory_is_detected(tmp_path: Path, names: tuple[str, ...], spread: bool) -> None:
+    clients, found = meet(3), {}
 
     def look(process: int) -> None:
         directory = tmp_path / names[process]
         directory.mkdir(exist_ok=True)
-        found[process] = find_shared_file_systems(boards[process], str(directory))
+        found[process] = find_shared_file_systems(clients[process], str(directory))
 
     threads = [threading.Thread(target=look, args=(process,)) for process in range(3)]
     for thread in threads:
@@ -155,11 +158,11 @@ def test_whether_a_directory_is_shared_is_looked_at(tmp_path, names, spread):
     assert found[2].first == ((0, 1, 1) if spread else (0, 0, 0))
     assert found[2].hosts == (("host-0", "host-1", "host-1") if spread else ("host-0",) * 3)
     assert [list((tmp_path / name).iterdir()) for name in set(names)] == [[]] * len(set(names))
-    for board in boards:
-        board.close()
+    for client in clients:
+        client.close()
 
 
-def test_the_place_of_a_process_comes_from_flags_or_environment():
+def test_process_rank_comes_from_flags_or_environment() -> None:
     said = {"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
     found = DistributedConfig().with_environment(said)
     assert (found.coordinator_address, found.num_processes, found.process_id) == ("h:1", 2, 1)
@@ -170,13 +173,13 @@ def test_the_place_of_a_process_comes_from_flags_or_environment():
         DistributedConfig("nowhere", 2, 0)
 
 
-def test_no_process_enters_a_program_for_the_first_time_before_all_do():
-    """What makes connections gives up on who comes late; one process may compile or restore for longer than that."""
-    boards, entered = meet(2), []
+def test_first_program_call_waits_for_all_processes() -> None:
+    """Connection setup has a timeout; one process may compile or restore for longer than that."""
+    clients, entered = meet(2), []
     late = threading.Event()
 
     def run(process: int) -> None:
-        mine = Processes(process, 2, board=boards[process]).consensus("step", lambda number: entered.append(number))
+        mine = Processes(process, 2, client=clients[process]).consensus("step", lambda number: entered.append(number))
         if process == 1:
             assert late.wait(30)
         mine(process)
@@ -191,22 +194,25 @@ def test_no_process_enters_a_program_for_the_first_time_before_all_do():
     for thread in threads:
         thread.join(30)
     assert sorted(entered) == [0, 0, 1, 1]
-    for board in boards:
-        board.close()
+    for client in clients:
+        client.close()
 
 
-# ------------------------------------------------------------------------------------------------------ whole attempts
+# ------------------------------------------------------------------------------------------------------------- attempts
 
 
 def spliced(paths: records.RunPaths, attempts: int) -> list[dict[str, Any]]:
-    """The run's curve: each step from the newest attempt that has it."""
+    """Return the run's curve: each step from the newest attempt that has it."""
     return list({row["global_step"]: row for n in range(1, attempts + 1) for row in rows(paths, n)}.values())
 
 
 @pytest.fixture(scope="module")
-def moved(tmp_path_factory) -> tuple[records.RunPaths, list[tuple[int, str]]]:
-    """One run of three attempts: two processes on two devices each, one of which is killed; one process on four
-    devices; two processes again, one of which is told to stop. And how the processes of the first attempt ended."""
+def moved(tmp_path_factory: pytest.TempPathFactory) -> tuple[records.RunPaths, list[tuple[int, str]]]:
+    """One run of three attempts, and the exit codes of the first one's processes.
+
+    Two processes on two devices each, one of which is killed; one process on four devices; two processes again, one of
+    which is sent a stop signal.
+    """
     root = tmp_path_factory.mktemp("moved")
     cache: dict[str, Any] = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
     with Together([root, root], *FLAGS, **cache) as both:
@@ -231,8 +237,10 @@ def moved(tmp_path_factory) -> tuple[records.RunPaths, list[tuple[int, str]]]:
 
 
 @pytest.fixture(scope="module")
-def alone(moved, tmp_path_factory) -> records.RunPaths:
-    """One process on four devices, as far as the moved run came, without a break."""
+def alone(
+    moved: tuple[records.RunPaths, list[tuple[int, str]]], tmp_path_factory: pytest.TempPathFactory
+) -> records.RunPaths:
+    """One uninterrupted process on four devices, up to the last step of the migrated run."""
     root, steps = tmp_path_factory.mktemp("alone"), len(spliced(moved[0], 3))
     with Engine(root, *FLAGS, devices=4) as engine:
         engine.until(lambda: True if len(rows(engine.paths, 1)) >= steps else None, 600)
@@ -243,7 +251,9 @@ def alone(moved, tmp_path_factory) -> records.RunPaths:
 
 
 @long
-def test_a_run_of_two_processes_then_one_then_two_is_the_run_of_one(alone, moved):
+def test_run_on_two_one_and_two_processes_equals_one(
+    alone: records.RunPaths, moved: tuple[records.RunPaths, list[tuple[int, str]]]
+) -> None:
     paths, _ = moved
     ours, theirs = spliced(paths, 3), rows(alone, 1)
     assert [row["global_step"] for row in ours] == list(range(len(ours)))
@@ -259,7 +269,9 @@ def test_a_run_of_two_processes_then_one_then_two_is_the_run_of_one(alone, moved
 
 
 @long
-def test_processes_stop_as_one_and_each_line_is_written_once(moved):
+def test_processes_stop_together_and_log_each_line_once(
+    moved: tuple[records.RunPaths, list[tuple[int, str]]],
+) -> None:
     paths, _ = moved
     first, ours = records.Lineage.read(paths.lineage).entries[-1].first_step, rows(paths, 3)
     assert [row["global_step"] for row in ours] == list(range(first, first + len(ours)))
@@ -274,11 +286,13 @@ def test_processes_stop_as_one_and_each_line_is_written_once(moved):
 
 
 @long
-def test_a_process_killed_in_training_is_named_and_costs_what_was_not_saved(moved):
+def test_killed_process_is_named_and_loses_only_unsaved(
+    moved: tuple[records.RunPaths, list[tuple[int, str]]],
+) -> None:
     paths, ((code, log), (killed, _)) = moved
     assert (code, killed) == (1, -signal.SIGKILL), log
     assert re.search(
-        r"process 1 \(host-[^)]*, pid \d+\) is gone", records.Status.read(paths.attempt(1).status(0)).message
+        r"process 1 \(host-[^)]*, pid \d+\) failed: ", records.Status.read(paths.attempt(1).status(0)).message
     )
     went_on = records.Lineage.read(paths.lineage).entries[1].first_step
     assert went_on % 10 == 0
@@ -286,8 +300,10 @@ def test_a_process_killed_in_training_is_named_and_costs_what_was_not_saved(move
 
 
 @long
-def test_each_process_reads_its_own_rows_and_the_digest_is_that_of_all(moved):
-    """(That the digests are those of the whole batch, the comparison with the run of one process shows.)"""
+def test_processes_read_own_rows_and_share_one_digest(
+    moved: tuple[records.RunPaths, list[tuple[int, str]]],
+) -> None:
+    """The comparison with the run of one process checks the digests of the complete batch."""
     paths, _ = moved
     for process in range(2):
         assert "reads 4 of a batch's 8 examples" in Path(paths.attempt(3).log(process)).read_text()
@@ -295,7 +311,9 @@ def test_each_process_reads_its_own_rows_and_the_digest_is_that_of_all(moved):
 
 
 @long
-def test_trackers_and_profiler_are_the_first_processs_alone(moved):
+def test_trackers_and_profiler_run_in_first_process_only(
+    moved: tuple[records.RunPaths, list[tuple[int, str]]],
+) -> None:
     paths, _ = moved
     attempt = Path(paths.attempt(3).dir)
     (offline,) = (attempt / "wandb").glob("offline-run-*/*.wandb")
@@ -307,8 +325,10 @@ def test_trackers_and_profiler_are_the_first_processs_alone(moved):
 
 
 @long
-def test_what_two_processes_saved_is_whole_and_the_same_arrays_as_one_saves(alone, moved):
-    """The states themselves differ in last bits: sums over processes are taken in another order than over devices."""
+def test_checkpoint_of_two_processes_equals_that_of_one(
+    alone: records.RunPaths, moved: tuple[records.RunPaths, list[tuple[int, str]]]
+) -> None:
+    """The states differ in last bits: sums over processes have another order than over devices."""
     paths, _ = moved
     theirs, ours = (read_manifest(one.checkpoint("step-10-a001")) for one in (alone, paths))
     assert [(one.name, one.shape, one.grid) for one in ours.array_entries] == [
@@ -321,7 +341,7 @@ def test_what_two_processes_saved_is_whole_and_the_same_arrays_as_one_saves(alon
 
 LATE = """
 import sys, time
-from midstream_engine.trainer.runtime import programs
+from midstream_engine.trainer.computation import programs
 from midstream_engine import train
 compile_steps = programs.compile_steps
 programs.compile_steps = lambda *arguments: (time.sleep(35), compile_steps(*arguments))[1]
@@ -331,8 +351,8 @@ sys.exit(train.main())
 
 @long
 @pytest.mark.slow
-def test_a_process_that_is_ready_half_a_minute_after_the_other_is_waited_for(tmp_path):
-    """A host that is slow to start, or that has to compile what another found in its cache."""
+def test_slow_process_is_waited_for(tmp_path: Path) -> None:
+    """A host that starts slowly, or compiles what another one found in its cache."""
     flags = ["--trainer.num_train_steps", "2"]
     with Together([tmp_path, tmp_path], *flags, programs=[["-m", "midstream_engine.train"], ["-c", LATE]]) as both:
         for code, log in both.finish(480):
@@ -341,7 +361,7 @@ def test_a_process_that_is_ready_half_a_minute_after_the_other_is_waited_for(tmp
 
 
 @long
-def test_a_loss_that_is_no_number_ends_all_processes_with_the_same_words(tmp_path):
+def test_nan_loss_ends_all_processes_with_one_message(tmp_path: Path) -> None:
     with Together([tmp_path, tmp_path], *FLAGS, "--optimizer.learning_rate", "1e30", "--optimizer.warmup", "0") as both:
         ended = both.finish(600)
     said = [re.search(r"the loss of step \d+ is (NaN|infinite)", log) for _, log in ended]

@@ -14,7 +14,7 @@ from midstream_engine.config.rope import DefaultRopeConfig, LinearRopeConfig, Ll
 from midstream_engine.models.rope import Rotation, frequencies
 
 pytestmark = [
-    # haliax 1.4 uses names that jax 0.10 is giving up.
+    # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
@@ -59,14 +59,14 @@ CASES: dict[str, tuple[RopeConfig, int, Callable[[int, int], float]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_frequencies_are_those_of_the_published_formula(name: str) -> None:
+def test_rope_frequencies_equal_published_formula(name: str) -> None:
     config, size, formula = CASES[name]
     expected = [formula(pair, size) for pair in range(size // 2)]
     np.testing.assert_allclose(frequencies(config, size), expected, rtol=1e-6)
 
 
-def test_the_llama3_case_has_pairs_of_all_three_kinds() -> None:
-    """Else the test above would say nothing about the slide between kept and divided."""
+def test_rope_llama3_case_has_pairs_of_all_three_kinds() -> None:
+    """Otherwise the test above does not cover the range between unchanged and divided."""
     config, size, _ = CASES["llama3"]
     ratio = frequencies(config, size) / [roformer(pair, size, config.theta) for pair in range(size // 2)]
     assert ratio[0] == pytest.approx(1.0)
@@ -75,8 +75,8 @@ def test_the_llama3_case_has_pairs_of_all_three_kinds() -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "linear", "llama3-short"])
-def test_a_head_is_turned_by_position_times_frequency(name: str) -> None:
-    """Number i and number i + rotary / 2 are a pair; what lies behind the rotary part stays."""
+def test_rope_rotates_by_position_times_frequency(name: str) -> None:
+    """Elements i and i + rotary / 2 are a pair; the rest after the rotary part is unchanged."""
     config, size, formula = CASES[name]
     Position = Axis("position", POSITIONS[-1] + 1)
     x = np.random.default_rng(SEED).normal(size=(Position.size, 2, size + 4)).astype(np.float32)

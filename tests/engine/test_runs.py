@@ -1,4 +1,4 @@
-"""Whole attempts as processes: signals, orders, the fence, and going on from a checkpoint."""
+"""Attempts as processes: signals, commands, the fence, and resume from a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FLAGS = ["--trainer.num_train_steps", str(STEPS)]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared for the sake of its compile cache; each test has a run id of its own."""
+    """Root shared for its compile cache; each test has its own run id."""
     return tmp_path_factory.mktemp("root")
 
 
 @pytest.fixture(scope="module")
-def whole(root: Path) -> Engine:
-    """The run that nothing interrupts, on 2 devices."""
-    with Engine(root, *FLAGS, run_id="whole") as engine:
+def uninterrupted_run(root: Path) -> Engine:
+    """The uninterrupted run, on 2 devices."""
+    with Engine(root, *FLAGS, run_id="uninterrupted_run") as engine:
         code, log = engine.finish()
     assert code == 0, log
     return engine
@@ -41,12 +41,16 @@ def digests(engine: Engine, attempt: int) -> dict[int, str]:
     return {row["global_step"]: row["batch_digest"] for row in engine.rows(attempt)}
 
 
-def test_an_uninterrupted_run_leaves_what_the_records_promise(whole: Engine) -> None:
-    status = whole.status(1)
+def test_run_leaves_what_the_records_promise(uninterrupted_run: Engine) -> None:
+    status = uninterrupted_run.status(1)
     assert status is not None
     assert (status.state, status.step, status.checkpoint) == ("finished", STEPS, f"step-{STEPS}-a001")
     assert len(status.devices) == 2
-    rows = whole.rows(1)
+    assert status.compiled_seconds > 0
+    saved = uninterrupted_run.paths.checkpoint(f"step-{STEPS}-a001")
+    objects = records.read_json(f"{saved}/{records.MANIFEST}")["objects"]
+    assert status.state_bytes == pytest.approx(sum(entry["size"] for entry in objects), rel=0.02)
+    rows = uninterrupted_run.rows(1)
     assert [row["global_step"] for row in rows] == list(range(STEPS))
     assert rows[-1]["train/loss"] < rows[0]["train/loss"] - 0.5
     assert set(rows[0]) == {
@@ -54,17 +58,15 @@ def test_an_uninterrupted_run_leaves_what_the_records_promise(whole: Engine) -> 
         "throughput/duration", "throughput/loading_time", "throughput/total_tokens", "time", "batch_digest",
     }  # fmt: skip
     assert rows[-1]["throughput/total_tokens"] == STEPS * 8 * 32
-    (entry,) = records.Lineage.read(whole.paths.lineage).entries
+    (entry,) = records.Lineage.read(uninterrupted_run.paths.lineage).entries
     assert (entry.first_step, entry.last_step, entry.devices, entry.checkpoint) == (0, STEPS, 2, None)
-    resolved = yaml.safe_load(Path(whole.paths.config).read_text())
-    assert (resolved["trainer"]["id"], resolved["trainer"]["root"]) == ("whole", None)
+    resolved = yaml.safe_load(Path(uninterrupted_run.paths.config).read_text())
+    assert (resolved["trainer"]["id"], resolved["trainer"]["root"]) == ("uninterrupted_run", None)
     assert resolved["optimizer"]["beta2"] == 0.95
-    assert "resolved configuration" in Path(whole.paths.attempt(1).log()).read_text()
+    assert "resolved configuration" in Path(uninterrupted_run.paths.attempt(1).log()).read_text()
 
 
-def test_sigusr1_saves_and_goes_on_sigterm_saves_and_ends_and_a_restart_continues_exactly(
-    root: Path, whole: Engine
-) -> None:
+def test_run_saves_on_signals_and_restart_continues_exactly(root: Path, uninterrupted_run: Engine) -> None:
     long = [*FLAGS, "--trainer.checkpointer.keep", "[]"]
     with Engine(root, *long, run_id="signals") as engine:
         engine.until(engine.has_trained(1, 2))
@@ -72,7 +74,7 @@ def test_sigusr1_saves_and_goes_on_sigterm_saves_and_ends_and_a_restart_continue
         saved = engine.until(lambda: ((s := engine.status(1)) and s.checkpoint and s) or None)
         assert saved.checkpoint is not None
         assert saved.root_digest is not None
-        while engine.process.poll() is None:  # whoever is impatient asks again, to the very end
+        while engine.process.poll() is None:  # repeated signals until the end
             engine.process.send_signal(signal.SIGTERM)
             time.sleep(0.005)
         code, log = engine.finish()
@@ -94,9 +96,9 @@ def test_sigusr1_saves_and_goes_on_sigterm_saves_and_ends_and_a_restart_continue
     assert evidence.losses_error == 0.0
     assert evidence.batch_digest == evidence.recorded_batch_digest == digests(again, 2)[status.step]
     continued = {**losses(engine, 1), **losses(again, 2)}
-    assert continued == losses(whole, 1)  # bit by bit, because the devices are the same
+    assert continued == losses(uninterrupted_run, 1)  # bit by bit, because the devices are the same
     end = again.status(2)
-    reference = whole.status(1)
+    reference = uninterrupted_run.status(1)
     assert end is not None
     assert reference is not None
     assert end.root_digest == reference.root_digest
@@ -104,7 +106,7 @@ def test_sigusr1_saves_and_goes_on_sigterm_saves_and_ends_and_a_restart_continue
 
 @pytest.fixture(scope="module")
 def sealed(root: Path) -> Engine:
-    """A run on 2 devices that was ordered to stop and hand over at epoch 2."""
+    """A run on 2 devices with a command to stop and seal for epoch 2."""
     with Engine(root, *FLAGS, run_id="moved", MIDSTREAM_TARGET="small") as engine:
         engine.until(engine.has_trained(1, 1))
         order = records.Command(records.STOP, epoch=2, owner="large", migration="m1", sequence=3)
@@ -114,7 +116,7 @@ def sealed(root: Path) -> Engine:
     return engine
 
 
-def test_an_order_to_stop_with_an_epoch_seals_the_run(sealed: Engine) -> None:
+def test_stop_command_with_epoch_seals_the_run(sealed: Engine) -> None:
     status = sealed.status(1)
     assert status is not None
     assert (status.state, status.acknowledged, status.epoch) == ("stopped", 3, 1)
@@ -125,17 +127,18 @@ def test_an_order_to_stop_with_an_epoch_seals_the_run(sealed: Engine) -> None:
     assert fence.accepts(manifest.epoch, manifest.step)
 
 
-def test_the_source_may_not_go_on_after_the_seal(sealed: Engine, root: Path) -> None:
+@pytest.mark.usefixtures("sealed")
+def test_sealed_source_refuses_to_continue(root: Path) -> None:
     with Engine(root, *FLAGS, run_id="moved", MIDSTREAM_EPOCH="1") as late:
         code, log = late.finish()
     assert code == records.EXIT_FENCED
     assert len(log.splitlines()) == 1
-    assert "handed to large" in log
+    assert "belongs to large" in log
 
 
-def test_a_launched_attempt_that_is_refused_says_so_in_its_status(sealed: Engine, root: Path) -> None:
+def test_refused_attempt_reports_it_in_its_status(sealed: Engine, root: Path) -> None:
     for number, flags, code, said in [
-        (3, [], records.EXIT_FENCED, "handed to large"),
+        (3, [], records.EXIT_FENCED, "belongs to large"),
         (4, ["--trainer.sead", "1"], records.EXIT_CONFIG, "nearest: trainer.seed"),
     ]:
         os.makedirs(sealed.paths.attempt(number).dir)
@@ -148,7 +151,7 @@ def test_a_launched_attempt_that_is_refused_says_so_in_its_status(sealed: Engine
         assert said in status.message
 
 
-def restore_order(sealed: Engine, digest: str | None = None) -> records.Command:
+def restore_command(sealed: Engine, digest: str | None = None) -> records.Command:
     status = sealed.status(1)
     assert status is not None
     return records.Command(
@@ -157,7 +160,9 @@ def restore_order(sealed: Engine, digest: str | None = None) -> records.Command:
     )  # fmt: skip
 
 
-def start_ordered(sealed: Engine, root: Path, order: records.Command, number: int, *flags: str, devices: int) -> Engine:
+def start_with_command(
+    sealed: Engine, root: Path, order: records.Command, number: int, *flags: str, devices: int
+) -> Engine:
     attempt = sealed.paths.attempt(number)
     os.makedirs(attempt.dir)
     order.write(attempt.command_file)
@@ -165,8 +170,8 @@ def start_ordered(sealed: Engine, root: Path, order: records.Command, number: in
     return Engine(root, *FLAGS, *flags, devices=devices, run_id="moved", **launch)
 
 
-def test_an_order_with_another_root_digest_is_not_followed(sealed: Engine, root: Path) -> None:
-    with start_ordered(sealed, root, restore_order(sealed, "0" * 64), 5, devices=2) as engine:
+def test_command_with_other_root_digest_is_refused(sealed: Engine, root: Path) -> None:
+    with start_with_command(sealed, root, restore_command(sealed, "0" * 64), 5, devices=2) as engine:
         code, _ = engine.finish()
     status = engine.status(5)
     assert code == 1
@@ -177,9 +182,9 @@ def test_an_order_with_another_root_digest_is_not_followed(sealed: Engine, root:
     assert not os.path.exists(engine.paths.attempt(5).metrics)
 
 
-def test_a_moved_run_continues_on_other_devices_with_accumulation(sealed: Engine, root: Path, whole: Engine) -> None:
+def test_migrated_run_continues_with_accumulation(sealed: Engine, root: Path, uninterrupted_run: Engine) -> None:
     flags = ["--trainer.per_device_parallelism", "1"]
-    with start_ordered(sealed, root, restore_order(sealed), 6, *flags, devices=4) as engine:
+    with start_with_command(sealed, root, restore_command(sealed), 6, *flags, devices=4) as engine:
         code, log = engine.finish()
     assert code == 0, log
     source, status = sealed.status(1), engine.status(6)
@@ -192,34 +197,35 @@ def test_a_moved_run_continues_on_other_devices_with_accumulation(sealed: Engine
     assert evidence.losses_error < 1e-5
     entry = records.Lineage.read(engine.paths.lineage).entries[-1]
     assert (entry.target, entry.migration, entry.first_step) == ("large", "m1", source.step)
-    joined, reference = {**losses(sealed, 1), **losses(engine, 6)}, losses(whole, 1)
+    joined, reference = {**losses(sealed, 1), **losses(engine, 6)}, losses(uninterrupted_run, 1)
     assert joined.keys() == reference.keys()
-    assert {**digests(sealed, 1), **digests(engine, 6)} == digests(whole, 1)
+    assert {**digests(sealed, 1), **digests(engine, 6)} == digests(uninterrupted_run, 1)
     assert max(records.relative_difference(joined[step], reference[step]) for step in reference) < 1e-4
 
 
-def test_another_data_order_is_refused(whole: Engine, root: Path) -> None:
+@pytest.mark.usefixtures("uninterrupted_run")
+def test_other_data_order_is_refused(root: Path) -> None:
     for flags, said in [
         (["--model.seq_len", "16"], "model.seq_len is 16"),
         (["--trainer.seed", "3"], "trainer.seed is 3"),
     ]:
-        with Engine(root, *FLAGS, *flags, run_id="whole") as engine:
+        with Engine(root, *FLAGS, *flags, run_id="uninterrupted_run") as engine:
             code, log = engine.finish()
         assert code == 1
         assert said in log
         assert "Traceback" not in log
 
 
-def test_a_rotten_checkpoint_is_never_answered_with_a_fresh_start(whole: Engine, root: Path) -> None:
+def test_corrupt_checkpoint_is_no_fresh_start(uninterrupted_run: Engine, root: Path) -> None:
     shutil.copytree(
-        whole.paths.dir, root / "runs" / "rotten", ignore=shutil.ignore_patterns("attempts", "lineage.json")
+        uninterrupted_run.paths.dir, root / "runs" / "rotten", ignore=shutil.ignore_patterns("attempts", "lineage.json")
     )
     directory = root / "runs" / "rotten" / "checkpoints" / f"step-{STEPS}-a001"
     packed = directory / records.PACKED
     data = bytearray(packed.read_bytes())
     data[-5] ^= 1
     packed.write_bytes(data)
-    with Engine(root, "--trainer.num_train_steps", "99", run_id="rotten") as engine:
+    with Engine(root, "--trainer.num_train_steps", str(STEPS + 9), run_id="rotten") as engine:
         code, _ = engine.finish()
     status = engine.status(1)
     assert code == 1
@@ -229,7 +235,23 @@ def test_a_rotten_checkpoint_is_never_answered_with_a_fresh_start(whole: Engine,
     assert engine.rows(1) == []
 
 
-def test_what_does_not_divide_ends_with_exit_code_2_and_one_line(root: Path) -> None:
+def test_finished_run_started_again_compiles_nothing(uninterrupted_run: Engine, root: Path, tmp_path: Path) -> None:
+    shutil.copytree(uninterrupted_run.paths.dir, root / "runs" / "again", ignore=shutil.ignore_patterns("attempts"))
+    flags = ["--trainer.jax_compilation_cache_dir", str(tmp_path / "cache"), "--data.train_urls", "[missing.txt]"]
+    with Engine(root, *FLAGS, *flags, run_id="again") as engine:
+        code, log = engine.finish()
+    assert code == 0, log
+    assert f"step-{STEPS}-a001 has all of the {STEPS} steps" in log
+    status, first = engine.status(1), uninterrupted_run.status(1)
+    assert status is not None
+    assert first is not None
+    assert (status.state, status.step, status.checkpoint) == ("finished", STEPS, first.checkpoint)
+    assert status.root_digest == first.root_digest
+    assert not (tmp_path / "cache").exists()
+    assert len(records.Lineage.read(engine.paths.lineage).entries) == 1
+
+
+def test_indivisible_batch_exits_2_with_one_line(root: Path) -> None:
     with Engine(root, "--model.hidden_dim", "60", devices=8, run_id="odd") as engine:
         code, log = engine.finish()
     status = engine.status(1)
@@ -240,7 +262,7 @@ def test_what_does_not_divide_ends_with_exit_code_2_and_one_line(root: Path) -> 
     assert "Traceback" not in log
 
 
-def test_a_loss_that_is_not_a_number_ends_the_run_with_one_line(root: Path) -> None:
+def test_nan_loss_ends_run_with_one_line(root: Path) -> None:
     flags = ["--optimizer.learning_rate", "1e30", "--optimizer.max_grad_norm", "null", "--optimizer.warmup", "0"]
     with Engine(root, *FLAGS, *flags, run_id="nan") as engine:
         code, log = engine.finish()

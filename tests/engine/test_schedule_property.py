@@ -1,4 +1,4 @@
-"""The learning rate at every step of any run, against the rules said again in plain Python."""
+"""The learning rate at each step of any run, against the rules in plain Python."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rule(values: dict[str, Any], total: int) -> list[float]:
                 case "cosine":
                     return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * t / decay))
                 case "inv":
-                    return peak / ((peak / low - 1) * t / decay + 1)
+                    return peak / ((peak / low - 1) * max(t, 1) / decay + 1)
                 case _:
                     return max(peak * min(1.0, 1 / math.sqrt(max(t + warmup, 1) / 10_000)), low)
 
@@ -95,7 +95,7 @@ def runs(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
 @seed(20260)
 @settings(max_examples=60, deadline=None, database=None)
 @given(runs())
-def test_every_step_has_the_rate_of_the_rules(run: tuple[dict[str, Any], int]) -> None:
+def test_schedule_equals_plain_python_at_every_step(run: tuple[dict[str, Any], int]) -> None:
     values, total = run
     got = np.asarray(learning_rate(AdamConfig(**values), total)(np.arange(total)))
     np.testing.assert_allclose(got, rule(values, total), rtol=2e-5, atol=1e-6 * values["learning_rate"])

@@ -1,4 +1,4 @@
-"""The token cache: by content, whole or absent, never built twice."""
+"""The token cache: identified by content, complete or absent, never built twice."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 from midstream_engine.config import DataConfig
-from midstream_engine.data.cache.token_cache import TokenCache, build
+from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
+from midstream_engine.data.prepared_data import data_root, open_cache
 from midstream_engine.data.sources import list_sources
-from midstream_engine.data.tokenize.prepare import data_root, open_cache
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer, load_tokenizer
+from support.token_caches import build
 
 TEXTS = [b"one", b"", "zwei \u20ac".encode(), b"drei" * 50]
 
@@ -30,7 +31,7 @@ def all_tokens(cache: TokenCache) -> list[int]:
     return cache.read(0, cache.tokens).tolist()
 
 
-def test_documents_end_with_eos_and_objects_have_a_fixed_size(tmp_path: Path) -> None:
+def test_token_cache_ends_documents_with_eos_in_fixed_objects(tmp_path: Path) -> None:
     cache = build(str(tmp_path), TEXTS, ByteTokenizer(), object_bytes=64)
     expected = [token for text in TEXTS for token in [*text, 256]]
     assert all_tokens(cache) == expected
@@ -46,7 +47,7 @@ def test_documents_end_with_eos_and_objects_have_a_fixed_size(tmp_path: Path) ->
         assert base64.b64decode(entry["crc32c"]) == google_crc32c.value(data).to_bytes(4, "big")
 
 
-def test_the_digest_follows_the_content(tmp_path: Path) -> None:
+def test_token_cache_digest_follows_content(tmp_path: Path) -> None:
     first = build(str(tmp_path / "a"), TEXTS, ByteTokenizer())
     assert build(str(tmp_path / "b"), TEXTS, ByteTokenizer()).digest == first.digest
     assert build(str(tmp_path / "c"), [*TEXTS[:-1], b"vier"], ByteTokenizer()).digest != first.digest
@@ -54,12 +55,13 @@ def test_the_digest_follows_the_content(tmp_path: Path) -> None:
     assert build(str(tmp_path / "d"), [*TEXTS, b""], ByteTokenizer()).digest != first.digest
 
 
-def test_a_build_that_is_killed_leaves_no_cache_and_is_cleared_away(tmp_path: Path) -> None:
+def test_token_cache_killed_build_is_removed(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys\nfrom midstream_engine.data.cache.token_cache import build\n"
+        "import os, signal, sys\nimport numpy as np\n"
+        "from midstream_engine.data.cache.token_cache import build_from_tokens\n"
         "from midstream_engine.data.tokenize.tokenizer import ByteTokenizer\n"
-        "def texts():\n    yield b'x' * 1000\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "build(sys.argv[1], texts(), ByteTokenizer(), object_bytes=64)\n"
+        "def parts():\n    yield np.zeros(1000, int), np.array([1000])\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "build_from_tokens(sys.argv[1], parts(), ByteTokenizer(), object_bytes=64)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True)
     assert done.returncode == -9
@@ -70,7 +72,7 @@ def test_a_build_that_is_killed_leaves_no_cache_and_is_cleared_away(tmp_path: Pa
     assert os.listdir(tmp_path) == [cache.digest]
 
 
-def test_builders_at_the_same_time_agree(tmp_path: Path) -> None:
+def test_token_cache_concurrent_builders_agree(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         caches = list(pool.map(lambda _: build(str(tmp_path), TEXTS * 50, ByteTokenizer()), range(8)))
     assert len({cache.directory for cache in caches}) == 1
@@ -78,18 +80,18 @@ def test_builders_at_the_same_time_agree(tmp_path: Path) -> None:
     assert all_tokens(caches[0]) == all_tokens(caches[-1])
 
 
-def test_a_cache_with_a_missing_or_short_object_is_refused(tmp_path: Path) -> None:
+def test_token_cache_with_missing_or_short_object_is_refused(tmp_path: Path) -> None:
     cache = build(str(tmp_path), TEXTS, ByteTokenizer())
     with open(os.path.join(cache.directory, "tokens-00000.bin"), "r+b") as file:
         file.truncate(10)
-    with pytest.raises(DataError, match=r"tokens-00000\.bin: 10 bytes where the manifest says"):
+    with pytest.raises(DataError, match=r"tokens-00000\.bin: 10 bytes, in the manifest"):
         TokenCache(cache.directory)
 
 
-def test_a_second_start_does_not_tokenize_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_cache_is_not_rebuilt_at_second_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tmp_path / "a.txt"
     text.write_text("hello")
-    root, config, tokenizer = str(tmp_path / "root"), DataConfig(), ByteTokenizer()
+    root, config, tokenizer = str(tmp_path / "root"), DataConfig(tokenizer="bytes"), ByteTokenizer()
     first = open_cache(root, [str(text)], config, tokenizer)
     with monkeypatch.context() as patched:
         patched.setattr(ByteTokenizer, "encode", lambda *_: pytest.fail("tokenized again"))
@@ -98,19 +100,19 @@ def test_a_second_start_does_not_tokenize_again(tmp_path: Path, monkeypatch: pyt
     assert open_cache(root, [str(text)], config, tokenizer).digest != first.digest
 
 
-def test_a_checkpoints_cache_is_used_whatever_the_files_say_today(tmp_path: Path) -> None:
+def test_token_cache_of_checkpoint_overrides_current_files(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("hello")
-    root, config, tokenizer = str(tmp_path / "root"), DataConfig(), ByteTokenizer()
+    root, config, tokenizer = str(tmp_path / "root"), DataConfig(tokenizer="bytes"), ByteTokenizer()
     wanted = open_cache(root, [str(text)], config, tokenizer).digest
     text.unlink()
     assert open_cache(root, [str(text)], config, tokenizer, wanted=wanted).digest == wanted
 
 
-def test_a_checkpoints_cache_that_cannot_be_rebuilt_is_refused(tmp_path: Path) -> None:
+def test_token_cache_that_cannot_be_rebuilt_is_refused(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("hello")
-    config, tokenizer = DataConfig(), ByteTokenizer()
+    config, tokenizer = DataConfig(tokenizer="bytes"), ByteTokenizer()
     wanted = open_cache(str(tmp_path / "one"), [str(text)], config, tokenizer).digest
     other = str(tmp_path / "two")
     text.write_text("other")
@@ -121,7 +123,7 @@ def test_a_checkpoints_cache_that_cannot_be_rebuilt_is_refused(tmp_path: Path) -
     assert wanted in os.listdir(data_root(other))
 
 
-def test_jsonl_gzip_braces_and_globs(tmp_path: Path) -> None:
+def test_sources_read_jsonl_gzip_braces_and_globs(tmp_path: Path) -> None:
     (tmp_path / "p1.jsonl").write_text('{"text": "a"}\n\n{"text": "b\u00e4"}\n')
     with gzip.open(tmp_path / "p2.jsonl.gz", "wt") as file:
         file.write(json.dumps({"text": "c"}) + "\n")
@@ -133,28 +135,28 @@ def test_jsonl_gzip_braces_and_globs(tmp_path: Path) -> None:
     assert list_sources.expand_braces("x{08..10}{a,b}") == ["x08a", "x08b", "x09a", "x09b", "x10a", "x10b"]
 
 
-def test_bad_text_is_named_with_its_line(tmp_path: Path) -> None:
+def test_sources_bad_text_is_named_with_its_line(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "a"}\n{"body": "b"}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl:2: has no text"):
         list(list_sources.documents(list_sources.list_sources([str(bad)]), text_key="text", max_bytes=None))
     with pytest.raises(DataError, match="names no file"):
         list_sources.list_sources([str(tmp_path / "*.nothing")])
-    with pytest.raises(DataError, match="the scheme ftp is not read here"):
+    with pytest.raises(DataError, match="unknown scheme ftp"):
         list_sources.list_sources(["ftp://host/x.jsonl"])
     with pytest.raises(DataError, match="no listing for a glob"):
         list_sources.list_sources(["https://host/*.jsonl"])
 
 
-def test_the_standard_library_is_listed_in_one_order() -> None:
+def test_sources_list_standard_library_in_fixed_order() -> None:
     found = list_sources.list_sources(["stdlib:json/*.py"])
     assert [source.name for source in found] == sorted(source.name for source in found)
     assert "json/decoder.py" in [source.name for source in found]
     assert not any("site-packages" in source.path for source in list_sources.list_sources(["stdlib:*/*.py"]))
 
 
-def test_a_tokenizer_file_is_used_and_its_content_is_its_id(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'midstream[hf]'")
+def test_tokenizer_file_is_identified_by_content(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: make setup")
     words = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({"<unk>": 0, "<|endoftext|>": 1, "a": 2, "b": 3}, unk_token="<unk>")
     )

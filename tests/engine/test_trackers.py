@@ -1,11 +1,15 @@
-"""Trackers: what they get, and that nothing they do reaches training."""
+"""Trackers: the values they get, and their isolation from training."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+import subprocess
+import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from midstream_engine.tracking.background_tracker import BackgroundTracker
 from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
 from midstream_engine.tracking.wandb import code_files, dump_directory
+from support import wandb_files
 from support.engine_runs import held
 from support.event_files import scalars
 
@@ -39,7 +44,7 @@ def written(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
+def test_tensorboard_reads_back_logged_values(tmp_path: Path) -> None:
     config = TensorboardConfig(logdir=str(tmp_path / "logs"))
     record(tmp_path, [config])
     record(tmp_path, [config], [{"global_step": 3, "train/loss": 0.5}], attempt=2, first_step=3)
@@ -49,8 +54,8 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     assert [row["global_step"] for row in written(tmp_path)] == [0, 1, 2, 3]
 
 
-def test_wandb_offline_keeps_metrics_code_and_the_runs_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is not the first writes nothing. (WANDB_* of the environment are the tester's own.)"""
+def test_wandb_offline_keeps_metrics_code_and_run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first process writes. WANDB_* of the environment belong to the user."""
     monkeypatch.setenv("WANDB_SILENT", "true")
     code = tmp_path / "code"
     code.mkdir()
@@ -59,13 +64,70 @@ def test_wandb_offline_keeps_metrics_code_and_the_runs_id(tmp_path: Path, monkey
     record(tmp_path, [config], process=1)
     assert not (tmp_path / "attempt").exists()
     record(tmp_path, [config])
-    (file,) = (tmp_path / "attempt" / "wandb").glob("offline-run-*/*.wandb")
+    file = offline_file(tmp_path)
     assert file.name == "run-r.wandb"
     held(file, b"train/loss", b"my_program.py", b"mine", b"global_step")
     assert len(written(tmp_path)) == 6
 
 
-def test_wandb_offline_keeps_what_xla_dumped(
+def offline_file(tmp_path: Path) -> Path:
+    (file,) = (tmp_path / "attempt" / "wandb").glob("offline-run-*/*.wandb")
+    return file
+
+
+def test_wandb_step_is_the_training_step_after_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config = WandbConfig(project="p", mode="offline", save_code=False)
+    later = [{"global_step": step, "train/loss": 1.0} for step in (103, 104, 105)]
+    record(tmp_path, [config], later, attempt=2, first_step=103)
+    file = offline_file(tmp_path)
+    until(lambda: len(wandb_files.rows(file)) == 3)
+    assert [(row["_step"], row["global_step"], row["train/loss"]) for row in wandb_files.rows(file)] == [
+        (103, 103, 1.0), (104, 104, 1.0), (105, 105, 1.0),
+    ]  # fmt: skip
+
+
+KILLED = """
+import sys, time
+from midstream_engine.config import WandbConfig
+from midstream_engine.tracking.run_facts import RunFacts
+from midstream_engine.tracking.trackers import start_recorder
+config = WandbConfig(project="p", mode="offline", save_code=False)
+recorder = start_recorder(sys.argv[1] + "/metrics.jsonl", [config], RunFacts("r", 1, 0, sys.argv[1] + "/attempt", {}),
+                          process=0)
+for step in range(163):
+    recorder.write({"global_step": step, "train/loss": 1.0})
+time.sleep(600)
+"""
+
+
+def test_wandb_offline_file_of_killed_engine_has_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without W&B's own interval, after which it writes what it buffers."""
+    monkeypatch.setenv("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "3600")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # W&B's process of this process
+
+    def complete() -> bool:
+        files = list((tmp_path / "attempt" / "wandb").glob("offline-run-*/*.wandb"))
+        return len(files) == 1 and len(wandb_files.rows(files[0])) == 163
+
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)]) as engine:
+        try:
+            until(complete)
+        finally:
+            engine.kill()
+    assert engine.returncode == -9
+    assert [row["_step"] for row in wandb_files.rows(offline_file(tmp_path))] == list(range(163))
+
+
+def until(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_wandb_offline_keeps_xla_dump(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -76,14 +138,13 @@ def test_wandb_offline_keeps_what_xla_dumped(
     with caplog.at_level(logging.WARNING):
         record(tmp_path, [config])
     assert "failed" not in caplog.text
-    (file,) = (tmp_path / "attempt" / "wandb").glob("offline-run-*/*.wandb")
-    held(file, b"xla-r", b"module_0001.txt")
+    held(offline_file(tmp_path), b"xla-r", b"module_0001.txt")
 
 
 class Recording:
-    """A tracker that remembers, and fails or waits where it is told to."""
+    """A tracker that records calls, and fails or waits at a given step."""
 
-    def __init__(self, fail_at: int | None = None, wait: threading.Event | None = None):
+    def __init__(self, fail_at: int | None = None, wait: threading.Event | None = None) -> None:
         self.seen: list[tuple[int, dict[str, float]]] = []
         self.finished = False
         self._fail_at, self._wait = fail_at, wait
@@ -99,7 +160,7 @@ class Recording:
         self.finished = True
 
 
-def test_a_tracker_that_fails_is_one_warning_and_then_silence(caplog: pytest.LogCaptureFixture) -> None:
+def test_tracker_failure_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     inner = Recording(fail_at=1)
     tracker = BackgroundTracker("t", lambda: inner)
     with caplog.at_level(logging.WARNING):
@@ -112,7 +173,7 @@ def test_a_tracker_that_fails_is_one_warning_and_then_silence(caplog: pytest.Log
     assert [step for step, _ in inner.seen] == [0]
 
 
-def test_a_tracker_that_cannot_be_made_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_tracker_that_cannot_start_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     def make() -> Recording:
         raise OSError("disk full")
 
@@ -123,7 +184,7 @@ def test_a_tracker_that_cannot_be_made_is_one_warning(caplog: pytest.LogCaptureF
     assert len(caplog.records) == 1
 
 
-def test_a_tracker_that_hangs_neither_holds_training_nor_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_tracker_that_hangs_blocks_neither_training_nor_exit(caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
     tracker = BackgroundTracker("t", lambda: Recording(wait=release), waiting=2, patience=0.1)
     for row in ROWS * 4:
@@ -131,11 +192,11 @@ def test_a_tracker_that_hangs_neither_holds_training_nor_its_end(caplog: pytest.
     tracker.finish()
     release.set()
     assert "too slow" in caplog.text
-    assert "left behind" in caplog.text
+    assert re.search(r"does not accept its rows|did not close within", caplog.text)
     assert len([record for record in caplog.records if "too slow" in record.getMessage()]) == 1
 
 
-def test_every_tracker_gets_the_numbers_of_every_row() -> None:
+def test_trackers_get_numbers_of_every_row() -> None:
     inner = Recording()
     tracker = BackgroundTracker("t", lambda: inner)
     for row in ROWS:
@@ -145,23 +206,23 @@ def test_every_tracker_gets_the_numbers_of_every_row() -> None:
     assert inner.finished
 
 
-def test_a_missing_package_is_one_warning(
+def test_tracker_missing_package_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     record(tmp_path, [WandbConfig(), TensorboardConfig()])
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert "midstream[wandb]" in caplog.text
+    assert "pip install tensorboardX" in caplog.text
     assert len(written(tmp_path)) == 3
 
 
-def test_code_without_a_repository_is_all_but_hidden_files(tmp_path: Path) -> None:
+def test_wandb_code_outside_a_repository_skips_hidden_files(tmp_path: Path) -> None:
     for name in ("a.py", "b.txt", "c.yaml", ".hidden/d.py", "deep/e.sh"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     assert code_files(str(tmp_path)) == ["a.py", "c.yaml", "deep/e.sh"]
 
 
-def test_where_xla_dumps_is_read_from_its_flags() -> None:
+def test_xla_dump_directory_is_read_from_flags() -> None:
     assert dump_directory("--a=b --xla_dump_to=/tmp/d --xla_dump_hlo_pass_re=.*") == "/tmp/d"
     assert dump_directory("--a=b") is None

@@ -1,4 +1,4 @@
-"""Options of the trainer in whole attempts: one process runs them all, the tests look at what it left."""
+"""Options of the trainer in complete attempts: one process runs all, tests read its files."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ import pytest
 
 from midstream_engine import records
 from midstream_engine.checkpoint.format.array_names import flatten
-from midstream_engine.checkpoint.loading.list_checkpoints import read_manifest
+from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.config import load_config
 from midstream_engine.optim.averaging import ModelAverage
-from midstream_engine.trainer.attempt.attempt_record import open_attempt
 from midstream_engine.trainer.attempt.resume import find_origin, restore
-from midstream_engine.trainer.attempt.setup import make_plan
+from midstream_engine.trainer.computation.setup import make_plan
+from midstream_engine.trainer.runtime.attempt_record import open_attempt
 from support.checkpoint_states import save
 from support.engine_process import train_all
 from support.engine_runs import CONFIGS, environment
 
 pytestmark = [
+    pytest.mark.drawn,
     pytest.mark.timeout(600),  # the first test waits for all attempts, which a crowded machine makes slow
-    # haliax 1.4 uses names that jax 0.10 is giving up.
+    # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
@@ -57,15 +58,15 @@ VALIDATED = ["--data.validation_urls", "stdlib:json/tool.py", "--trainer.max_eva
 
 
 class Attempts:
-    """What the process left."""
+    """Files of the attempts."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path) -> None:
         self.root = root
         halves = [
             {"start": 0, "value": 8}, {"start": 2, "value": 4},
         ]  # fmt: skip
         begun = [
-            "--trainer.initialize_from", str(root / "runs" / "planned"), *AVERAGED, "--trainer.seed", "9",
+            "--trainer.initialize_model_from", str(root / "runs" / "planned"), *AVERAGED, "--trainer.seed", "9",
             "--data.train_urls", "stdlib:email/*.py",
         ]  # fmt: skip
         runs = {
@@ -86,7 +87,7 @@ class Attempts:
             "no source": run("refused", 2, "--trainer.initialize_from", str(root / "nowhere")),
         }  # fmt: skip
         self.rehearsal = subprocess.run(
-            [sys.executable, "-m", "midstream_engine.rehearse_model", *runs["rehearsed"], "--memory_limit=1GiB"],
+            [sys.executable, "-m", "midstream_engine.rehearse", *runs["rehearsed"], "--memory_limit=1GiB"],
             env=environment(root, 1), capture_output=True, text=True, timeout=200,
         )  # fmt: skip
         self.rehearsed = self.listing()
@@ -96,7 +97,7 @@ class Attempts:
         self.codes = dict(zip(runs, codes, strict=True))
 
     def listing(self) -> set[str]:
-        """Everything under the root but the programs' access times."""
+        """All files under the root, except access times of programs."""
         return {str(path.relative_to(self.root)) for path in self.root.rglob("*") if not path.name.endswith("-atime")}
 
     def rows(self, run: str, attempt: int = 1) -> list[dict[str, Any]]:
@@ -115,12 +116,12 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Attempts:
     return Attempts(tmp_path_factory.mktemp("root"))
 
 
-def test_every_attempt_ended_as_it_should(left: Attempts) -> None:
+def test_attempts_ended_as_expected(left: Attempts) -> None:
     refused = {"no accelerator": 2, "no option": 2, "no source": 1}
     assert left.codes == {name: refused.get(name, 0) for name in left.codes}
 
 
-def test_a_rehearsal_reports_memory_and_touches_no_run(left: Attempts) -> None:
+def test_rehearsal_reports_memory_and_touches_no_run(left: Attempts) -> None:
     assert left.rehearsal.returncode == 0, left.rehearsal.stderr
     (line,) = left.rehearsal.stdout.splitlines()
     report = json.loads(line)
@@ -139,15 +140,15 @@ def test_a_rehearsal_reports_memory_and_touches_no_run(left: Attempts) -> None:
     assert not [name for name in left.rehearsed if not name.startswith("compile-cache")]
 
 
-def test_the_run_after_a_rehearsal_compiles_nothing_new(left: Attempts) -> None:
+def test_run_after_rehearsal_compiles_nothing(left: Attempts) -> None:
     programs = {name for name in left.after_run if name.startswith("compile-cache")}
     assert len(programs) > 4
     assert programs == {name for name in left.rehearsed if name.startswith("compile-cache")}
 
 
-def test_a_search_finds_the_largest_number_of_examples_that_fits(tmp_path: Path) -> None:
-    from midstream_engine.rehearse_model import largest_that_fits, memory
-    from midstream_engine.trainer.runtime.programs import compile_step
+def test_search_finds_largest_batch_that_fits() -> None:
+    from midstream_engine.rehearse import largest_that_fits, memory
+    from midstream_engine.trainer.computation.programs import compile_step
 
     def needs(per_device: int) -> int:
         flags = ["--trainer.per_device_parallelism", str(per_device), "--trainer.model_axis_size", "8"]
@@ -161,7 +162,7 @@ def test_a_search_finds_the_largest_number_of_examples_that_fits(tmp_path: Path)
     assert largest_that_fits(config, 1000) is None
 
 
-def test_a_changed_batch_size_goes_on_in_the_data_where_it_was(left: Attempts) -> None:
+def test_changed_batch_size_continues_at_the_same_data(left: Attempts) -> None:
     schedule = [{"start": 0, "size": 8}, {"start": 3, "size": 16}]
     assert left.train("grown", "step-6-a002")["batch_schedule"] == schedule
     assert left.train("grown", "step-6-a002")["next_sample"] == 3 * 8 + 3 * 16
@@ -174,7 +175,7 @@ def test_a_changed_batch_size_goes_on_in_the_data_where_it_was(left: Attempts) -
     assert evidence.losses_error == 0.0
 
 
-def test_updates_that_were_left_out_are_not_in_the_optimizers_count(left: Attempts) -> None:
+def test_skipped_updates_are_not_in_optimizer_count(left: Attempts) -> None:
     for attempt, (step, name) in enumerate([(3, "step-3-a001"), (6, "step-6-a002"), (8, "step-8-a003")], 1):
         state = left.train("grown", name)
         skipped = left.rows("grown", attempt)[-1]["optim/skipped_updates"]
@@ -182,7 +183,7 @@ def test_updates_that_were_left_out_are_not_in_the_optimizers_count(left: Attemp
     assert left.rows("grown", 3)[-1]["optim/skipped_updates"] > 0
 
 
-def test_a_checkpoint_carries_its_configuration_and_a_resume_says_what_is_another(left: Attempts) -> None:
+def test_resume_reports_changed_configuration(left: Attempts) -> None:
     directory = left.root / "runs" / "grown" / "checkpoints" / "step-6-a002"
     config = json.loads((directory / "train.json").read_text())["provenance"]["config"]
     given = load_config(run("grown", 6, *KEPT, "--trainer.train_batch_size", "16")).config.resolved()
@@ -190,23 +191,21 @@ def test_a_checkpoint_carries_its_configuration_and_a_resume_says_what_is_anothe
     assert {key: config[key] for key in ("model", "data", "optimizer")} == {
         key: json.loads(json.dumps(given))[key] for key in ("model", "data", "optimizer")
     }
-    said = (
-        "not that of step-6-a002: trainer.num_train_steps: was 6, is now 8; trainer.train_batch_size: was 16, is now 4"
-    )
-    assert f"the configuration is {said}\n" in left.text("grown", 3)
-    assert "the configuration is not that of" not in left.text("begun", 1)
+    changes = "trainer.num_train_steps: was 6, is now 8; trainer.train_batch_size: was 16, is now 4"
+    assert f"the configuration differs from that of step-6-a002: {changes}\n" in left.text("grown", 3)
+    assert "the configuration differs from that of" not in left.text("begun", 1)
 
 
-def test_a_resumed_run_says_where_in_the_data_it_goes_on(left: Attempts) -> None:
-    assert "goes on at step 6: sample 72, epoch " in left.text("grown", 3)
+def test_resume_reports_position_in_data(left: Attempts) -> None:
+    assert "continuing at step 6: sample 72, epoch " in left.text("grown", 3)
 
 
-def test_a_planned_schedule_changes_the_batch_at_its_step(left: Attempts) -> None:
+def test_planned_schedule_changes_batch_at_its_step(left: Attempts) -> None:
     assert [row["throughput/total_tokens"] // 16 for row in left.rows("planned")] == [8, 16, 20, 24]
     assert left.train("planned", "step-4-a001")["next_sample"] == 24
 
 
-def test_the_average_is_saved_evaluated_and_restored(left: Attempts) -> None:
+def test_average_is_saved_evaluated_and_restored(left: Attempts) -> None:
     paths = records.RunPaths(str(left.root), "averaged")
     manifest = records.Manifest.read(os.path.join(paths.checkpoint("step-4-a001"), records.MANIFEST))
     names = {entry.name for entry in manifest.array_entries}
@@ -217,7 +216,7 @@ def test_the_average_is_saved_evaluated_and_restored(left: Attempts) -> None:
     assert [row["global_step"] for row in left.rows("averaged", 2)] == [4, 5]
 
 
-def test_a_run_begins_with_the_model_of_another_and_an_average_that_that_one_had_not(left: Attempts) -> None:
+def test_run_starts_from_model_of_another_with_new_average(left: Attempts) -> None:
     assert [row["global_step"] for row in left.rows("begun")] == [0, 1]
     assert left.train("begun", "step-3-a002")["data_digest"] != left.train("planned", "step-4-a001")["data_digest"]
     assert [row["global_step"] for row in left.rows("begun", 2)] == [2]  # its own checkpoint comes first
@@ -230,8 +229,10 @@ def test_a_run_begins_with_the_model_of_another_and_an_average_that_that_one_had
     assert f"begins with the model of {source}" in left.text("begun", 1)
 
 
-def test_a_checkpoint_of_a_model_alone_begins_a_run(tmp_path: Path) -> None:
-    config = load_config([*FLAGS, *AVERAGED, "--trainer.initialize_from", str(tmp_path / "runs" / "plain")]).config
+def test_run_starts_from_model_only_checkpoint(tmp_path: Path) -> None:
+    config = load_config(
+        [*FLAGS, *AVERAGED, "--trainer.initialize_model_from", str(tmp_path / "runs" / "plain")]
+    ).config
     plan = make_plan(config)
     other = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, seed=5))
     paths, model = records.RunPaths(str(tmp_path), "plain"), make_plan(other).fresh_state().model
@@ -252,7 +253,7 @@ def test_a_checkpoint_of_a_model_alone_begins_a_run(tmp_path: Path) -> None:
     assert [leaf.sharding for leaf in jax.tree.leaves(state)] == at_rest
 
 
-def test_a_profile_and_a_copy_of_the_log_lie_in_the_log_directory(left: Attempts) -> None:
+def test_profile_and_log_copy_are_in_log_directory(left: Attempts) -> None:
     directory = left.root / "logs" / "profiled"
     (trace,) = directory.glob("profiler/plugins/profile/*/*.xplane.pb")
     assert trace.stat().st_size > 0
@@ -261,7 +262,7 @@ def test_a_profile_and_a_copy_of_the_log_lie_in_the_log_directory(left: Attempts
     assert "finished at step 4" in (directory / "attempt-001.log").read_text()
 
 
-def test_numbers_of_jax_config_reach_jax_as_numbers(tmp_path: Path) -> None:
+def test_jax_config_numbers_reach_jax_as_numbers(tmp_path: Path) -> None:
     script = (
         "import sys, jax\nfrom midstream_engine.config import load_config\n"
         "from midstream_engine.trainer.attempt.run_attempt import configure_jax\n"

@@ -1,4 +1,4 @@
-"""One update: what it computes does not depend on how it is spread over devices and micro-batches."""
+"""One update: its result is independent of devices and micro-batches."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ from haliax import NamedArray
 
 from midstream_engine.checkpoint.format.array_names import flatten
 from midstream_engine.config import ConfigError, load_config
-from midstream_engine.data.order.batches import Batch, make_batch
+from midstream_engine.data.batches.batches import make_batch
 from midstream_engine.models.lm import token_losses
-from midstream_engine.trainer.attempt.setup import Setup, prepare
-from midstream_engine.trainer.loop.train_state import TrainState
-from midstream_engine.trainer.runtime.programs import Step, compile_evaluation, compile_reference_losses, compile_step
+from midstream_engine.trainer.computation.programs import (
+    compile_evaluation,
+    compile_reference_losses,
+    compile_step,
+)
+from midstream_engine.trainer.computation.setup import Setup, prepare
+from midstream_engine.trainer.computation.train_state import TrainState
 from support.engine_runs import CONFIGS
+from support.train_states import contents, update
 
 pytestmark = [
-    # haliax 1.4 uses names that jax 0.10 is giving up.
+    # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
@@ -42,14 +47,9 @@ def setup_on(root: str, devices: int, *flags: str) -> Setup:
     return prepare(load_config(arguments).config, root, None, jax.devices()[:devices])
 
 
-def update(setup: Setup, step: Step, state: TrainState, index: int, batch: Batch) -> tuple[TrainState, Any]:
-    number = jax.device_put(np.int32(index), setup.layout.replicated())
-    return step(state, number, setup.cut.put(batch.tokens), setup.cut.put(batch.loss_mask))
-
-
 @pytest.fixture(scope="module")
 def fresh(root: str) -> TrainState:
-    """The state of step 0, on the host. That it is the same on any mesh is a test of its own."""
+    """The state of step 0, on the host; another test checks that it is the same on any mesh."""
     return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else np.asarray(leaf), made_on(root, 1))
 
 
@@ -75,7 +75,7 @@ def put(setup: Setup, state: TrainState) -> TrainState:
 
 
 def train(setup: Setup, fresh: TrainState, steps: int = STEPS, masked: bool = False) -> tuple[list[float], TrainState]:
-    """Losses of the first ``steps`` updates, and the state after. ``masked``: an uneven part of each batch counts."""
+    """Return the losses of ``steps`` updates and the state after; ``masked``: an uneven loss mask."""
     step, state, losses = compile_step(setup), put(setup, fresh), []
     for index in range(steps):
         batch = setup.batches.batch(index)
@@ -93,17 +93,14 @@ def shard_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     return {name: array.value.addressable_shards[0].data.shape for name, array in flatten(tree).items()}
 
 
-def test_a_fresh_state_is_bit_identical_on_any_mesh(root: str) -> None:
-    def contents(devices: int, *flags: str) -> dict[str, bytes]:
-        state = made_on(root, devices, *flags)
-        return {name: np.asarray(array.value).tobytes() for name, array in flatten(state).items()}
-
-    alone = contents(1)
-    assert contents(8) == alone
-    assert contents(4, "--trainer.model_axis_size", "2", "--trainer.tensor_parallel_axes", "[mlp, heads]") == alone
+def test_fresh_state_is_bit_identical_on_any_mesh(root: str) -> None:
+    alone = contents(made_on(root, 1))
+    assert contents(made_on(root, 8)) == alone
+    flags = ("--trainer.model_axis_size", "2", "--trainer.tensor_parallel_axes", "[mlp, heads]")
+    assert contents(made_on(root, 4, *flags)) == alone
 
 
-def test_parameters_and_moments_lie_sharded_before_and_after_an_update(root: str, fresh: TrainState) -> None:
+def test_parameters_and_moments_stay_sharded_after_update(root: str, fresh: TrainState) -> None:
     setup = setup_on(root, 4)
     step, state = compile_step(setup), put(setup, fresh)
     expected = {
@@ -137,7 +134,7 @@ def alone(root: str, fresh: TrainState) -> list[float]:
 
 
 @pytest.mark.parametrize(("devices", "per_device"), [(1, 4), (2, 1), (4, 1), (8, -1)])
-def test_devices_and_accumulation_change_no_loss(
+def test_devices_and_accumulation_keep_loss(
     root: str, fresh: TrainState, alone: list[float], devices: int, per_device: int
 ) -> None:
     """1, 2, 4 and 8 devices, 1, 2 and 4 micro-batches; neither with dropout nor with an uneven loss mask."""
@@ -153,7 +150,7 @@ def plain(root: str, fresh: TrainState) -> list[float]:
     return train(setup_on(root, 1), fresh, steps=5)[0]
 
 
-def test_tensor_parallelism_cuts_its_axes_and_changes_no_loss(root: str, fresh: TrainState, plain: list[float]) -> None:
+def test_tensor_parallelism_shards_axes_and_keeps_loss(root: str, fresh: TrainState, plain: list[float]) -> None:
     flags = ["--trainer.model_axis_size", "2", "--trainer.tensor_parallel_axes", "[mlp, heads]"]
     losses, state = train(setup_on(root, 4, *flags, "--model.gradient_checkpointing", "true"), fresh, steps=5)
     assert relative(losses, plain) < 1e-5
@@ -162,17 +159,15 @@ def test_tensor_parallelism_cuts_its_axes_and_changes_no_loss(root: str, fresh: 
     assert shapes["optimizer/adam/mu/blocks/stacked/attn/proj/weight"] == (2, 2, 16, 32)
 
 
-def test_bfloat16_computes_near_float32_and_keeps_float32_masters(
-    root: str, fresh: TrainState, plain: list[float]
-) -> None:
+def test_bfloat16_is_near_float32_with_float32_masters(root: str, fresh: TrainState, plain: list[float]) -> None:
     losses, state = train(setup_on(root, 2, "--trainer.mp", "p=f32,c=bfloat16"), fresh, steps=5)
     assert relative(losses, plain) < 2e-2
     assert losses != plain
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.model)} == {"float32"}
 
 
-def test_llama_trains_in_bfloat16_with_grouped_heads_rematerialised(root: str) -> None:
-    """What accelerators will run, as far as a CPU can: all but the kernels."""
+def test_llama_trains_in_bfloat16_with_rematerialisation(root: str) -> None:
+    """The configuration of accelerators as far as a CPU supports it: all but the kernels."""
 
     def losses(precision: str) -> list[float]:
         flags = ["--config_path", str(CONFIGS / "llama_tiny.yaml"), "--trainer.mp", precision]
@@ -190,8 +185,8 @@ def test_llama_trains_in_bfloat16_with_grouped_heads_rematerialised(root: str) -
     assert narrow != wide
 
 
-def test_the_compiled_step_holds_no_logits_of_all_positions(root: str) -> None:
-    """In the optimised program of each of 4 devices, which has 2 of the 8 examples."""
+def test_compiled_step_has_no_logits_of_all_positions(root: str) -> None:
+    """Checks the optimised program of each of 4 devices, which has 2 of the 8 examples."""
     setup = setup_on(root, 4, "--model.seq_len", "64", "--model.cross_entropy_block_size", "8")
     shapes = re.findall(r"[a-z]+[0-9]+\[([0-9,]+)\]", compile_step(setup).as_text())
     sizes = [tuple(map(int, shape.split(","))) for shape in set(shapes)]
@@ -200,7 +195,7 @@ def test_the_compiled_step_holds_no_logits_of_all_positions(root: str) -> None:
     assert max(of_vocab) < 2 * 64 * 320
 
 
-def test_decay_leaves_norms_embeddings_and_biases_alone(root: str) -> None:
+def test_decay_excludes_norms_embeddings_and_biases(root: str) -> None:
     marks = setup_on(root, 1).template.model.decayed()
     decayed = {
         "/".join(str(getattr(part, "name", part)) for part in path)
@@ -210,7 +205,7 @@ def test_decay_leaves_norms_embeddings_and_biases_alone(root: str) -> None:
     assert decayed == {f"blocks/stacked/{name}/weight" for name in ("attn/qkv", "attn/proj", "mlp/up", "mlp/down")}
 
 
-def test_an_axis_that_does_not_divide_is_refused_before_anything_is_compiled(root: str) -> None:
+def test_indivisible_axis_is_refused_before_compiling(root: str) -> None:
     with pytest.raises(
         ConfigError, match=r"axis 'embed' of size 60 does not divide over the 8 .* 1 \(1x1\), 2 \(2x1\)"
     ):
@@ -227,20 +222,20 @@ def test_an_axis_that_does_not_divide_is_refused_before_anything_is_compiled(roo
         setup_on(root, 4, "--trainer.axis_resources", "{mlp: rows}")
 
 
-def test_more_per_device_than_a_device_has_is_its_share(root: str) -> None:
+def test_excess_per_device_batch_is_clamped(root: str) -> None:
     cut = setup_on(root, 4, "--trainer.per_device_parallelism", "64").cut
     assert (cut.micro, cut.size) == (1, 8)
 
 
 def losses_of(setup: Setup, fresh: TrainState, tokens: np.ndarray, eos: int | None) -> np.ndarray:
-    """Each token's loss, every position counted (that of the last is against the first token)."""
+    """Return each token's loss at each position (the last one against the first token)."""
     axes = hax.make_axes(batch=tokens.shape[0], position=tokens.shape[1])
     with setup.layout.active():
         measure = jax.jit(lambda *arguments: token_losses(*arguments, eos=eos).array)
         return np.asarray(measure(put(setup, fresh).model, NamedArray(jnp.asarray(tokens), axes), hax.ones(axes)))
 
 
-def test_a_document_does_not_see_the_one_before(root: str, fresh: TrainState) -> None:
+def test_document_attends_only_to_itself(root: str, fresh: TrainState) -> None:
     setup = setup_on(root, 1)
     tokens = np.tile(np.arange(32, dtype=np.int32) + 65, (2, 1))
     tokens[1, :10] = 99
@@ -250,8 +245,8 @@ def test_a_document_does_not_see_the_one_before(root: str, fresh: TrainState) ->
     assert not np.allclose(open_[0, 11:-1], open_[1, 11:-1], rtol=1e-7)
 
 
-def test_padding_of_the_vocabulary_changes_no_loss(root: str, fresh: TrainState) -> None:
-    """The padded rows are there, and no loss sees them: the probabilities of the real tokens sum to one."""
+def test_vocabulary_padding_keeps_loss(root: str, fresh: TrainState) -> None:
+    """Padded rows exist and affect no loss: the probabilities of the real tokens sum to one."""
     setup = setup_on(root, 1)
     assert (setup.template.model.Vocab.size, setup.template.model.vocab_size) == (320, 257)
     tokens = np.full((257, 2), 70, np.int32)
@@ -260,7 +255,7 @@ def test_padding_of_the_vocabulary_changes_no_loss(root: str, fresh: TrainState)
     assert np.exp(-losses.astype(np.float64)).sum() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_the_witness_is_the_same_on_any_mesh_and_follows_the_state(root: str, fresh: TrainState) -> None:
+def test_reference_losses_are_mesh_independent(root: str, fresh: TrainState) -> None:
     measured, moved = [], jax.tree.map(lambda leaf: leaf * np.float32(1.01), fresh.model)
     for devices in (1, 8):
         setup = setup_on(root, devices)
@@ -275,7 +270,7 @@ def test_the_witness_is_the_same_on_any_mesh_and_follows_the_state(root: str, fr
     assert relative(measured[0].losses, measured[1].losses) < 1e-6
 
 
-def test_evaluation_is_the_mean_over_every_token(root: str, fresh: TrainState, tmp_path: Path) -> None:
+def test_evaluation_is_mean_over_every_token(root: str, fresh: TrainState, tmp_path: Path) -> None:
     text = tmp_path / "val.txt"
     text.write_bytes(bytes(range(32, 127)) * 7)  # 20 full sequences and a rest: the last batch is half empty
     setup = setup_on(root, 2, "--data.validation_urls", str(text))
@@ -287,7 +282,7 @@ def test_evaluation_is_the_mean_over_every_token(root: str, fresh: TrainState, t
     assert setup_on(root, 2).validation is None
 
 
-def test_every_leaf_that_is_saved_has_named_axes_but_counts_and_the_key(root: str) -> None:
+def test_saved_leaves_have_named_axes_but_counts_and_key(root: str) -> None:
     state = setup_on(root, 1).template
     plain = [
         leaf for leaf in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, NamedArray))

@@ -1,13 +1,13 @@
-"""Copies to and from a bucket whose service is busy, loses answers, breaks bodies off, closes connections or refuses.
+"""Copies to and from a bucket whose service fails, many times.
 
     python tests/faults/test_bucket_campaign.py [--runs 200] [--seed 1] [--results FILE]
 
-A run copies a tree there or back, by the unmodified client, with faults drawn for requests of any kind, each after a
-random number of them. What passes has to be got over: the copy ends with the equal tree. What lasts ends it with one
-line, and then there is no manifest without all its objects, and no wrong byte under an object's name. In the end the
-service recovers, and the same call goes on to the equal tree; nothing temporary is left.
+A run copies a tree to the bucket or from it with Google's client. Faults are drawn for requests of any kind, each after
+a random number of requests. After transient faults the copy must be equal. A permanent fault ends the copy with one
+line; then there is no manifest without all its objects, and no wrong byte under an object's name. At the end the
+service recovers, and the same call completes the equal tree, without temporary objects.
 
-Results are appended one line a run, so that a campaign that was interrupted goes on where it was.
+Results are appended, one line per run: an interrupted campaign continues where it was.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.errors import MidstreamError
-from midstream.fleet.fleet import LocalHost
-from midstream.hosts.local_host import LocalMachine
+from midstream.fleet.fleet import LocalHostConfig
+from midstream.hosts.local_host import LocalHost
 from midstream.remote.gcs import client
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine import records
@@ -47,7 +47,7 @@ LASTING = (403, 400)
 
 
 def draw(random_: random.Random, large: bool = True) -> Case:
-    """What happens in a run, as JSON."""
+    """Draw the faults of a run, as JSON."""
     there = random_.random() < 0.5
     sizes = [random_.randrange(40_000) for _ in range(random_.choice((1, 5, 30)))]
     if large and random_.random() < 0.4:
@@ -69,7 +69,7 @@ def draw(random_: random.Random, large: bool = True) -> Case:
 
 
 def one_run(case: Case, random_: random.Random, server: BucketServer) -> str:
-    """How it came out. AssertionError where something wrong was left."""
+    """Return a run's outcome; AssertionError if the copy is wrong."""
     with tempfile.TemporaryDirectory(prefix="bucket-campaign-") as directory:
         return copied(case, random_, server, Path(directory))
 
@@ -78,9 +78,9 @@ def copied(case: Case, random_: random.Random, server: BucketServer, directory: 
     server.faults = []
     for name in server.blobs("runs"):
         server.delete("runs", name, {})
-    here = LocalMachine("here", LocalHost(root=str(directory / "root")))
+    here = LocalHost("here", LocalHostConfig(root=str(directory / "root")))
     write_tree(directory / "source", random_contents(random_, case["sizes"]))
-    wanted = files(directory / "source")
+    expected = files(directory / "source")
     there, source = bucket_endpoint(URL), Endpoint(here, str(directory / "source"))
     target = there if case["direction"] == "there" else Endpoint(here, str(directory / "back"))
     if target is not there:
@@ -99,27 +99,29 @@ def copied(case: Case, random_: random.Random, server: BucketServer, directory: 
         copy_tree(source, target)
     except MidstreamError as error:
         refused = error
-    assert refused is None or (lasts and "\n" not in str(refused)), f"not got over: {refused}"
+    assert refused is None or (lasts and "\n" not in str(refused)), f"transient faults ended the copy: {refused}"
     met = sum(fault.times < each["times"] for fault, each in zip(server.faults, case["faults"], strict=True))
     server.faults = []
     left = arrived()
     if refused is None:
-        assert left == wanted, _unlike(left, wanted)
-    assert records.MANIFEST not in left or left == wanted, "a manifest without all its objects"
-    wrong = [name for name, data in left.items() if name in wanted and _digest(data) != _digest(wanted[name])]
+        assert left == expected, _difference(left, expected)
+    assert records.MANIFEST not in left or left == expected, "a manifest without all its objects"
+    wrong = [name for name, data in left.items() if name in expected and _digest(data) != _digest(expected[name])]
     assert not wrong, f"wrong bytes under {wrong}"
     copy_tree(source, target)
-    assert arrived() == wanted, _unlike(arrived(), wanted)
-    return "refused, then whole" if refused else "got over" if met else "met none"
+    assert arrived() == expected, _difference(arrived(), expected)
+    return "refused, then complete" if refused else "got over" if met else "met none"
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _unlike(found: dict[str, bytes], wanted: dict[str, bytes]) -> str:
-    different = [name for name in found.keys() & wanted.keys() if found[name] != wanted[name]]
-    return f"missing {sorted(wanted.keys() - found.keys())}, extra {sorted(found.keys() - wanted.keys())}, {different}"
+def _difference(found: dict[str, bytes], expected: dict[str, bytes]) -> str:
+    different = [name for name in found.keys() & expected.keys() if found[name] != expected[name]]
+    return (
+        f"missing {sorted(expected.keys() - found.keys())}, extra {sorted(found.keys() - expected.keys())}, {different}"
+    )
 
 
 @contextmanager
@@ -133,12 +135,12 @@ def opened() -> Iterator[BucketServer]:
 CAMPAIGN = Campaign(draw, one_run, opened)
 
 
-# Google's client leaves the connection of an answer that broke off to the collector of garbage.
+# Google's client leaves the connection of an interrupted answer to the garbage collector.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.timeout(300)
-def test_a_sample_of_the_campaign() -> None:
+def test_bucket_campaign_sample() -> None:
     replace(CAMPAIGN, draw=partial(draw, large=False)).sample()
-    gc.collect()  # what it left is not another test's
+    gc.collect()  # its connections must not warn in another test
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The operator is killed after the seal, and the migration's files are damaged: it goes on, or back, nevertheless."""
+"""Migrations whose operator is killed, and whose files are damaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.command_line import Run, ended, midstream, start_midstream
 
 
 def wait_journaled(word: str, follower: subprocess.Popen[str], timeout: float = 300.0) -> MigrationDirectory:
-    """Until the newest migration's journal has a line with this word."""
+    """Wait until the newest migration's journal has a line with ``word``."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if migration_ids():
@@ -43,7 +43,7 @@ def kill_operator(directory: MigrationDirectory) -> None:
 
 
 def killed_after(word: str, lab: Lab, runs: Callable[..., Run], mode: str) -> tuple[MigrationDirectory, Path, Run, Run]:
-    """A move whose process was killed once its journal had this word."""
+    """Start a migration and kill its process once the journal contains ``word``."""
     one, two = lab.local("one", devices=2), lab.local("two", devices=2)
     fleet = lab.fleet_file(one=one, two=two)
     source, target = runs(one.root, "r"), runs(two.root, "r")
@@ -57,8 +57,8 @@ def killed_after(word: str, lab: Lab, runs: Callable[..., Run], mode: str) -> tu
     return directory, fleet, source, target
 
 
-@pytest.mark.slow  # a whole move; test_migrate_damage.py has the parts
-def test_it_goes_on_without_its_plan_and_its_fleet_file(lab: Lab, runs):
+@pytest.mark.slow  # a complete migration; test_migrate_damaged_files.py has the parts
+def test_continue_without_plan_and_fleet_file(lab: Lab, runs: Callable[..., Run]) -> None:
     directory, fleet, source, target = killed_after('"sealed"', lab, runs, "warm")
     directory.plan_file.write_text("[]")
     directory.fleet_file.unlink()
@@ -74,13 +74,13 @@ def test_it_goes_on_without_its_plan_and_its_fleet_file(lab: Lab, runs):
     assert (view.state, view.damage) == ("completed", ())
     assert view.certificate is not None
     assert view.certificate.valid
-    assert target.alive
-    assert not source.alive
+    assert target.running
+    assert not source.running
     assert_one_lineage(target)
 
 
 @pytest.mark.slow
-def test_it_goes_back_without_its_journal(lab: Lab, runs):
+def test_rollback_without_journal(lab: Lab, runs: Callable[..., Run]) -> None:
     directory, fleet, source, target = killed_after('"sealed"', lab, runs, "warm")
     step = directory.view().sealed_step
     assert step is not None
@@ -90,10 +90,10 @@ def test_it_goes_back_without_its_journal(lab: Lab, runs):
     back = midstream("--rollback", directory.migration, "--yes", "--json")
     assert back.code == 0, back.stderr
     assert back.result["outcome"] == "rolled back"
-    source.wait(lambda run: run.attempt > 1 and run.alive, "the source's new attempt")
+    source.wait(lambda run: run.attempt > 1 and run.running, "the source's new attempt")
     source.wait_step(step + 2)
-    assert source.rows(source.attempt)[0]["global_step"] == step, "it goes on exactly where it was sealed"
-    assert not target.alive
+    assert source.rows(source.attempt)[0]["global_step"] == step, "it continues at the sealed step"
+    assert not target.running
     assert source.fence.epoch == 3
     assert_one_lineage(source)
 
@@ -101,15 +101,15 @@ def test_it_goes_back_without_its_journal(lab: Lab, runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cold", "warm"])
 @pytest.mark.parametrize("word", ["relaunching", "target_attempt", '"certify"'])
-def test_it_goes_on_where_its_journal_was_lost_at_any_later_point(word: str, mode: str, lab: Lab, runs):
+def test_continue_after_journal_loss_in_later_phase(word: str, mode: str, lab: Lab, runs: Callable[..., Run]) -> None:
     directory, _, source, target = killed_after(word, lab, runs, mode)
     directory.journal_file.write_bytes(b"")
     again = midstream("--continue", directory.migration, "--json")
     assert again.code == 0, again.stderr
     assert again.result["outcome"] == "completed"
-    assert not source.alive
-    assert target.alive
+    assert not source.running
+    assert target.running
     assert source.fence == target.fence == records.Fence.read(target.paths.fence)
     assert_one_lineage(target)
-    orders = [name for name in os.listdir(target.paths.attempts) if int(name) >= 2]
-    assert len(orders) <= 2, "no engine was started beside one that trains"
+    attempts = [name for name in os.listdir(target.paths.attempts) if int(name) >= 2]
+    assert len(attempts) <= 2, "no second engine was started beside a running one"

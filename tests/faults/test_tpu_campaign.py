@@ -1,14 +1,13 @@
-"""Slices that are asked for while the service fails, lies about its state, takes them back, or is let go half way.
+"""Requests for slices with failures, preemptions and cancellations, many times.
 
     python tests/faults/test_tpu_campaign.py [--runs 1000] [--seed 1] [--results FILE]
 
-A run asks for a slice, as a node or in a queue, with faults drawn for any of the calls, an end drawn for the creation,
-a preemption or a cancellation after a random number of looks. Afterwards the slice is ready and the only one that costs
-money, or nothing of it is left and the error says so, or the error names what may be left. The service then recovers:
-what was named is deleted, and the same command succeeds. Slices of other people, one of the same name among them, are
-as they were.
+A run requests a slice, as a node or in a queue. Drawn are faults of any call, an end of the creation, a preemption or a
+cancellation after a random number of calls. Afterwards the slice is ready and the only one that costs money, or it is
+deleted and the error reports this, or the error names what may be left. Then the service recovers: the named slice is
+deleted, and the same command succeeds. Slices of other users, one with the same name among them, are not changed.
 
-Results are appended one line a run, so that a campaign that was interrupted goes on where it was.
+Results are appended, one line per run: an interrupted campaign continues where it was.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from google.cloud import tpu_v2
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.fleet.fleet import TpuTarget
-from midstream.hosts.providers import interface
-from midstream.hosts.providers.google import client
-from midstream.hosts.providers.google.tpu_provider import GoogleTpus
-from midstream.hosts.providers.interface import ProviderError
+from midstream.hosts.providers import provider
+from midstream.hosts.providers.google import tpu_client
+from midstream.hosts.providers.google.tpu_provider import TpuProvider
+from midstream.hosts.providers.provider import ProviderError, SliceStatus
 from simulators.tpu_api import Fault, TpuServer
 from simulators.tpu_nodes import QUOTA, STOCKOUT, Outcome, State
 from support.campaigns import Campaign, Case
@@ -48,7 +47,7 @@ LEFT = (None, State.TERMINATED, State.PREEMPTED, State.CREATING, State.REPAIRING
 
 
 def draw(random_: random.Random) -> Case:
-    """What happens in a run, as JSON."""
+    """Draw the faults of a run, as JSON."""
     faults = []
     for _ in range(random_.choice((0, 1, 1, 2, 3))):
         passing = random_.random() < 0.75
@@ -74,10 +73,10 @@ def draw(random_: random.Random) -> Case:
     }
 
 
-def one_run(case: Case, random_: random.Random, opened: None) -> str:
-    """How it came out. AssertionError where something is left that nobody was told of."""
+def one_run(case: Case, _random: random.Random, _opened: None) -> str:
+    """Return a run's outcome; AssertionError if something is left that no error names."""
     with TpuServer() as server:
-        os.environ[client.ENDPOINT] = server.endpoint
+        os.environ[tpu_client.ENDPOINT] = server.endpoint
         server.looks = case["looks"]
         others = {f"{PARENT}/nodes/other"} | ({f"{PARENT}/nodes/pod"} if case["namesake"] else set())
         for name in sorted(others):
@@ -109,63 +108,63 @@ def one_run(case: Case, random_: random.Random, opened: None) -> str:
             return answer(method, request)
 
         server.answer = preempting
-        google = GoogleTpus()
+        google = TpuProvider()
         made = refused = None
         try:
             made = google.create("pod", target, say, cancel)
         except ProviderError as error:
             refused = error
-        mine = (set(server.nodes) - others) | set(server.queued)
+        left = (set(server.nodes) - others) | set(server.queued)
         if refused is None:
             outcome = "used another's" if case["namesake"] else "made"
             assert made is not None
-            assert made.standing == interface.READY
+            assert made.status == SliceStatus.READY
         elif refused.costs:
             outcome = f"{refused.kind or 'refused'}, named"
             blind = any(each["method"].startswith(("Get", "Delete")) for each in case["faults"])
-            assert mine or case["namesake"] or blind, f"nothing is there: {refused}"
+            assert left or case["namesake"] or blind, f"nothing is there: {refused}"
             assert "midstream --delete p/z/pod" in refused.message, refused.message
         else:
             outcome = refused.kind or "refused"
-            assert mine == set(), (str(refused), mine)
+            assert left == set(), (str(refused), left)
             assert case["namesake"] or "nothing costs money" in refused.message, refused.message
-        assert others <= set(server.nodes), "what others made is as it was"
+        assert others <= set(server.nodes), "slices of others are not changed"
         assert len(set(server.nodes) - others) <= 1
         server.faults, server.outcomes, case["preempted"] = [], [], None
-        if refused is not None and refused.costs and mine:
-            google.delete("p/z/pod", lambda line: None)  # as the error says
-        again = google.create("pod", target, lambda line: None)
-        assert again.standing == interface.READY
-        assert len(set(server.nodes) - others) == (0 if case["namesake"] else 1), "one, whatever went before"
+        if refused is not None and refused.costs and left:
+            google.delete("p/z/pod", lambda _: None)  # as the error's hint does
+        again = google.create("pod", target, lambda _: None)
+        assert again.status == SliceStatus.READY
+        assert len(set(server.nodes) - others) == (0 if case["namesake"] else 1), "exactly one"
         if not case["namesake"]:
-            google.delete("p/z/pod", lambda line: None)
+            google.delete("p/z/pod", lambda _: None)
             assert set(server.nodes) == others
             assert not server.queued
         return outcome
 
 
 def hurry(setattr_: Any) -> None:
-    """Pauses as short as the service is quick."""
+    """Shorten all polling and retry intervals."""
     import google.api_core.retry
 
-    setattr_(interface, "FIRST", 0.002)
-    setattr_(interface, "LONGEST", 0.02)
+    setattr_(provider, "FIRST_POLL_INTERVAL", 0.002)
+    setattr_(provider, "MAX_POLL_INTERVAL", 0.02)
     real = google.api_core.retry.Retry
-    setattr_(google.api_core.retry, "Retry", lambda **words: real(**{**words, "initial": 0.002, "maximum": 0.02}))
+    setattr_(google.api_core.retry, "Retry", lambda **options: real(**{**options, "initial": 0.002, "maximum": 0.02}))
 
 
 @contextmanager
 def opened() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         hurry(patch.setattr)
-        patch.setenv(client.ENDPOINT, "")  # and as it was, afterwards
+        patch.setenv(tpu_client.ENDPOINT, "")  # restored at the end
         yield
 
 
 CAMPAIGN = Campaign(draw, one_run, opened)
 
 
-def test_a_sample_of_the_campaign() -> None:
+def test_tpu_campaign_sample() -> None:
     CAMPAIGN.sample()
 
 

@@ -1,17 +1,17 @@
-"""A slice that is taken back, or only falls silent, at a random moment of a move that goes there.
+"""Migrations to a slice that is preempted or unreachable, many times.
 
     python tests/faults/test_tpu_preemption_campaign.py [--runs 500] [--seed 1] [--results FILE]
 
-The move is carried out by the executor, with its journal, its rollback, two run directories and the lab's Cloud TPU
-service; in the place of the engine's work each phase leaves what a real one would have left when it was struck. What is
-drawn: the phase, whether it was half done, what the service says (preempted, terminated, gone, only its queued resource
-knows, or ready), whether the API answers, and whether the worker comes back.
+The executor runs the migration with its journal, its rollback, two run directories and the lab's Cloud TPU service;
+instead of engines, each phase writes the files that a real one would have written when it was struck. Drawn are the
+phase, whether its work was done, the report of the service (preempted, terminated, deleted, preempted by its queued
+resource alone, or ready), whether the API answers, and whether the worker becomes reachable again.
 
-Where the service says that the slice is gone, the run is back on its source at once, which alone may commit; once it
-was certified on the slice a person is asked. Where nobody says so, silence proves nothing: the move goes on where the
-worker comes back; where it does not, the source goes on only if no engine was ever started there.
+If the service reports the end of the slice, the run returns to its source, which alone may commit; after certification
+on the slice the user decides. Without such a report an unreachable worker is no evidence: the migration continues when
+the worker is reachable again; otherwise the source continues only if no engine was started on the worker.
 
-Results are appended one line a run, so that a campaign that was interrupted goes on where it was.
+Results are appended, one line per run: an interrupted campaign continues where it was.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,51 +35,56 @@ from google.cloud import tpu_v2
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from faults.test_tpu_campaign import hurry
-from midstream.errors import Exit, LostContact, MidstreamError
-from midstream.fleet.fleet import LocalHost
+from midstream.errors import ConnectionLostError, Exit, MidstreamError
+from midstream.fleet.fleet import LocalHostConfig
 from midstream.fleet.fleet_file import load_fleet
-from midstream.hosts.host_pool import Hosts
-from midstream.hosts.local_host import LocalMachine
-from midstream.hosts.providers.google import client
-from midstream.migrate import model
+from midstream.hosts.host import P, R
+from midstream.hosts.host_pool import HostPool
+from midstream.hosts.local_host import LocalHost
+from midstream.hosts.providers.google import tpu_client
+from midstream.migrate import migration_state, phase_names
 from midstream.migrate.execution import executor, migration_directory
 from midstream.migrate.execution.journal import Journal, read_events
 from midstream.migrate.execution.migration import Migration
+from midstream.migrate.execution.observation import wait_for
+from midstream.migrate.facts import Facts, Sealed, required
 from midstream.migrate.failover import preemption
-from midstream.migrate.phases import rollback
-from midstream.migrate.phases.streamed_copy import Streamed, complete
+from midstream.migrate.modes import COLD, WARM
+from midstream.migrate.phases import prepare
+from midstream.migrate.phases.streamed_copy import StreamedCopy, complete
+from midstream.remote.runs import standby_state
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
-from midstream.watch.watcher import Watch
+from midstream.watch.watcher import Watcher
 from midstream_engine import records
 from simulators.bucket import bucket_server
 from simulators.tpu_api import Fault, TpuServer
 from simulators.tpu_nodes import QueuedState, State
 from support.campaigns import Campaign, Case
 from support.run_directory import RunDirectory
+from support.sample_plan import PLAN, changed
 from support.trees import assert_same_tree, write_checkpoint
-from unit.sample_plan import PLAN
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/tpu-preemptions.jsonl"
 PARENT = "projects/p/locations/z"
-PHASES = (model.PREPARE, model.CUTOVER, model.RELAUNCH, model.CERTIFY, model.FINISH)
-SAYS = ("preempted", "terminated", "gone", "queue", "queue", "ready", "ready")
+PHASES = (phase_names.PREPARE, phase_names.CUTOVER, phase_names.RELAUNCH, phase_names.CERTIFY, phase_names.FINISH)
+SAYS = ("preempted", "terminated", "deleted", "queue", "queue", "ready", "ready")
 STEP = 20
 
 
 def draw(random_: random.Random) -> Case:
-    """What happens in a run, as JSON."""
+    """Draw the faults of a run, as JSON."""
     return {
         "phase": random_.choice(PHASES),
-        "half": random_.random() < 0.5,  # the phase had done its work, and had not said so yet
+        "half": random_.random() < 0.5,  # the phase's work was done, but not reported
         "says": random_.choice(SAYS),
         "deaf": random_.choice((0, 0, 0, 1, 3)),  # calls of the API that fail for a while
-        "back_after": random_.choice((None, None, 1, 3)),  # tries to reach the worker
+        "back_after": random_.choice((None, None, 1, 3)),  # attempts to reach the worker
         "standby": random_.random() < 0.5,
     }
 
 
-class Worker(LocalMachine):
-    """The slice's, which may stop answering."""
+class Worker(LocalHost):
+    """Worker of the slice, which may become unreachable."""
 
     silent = False
     tries = 0
@@ -88,7 +92,7 @@ class Worker(LocalMachine):
 
     def _reached(self) -> None:
         if self.silent:
-            raise LostContact(f"{self.name}: the connection is gone")
+            raise ConnectionLostError(f"{self.name}: the connection is lost")
 
     def connect(self) -> None:
         if self.silent and self.back_after is not None:
@@ -97,15 +101,15 @@ class Worker(LocalMachine):
         self._reached()
         super().connect()
 
-    def call(self, function: str, /, *, timeout: float | None = 60.0, **arguments: Any) -> Any:
+    def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
         self._reached()
-        return super().call(function, timeout=timeout, **arguments)
+        return super().call(function, timeout=timeout)
 
 
 class Step:
-    """A phase that leaves on the disks what a real one does."""
+    """Phase that writes the files of a real one, without engines."""
 
-    def __init__(self, name: str, case: dict[str, Any], strike: Callable[[], None]):
+    def __init__(self, name: str, case: dict[str, Any], strike: Callable[[], None]) -> None:
         self.name, self._case, self._strike = name, case, strike
         self._struck = False
 
@@ -121,40 +125,40 @@ class Step:
         if not self._struck:
             self._struck = True
             self._strike()
-        move.target.call("runs.standby_state.clock")
+        move.target.call(standby_state.clock)()
 
     def _prepare(self, move: Migration) -> None:
-        move.target.call("runs.standby_state.clock")
+        move.target.call(standby_state.clock)()
 
     def _cutover(self, move: Migration) -> None:
-        plan, side = move.plan, move.source_group
-        side.acquire(plan.migration, plan.epoch, plan.target, 600.0)
-        if move.journal.known("sealed") is None:
-            move.journal.fact(holder_before="gpu")
-            side.seal(plan.migration, plan.epoch, plan.target, STEP)
-            fence = side.describe()["fence"]
-            move.journal.fact(sealed={"step": STEP, "fence": fence, "attempt": 1, "checkpoint": "step-20-a001"})
-        move.target.call("runs.standby_state.clock")
+        plan, source = move.plan, move.source_group
+        source.acquire(plan.migration, plan.epoch, plan.target, 600.0)
+        if move.journal.facts.sealed is None:
+            move.journal.record(Facts(owner_before="gpu"))
+            source.seal(plan.migration, plan.epoch, plan.target, STEP)
+            fence = source.acquire(plan.migration, plan.epoch, plan.target, 600.0)
+            move.journal.record(Facts(sealed=Sealed(STEP, "step-20-a001", "", 1, fence)))
+        move.target.call(standby_state.clock)()
 
     def _relaunch(self, move: Migration) -> None:
-        move.journal.fact(relaunching=True)
-        move.target_group.put_fence(move.journal.known("sealed")["fence"], move.plan.migration)
-        move.journal.fact(target_attempt=2)
+        move.journal.record(Facts(relaunching=True))
+        move.target_group.put_fence(required(move.journal.facts.sealed, "sealed").fence, move.plan.migration)
+        move.journal.record(Facts(target_attempt=2))
 
     def _certify(self, move: Migration) -> None:
-        move.target.call("runs.standby_state.clock")
+        move.target.call(standby_state.clock)()
 
     _finish = _certify
 
 
 def begun(server: TpuServer, room: Path, mode: str) -> tuple[Migration, RunDirectory, Worker]:
-    """A move of run ``r`` from host ``gpu`` to the slice ``pod``, which is ready."""
+    """Create a migration of run ``r`` from ``gpu`` to the ready slice ``pod``."""
     server.nodes.clear()
     server.queued.clear()
     server.faults.clear()
     server.create(PARENT, "pod", tpu_v2.Node(accelerator_type="v3-8"))
     server._ready(f"{PARENT}/nodes/pod").queued_resource = f"{PARENT}/queuedResources/pod"
-    server.operations.clear()  # it is made, and stays as it is
+    server.operations.clear()  # it is created, and does not change
     spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=PARENT, node_id="pod", node=tpu_v2.Node(accelerator_type="v3-8"))
     server.queued[f"{PARENT}/queuedResources/pod"] = tpu_v2.QueuedResource(
         name=f"{PARENT}/queuedResources/pod",
@@ -171,22 +175,22 @@ def begun(server: TpuServer, room: Path, mode: str) -> tuple[Migration, RunDirec
     run = RunDirectory(room / "gpu", "r")
     run.fence(1, "gpu")
     run.checkpoint(STEP)
-    plan = replace(PLAN, migration="m", source="gpu", target="pod", target_host="pod-0", target_hosts=("pod-0",))
-    plan = replace(plan, mode=mode)
-    hosts = Hosts(fleet)
+    plan = changed(PLAN, migration="m", source="gpu", target="pod", target_host="pod-0", target_hosts=("pod-0",))
+    plan = changed(plan, mode=mode)
+    hosts = HostPool(fleet)
     worker = hosts._hosts["pod-0"] = Worker("pod-0", fleet.hosts["pod-0"])  # type: ignore[arg-type]
-    place = migration_directory.create(plan, fleet.text)
-    return Migration(plan, place, Journal(place.journal_file), fleet, hosts, Watch(fleet, hosts)), run, worker
+    directory = migration_directory.create(plan, fleet.text)
+    return Migration(plan, directory, Journal(directory.journal_file), fleet, hosts, Watcher(fleet, hosts)), run, worker
 
 
-def one_run(case: Case, random_: random.Random, server: TpuServer) -> str:
-    """How it came out. AssertionError where the run belongs to nobody, to two, or to silence."""
+def one_run(case: Case, _random: random.Random, server: TpuServer) -> str:
+    """Return a run's outcome; assert that one host owns the run, with evidence."""
     with tempfile.TemporaryDirectory(prefix="preemption-") as room:
         return moved(case, server, Path(room))
 
 
 def moved(case: Case, server: TpuServer, room: Path) -> str:
-    move, run, worker = begun(server, room, model.WARM if case["standby"] else model.COLD)
+    move, run, worker = begun(server, room, WARM if case["standby"] else COLD)
 
     def strike() -> None:
         worker.silent, worker.back_after = True, case["back_after"]
@@ -195,7 +199,7 @@ def moved(case: Case, server: TpuServer, room: Path) -> str:
             node.state = State.PREEMPTED
         elif case["says"] == "terminated":
             node.state = State.TERMINATED
-        elif case["says"] == "gone":
+        elif case["says"] == "deleted":
             server.nodes.clear()
             server.queued.clear()
         elif case["says"] == "queue":
@@ -213,149 +217,150 @@ def moved(case: Case, server: TpuServer, room: Path) -> str:
 
 def judged(case: dict[str, Any], code: Exit, move: Migration, run: RunDirectory, worker: Worker) -> str:
     view, fence = move.directory.view(), records.Fence.read(run.paths.fence)
-    taken = case["says"] != "ready"
-    sealed = move.journal.known("sealed") is not None
-    started = move.journal.known("relaunching") is not None
-    told = [event.message for event in view.events if "says its provider" in event.message]
-    if not worker.silent:  # it came back before anybody had to decide, or was said to be gone and then rolled back
+    ended = case["says"] != "ready"
+    sealed = move.journal.facts.sealed is not None
+    started = move.journal.facts.relaunching is not None
+    reports = [event.message for event in view.events if "according to its provider" in event.message]
+    if not worker.silent:  # reachable again before a decision, or reported as preempted and rolled back
         assert code in (Exit.DONE, Exit.FAILED, Exit.INTERRUPTED)
-    if view.state == model.COMPLETED:
+    if view.state == migration_state.COMPLETED:
         assert (fence.epoch, fence.owner) == (2, "pod")
-        assert case["back_after"] is not None, "a move that goes on needs its target"
+        assert case["back_after"] is not None, "a migration that continues needs its target"
         return "went on"
-    if view.state == model.INTERRUPTED and case["phase"] == model.FINISH:
-        assert "--rollback m" in view.error, "what was certified is not given up by itself"
-        return "asked a person"
-    if view.state == model.INTERRUPTED:
-        assert started or not sealed, "a run that stands still goes back to its source"
-        assert not told, "and nobody says that it is gone"
-        assert not taken or case["deaf"], view.error
-        assert "midstream --continue m goes on when the host answers" in view.error
+    if view.state == migration_state.INTERRUPTED and case["phase"] == phase_names.FINISH:
+        assert "--rollback m" in view.error, "a certified target is not rolled back automatically"
+        return "waits for the user"
+    if view.state == migration_state.INTERRUPTED:
+        assert started or not sealed, "a sealed run whose target did not start returns to its source"
+        assert not reports, "without a report of the provider"
+        assert not ended or case["deaf"], view.error
+        assert "midstream --continue m continues it when the host answers" in view.error
         return "waits for evidence"
-    if view.state == model.ROLLBACK_INCOMPLETE:
+    if view.state == migration_state.ROLLBACK_INCOMPLETE:
         assert started, "an engine may run there"
-        assert not told, "and nobody says that it does not"
-        assert not taken or case["deaf"], view.error
+        assert not reports, "without a report of the provider"
+        assert not ended or case["deaf"], view.error
         return "waits for evidence"
-    assert view.state == model.ROLLED_BACK, view.state
-    holder = ("gpu", 3) if sealed else ("gpu", 1)
-    assert (fence.owner, fence.epoch) == holder
+    assert view.state == migration_state.ROLLED_BACK, view.state
+    owner = ("gpu", 3) if sealed else ("gpu", 1)
+    assert (fence.owner, fence.epoch) == owner
     assert fence.accepts(fence.epoch, STEP + 1), "the source may commit"
-    assert records.MigrationLock.read_or_none(run.paths.migration_lock) is None, "nobody has the run in hand any more"
+    assert records.MigrationLock.read_or_none(run.paths.migration_lock) is None, "the lock is released"
     if started and worker.silent:
-        assert taken, "silence proves nothing"
-        assert told
-    return "back at once" if told else "back after silence"
+        assert ended, "an unreachable worker is no evidence"
+        assert reports
+    return "back at once" if reports else "back while unreachable"
 
 
 @contextmanager
 def opened() -> Iterator[TpuServer]:
     with TpuServer() as server, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(client.ENDPOINT, server.endpoint)
+        patch.setenv(tpu_client.ENDPOINT, server.endpoint)
         patch.setenv("MIDSTREAM_STATE", "")
         hurry(patch.setattr)
-        patch.setattr(executor, "RECONNECT", 0.3)
-        patch.setattr(executor, "PAUSE", 0.05)
-        patch.setattr(preemption, "EVERY", 0.1)
-        patch.setattr(rollback, "SILENCE", 0.1)
+        patch.setattr(executor, "RECONNECT_TIMEOUT", 0.3)
+        patch.setattr(executor, "RECONNECT_INTERVAL", 0.05)
+        patch.setattr(preemption, "QUERY_INTERVAL", 0.1)
+        patch.setattr(prepare, "STANDBY_PATIENCE", 0.1)
         yield server
 
 
 CAMPAIGN = Campaign(draw, one_run, opened)
 
 
-def test_nobody_waits_for_a_slice_that_its_provider_has_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MIDSTREAM_STATE", "")  # and as it was, afterwards
+def test_wait_ends_when_slice_is_preempted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIDSTREAM_STATE", "")  # restored after the test
     with TpuServer() as server:
-        monkeypatch.setenv(client.ENDPOINT, server.endpoint)
-        move, _, _ = begun(server, tmp_path, model.COLD)  # nobody watches: the worker is silent
+        monkeypatch.setenv(tpu_client.ENDPOINT, server.endpoint)
+        move, _, _ = begun(server, tmp_path, COLD)  # its watcher does not run
         with pytest.raises(MidstreamError, match="x: not within 0 s on pod-0"):
-            move.wait_for("x", "pod-0", lambda run: True, 0.1)
+            wait_for(move, "x", "pod-0", lambda _: True, 0.1)
         server.preempt("pod")
-        with pytest.raises(preemption.Preempted, match=r"pod was taken back: p/z/pod is PREEMPTED.*says its provider"):
-            move.wait_for("x", "pod-0", lambda run: True, 600.0)
+        with pytest.raises(
+            preemption.PreemptedError, match=r"pod was preempted: p/z/pod is PREEMPTED.*according to its provider"
+        ):
+            wait_for(move, "x", "pod-0", lambda _: True, 600.0)
         with pytest.raises(MidstreamError, match="x: not within 0 s on gpu"):
-            move.wait_for("x", "gpu", lambda run: True, 0.1)
+            wait_for(move, "x", "gpu", lambda _: True, 0.1)
         move.hosts.close()
 
 
-def test_a_source_that_is_taken_back_after_the_seal_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its checkpoints lie in a bucket; what it alone has is told as lost, once its provider says that it is gone."""
-    monkeypatch.setenv("MIDSTREAM_STATE", "")  # and as it was, afterwards
+def test_source_preempted_after_seal_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint comes from the bucket; after PREEMPTED the log counts as lost."""
+    monkeypatch.setenv("MIDSTREAM_STATE", "")  # restored after the test
     with TpuServer() as server, bucket_server("runs") as bucket:
-        for name, value in {**bucket.environment, client.ENDPOINT: server.endpoint}.items():
+        for name, value in {**bucket.environment, tpu_client.ENDPOINT: server.endpoint}.items():
             monkeypatch.setenv(name, value)
-        there, _, _ = begun(server, tmp_path, model.COLD)
-        plan = replace(
+        there, _, _ = begun(server, tmp_path, COLD)
+        plan = changed(
             there.plan, source="pod-0", source_target="pod", target="gpu", target_host="gpu", target_hosts=("gpu",),
             source_store="gs://runs/ours",
         )  # fmt: skip
         move = Migration(plan, there.directory, there.journal, there.fleet, there.hosts, there.watch)
         write_checkpoint(tmp_path / "sealed", random.Random(1), size=5_000)
-        here = LocalMachine("here", LocalHost(root=str(tmp_path)))
+        here = LocalHost("here", LocalHostConfig(root=str(tmp_path)))
         copy_tree(
             Endpoint(here, str(tmp_path / "sealed")), bucket_endpoint("gs://runs/ours/runs/r/checkpoints/step-20-a001")
         )
-        worker = move.hosts.peek("pod-0")
+        worker = move.hosts.lookup("pod-0")
         assert isinstance(worker, Worker)
         worker.silent = True
 
         shutil.rmtree(move.target_group.checkpoint_store.endpoint("step-20-a001").directory)
-        assert complete(move, "step-20-a001", Streamed()) > 0
+        assert complete(move, "step-20-a001", StreamedCopy()) > 0
         assert_same_tree(Path(move.target_paths.checkpoint("step-20-a001")), tmp_path / "sealed")
 
-        with pytest.raises(LostContact), preemption.unless_preempted(move, move.source_group, "its log stays there"):
-            move.source.call("runs.standby_state.clock")
+        with (
+            pytest.raises(ConnectionLostError),
+            preemption.unless_preempted(move.fleet, move.source_group.target, move.note, "its log stays there"),
+        ):
+            move.source.call(standby_state.clock)()
         server.preempt("pod")
-        with preemption.unless_preempted(move, move.source_group, "its log stays there"):
-            move.source.call("runs.standby_state.clock")
-        told = [event.message for event in read_events(move.directory.journal_file) if "its log stays" in event.message]
-        assert len(told) == 1
-        assert "p/z/pod is PREEMPTED" in told[0]
+        with preemption.unless_preempted(move.fleet, move.source_group.target, move.note, "its log stays there"):
+            move.source.call(standby_state.clock)()
+        notes = [
+            event.message for event in read_events(move.directory.journal_file) if "its log stays" in event.message
+        ]
+        assert len(notes) == 1
+        assert "p/z/pod is PREEMPTED" in notes[0]
         move.hosts.close()
 
 
-def test_a_source_that_is_taken_back_before_the_seal_ends_the_move(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is waited for, and nothing stays open: what it left is another move's."""
-    monkeypatch.setenv("MIDSTREAM_STATE", "")  # and as it was, afterwards
+def test_source_preempted_before_seal_rolls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The migration ends without a wait; its hint is --source-lost."""
+    monkeypatch.setenv("MIDSTREAM_STATE", "")  # restored after the test
     with TpuServer() as server:
-        monkeypatch.setenv(client.ENDPOINT, server.endpoint)
-        monkeypatch.setattr(preemption, "EVERY", 0.1)
-        there, _, _ = begun(server, tmp_path, model.COLD)
-        plan = replace(
+        monkeypatch.setenv(tpu_client.ENDPOINT, server.endpoint)
+        monkeypatch.setattr(preemption, "QUERY_INTERVAL", 0.1)
+        there, _, _ = begun(server, tmp_path, COLD)
+        plan = changed(
             there.plan, source="pod-0", source_target="pod", source_hosts=("pod-0",), target="gpu", target_host="gpu",
             target_hosts=("gpu",),
         )  # fmt: skip
         move = Migration(plan, there.directory, there.journal, there.fleet, there.hosts, there.watch)
-        worker = move.hosts.peek("pod-0")
+        worker = move.hosts.lookup("pod-0")
         assert isinstance(worker, Worker)
 
         class Struck:
-            name = model.PREPARE
+            name = phase_names.PREPARE
 
             def run(self, move: Migration) -> None:
                 worker.silent = True
                 server.preempt("pod")
-                move.source.call("runs.standby_state.clock")
+                move.source.call(standby_state.clock)()
 
         monkeypatch.setattr(executor, "phases", lambda: (Struck(),))
         assert executor.execute(move) == Exit.FAILED
         view = move.directory.view()
-        assert (view.state, view.open) == (model.ROLLED_BACK, False)
-        assert "pod was taken back: p/z/pod is PREEMPTED" in view.error
+        assert (view.state, view.open) == (migration_state.ROLLED_BACK, False)
+        assert "pod was preempted: p/z/pod is PREEMPTED" in view.error
         assert "--source-lost" in view.error
-        told = [event.message for event in read_events(move.directory.journal_file)]
-        assert any("there is nothing to go back to" in line for line in told)
+        messages = [event.message for event in read_events(move.directory.journal_file)]
+        assert any("there is no source to return to" in line for line in messages)
         move.hosts.close()
 
 
-def test_a_sample_of_the_campaign() -> None:
+def test_tpu_preemption_campaign_sample() -> None:
     CAMPAIGN.sample()
 
 

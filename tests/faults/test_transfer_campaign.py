@@ -1,13 +1,13 @@
-"""Copies that are cut, killed, corrupted and starved of disk at random moments, many times over.
+"""Copies with cut links, killed programs, flipped bits, full disks, many times.
 
     python tests/faults/test_transfer_campaign.py [--runs 200] [--seed 1] [--results FILE]
 
-A run copies a tree through a link to a real SSH server, from this machine or directly from another host. Once a random
-number of bytes went over the link something happens. Afterwards the destination is complete and byte-equal, or has no
-manifest, and whatever has an object's name is that object, unless the fault itself was to damage what lay there. The
-same copy then goes on: it ends byte-equal, sends no byte that lay there verified, and leaves nothing else behind.
+A run copies a tree through a link to a real SSH server, from this machine or directly from another host. The fault
+happens after a random number of bytes. Afterwards the target is complete and byte-equal, or has no manifest, and each
+file with an object's name is that object, unless the fault damaged it. The same copy then resumes: it ends byte-equal,
+sends no verified byte again, and leaves no other file.
 
-Results are appended one line a run, so that a campaign that was interrupted goes on where it was.
+Results are appended, one line per run: an interrupted campaign continues where it was.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from midstream.remote.copy.copy_items import CopyObject
+from midstream.remote.copy.object_files import INCOMING
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.errors import MidstreamError
-from midstream.fleet.fleet import LocalHost
+from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host_pool import open_host
-from midstream.hosts.local_host import LocalMachine
-from midstream.remote.copy import staging
-from midstream.remote.verify import tree
-from midstream.transfer import CopySettings, copy_objects
+from midstream.hosts.local_host import LocalHost
+from midstream.remote.copy.target import staging
+from midstream.transfer import CopySettings, Endpoint, copy_tree
 from midstream_engine import records
 from simulators.disks import small_disk
 from simulators.link import Link, through
@@ -47,32 +50,33 @@ from support.trees import SOURCES, assert_same_tree, files, random_contents, wri
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/transfer-faults.jsonl"
 SAMPLE = 6
 MIB = 1 << 20
-KINDS = ("cut", "kill far", "kill near", "kill operator", "flip under way", "flip at rest", "full disk")
+KINDS = ("cut", "kill far", "kill near", "kill operator", "flip in transit", "flip at rest", "full disk")
 DISK = 48 * MIB
 
 OPERATOR = """
 import json, sys
 sys.path[:0] = json.loads(sys.argv[1])
-from midstream.fleet.fleet import LocalHost, SshHost
+from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
 from midstream.hosts.host_pool import open_host
-from midstream.transfer import copy_objects
-host = open_host("far", SshHost(**json.loads(sys.argv[2])))
+from midstream.transfer import Endpoint, copy_tree
+host = open_host("far", SshHostConfig(**json.loads(sys.argv[2])))
 host.connect()
-copy_objects(open_host("here", LocalHost(root=sys.argv[3])), sys.argv[4], host, sys.argv[5])
+source = Endpoint(open_host("here", LocalHostConfig(root=sys.argv[3])), sys.argv[4])
+copy_tree(source, Endpoint(host, sys.argv[5]))
 """
 
 
 class Campaign:
     """Two servers, one of them behind a link, and a tree; all runs use them."""
 
-    def __init__(self, room: Path):
+    def __init__(self, room: Path) -> None:
         self.room = room
         self.lab = Lab(room / "lab")
         server = self.lab.host("far")
         self.servers = [server, self.lab.host("near")]
         self.link = Link(server.port)
         self.far_config = through(server, self.link.port).config
-        self.here = LocalMachine("here", LocalHost(root=str(room / "here")))
+        self.here = LocalHost("here", LocalHostConfig(root=str(room / "here")))
         self.far = open_host("far", self.far_config)
         self.near = open_host("near", self.servers[1].config)
         self.near.connect()
@@ -80,7 +84,7 @@ class Campaign:
         self.mounts = ExitStack()
         before = children(os.getpid())
         self.mounted = self.mounts.enter_context(small_disk(self.disk, str(DISK)))
-        self.keepers = children(os.getpid(), but=before)  # of the disk: no part of any copy
+        self.keepers = children(os.getpid(), but=before)  # processes of the disk, not of a copy
 
     def close(self) -> None:
         for host in (self.far, self.near):
@@ -111,7 +115,7 @@ class Campaign:
         size = sum(sizes)
         at = rng.randrange(size) if not direct else rng.randrange(20_000, 120_000)
         settings = CopySettings(route="direct" if direct else "auto", streams=rng.choice([1, 2, 3]))
-        filler = self.disk / "somebody else's"
+        filler = self.disk / "other file"
         if kind == "full disk":
             with open(filler, "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, DISK - rng.randrange(size // 8, size))
@@ -124,7 +128,7 @@ class Campaign:
             if kind == "kill operator":
                 error = self.killed_operator(at, source, target)
             else:
-                copy_objects(sending, str(source), far, str(target), settings=settings)
+                copy_tree(Endpoint(sending, str(source)), Endpoint(far, str(target)), settings=settings)
         except MidstreamError as caught:
             error = str(caught)
             assert "\n" not in error
@@ -139,9 +143,9 @@ class Campaign:
         kept, parts = first["there"], chunks_there(target, contents)
         far.connect()
         self.near.connect()
-        report = copy_objects(sending, str(source), far, str(target), settings=settings)
+        report = copy_tree(Endpoint(sending, str(source)), Endpoint(far, str(target)), settings=settings)
         assert report.bytes_sent <= size - kept - parts, "a verified byte was sent again"
-        assert_same_tree(target, source, "not byte-equal, or something was left behind")
+        assert_same_tree(target, source, "not byte-equal, or another file was left")
         shutil.rmtree(source)
         shutil.rmtree(target)
         return {
@@ -154,7 +158,7 @@ class Campaign:
         actions = {
             "cut": self.link.cut,
             "flip at rest": self.link.cut,
-            "flip under way": self.link.flip,
+            "flip in transit": self.link.flip,
             "kill far": lambda: self.kill_one(rng, sshds),
             "kill near": lambda: self.kill_one(rng, children(os.getpid(), but=[*sshds, *self.keepers])),
         }
@@ -175,23 +179,23 @@ def children(pid: int, but: list[int] | None = None) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Of a server all below it; of a child of ours itself."""
+    """Return all processes below ``pid``; ``pid`` itself if it has none."""
     below = children(pid)
     return [each for child in below for each in (child, *descendants(child))] or [pid]
 
 
 def settle(target: Path) -> None:
-    """Until the far programs of a copy that was broken have noticed."""
+    """Wait until the remote programs of a broken copy have ended."""
     deadline = time.monotonic() + 60
     while staging_is_held(target):
-        assert time.monotonic() < deadline, "far programs do not end"
+        assert time.monotonic() < deadline, "remote programs do not end"
         time.sleep(0.02)
 
 
 def staging_is_held(target: Path) -> bool:
     import fcntl
 
-    for lock in (target / tree.INCOMING).glob("*/lock"):
+    for lock in (target / INCOMING).glob("*/lock"):
         with suppress(FileNotFoundError), lock.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,43 +205,43 @@ def staging_is_held(target: Path) -> bool:
 
 
 def check(target: Path, contents: dict[str, bytes], *, complete: bool) -> dict[str, int]:
-    """AssertionError where a promise is broken. ``there``: bytes that have an object's name."""
+    """Assert the promises; return the bytes that have an object's name as ``there``."""
     found = files(target) if target.exists() else {}
-    named = {name: content for name, content in found.items() if not name.startswith(tree.INCOMING + "/")}
+    named = {name: content for name, content in found.items() if not name.startswith(INCOMING + "/")}
     manifest = named.pop(records.MANIFEST, None)
-    whole = contents if manifest is not None else {name: contents[name] for name in named.keys() & contents.keys()}
-    assert_same_tree(named, whole, "an object's name on other bytes, or a manifest without all objects")
+    expected = contents if manifest is not None else {name: contents[name] for name in named.keys() & contents.keys()}
+    assert_same_tree(named, expected, "an object's name on other bytes, or a manifest without all objects")
     assert (manifest is not None) or not complete, "a copy that was reported as complete has no manifest"
     return {"there": sum(map(len, named.values()))}
 
 
 def flip(rng: random.Random, target: Path) -> int:
-    """Change a bit of something that lies there. Bytes of named objects that are not verified any more."""
-    places = sorted(place for place in target.rglob("*") if place.is_file() and place.stat().st_size > 1)
-    places = [place for place in places if place.name not in ("lock", records.MANIFEST)]
-    if not places:
+    """Flip a bit in ``target``; return the bytes of named objects that it damages."""
+    paths = sorted(target / name for name, content in files(target).items() if len(content) > 1)
+    paths = [path for path in paths if path.name not in ("lock", records.MANIFEST)]
+    if not paths:
         return 0
-    place = rng.choice(places)
-    content = bytearray(place.read_bytes())
+    path = rng.choice(paths)
+    content = bytearray(path.read_bytes())
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    place.write_bytes(content)
-    return 0 if tree.INCOMING in place.parts else len(content)
+    path.write_bytes(content)
+    return 0 if INCOMING in path.parts else len(content)
 
 
 def chunks_there(target: Path, contents: dict[str, bytes]) -> int:
-    """Bytes of whole chunks, with the right hash, of objects that were under way."""
+    """Return the bytes of complete, correct chunks of partial objects."""
     total = 0
     for name, content in contents.items():
-        entry = {"path": name, "sha256": hashlib.sha256(content).hexdigest()}
+        entry: CopyObject = {"path": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         best = 0
-        for part in (target / tree.INCOMING).glob(f"*/{staging.part_name(entry)}"):
-            lies = part.read_bytes()
+        for part in (target / INCOMING).glob(f"*/{staging.part_name(entry)}"):
+            data = part.read_bytes()
             best = max(
                 best,
                 sum(
                     length
                     for offset, length in staging.chunks(len(content))
-                    if lies[offset : offset + length] == content[offset : offset + length]
+                    if data[offset : offset + length] == content[offset : offset + length]
                 ),
             )
         total += best
@@ -245,7 +249,7 @@ def chunks_there(target: Path, contents: dict[str, bytes]) -> int:
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory):
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
     if not SSHD:
         pytest.skip("no sshd: apt-get install openssh-server")
     made = Campaign(tmp_path_factory.mktemp("campaign"))
@@ -255,19 +259,19 @@ def campaign(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.system
 @pytest.mark.parametrize("number", range(SAMPLE))
-def test_a_copy_is_complete_or_says_that_it_is_not(campaign: Campaign, number: int) -> None:
+def test_transfer_campaign_sample(campaign: Campaign, number: int) -> None:
     print(f"seed 7, run {number}")
     campaign.run(7, number)
 
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_the_whole_campaign(campaign: Campaign) -> None:
+def test_transfer_campaign_of_200_runs(campaign: Campaign) -> None:
     for number in range(200):
         campaign.run(2, number)
 
 
-def test_the_results_that_are_committed_are_of_every_kind_and_keep_the_promise() -> None:
+def test_transfer_campaign_results() -> None:
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     assert len({(row["seed"], row["run"]) for row in rows}) == len(rows)
     assert {row["kind"] for row in rows} == set(KINDS)

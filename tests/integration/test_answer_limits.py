@@ -1,4 +1,4 @@
-"""Hosts that answer without end: the command is closed, one line says so, and memory stays as it was."""
+"""Hosts that answer without end: one line, and bounded memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ import paramiko
 import pytest
 from paramiko.common import AUTH_SUCCESSFUL, OPEN_SUCCEEDED
 
-from midstream.fleet.fleet import SshHost
+from midstream.fleet.fleet import SshHostConfig
 from simulators.sshd import Lab, SshServer, make_key
+
+pytestmark = pytest.mark.drawn
 
 ALLOWED_KIB = 64 << 10
 MEASURED = (
@@ -29,7 +31,7 @@ MEASURED = (
 
 
 def status(fleet: Path) -> tuple[dict[str, dict], int]:
-    """The hosts of ``midstream --status --json``, and its peak memory in KiB."""
+    """Return the hosts of ``midstream --status --json``, and its peak memory in KiB."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, "--status", "--json", "--fleet", str(fleet)], capture_output=True, text=True
     )
@@ -43,7 +45,7 @@ def status(fleet: Path) -> tuple[dict[str, dict], int]:
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Peak memory of a look at a host that answers as it should."""
+    """Return the peak memory, in KiB, of the status of a normal host."""
     lab = Lab(tmp_path_factory.mktemp("quiet"))
     hosts, peak = status(lab.fleet_file(quiet=lab.host("quiet", devices=1).config))
     lab.close()
@@ -62,13 +64,13 @@ def force(server: SshServer, command: str) -> None:
         ("yes", "its login shell, before any command began, answered more than 256 KiB: closed"),
         ("cat /dev/zero", "its login shell, before any command began, answered more than 256 KiB: closed"),
         ("yes >&2", "a command, on stderr, answered more than 4 MiB: closed"),
-        # After the mark that commands print: past it every byte counts as the answer.
+        # After the mark that commands print, every byte counts as the answer.
         ("printf '\\001midstream\\001\\n'; yes", "sh answered more than 2 MiB: closed"),
         ("echo no shell here; exit 3", "its login shell did not run sh (exit 3): no shell here"),
     ],
     ids=["yes", "zeros", "stderr", "answer", "refusal"],
 )
-def test_a_forced_command_without_end(lab: Lab, quiet: int, command: str, expected: str):
+def test_endless_forced_command_is_closed_at_limit(lab: Lab, quiet: int, command: str, expected: str) -> None:
     server = lab.host("flood", devices=1)
     force(server, command)
     good = lab.host("good", devices=1)
@@ -98,7 +100,7 @@ if json.loads(read)["program"]:
     ],
     ids=["line without end", "many values", "nested"],
 )
-def test_a_probe_that_floods(lab: Lab, quiet: int, data: str, expected: str):
+def test_flooding_probe_is_closed_at_limit(lab: Lab, quiet: int, data: str, expected: str) -> None:
     server = lab.host("flood", devices=1)
     script = server.directory / "python"
     script.write_text(
@@ -117,7 +119,7 @@ def test_a_probe_that_floods(lab: Lab, quiet: int, data: str, expected: str):
 
 @contextmanager
 def serving(serve: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A TCP server on loopback; its port."""
+    """Serve TCP on loopback; yield the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def accept() -> None:
@@ -149,10 +151,10 @@ def flood(greeting: bytes, piece: bytes) -> Callable[[socket.socket], None]:
     return serve
 
 
-def reached(lab: Lab, port: int) -> SshHost:
+def host_config(lab: Lab, port: int) -> SshHostConfig:
     key = make_key(lab.directory / "user_key")
     (lab.directory / "ssh_config").write_text("")
-    return SshHost(
+    return SshHostConfig(
         address=f"127.0.0.1:{port}", ssh_config=str(lab.directory / "ssh_config"), identity_file=str(key), user="x",
         known_hosts=str(lab.directory / "known_hosts"),
     )  # fmt: skip
@@ -167,27 +169,34 @@ def reached(lab: Lab, port: int) -> SshHost:
     ],
     ids=["line", "lines", "packet"],
 )
-def test_a_server_that_never_ends_its_greeting(lab: Lab, quiet: int, greeting: bytes, piece: bytes, expected: str):
+def test_endless_greeting_is_closed_at_limit(
+    lab: Lab, quiet: int, greeting: bytes, piece: bytes, expected: str
+) -> None:
     with serving(flood(greeting, piece)) as port:
-        hosts, peak = status(lab.fleet_file(odd=reached(lab, port)))
+        hosts, peak = status(lab.fleet_file(odd=host_config(lab, port)))
     assert hosts["odd"]["link"] == "down"
     assert expected in hosts["odd"]["error"]
     assert peak - quiet < ALLOWED_KIB
 
 
 class _Careless(paramiko.ServerInterface):
-    """Lets everybody in, and sends without regard for the window."""
+    """Accept every key, and send without regard for the window."""
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        del username, key
         return AUTH_SUCCESSFUL
 
     def get_allowed_auths(self, username: str) -> str:
+        del username
         return "publickey"
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
+        del kind, chanid
         return OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        del command
+
         def send() -> None:
             with suppress(OSError, EOFError):  # the client has closed the connection
                 channel.send(b"\1midstream\1\n")
@@ -199,7 +208,7 @@ class _Careless(paramiko.ServerInterface):
         return True
 
 
-def test_a_server_that_ignores_the_window(lab: Lab, quiet: int):
+def test_server_that_ignores_ssh_window_is_disconnected(lab: Lab, quiet: int) -> None:
     key = make_key(lab.directory / "host_key", kind="rsa")
     ended = threading.Event()
 
@@ -211,7 +220,7 @@ def test_a_server_that_ignores_the_window(lab: Lab, quiet: int):
         ended.set()
 
     with serving(serve) as port:
-        config = reached(lab, port)
+        config = host_config(lab, port)
         kind, public = key.with_suffix(".pub").read_text().split()[:2]
         Path(config.known_hosts or "").write_text(f"[127.0.0.1]:{port} {kind} {public}\n")
         hosts, peak = status(lab.fleet_file(odd=config))
@@ -223,8 +232,8 @@ def test_a_server_that_ignores_the_window(lab: Lab, quiet: int):
 # -------------------------------------------------------------------------------------------------- login scripts
 
 
-def test_a_login_script_that_ends_its_last_line_nowhere(lab: Lab, monkeypatch: pytest.MonkeyPatch):
-    """sshd runs commands with the user's shell; here with one that prints first, as a profile would."""
+def test_login_script_output_without_newline_is_skipped(lab: Lab) -> None:
+    """The login shell prints before the command, as a profile would."""
     server = lab.host("chatty", devices=1)
     force(server, "printf hello; printf '\\033]0;owned\\007'; eval \\\"$SSH_ORIGINAL_COMMAND\\\"")
     hosts, _ = status(lab.fleet_file(chatty=server.config))

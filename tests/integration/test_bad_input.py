@@ -1,9 +1,10 @@
-"""Bad input gets one clear line and a documented exit code, and leaves everything as it was."""
+"""Bad input gets one clear line and a documented exit code, and changes nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from simulators.sshd import Lab, free_port
 from support.command_line import SLOWER, TINY, Run, midstream, refused, step_of
 from support.run_directory import RunDirectory, dead_process
 
+pytestmark = pytest.mark.drawn
+
 
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory):
-    """A fleet file, and one run that trains on ``here`` while all of these are tried: at the end it must still."""
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Run]]:
+    """Launch a run on ``here``; assert after all tests that it still trains."""
     directory = tmp_path_factory.mktemp("bad")
     fleet = directory / "fleet.yaml"
     fleet.write_text(
@@ -34,13 +37,13 @@ def training(tmp_path_factory: pytest.TempPathFactory):
     status = run.status()
     assert run.attempt == 1
     assert status is not None
-    assert run.alive, "the source was harmed"
+    assert run.running, "the source was harmed"
     run.kill()
 
 
 @pytest.fixture
-def still_training(training):
-    """The source makes steps after what the test did, under the fence that it had before."""
+def still_training(training: tuple[Path, Run]) -> Iterator[tuple[Path, Run]]:
+    """Assert after the test that the source makes steps under the same fence."""
     fleet, run = training
     fence = run.fence
     yield fleet, run
@@ -48,10 +51,10 @@ def still_training(training):
     assert status is not None
     run.wait_step(status.step + 2)
     assert run.fence == fence
-    assert run.alive
+    assert run.running
 
 
-def test_an_unknown_run_names_the_nearest(still_training):
+def test_unknown_run_suggests_nearest_name(still_training: tuple[Path, Run]) -> None:
     fleet, _ = still_training
     refused(midstream("--fleet", fleet, "--migrate", "nanno", "--to", "there"), 2, "no run 'nanno'", "nano")
     refused(midstream("--fleet", fleet, "--checkpoints", "nanno"), 2, "no run 'nanno'", "nano")
@@ -59,48 +62,48 @@ def test_an_unknown_run_names_the_nearest(still_training):
     refused(midstream("--fleet", fleet, "--verify", "nanno"), 2, "no run 'nanno'", "nano")
 
 
-def test_an_unknown_target_names_the_nearest(still_training):
+def test_unknown_target_suggests_nearest_name(still_training: tuple[Path, Run]) -> None:
     fleet, _ = still_training
     refused(midstream("--fleet", fleet, "--migrate", "nano", "--to", "ther"), 2, "no target 'ther'", "there")
     refused(midstream("--fleet", fleet, "--launch", TINY, "--on", "ther"), 2, "no target 'ther'", "there")
 
 
-def test_a_root_that_depends_on_where_one_stands_is_refused(still_training, tmp_path: Path):
+def test_relative_root_is_refused(still_training: tuple[Path, Run], tmp_path: Path) -> None:
     fleet, _ = still_training
     file = tmp_path / "fleet.yaml"
     file.write_text(fleet.read_text() + "  near: {type: local, devices: 2, root: ./near}\n")
     refused(midstream("--fleet", file, "--migrate", "nano", "--to", "near"), 2, "'./near' of near is not absolute")
 
 
-def test_a_target_that_is_the_source_is_refused(still_training):
+def test_migration_to_its_source_is_refused(still_training: tuple[Path, Run]) -> None:
     fleet, _ = still_training
-    refused(midstream("--fleet", fleet, "--migrate", "nano", "--to", "here"), 2, "is on here already")
+    refused(midstream("--fleet", fleet, "--migrate", "nano", "--to", "here"), 2, "is already on here")
 
 
-def test_a_batch_that_does_not_divide_is_refused_with_the_counts_that_would(still_training):
+def test_indivisible_batch_is_refused_with_device_counts(still_training: tuple[Path, Run]) -> None:
     fleet, _ = still_training
-    refused(midstream("--fleet", fleet, "--migrate", "nano", "--to", "three"), 3, "32", "device counts that would do")
+    refused(midstream("--fleet", fleet, "--migrate", "nano", "--to", "three"), 3, "32", "device counts that divide it")
 
 
-def test_an_unknown_mode_or_checkpoint_is_refused(still_training):
+def test_unknown_mode_or_checkpoint_is_refused(still_training: tuple[Path, Run]) -> None:
     fleet, _ = still_training
-    move = ("--fleet", fleet, "--migrate", "nano", "--to", "there")
-    refused(midstream(*move, "--mode", "teleport"), 2, "teleport", "cold")
-    refused(midstream(*move, "--checkpoint", "soon"), 2, "soon", "latest")
-    refused(midstream(*move, "--checkpoint", "9999999"), 2, "no complete checkpoint at step 9999999")
+    migrate = ("--fleet", fleet, "--migrate", "nano", "--to", "there")
+    refused(midstream(*migrate, "--mode", "teleport"), 2, "teleport", "cold")
+    refused(midstream(*migrate, "--checkpoint", "soon"), 2, "soon", "latest")
+    refused(midstream(*migrate, "--checkpoint", "9999999"), 2, "no complete checkpoint at step 9999999")
 
 
-def test_giving_up_steps_needs_consent(still_training):
+def test_discarding_steps_requires_yes(still_training: tuple[Path, Run]) -> None:
     fleet, run = still_training
     step = step_of(run.checkpoints()[0])
     run.wait_step(step + 3)
     refused(
         midstream("--fleet", fleet, "--migrate", "nano", "--to", "there", "--checkpoint", str(step)),
-        3, "would be given up", "--yes",
+        3, "would be discarded", "--yes",
     )  # fmt: skip
 
 
-def test_flags_that_do_not_go_together_are_refused():
+def test_conflicting_flags_are_refused() -> None:
     refused(midstream("--migrate", "x"), 2, "--to")
     refused(midstream("--launch", "x"), 2, "--on")
     refused(midstream("--status", "--init"), 2, "not allowed with")
@@ -111,13 +114,13 @@ def test_flags_that_do_not_go_together_are_refused():
     refused(midstream("--stop", "x", "--yes"), 2, "--yes goes with")
 
 
-def test_the_screen_is_opened_for_a_terminal_alone(training):
+def test_screen_requires_terminal(training: tuple[Path, Run]) -> None:
     fleet, _ = training
     refused(midstream("--fleet", fleet), 2, "needs a terminal", "--status")
     refused(midstream("--demo"), 2, "needs a terminal", "--headless")
 
 
-def test_a_fleet_file_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_init_never_overwrites_fleet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host gpu1\n  HostName 10.0.0.7\n  User me\n")
@@ -128,34 +131,34 @@ def test_a_fleet_file_is_written_once(tmp_path: Path, monkeypatch: pytest.Monkey
     text = file.read_text()
     assert "gpu1" in text
     file.write_text(text + "# mine\n")
-    refused(midstream("--init", "--fleet", file), 2, "is there already")
+    refused(midstream("--init", "--fleet", file), 2, "already exists")
     assert file.read_text() == text + "# mine\n"
 
 
-def test_a_run_whose_records_cannot_be_read_says_so(still_training, tmp_path: Path):
+def test_status_reports_unreadable_records_of_one_run(still_training: tuple[Path, Run], tmp_path: Path) -> None:
     fleet, run = still_training
-    broken = RunDirectory(tmp_path / "broken", "torn")
+    broken = RunDirectory(tmp_path / "broken", "partial")
     broken.status(1, records.STOPPED, 5, dead_process())
     Path(broken.paths.fence).write_text('{"owner": "here"}')
     file = tmp_path / "fleet.yaml"
     file.write_text(fleet.read_text() + f'  broken: {{type: local, devices: 2, root: "{tmp_path}/broken"}}\n')
-    told = midstream("--fleet", file, "--status", "--json")
-    assert told.code == 0
-    troubles = {event["run"]: event["trouble"] for event in told.of("run")}
-    assert "fence.json: lacks epoch" in troubles["torn"]
-    assert troubles["nano"] == ""
-    assert "torn on broken: " in midstream("--fleet", file, "--status").stdout
+    status = midstream("--fleet", file, "--status", "--json")
+    assert status.code == 0
+    problems = {event["run"]: event["problem"] for event in status.of("run")}
+    assert "fence.json: lacks epoch" in problems["partial"]
+    assert problems["nano"] == ""
+    assert "partial on broken: " in midstream("--fleet", file, "--status").stdout
     assert midstream("--fleet", file, "--checkpoints", "--json").code == 0
-    whole = midstream("--fleet", file, "--verify", f"here:{run.paths.checkpoint(run.checkpoints()[0])}", "--json")
-    assert whole.code == 0, whole.stderr
-    assert whole.result["ok"]
+    verified = midstream("--fleet", file, "--verify", f"here:{run.paths.checkpoint(run.checkpoints()[0])}", "--json")
+    assert verified.code == 0, verified.stderr
+    assert verified.result["ok"]
 
 
-def test_a_missing_fleet_file_says_how_to_make_one(tmp_path: Path):
+def test_missing_fleet_file_hints_at_init(tmp_path: Path) -> None:
     refused(midstream("--fleet", tmp_path / "none.yaml", "--status"), 2, "none.yaml", "midstream --init")
 
 
-def test_malformed_yaml_is_named_with_file_and_line(tmp_path: Path):
+def test_malformed_yaml_reports_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("hosts:\n  here: {type: local\n  there: [\n")
     refused(midstream("--fleet", file, "--status"), 2, f"{file}:3")
@@ -168,24 +171,27 @@ def test_malformed_yaml_is_named_with_file_and_line(tmp_path: Path):
     assert not (tmp_path / "root" / "runs").exists()
 
 
-def test_a_host_that_does_not_answer_is_named(still_training, tmp_path: Path):
+def test_unreachable_host_is_named(still_training: tuple[Path, Run], tmp_path: Path) -> None:
     fleet, _ = still_training
     file = tmp_path / "fleet.yaml"
     key = tmp_path / "none"
     file.write_text(
         fleet.read_text()
-        + f'  gone: {{type: ssh, address: "me@127.0.0.1:{free_port()}", identity_file: "{key}", ssh_config: "{key}"}}\n'
+        + f'  unreachable: {{type: ssh, address: "me@127.0.0.1:{free_port()}", identity_file: "{key}",'
+        + f' ssh_config: "{key}"}}\n'
     )
-    refused(midstream("--fleet", file, "--migrate", "nano", "--to", "gone"), 3, "gone", "cannot be reached")
-    refused(midstream("--fleet", file, "--launch", TINY, "--on", "gone"), 1, "gone", "cannot be reached")
+    refused(
+        midstream("--fleet", file, "--migrate", "nano", "--to", "unreachable"), 3, "unreachable", "cannot be reached"
+    )
+    refused(midstream("--fleet", file, "--launch", TINY, "--on", "unreachable"), 1, "unreachable", "cannot be reached")
     status = midstream("--fleet", file, "--status", "--json")
     assert status.code == 0
     assert {event["name"]: event["link"] for event in status.of("host")} == {
-        "here": "live", "there": "live", "three": "live", "gone": "down",
+        "here": "live", "there": "live", "three": "live", "unreachable": "down",
     }  # fmt: skip
 
 
-def test_an_unknown_host_key_refuses_the_move(still_training, lab: Lab, tmp_path: Path):
+def test_migration_refuses_unknown_host_key(still_training: tuple[Path, Run], lab: Lab, tmp_path: Path) -> None:
     fleet, _ = still_training
     server = lab.host("gpu", devices=4)
     server.known_hosts.write_text("")
@@ -198,7 +204,7 @@ def test_an_unknown_host_key_refuses_the_move(still_training, lab: Lab, tmp_path
     assert not server.root.exists()
 
 
-def test_a_key_that_is_not_accepted_refuses_the_move(still_training, lab: Lab, tmp_path: Path):
+def test_migration_refuses_rejected_user_key(still_training: tuple[Path, Run], lab: Lab, tmp_path: Path) -> None:
     fleet, _ = still_training
     server = lab.host("gpu", devices=4)
     (server.directory / "authorized_keys").write_text("")
@@ -207,7 +213,7 @@ def test_a_key_that_is_not_accepted_refuses_the_move(still_training, lab: Lab, t
     refused(midstream("--fleet", file, "--migrate", "nano", "--to", "gpu"), 3, "accepts none of our keys")
 
 
-def test_a_full_disk_at_the_target_leaves_the_source_training(still_training, tmp_path: Path):
+def test_full_target_disk_leaves_source_training(still_training: tuple[Path, Run], tmp_path: Path) -> None:
     fleet, _ = still_training
     small = tmp_path / "small"
     with small_disk(small, "700k") as mounted:
@@ -218,14 +224,14 @@ def test_a_full_disk_at_the_target_leaves_the_source_training(still_training, tm
         refused(midstream("--fleet", file, "--migrate", "nano", "--to", "full"), 3, "disk", "free")
 
 
-def test_a_flipped_byte_in_the_checkpoint_is_found_before_the_source_is_touched(still_training):
+def test_corrupt_checkpoint_fails_before_source_is_stopped(still_training: tuple[Path, Run]) -> None:
     fleet, run = still_training
     name = run.checkpoints()[0]
     directory = Path(run.paths.checkpoint(name))
     victim = max((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    good = victim.read_bytes()
+    original = victim.read_bytes()
     try:
-        bad = bytearray(good)
+        bad = bytearray(original)
         bad[len(bad) // 2] ^= 1
         victim.write_bytes(bytes(bad))
         refused(midstream("--fleet", fleet, "--verify", directory), 1, "damaged")
@@ -245,12 +251,12 @@ def test_a_flipped_byte_in_the_checkpoint_is_found_before_the_source_is_touched(
         there = run.paths.root.replace("/here", "/there")
         assert not Path(records.RunPaths(there, "nano").checkpoint(name), records.MANIFEST).exists()
     finally:
-        victim.write_bytes(good)
+        victim.write_bytes(original)
         shutil.rmtree(records.RunPaths(run.paths.root.replace("/here", "/there"), "nano").dir, ignore_errors=True)
 
 
-def test_a_run_that_was_moved_on_is_not_moved_again_from_its_old_place(still_training, tmp_path: Path):
-    """A second operator, whose fleet file knows only the old host, is told by the fence."""
+def test_stale_source_copy_is_refused_by_fence(still_training: tuple[Path, Run], tmp_path: Path) -> None:
+    """The fence refuses a second operator whose fleet file names only the old host."""
     _, run = still_training
     copy = tmp_path / "copy"
     shutil.copytree(run.paths.root, copy / "old", ignore=shutil.ignore_patterns("compile-cache", "engines", "*.tmp-*"))
@@ -264,12 +270,12 @@ def test_a_run_that_was_moved_on_is_not_moved_again_from_its_old_place(still_tra
     file.write_text(f'hosts:\n  old: {{type: local, devices: 2, root: "{copy}/old"}}\n'
                     f'  new: {{type: local, devices: 2, root: "{copy}/new"}}\n')  # fmt: skip
     refused(midstream("--fleet", file, "--launch", TINY, "--on", "old", "--run-id", "nano"), 2, "elsewhere")
-    move = ("--fleet", file, "--migrate", "nano", "--to", "new")
-    refused(midstream(*move), 2, "was handed to elsewhere (epoch 2)", "the fleet file does not name")
-    # Even where a person insists, what lies past the seal is no checkpoint of this run.
+    migrate = ("--fleet", file, "--migrate", "nano", "--to", "new")
+    refused(midstream(*migrate), 2, "was handed to elsewhere (epoch 2)", "the fleet file does not name")
+    # With --source-lost, too, a checkpoint past the seal does not belong to this run.
     past = str(step_of(run.checkpoints()[-1]))
-    refused(midstream(*move, "--source-lost", "--checkpoint", past), 2, f"no complete checkpoint at step {past}")
+    refused(midstream(*migrate, "--source-lost", "--checkpoint", past), 2, f"no complete checkpoint at step {past}")
     listed = midstream("--fleet", file, "--checkpoints", "nano", "--json").of("checkpoint")
     assert listed
-    assert not any(point["accepted"] for point in listed)
+    assert not any(checkpoint["accepted"] for checkpoint in listed)
     assert not Path(records.RunPaths(str(copy / "new"), "nano").dir).exists()

@@ -1,4 +1,4 @@
-"""``--check`` and ``--doctor`` on real hosts: what is found, in words and in JSON, and the exit code."""
+"""``--check`` and ``--doctor`` on real hosts: text, JSON and exit code."""
 
 from __future__ import annotations
 
@@ -13,51 +13,53 @@ import pytest
 from midstream.check.check_result import FAIL, PASS, WARN, Check
 from midstream.check.host_checks import check_host
 from midstream.check.target_checks import check_target, clock_skew
-from midstream.fleet.fleet import Fleet, HostsTarget, LocalHost, SshHost
-from midstream.hosts.host_pool import Hosts
-from midstream.hosts.local_host import LocalMachine
-from midstream.remote.machine import checks
+from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, SshHostConfig
+from midstream.hosts.host_pool import HostPool
+from midstream.hosts.local_host import LocalHost
+from midstream.remote.machine import checks, inventory
 from simulators.sshd import Lab
 from support.command_line import TINY, midstream, refused
+
+pytestmark = pytest.mark.drawn
 
 system = pytest.mark.system
 
 
-def by_name(told: list[Check], host: str = "") -> dict[str, Check]:
-    return {check.name: check for check in told if check.host == host}
+def by_name(found: list[Check], host: str = "") -> dict[str, Check]:
+    return {check.name: check for check in found if check.host == host}
 
 
 @system
-def test_a_pair_that_is_fit_and_then_one_that_is_not_alike(lab: Lab) -> None:
+def test_check_of_host_pair_compares_accelerators(lab: Lab) -> None:
     a, b = lab.host("a", devices=2), lab.host("b", devices=2)
     pair = {"pair": HostsTarget(["a", "b"])}
     for devices, state in ((2, PASS), (4, FAIL)):
         fleet = Fleet({"a": a.config, "b": replace(b.config, devices=devices)}, pair)
-        hosts = Hosts(fleet)
-        told = list(check_target(fleet, hosts, fleet.target("pair")))
+        hosts = HostPool(fleet)
+        found = list(check_target(fleet, hosts, fleet.target("pair")))
         assert abs(clock_skew(hosts.get("a"))) < 0.5, "the same machine has the same clock"
         hosts.close()
-        together = by_name(told)
-        assert together["same accelerators"].state == state, told
-        assert together["ports between hosts"].detail.startswith("all 2 ways are open")
-        assert together["shared file system"].detail.startswith("none under ")
+        shared = by_name(found)
+        assert shared["same accelerators"].state == state, found
+        assert shared["ports between hosts"].detail.startswith("all 2 links are open")
+        assert shared["shared file system"].detail.startswith("none under ")
         for name in ("a", "b"):
-            alone = by_name(told, name)
+            own = by_name(found, name)
             for each in ("answers", "python", "glibc", "root", "clock", "accelerators are free", "outlives the login"):
-                assert alone[each].state == PASS, alone[each]
-        failed = [check for check in told if check.state == FAIL]
+                assert own[each].state == PASS, own[each]
+        failed = [check for check in found if check.state == FAIL]
         assert [check.name for check in failed] == ([] if state == PASS else ["same accelerators"])
-        assert all(check.hint for check in told if check.state != PASS), "each fault has what mends it"
+        assert all(check.hint for check in found if check.state != PASS), "each failure has a hint"
         assert not list(lab.directory.glob("*/root/.tokens")), "nothing is left behind"
 
 
 @system
-def test_the_command_line_tells_each_fault_with_what_mends_it(lab: Lab) -> None:
+def test_check_prints_hint_for_each_failure(lab: Lab) -> None:
     a = lab.host("a", devices=2)
     fleet = lab.fleet_file(
-        a=replace(a.config, python="/no/such/python", devices=2), gone=SshHost(address="127.0.0.1:9")
+        a=replace(a.config, python="/no/such/python", devices=2), unreachable=SshHostConfig(address="127.0.0.1:9")
     )
-    text = fleet.read_text() + "targets: {pair: {type: hosts, hosts: [a, gone]}}\n"
+    text = fleet.read_text() + "targets: {pair: {type: hosts, hosts: [a, unreachable]}}\n"
     fleet.write_text(text)
     ended = midstream("--fleet", fleet, "--check", "pair", "--json")
     assert ended.code == 3, ended.stderr
@@ -65,19 +67,19 @@ def test_the_command_line_tells_each_fault_with_what_mends_it(lab: Lab) -> None:
     assert (result["ok"], result["exit_code"], result["target"]) == (False, 3, "pair")
     assert result["fail"] == 2
     found = {(check["host"], check["name"]): check for check in ended.of("check")}
-    assert found["gone", "answers"]["state"] == "fail"
+    assert found["unreachable", "answers"]["state"] == "fail"
     assert found["a", "python"]["state"] == "fail"
     assert "/no/such/python" in found["a", "python"]["detail"]
     assert all(check["hint"] for check in ended.of("check") if check["state"] != "pass")
     shown = midstream("--fleet", fleet, "--check", "pair")
     assert shown.code == 3
-    assert "FAIL  gone: answers: " in shown.stdout
+    assert "FAIL  unreachable: answers: " in shown.stdout
     assert "      -> " in shown.stdout
     refused(midstream("--fleet", fleet, "--check", "pear"), 2, "did you mean pair")
 
 
 @system
-def test_a_rehearsal_compiles_on_the_target_and_leaves_no_run(lab: Lab) -> None:
+def test_rehearsal_compiles_on_target_and_leaves_no_run(lab: Lab) -> None:
     a = lab.host("a", devices=2)
     fleet = lab.fleet_file(a=a.config)
     flags = ("--trainer.jax_compilation_cache_dir", str(lab.directory / "compiled"))
@@ -97,53 +99,55 @@ def test_a_rehearsal_compiles_on_the_target_and_leaves_no_run(lab: Lab) -> None:
     assert "batch" in rehearsal["detail"]
 
 
-def survey(tmp_path: Path) -> dict:
+def survey(tmp_path: Path) -> checks.Survey:
     return checks.survey(str(tmp_path))
 
 
-def test_what_is_in_the_way_is_named_with_what_removes_it(tmp_path: Path) -> None:
-    """A dirty host, by its own words."""
-    host, config = LocalMachine("tpu", LocalHost(root=str(tmp_path))), LocalHost(root=str(tmp_path))
+def test_host_checks_name_obstacles_with_hints(tmp_path: Path) -> None:
+    """Each survey of a host has one obstacle."""
+    host, config = LocalHost("tpu", LocalHostConfig(root=str(tmp_path))), LocalHostConfig(root=str(tmp_path))
     clean = survey(tmp_path)
-    lock = {"path": "/tmp/libtpu_lockfile", "user": "ann", "foreign": True, "holders": []}
-    stale = by_name(list(check_host(host, config, {**clean, "locks": [lock]}, 0.0)), "tpu")["stale lock"]
+    lock = checks.LockFile("/tmp/libtpu_lockfile", "ann", True, [])
+    stale = by_name(list(check_host(host, config, replace(clean, locks=[lock]), 0.0)), "tpu")["stale lock"]
     assert stale.state == FAIL
     assert stale.hint.startswith("sudo rm /tmp/libtpu_lockfile on tpu")
-    held = {**clean, "locks": [lock], "holders": [{"pid": 77, "user": "ann", "command": "python train.py"}]}
-    told = by_name(list(check_host(host, config, held, 0.0)), "tpu")
-    assert told["accelerators are free"].state == FAIL
-    assert told["accelerators are free"].detail == "process 77 of ann holds them: python train.py"
-    assert "kill 77 on tpu" in told["accelerators are free"].hint
-    assert "stale lock" not in told, "it belongs to the process that is named"
-    busy = {**clean, "engines": [{"run": "mine", "attempt": 2}]}
+    held = replace(clean, locks=[lock], accelerator_users=[inventory.AcceleratorUser(77, "ann", "python train.py")])
+    found = by_name(list(check_host(host, config, held, 0.0)), "tpu")
+    assert found["accelerators are free"].state == FAIL
+    assert found["accelerators are free"].detail == "process 77 of ann uses them: python train.py"
+    assert "kill 77 on tpu" in found["accelerators are free"].hint
+    assert "stale lock" not in found, "it belongs to the process that is named"
+    busy = replace(clean, engines=[checks.RunningEngine("mine", 2)])
     assert by_name(list(check_host(host, config, busy, 0.0)), "tpu")["nothing trains there"].state == WARN
     assert by_name(list(check_host(host, config, clean, 9.0)), "tpu")["clock"].state == FAIL
-    killer = {**clean, "kills_left_behind": True, "scope": False}
+    killer = replace(clean, kills_left_behind=True, scope=False)
     outlives = by_name(list(check_host(host, config, killer, 0.0)), "tpu")["outlives the login"]
     assert (outlives.state, "loginctl enable-linger on tpu" in outlives.hint) == (FAIL, True)
-    old = {**clean, "libc": "glibc 2.17"}
+    old = replace(clean, facts=replace(clean.facts, libc="glibc 2.17"))
     assert by_name(list(check_host(host, config, old, 0.0)), "tpu")["glibc"].state == FAIL
-    gpus = {**clean["accelerators"], "gpus": ["A100"] * 8, "driver": "470.1", "cuda": "11.4"}
-    told = by_name(list(check_host(host, LocalHost(root=str(tmp_path)), {**clean, "accelerators": gpus}, 0.0)), "tpu")
-    assert told["packages"].detail == "the driver 470.1 of A100 is too old: jax needs 525 or newer"
-    assert told["accelerators"].detail == "8 x A100, driver 470.1, CUDA 11.4"
-    port = {"device": "mlx5_0", "port": 1, "state": "down", "gigabits": 200.0, "layer": "InfiniBand"}
-    told = by_name(list(check_host(host, config, {**clean, "infiniband": [port]}, 0.0)), "tpu")
-    assert told["InfiniBand"].detail == "port 1 of mlx5_0 is down"
+    gpus = replace(clean.accelerators, gpus=["A100"] * 8, driver="470.1", cuda="11.4")
+    found = by_name(
+        list(check_host(host, LocalHostConfig(root=str(tmp_path)), replace(clean, accelerators=gpus), 0.0)), "tpu"
+    )
+    assert found["packages"].detail == "the driver 470.1 of A100 is too old: jax needs 525 or newer"
+    assert found["accelerators"].detail == "8 x A100, driver 470.1, CUDA 11.4"
+    port = inventory.Port("mlx5_0", 1, "down", 200.0, "InfiniBand")
+    found = by_name(list(check_host(host, config, replace(clean, infiniband=[port]), 0.0)), "tpu")
+    assert found["InfiniBand"].detail == "port 1 of mlx5_0 is down"
 
 
-def test_a_lock_file_is_told_from_one_that_somebody_holds(tmp_path: Path) -> None:
+def test_lock_file_in_use_is_not_stale(tmp_path: Path) -> None:
     lock = tmp_path / "lockfile"
     assert checks.locks([str(lock)]) == []
     lock.touch()
     (found,) = checks.locks([str(lock)])
-    assert found["holders"] == []
+    assert found.pids == []
     with lock.open() as file:
         assert file
-        assert os.getpid() in checks.locks([str(lock)])[0]["holders"]
+        assert os.getpid() in checks.locks([str(lock)])[0].pids
 
 
-def test_the_doctor_looks_at_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_checks_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text("hosts: {here: {type: local, secrets: {TOKEN: 'env:NO_SUCH_TOKEN_HERE'}}}\n")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -164,7 +168,7 @@ def test_the_doctor_looks_at_this_machine(tmp_path: Path, monkeypatch: pytest.Mo
     assert found["keys"]["hint"] == f"chmod 600 {key}"
 
 
-def test_what_goes_with_what() -> None:
+def test_rehearse_requires_check() -> None:
     refused(midstream("--rehearse"), 2, "--rehearse goes with --check TARGET")
     done = subprocess.run([sys.executable, "-m", "midstream", "--check"], capture_output=True, text=True)
     assert done.returncode == 2

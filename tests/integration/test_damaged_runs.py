@@ -1,5 +1,7 @@
-"""Records that are there and cannot be read: commands that act on the run refuse and name host and file, other runs
-stay as they are, and what the evidence determines is repaired."""
+"""Damaged records: commands that act on the run refuse and name host and file.
+
+Other runs are not affected, and ``--repair`` restores what the evidence determines.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,20 @@ from midstream import cli
 from midstream_engine import records
 from support.run_directory import RunDirectory, dead_process
 
-CONFIG = "model: {type: gpt2}\ntrainer: {train_batch_size: 32, num_train_steps: 1000}\n"
+pytestmark = pytest.mark.drawn
+
+CONFIG = """\
+data: {tokenizer: bytes, train_urls: ["stdlib:json/*.py"]}
+model: {type: gpt2}
+trainer: {train_batch_size: 32, num_train_steps: 1000}
+"""
 ENDED = records.STOPPED
 
 
 class Fleet:
-    """Hosts of this machine, and the command line in this process."""
+    """Roots on this machine, and the command line in this process."""
 
-    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str], *names: str):
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str], *names: str) -> None:
         self.roots = {name: directory / name for name in names}
         self.file = directory / "fleet.yaml"
         lines = [f'  {name}: {{type: local, devices: 2, root: "{root}"}}' for name, root in self.roots.items()]
@@ -32,7 +40,7 @@ class Fleet:
         self._capsys = capsys
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr."""
+        """Return exit code, stdout and stderr."""
         self._capsys.readouterr()
         code = cli.main(["--fleet", str(self.file), *arguments])
         out, err = self._capsys.readouterr()
@@ -40,7 +48,7 @@ class Fleet:
         return code, out, err
 
     def refused(self, *arguments: str) -> str:
-        """The last line of a command that was refused before anything was touched."""
+        """Return the last line of a command that was refused before anything was changed."""
         before = self.tree()
         code, _, err = self(*arguments)
         assert code == 3, (code, err)
@@ -51,7 +59,7 @@ class Fleet:
         return sorted(str(path) for root in self.roots.values() for path in root.rglob("*") if ".lock" not in path.name)
 
     def repaired(self, *arguments: str) -> list[dict[str, Any]]:
-        """The lines of a repair that wrote everything."""
+        """Return the lines of a repair that wrote every record."""
         code, out, err = self("--repair", *arguments, "--yes", "--json")
         assert code == 0, err
         return [line for line in map(json.loads, out.splitlines()) if line["event"] == "repair"]
@@ -65,7 +73,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 @pytest.fixture
 def run(fleet: Fleet) -> RunDirectory:
-    """A run that never moved: it stopped at step 8, and its newest checkpoint is of step 8."""
+    """Create a run that stopped at step 8, with a checkpoint of step 8."""
     return stopped_run(fleet.roots["here"])
 
 
@@ -86,8 +94,8 @@ def stopped_run(root: Path, run_id: str = "nano") -> RunDirectory:
     return run
 
 
-def tear(path: str, content: bytes = b'{"epoch": 1, "hol') -> bytes:
-    """Damage a file; what it held."""
+def damage(path: str, content: bytes = b'{"epoch": 1, "hol') -> bytes:
+    """Damage a file; return its content."""
     held = Path(path).read_bytes()
     Path(path).write_bytes(content)
     return held
@@ -100,6 +108,18 @@ FILES: dict[str, Callable[[records.RunPaths], str]] = {
 }
 
 
+def test_fence_of_a_newer_midstream_is_not_repaired(fleet: Fleet, run: RunDirectory) -> None:
+    newer = {**records.read_json(run.paths.fence), "format": 2}
+    records.write_json(run.paths.fence, newer)
+    stopped_run(fleet.roots["there"])  # its fence can be read, and would determine the other one
+    assert "fence.json: format 2 is newer than this midstream reads (1): update midstream" in fleet.refused(
+        "--stop", "nano"
+    )
+    line = fleet.refused("--repair", "nano", "--on", "here", "--yes")
+    assert "fence.json: a newer midstream wrote it: update midstream" in line
+    assert records.read_json(run.paths.fence) == newer
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [
@@ -108,11 +128,11 @@ FILES: dict[str, Callable[[records.RunPaths], str]] = {
         ("lineage.json", b'{"run_id": "nano", "attempts": [null]}'),
     ],
 )
-def test_every_acting_command_refuses_and_after_the_repair_none_does(
+def test_commands_refuse_unreadable_run_until_repaired(
     fleet: Fleet, run: RunDirectory, tmp_path: Path, file: str, content: bytes
-):
+) -> None:
     path = FILES[file](run.paths)
-    held = tear(path, content)
+    held = damage(path, content)
     config = tmp_path / "tiny.yaml"
     config.write_text(CONFIG)
     commands = (
@@ -129,7 +149,7 @@ def test_every_acting_command_refuses_and_after_the_repair_none_does(
         assert "midstream --repair nano --on here" in line, line
     assert not (fleet.roots["there"] / "runs").exists(), "a second lineage was begun"
 
-    # The hint that was printed, as it stands: it shows, and writes nothing.
+    # The command of the printed hint shows the repair, and writes nothing.
     before = fleet.tree()
     code, out, err = fleet("--repair", "nano", "--on", "here")
     assert code == 0, err
@@ -140,9 +160,9 @@ def test_every_acting_command_refuses_and_after_the_repair_none_does(
     assert hint is not None, err
     code, out, err = fleet(*hint[1].split())
     assert code == 0, err
-    kept = [name for name in os.listdir(Path(path).parent) if name.startswith(f"{Path(path).name}.damaged-")]
-    assert len(kept) == 1
-    assert (Path(path).parent / kept[0]).read_bytes() == content
+    backups = [name for name in os.listdir(Path(path).parent) if name.startswith(f"{Path(path).name}.damaged-")]
+    assert len(backups) == 1
+    assert (Path(path).parent / backups[0]).read_bytes() == content
     if file in ("fence.json", "lineage.json"):
         assert json.loads(Path(path).read_bytes()) == json.loads(held)
     if file.endswith("status-0.json"):
@@ -150,14 +170,14 @@ def test_every_acting_command_refuses_and_after_the_repair_none_does(
         assert (status.state, status.step, status.epoch, status.checkpoint) == (ENDED, 8, 1, "step-8-a001")
 
     code, _, err = fleet("--stop", "nano")
-    assert "does not run (stopped on here)" in err
+    assert "is not running (stopped on here)" in err
     code, _, err = fleet("--migrate", "nano", "--to", "there", "--mode", "cold", "--dry-run")
     assert "damaged" not in err
     assert "has never started" not in err
     assert fleet("--repair", "nano")[1].strip() == "no record of nano is damaged"
 
 
-def test_a_launch_beside_a_run_with_attempts_and_no_fence_is_repaired_too(fleet: Fleet, run: RunDirectory):
+def test_missing_fence_of_run_with_attempts_is_repaired(fleet: Fleet, run: RunDirectory) -> None:
     held = Path(run.paths.fence).read_bytes()
     Path(run.paths.fence).unlink()
     [line] = fleet.repaired("nano")
@@ -169,7 +189,7 @@ def test_a_launch_beside_a_run_with_attempts_and_no_fence_is_repaired_too(fleet:
 
 
 def moved(fleet: Fleet) -> tuple[RunDirectory, RunDirectory]:
-    """A run that was moved from here to there at step 8, and trained on to step 12."""
+    """Create a run that was migrated at step 8, and trained on to step 12."""
     source = stopped_run(fleet.roots["here"])
     source.fence(2, "there", 8, [{"epoch": 1, "step": 8, "alone": False}])
     target = RunDirectory(fleet.roots["there"], "nano")
@@ -186,50 +206,50 @@ def moved(fleet: Fleet) -> tuple[RunDirectory, RunDirectory]:
 
 
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_a_fence_is_what_the_other_host_has(fleet: Fleet, where: str):
+def test_fence_is_repaired_from_other_host(fleet: Fleet, where: str) -> None:
     for run in moved(fleet):
         if str(fleet.roots[where]) in run.paths.dir:
-            held = tear(run.paths.fence)
+            held = damage(run.paths.fence)
             [line] = fleet.repaired("nano")
-            assert any("fence.json: epoch 2, holder there" in each for each in line["evidence"])
+            assert any("fence.json: epoch 2, owner there" in each for each in line["evidence"])
             assert json.loads(Path(run.paths.fence).read_bytes()) == json.loads(held)
 
 
-def test_a_fence_that_both_hosts_have_lost_is_what_the_lineage_says(fleet: Fleet):
+def test_fence_lost_on_both_hosts_is_repaired_from_lineage(fleet: Fleet) -> None:
     source, target = moved(fleet)
-    held = tear(source.paths.fence)
-    Path(source.paths.fence).unlink()  # the source's whole run directory may be gone, too
+    held = damage(source.paths.fence)
+    Path(source.paths.fence).unlink()  # the source's other files may be lost, too
     for path in (source.paths.attempts, source.paths.checkpoints):
-        os.rename(path, path + "-gone")
-    tear(target.paths.fence)
+        os.rename(path, path + "-lost")
+    damage(target.paths.fence)
     fleet.repaired("nano", "--on", "there")
     assert json.loads(Path(target.paths.fence).read_bytes()) == json.loads(held)
 
 
-def test_a_host_that_does_not_answer_may_hold_a_higher_epoch(fleet: Fleet, run: RunDirectory):
-    tear(run.paths.fence)
+def test_fence_repair_refuses_while_host_is_unreachable(fleet: Fleet, run: RunDirectory) -> None:
+    damage(run.paths.fence)
     fleet.file.write_text(fleet.file.read_text() + "  far: {type: ssh, address: 127.0.0.1, port: 1, user: nobody}\n")
     line = fleet.refused("--repair", "nano", "--yes")
-    assert "not answering, and may hold a higher epoch: far (" in line
+    assert "not answering, and may have a higher epoch: far (" in line
 
 
-def test_a_checkpoint_of_a_higher_epoch_than_any_fence_leaves_it_open(fleet: Fleet):
+def test_fence_repair_refuses_checkpoint_of_higher_epoch(fleet: Fleet) -> None:
     _, target = moved(fleet)
-    tear(target.paths.fence)
+    damage(target.paths.fence)
     target.checkpoint(20, 3, 3)
     line = fleet.refused("--repair", "nano", "--yes")
     assert "there: step-20-a003 is of epoch 3, and no copy of its fence can be read" in line
 
 
-def test_a_migration_that_may_have_sealed_the_run_leaves_its_fence_open(fleet: Fleet, run: RunDirectory):
-    tear(run.paths.fence)
+def test_fence_repair_refuses_run_that_may_be_sealed(fleet: Fleet, run: RunDirectory) -> None:
+    damage(run.paths.fence)
     records.MigrationLock("m-2", 2, "there", 0.0).write(run.paths.migration_lock)
     line = fleet.refused("--repair", "nano", "--yes")
-    assert "migration m-2 has the run on here, and may have sealed it for epoch 2 (holder there)" in line
+    assert "migration m-2 has the run on here, and may have sealed it for epoch 2 (owner there)" in line
 
 
-def test_an_engine_that_has_sealed_itself_says_so_by_its_order_and_status(fleet: Fleet, run: RunDirectory):
-    tear(run.paths.fence)
+def test_fence_of_sealed_run_is_repaired_from_command(fleet: Fleet, run: RunDirectory) -> None:
+    damage(run.paths.fence)
     records.MigrationLock("m-2", 2, "there", 0.0).write(run.paths.migration_lock)
     records.Command(records.STOP, epoch=2, owner="there", migration="m-2", sequence=4).write(
         run.attempt(1).command_file
@@ -242,7 +262,7 @@ def test_an_engine_that_has_sealed_itself_says_so_by_its_order_and_status(fleet:
     assert fence.seals == [{"epoch": 1, "step": 8, "alone": False}]
 
 
-def test_a_lineage_without_its_last_attempt_on_any_other_host_takes_that_from_what_it_has_left(fleet: Fleet):
+def test_lineage_is_repaired_from_other_host_and_attempt(fleet: Fleet) -> None:
     _, target = moved(fleet)
     target.status(2, ENDED, 12, dead_process())
     value = records.Status.read(target.attempt(2).status()).to_json()
@@ -250,9 +270,9 @@ def test_a_lineage_without_its_last_attempt_on_any_other_host_takes_that_from_wh
     target.rows(2, 8, 9, 10, 11)
     digest = "d" * 64
     records.Restore("step-8-a001", 8, digest, digest, [], [], 0.0, "b", "b").write(target.attempt(2).restore)
-    order = records.Command(records.RESTORE, epoch=2, checkpoint="step-8-a001", migration="m-1")
-    order.write(target.attempt(2).command_file)
-    held = json.loads(tear(target.paths.lineage))
+    command = records.Command(records.RESTORE, epoch=2, checkpoint="step-8-a001", migration="m-1")
+    command.write(target.attempt(2).command_file)
+    held = json.loads(damage(target.paths.lineage))
     fleet.repaired("nano")
     attempts = records.Lineage.read(target.paths.lineage).entries
     assert [entry.attempt for entry in attempts] == [1, 2]
@@ -261,8 +281,8 @@ def test_a_lineage_without_its_last_attempt_on_any_other_host_takes_that_from_wh
     assert (attempts[1].checkpoint, attempts[1].migration) == ("step-8-a001", "m-1")
 
 
-def test_a_record_that_nobody_needs_any_more_is_set_aside(fleet: Fleet, run: RunDirectory):
-    tear(run.attempt(1).exit())
+def test_obsolete_damaged_record_is_set_aside(fleet: Fleet, run: RunDirectory) -> None:
+    damage(run.attempt(1).exit())
     assert "attempts/001/exit-0.json: not JSON" in fleet.refused("--stop", "nano")
     [line] = fleet.repaired("nano")
     assert line["value"] is None
@@ -270,9 +290,9 @@ def test_a_record_that_nobody_needs_any_more_is_set_aside(fleet: Fleet, run: Run
     assert Path(run.attempt(1).dir, line["kept"]).exists()
 
 
-def test_a_status_that_a_crash_left_empty_is_lost_at_the_step_of_its_metrics(fleet: Fleet, run: RunDirectory):
+def test_empty_status_is_repaired_from_metrics(fleet: Fleet, run: RunDirectory) -> None:
     Path(run.attempt(1).exit()).unlink()
-    tear(run.attempt(1).status(), b"")
+    damage(run.attempt(1).status(), b"")
     fleet.repaired("nano")
     status = records.Status.read(run.attempt(1).status())
     assert (status.state, status.step) == (records.TRAINING, 8)
@@ -280,17 +300,17 @@ def test_a_status_that_a_crash_left_empty_is_lost_at_the_step_of_its_metrics(fle
     assert "lost" in out
 
 
-def test_a_damaged_checkpoint_is_neither_used_nor_deleted(fleet: Fleet, run: RunDirectory):
+def test_damaged_checkpoint_is_neither_used_nor_deleted(fleet: Fleet, run: RunDirectory) -> None:
     name = run.checkpoint(20)
     manifest = Path(run.paths.checkpoint(name), records.MANIFEST)
-    tear(str(manifest), b"[" * 100_000)
+    damage(str(manifest), b"[" * 100_000)
     os.utime(run.paths.checkpoint(name), (0, 0))
     code, out, err = fleet("--clean", "nano", "--yes")
     assert code == 0, err
     assert manifest.exists()
     line = fleet.refused("--migrate", "nano", "--to", "there", "--mode", "cold", "--yes")
     assert f"here: checkpoint {name} of nano is damaged: manifest.json: " in line
-    assert "--checkpoint 8 goes on from the newest complete one" in line
+    assert "--checkpoint 8 continues from the newest complete one" in line
     _, out, _ = fleet("--checkpoints", "nano")
     assert "damaged" in out
 
@@ -368,8 +388,8 @@ PLACES: dict[str, Callable[[RunDirectory], str]] = {
 }
 
 
-def test_one_odd_file_in_one_run_leaves_the_host_and_the_other_runs_as_they_are(fleet: Fleet):
-    """Each run has one odd file; in one look every one of them is a row, and the sound one is whole."""
+def test_odd_file_affects_one_run_alone(fleet: Fleet) -> None:
+    """Status lists each of 56 runs with one odd file, and the sound run."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     draw = random.Random(seed)
@@ -390,14 +410,14 @@ def test_one_odd_file_in_one_run_leaves_the_host_and_the_other_runs_as_they_are(
     assert hosts == {"here": "live", "there": "live"}
     rows = {line["run"]: line for line in lines if line["event"] == "run"}
     assert set(rows) == {"sound", *odd}
-    assert rows["sound"]["trouble"] == ""
+    assert rows["sound"]["problem"] == ""
     assert rows["sound"]["step"] == 8
     for run_id, (place, kind) in odd.items():
-        trouble = rows[run_id]["trouble"]
+        problem = rows[run_id]["problem"]
         quiet = place in ("run.yaml", "manifest") or (place in ("metrics", "log") and kind not in ("fifo", "directory"))
         quiet = quiet or (place, kind) == ("launch.json", "negative")  # it has a sound process in it
-        assert quiet or trouble, (run_id, place, kind)
-        assert "\x1b" not in trouble
+        assert quiet or problem, (run_id, place, kind)
+        assert "\x1b" not in problem
     code, out, err = fleet("--metrics", "sound", "--json")
     assert (code, len(out.splitlines())) == (0, 8), err
     assert records.Status.read(sound.attempt(1).status()).step == 8

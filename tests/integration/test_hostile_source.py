@@ -1,8 +1,9 @@
-"""Moves from a host that lists, sends and configures what it should not: real hosts, and a canary on the target."""
+"""Migrations from a hostile source; a canary shows executed code on the target."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import random
@@ -18,13 +19,13 @@ import pytest
 from midstream.errors import MidstreamError
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
-from midstream.transfer import CopySettings, copy_history, copy_objects
+from midstream.transfer import CopySettings, Endpoint, copy_history, copy_tree
 from midstream_engine import records
 from simulators.sshd import Lab, SshServer
 from support.command_line import SLOWER, TINY, Ended, Run, midstream
-from support.trees import write_checkpoint
+from support.trees import files, paths_below, write_checkpoint
 
-# The source's interpreter: before it runs our function `HISTORY` it adds to the module that lists a history.
+# The source's interpreter appends code to one of our modules before it runs our function.
 WRAPPER = """\
 import json, os, subprocess, sys, threading
 real, arguments = {python!r}, sys.argv[1:]
@@ -76,12 +77,13 @@ def canary(tmp_path: Path) -> Path:
 
 
 def evil_module(canary: Path) -> str:
-    """A module that an interpreter would import in the place of another."""
+    """Return the text of a module that writes the canary when it is imported."""
     return f"open({str(canary)!r}, 'a').write('imported ' + __name__ + chr(10))\n"
 
 
 def hostile(server: SshServer, module: str, evil: str) -> None:
-    """Make ``server`` answer with more than the ``module`` of our programs says."""
+    """Append the code ``evil`` to ``module`` of our programs on ``server``."""
+    assert importlib.util.find_spec(f"midstream.remote.{module}"), module
     script = server.directory / "python"
     body = server.directory / "wrapper.py"
     body.write_text(WRAPPER.format(python=sys.executable, evil=evil, module=module))
@@ -91,11 +93,11 @@ def hostile(server: SshServer, module: str, evil: str) -> None:
 
 
 def below(root: Path) -> set[str]:
-    """Every file and link below, as it was left."""
-    return {os.path.relpath(os.path.join(parent, name), root) for parent, _, names in os.walk(root) for name in names}
+    """Return the relative path of every file and link below."""
+    return {os.path.relpath(path, root) for path in paths_below(root)}
 
 
-def move(fleet: Path, *flags: str) -> Ended:
+def migrate(fleet: Path, *flags: str) -> Ended:
     return midstream(
         "--fleet", fleet, "--migrate", "m", "--to", "large", "--mode", "cold", "--certify-steps", "0",
         "--healthy-steps", "0", "--json", *flags, timeout=900.0,
@@ -106,18 +108,21 @@ EVIL = ("yaml.py", "jax/__init__.py", "sitecustomize.py", "wandb/settings", "att
 
 
 def plant(root: Path, canary: Path) -> dict[str, int]:
-    """Put modules where an interpreter would find them if it started in the run's directory; their inodes."""
-    places = {path: Path(records.RunPaths(str(root), "m").dir, path) for path in EVIL}
-    for place in places.values():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(evil_module(canary))
-    return {path: place.stat().st_ino for path, place in places.items()}
+    """Write modules into the run's directory; return their inodes."""
+    files = {path: Path(records.RunPaths(str(root), "m").dir, path) for path in EVIL}
+    for file in files.values():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(evil_module(canary))
+    return {path: file.stat().st_ino for path, file in files.items()}
 
 
-def test_code_in_a_history_neither_arrives_nor_runs(lab: Lab, runs: Callable[..., Run], canary: Path) -> None:
-    """The source lists a module among the files of its history: the move ends with a line that names host and file, and
-    the run stays where it was. Moved by honest answers, the module stays behind; and what an earlier copy brought
-    into the run's directory on the target is imported by no interpreter there."""
+@pytest.mark.drawn
+def test_code_in_history_is_neither_copied_nor_run(lab: Lab, runs: Callable[..., Run], canary: Path) -> None:
+    """A module in the history is refused; a module on the target is not imported.
+
+    The migration ends with a line that names host and file, and the source has the run as before. With an honest list
+    the module is not copied, and no interpreter imports the modules of the run's directory on the target.
+    """
     small, large = lab.host("small", devices=1), lab.host("large", devices=2)
     fleet = lab.fleet_file(small=small.config, large=large.config)
     steps = (*SLOWER, "--trainer.num_train_steps", "2000")
@@ -130,17 +135,19 @@ def test_code_in_a_history_neither_arrives_nor_runs(lab: Lab, runs: Callable[...
     planted = plant(large.root, canary)
 
     honest = small.config.python
-    hostile(small, "history", LISTS.format(paths=["yaml.py"]))
-    moved = move(lab.fleet_file(small=small.config, large=large.config))
+    hostile(small, "copy.history", LISTS.format(paths=["yaml.py"]))
+    moved = migrate(lab.fleet_file(small=small.config, large=large.config))
     assert moved.code != 0
     assert "Traceback" not in moved.stdout + moved.stderr
-    assert re.search(r"small lists what does not belong to run m: yaml\.py is no part of a run's history", moved.stdout)
+    assert re.search(
+        r"small lists a file that is not part of run m: yaml\.py is no part of a run's history", moved.stdout
+    )
     assert not canary.exists(), canary.read_text()
     assert target.status(1) is None
     assert source.fence.owner == "small"
 
     small.config = dataclasses.replace(small.config, python=honest)
-    moved = move(lab.fleet_file(small=small.config, large=large.config))
+    moved = migrate(lab.fleet_file(small=small.config, large=large.config))
     assert moved.code == 0, moved.stderr
     target.wait(lambda run: len(run.rows()) > 3, "steps on the target")
     assert not canary.exists(), canary.read_text()
@@ -160,12 +167,12 @@ def plant_inodes(root: Path) -> dict[str, int]:
     return {path: Path(records.RunPaths(str(root), "m").dir, path).stat().st_ino for path in EVIL}
 
 
-# ----------------------------------------------------------------------------- one copy of a move, without engines
+# ----------------------------------------------------------------------------- one copy of a migration, without engines
 
 
 @dataclasses.dataclass
 class Pair:
-    """A source whose interpreter is ours, and an honest target; both connected."""
+    """Source with a hostile interpreter, and an honest target; both connected."""
 
     source: SshServer
     target: SshServer
@@ -176,14 +183,18 @@ class Pair:
         hostile(self.source, module, evil)
 
     def copied(self, kind: str, settings: CopySettings | None = None) -> str:
-        """The one line that a copy of a move ends with; empty where it arrives."""
+        """Return the line that a copy of the migration fails with; empty if it succeeds."""
         here, there = (records.RunPaths(host.root, "m") for host in (self.one, self.two))
         name = records.checkpoint_name(7, 1)
         try:
             if kind == "history":
                 copy_history(self.one, self.two, "m", source_root=self.one.root, target_root=self.two.root)
             else:
-                copy_objects(self.one, here.checkpoint(name), self.two, there.checkpoint(name), settings=settings)
+                copy_tree(
+                    Endpoint(self.one, here.checkpoint(name)),
+                    Endpoint(self.two, there.checkpoint(name)),
+                    settings=settings,
+                )
         except MidstreamError as error:
             line = str(error)
         else:
@@ -195,7 +206,7 @@ class Pair:
 @pytest.fixture
 def pair(lab: Lab) -> Iterator[Pair]:
     source, target = lab.host("one"), lab.host("two")
-    hostile(source, "history", "")
+    hostile(source, "copy.history", "")
     one, two = (open_host(server.name, server.config) for server in (source, target))
     for host in (one, two):
         host.connect()
@@ -218,14 +229,14 @@ LISTED = (
 )  # fmt: skip
 
 
-def test_a_history_is_what_the_receiver_says_that_it_is(pair: Pair, canary: Path) -> None:
+def test_history_is_restricted_by_receiver(pair: Pair, canary: Path) -> None:
     history_of(pair.source, canary)
     entry = "{'path': path, 'offset': 0, 'size': 3, 'sha256': '0' * 64}"
     for path in LISTED:
-        pair.be_hostile("history", f"\n_honest = _files\ndef _files(directory, path={path!r}):\n"
+        pair.be_hostile("copy.history", f"\n_honest = _files\ndef _files(directory, path={path!r}):\n"
                 f"    return [*_honest(directory), {entry}]\n")  # fmt: skip
         line = pair.copied("history")
-        assert line.startswith("one lists what does not belong to run m: "), (path, line)
+        assert line.startswith("one lists a file that is not part of run m: "), (path, line)
         assert "is no part of a run's history" in line
         assert below(pair.target.root) == set(), path
     assert not canary.exists()
@@ -242,19 +253,18 @@ FAKES = {
 
 
 @pytest.mark.parametrize("route", ["direct", "relay"])
-def test_frames_that_nobody_requested_end_the_copy(pair: Pair, canary: Path, route: str) -> None:
-    """The source sends an object of its own before one that was requested, hash and all."""
+def test_unrequested_frames_end_copy(pair: Pair, canary: Path, route: str) -> None:
+    """The source sends an unrequested object, with its right hash."""
     paths = records.RunPaths(str(pair.source.root), "m")
     write_checkpoint(Path(paths.checkpoint(records.checkpoint_name(7, 1))), random.Random(1))
     for name, fields in FAKES.items():
-        pair.be_hostile("sending", SENDS.format(first="array0/c/1", data=evil_module(canary), fields=fields))
+        pair.be_hostile("copy.stream.sender", SENDS.format(first="array0/c/1", data=evil_module(canary), fields=fields))
         line = pair.copied("checkpoint", CopySettings(route=route))
-        assert re.search(r"one:.*/step-7-a001 sent object .* as nobody requested it", line), (name, line)
+        assert re.search(r"one:.*/step-7-a001 sent bytes of object .* that were not requested", line), (name, line)
         there = below(pair.target.root)
         assert not [path for path in there if path.endswith((".py", "manifest.json"))], (name, there)
-        held = [Path(pair.target.root, path) for path in there]  # the last of the copy's programs may still tidy up
-        assert not [path for path in held if path.is_file() and b"imported" in path.read_bytes()], name
-    assert not list(pair.target.directory.rglob("escaped.py"))
+        assert not [path for path, content in files(pair.target.root).items() if b"imported" in content], name
+    assert "escaped.py" not in [path.name for path in paths_below(pair.target.directory)]
     assert not canary.exists()
 
 
@@ -272,17 +282,17 @@ MANIFESTS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "negative": lambda objects: [{**objects[0], "size": -5000}, *objects[1:]],
     "hash": lambda objects: [{**objects[0], "sha256": "../x"}, *objects[1:]],
     "no list": lambda objects: {"0": objects[0]},
-    "numbers": lambda objects: [1, 2, 3],
+    "numbers": lambda _: [1, 2, 3],
 }
 
 
-def test_a_manifest_names_nothing_but_a_checkpoints_objects(pair: Pair, tmp_path: Path) -> None:
+def test_manifest_with_foreign_paths_is_refused(pair: Pair) -> None:
     checkpoint = Path(records.RunPaths(str(pair.source.root), "m").checkpoint(records.checkpoint_name(7, 1)))
     write_checkpoint(checkpoint, random.Random(2))
     honest = json.loads((checkpoint / records.MANIFEST).read_text())
-    # Its own programs would refuse such a manifest, too: the receiver does not count on that.
+    # The source's honest programs would refuse such a manifest, too; the receiver checks it again.
     checks = "\ndef check_all(kind, entries):\n    return entries\n"
-    pair.be_hostile("allowlist", checks)
+    pair.be_hostile("copy.allowlist", checks)
     for name, evil in MANIFESTS.items():
         (checkpoint / records.MANIFEST).write_text(json.dumps({**honest, "objects": evil(honest["objects"])}))
         line = pair.copied("checkpoint")

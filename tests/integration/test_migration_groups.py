@@ -1,4 +1,4 @@
-"""Runs moved to and from groups of hosts: 2 processes x 2 devices on two servers, 1 x 4 on a third."""
+"""Migrations between two hosts with 2 devices each and one host with 4."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ import pytest
 
 from midstream.migrate.execution.journal import read_events
 from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
-from midstream.migrate.model import Certificate
+from midstream.migrate.proof.certificate import Certificate
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import COMPILED, TINY, Run, ended, midstream, start_midstream
+from support.launched_processes import kill_launched
 
 pytestmark = pytest.mark.system
-# An array of 4 MiB: the smallest of which hosts keep a share each.
+# An array of 4 MiB: the smallest that is divided among the hosts.
 TRAINING = (
     "--trainer.num_train_steps", "100000", "--model.pad_vocab_to_multiple", "16384",
     "--trainer.jax_compilation_cache_dir", COMPILED,
@@ -31,26 +32,23 @@ TRAINING = (
 
 
 @pytest.fixture
-def ended_later(lab: Lab) -> Iterator[None]:
-    """What was started is ended."""
+def _ended_later(lab: Lab) -> Iterator[None]:
+    """Kill the started processes after the test."""
     yield
-    for launched in lab.directory.glob("**/runs/*/attempts/*/launch*.json"):
-        identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
-        if records.is_running(identity):
-            os.kill(identity.pid, signal.SIGKILL)
+    kill_launched(lab.directory)
 
 
 @pytest.fixture
-def fleet(lab: Lab, ended_later: None) -> Path:
-    """a and b, with 2 devices each, are the target ``pair``; c has 4. No two share a root."""
+def fleet(lab: Lab, _ended_later: None) -> Path:
+    """Write a fleet file: target ``pair`` (a and b, 2 devices each), and c with 4."""
     file = lab.fleet_file(**{name: lab.host(name, devices=4 if name == "c" else 2).config for name in "abc"})
     file.write_text(f"{file.read_text()}targets: {{pair: {{type: hosts, hosts: [a, b]}}}}\n")
     return file
 
 
 @pytest.fixture
-def sharing(lab: Lab, ended_later: None) -> Path:
-    """The same where a and b share a root, as over NFS."""
+def sharing(lab: Lab, _ended_later: None) -> Path:
+    """Write a fleet file like ``fleet``, in which a and b share a root, as over NFS."""
     root = str(lab.directory / "nfs")
     pair = {name: replace(lab.host(name, devices=2).config, root=root) for name in "ab"}
     file = lab.fleet_file(**pair, c=lab.host("c", devices=4).config)
@@ -59,7 +57,7 @@ def sharing(lab: Lab, ended_later: None) -> Path:
 
 
 def until(what: str, look: Callable[[], Any], timeout: float = 300.0) -> Any:
-    """The first true answer of ``look``; where it does not come, what the newest migration is at."""
+    """Return the first true result of ``look``; fail with the last events."""
     deadline = time.monotonic() + timeout
     while not (found := look()):
         if time.monotonic() > deadline:
@@ -74,44 +72,46 @@ def launch(fleet: Path, target: str, *flags: str) -> None:
     assert done.code == 0, done.stderr
 
 
-def words(fleet: Path, target: str, *flags: str) -> tuple[str | Path, ...]:
+def migrate_arguments(fleet: Path, target: str, *flags: str) -> tuple[str | Path, ...]:
     return ("--fleet", fleet, "--migrate", "r", "--to", target, "--healthy-steps", "1", "--json", *flags)
 
 
 def newest_journal() -> tuple[MigrationDirectory | None, list[Any]]:
-    """The newest migration, and its events."""
+    """Return the newest migration, and its events."""
     found = migration_ids()
     directory = MigrationDirectory(found[0]) if found else None
     return directory, read_events(directory.journal_file) if directory else []
 
 
 def kill_operator_after(fact: str) -> MigrationDirectory:
-    """Kill the newest migration's own process once it has written this down."""
+    """Kill the newest migration's process once its journal has the fact."""
 
-    def known() -> MigrationDirectory | None:
+    def recorded() -> MigrationDirectory | None:
         directory, events = newest_journal()
         return directory if any(fact in event.detail for event in events) else None
 
-    directory: MigrationDirectory = until(fact, known)
+    directory: MigrationDirectory = until(fact, recorded)
     os.kill(int((directory.path / ".lock").read_text()), signal.SIGKILL)
     return directory
 
 
 def of_process(run: Run, process: int) -> records.Status | None:
-    """Of the newest attempt."""
+    """Return a process's status in the newest attempt."""
     return records.Status.read_or_none(run.paths.attempt(run.attempt).status(process)) if run.attempt else None
 
 
 def assert_one_lineage(run: Run, attempts: set[int]) -> None:
     spliced = run.spliced()
-    assert sorted(spliced) == list(range(max(spliced) + 1)), "no step is missing and none is there twice"
+    assert sorted(spliced) == list(range(max(spliced) + 1)), "every step once"
     assert {row["attempt"] for row in spliced.values()} == attempts
 
 
 @pytest.mark.slow  # eight engines start, on two cores
-def test_what_a_killed_process_left_goes_to_one_host_and_back(lab: Lab, fleet: Path, runs) -> None:
-    """2 x 2 -> 1 x 4 -> 2 x 2. One process is killed: the other ends, who was the first is said, and the shares of the
-    newest checkpoint, which lie on two hosts, are brought together."""
+def test_group_of_killed_process_migrates_to_one_host_and_back(lab: Lab, fleet: Path, runs: Callable[..., Run]) -> None:
+    """2 x 2 -> 1 x 4 -> 2 x 2, after one process was killed.
+
+    The other process ends and names the first failure; the parts of the newest checkpoint, on two hosts, are collected.
+    """
     a, b, c = (runs(lab.directory / name / "root", "r") for name in "abc")
     launch(fleet, "pair", "--model.num_layers", "1")
     a.wait_step(1, 300)
@@ -120,28 +120,28 @@ def test_what_a_killed_process_left_goes_to_one_host_and_back(lab: Lab, fleet: P
     os.kill(lost.pid, signal.SIGUSR1)  # save and go on
     until("a checkpoint of both", lambda: set(a.checkpoints()) & set(b.checkpoints()))
     os.kill(lost.pid, signal.SIGKILL)
-    until("the end of the other", lambda: not a.alive)
+    until("the end of the other", lambda: not a.running)
     assert "process 1 (b, pid" in str(a.status())
 
-    # It may have done steps since it was saved: these are given up.
-    there = midstream(*words(fleet, "c", "--mode", "cold", "--yes"), timeout=400)
+    # Steps after its newest checkpoint are discarded, hence --yes.
+    there = midstream(*migrate_arguments(fleet, "c", "--mode", "cold", "--yes"), timeout=400)
     assert there.code == 0, (there.stdout, there.stderr)
     step, name = there.result["certificate"]["step"], there.result["certificate"]["checkpoint"]
     assert a.fence == b.fence == c.fence, "every host has the seal"
     assert (c.fence.epoch, c.fence.owner, c.fence.sealed_step) == (2, "c", step)
     shares, collected = [run.manifest(name) for run in (a, b)], c.manifest(name)
     assert [entry.host for entry in shares[0].spread_hosts] == ["a", "b"]
-    assert shares[0].elsewhere, "each host held what the other had not"
+    assert shares[0].elsewhere, "each host has other chunks"
     assert shares[1].elsewhere
     assert (collected.hosts, collected.root_digest) == ([], shares[0].root_digest)
 
-    back = midstream(*words(fleet, "pair", "--mode", "cold"), timeout=400)
+    back = midstream(*migrate_arguments(fleet, "pair", "--mode", "cold"), timeout=400)
     assert back.code == 0, (back.stdout, back.stderr)
     assert a.fence == b.fence == c.fence
     assert (a.fence.epoch, a.fence.owner) == (3, "pair")
-    assert not c.alive
+    assert not c.running
     name = back.result["certificate"]["checkpoint"]
-    assert a.manifest(name) == b.manifest(name), "it was handed out whole"
+    assert a.manifest(name) == b.manifest(name), "each host has the complete checkpoint"
     for status in (of_process(a, 0), of_process(b, 1)):
         assert status is not None
         assert records.is_running(status.identity)
@@ -150,27 +150,27 @@ def test_what_a_killed_process_left_goes_to_one_host_and_back(lab: Lab, fleet: P
 
 
 @pytest.mark.slow  # a minute of both cores, and more
-def test_a_run_goes_from_two_hosts_to_one_and_back(lab: Lab, fleet: Path, runs) -> None:
+def test_group_migrates_to_one_host_and_back(lab: Lab, fleet: Path, runs: Callable[..., Run]) -> None:
     a, b, c = (runs(lab.directory / name / "root", "r") for name in "abc")
     launch(fleet, "pair")
     a.wait_step(4, 240)
 
-    # 2 x 2 -> 1 x 4: the source is sealed on both hosts, and their shares are brought together.
-    there = midstream(*words(fleet, "c", "--mode", "cold"), timeout=400)
+    # 2 x 2 -> 1 x 4: the source is sealed on both hosts, and their parts of the checkpoint are collected.
+    there = midstream(*migrate_arguments(fleet, "c", "--mode", "cold"), timeout=400)
     assert there.code == 0, (there.stdout, there.stderr)
     assert there.result["certificate"]["valid"]
     step, name = there.result["certificate"]["step"], there.result["certificate"]["checkpoint"]
     assert a.fence == b.fence == c.fence, "every host has the seal"
     assert (c.fence.epoch, c.fence.owner, c.fence.sealed_step) == (2, "c", step)
     for run, process in ((a, 0), (b, 1)):
-        mover = records.MigrationLock.read(run.paths.migration_lock)
-        assert mover.migration == there.result["migration"], "nobody else takes a part of it"
+        migration_lock = records.MigrationLock.read(run.paths.migration_lock)
+        assert migration_lock.migration == there.result["migration"], "the migration has the lock on every host"
         status = of_process(run, process)
         assert status is not None
         assert (status.state, status.step, status.host) == ("stopped", step, "ab"[process])
     shares = [run.manifest(name) for run in (a, b)]
     assert [entry.host for entry in shares[0].spread_hosts] == ["a", "b"]
-    assert shares[0].elsewhere, "each host held what the other had not"
+    assert shares[0].elsewhere, "each host has other chunks"
     assert shares[1].elsewhere
     collected = c.manifest(name)
     assert (collected.hosts, collected.root_digest) == ([], shares[0].root_digest)
@@ -179,8 +179,8 @@ def test_a_run_goes_from_two_hosts_to_one_and_back(lab: Lab, fleet: Path, runs) 
     assert checked.code == 0, (checked.stdout, checked.stderr)
     assert "spread over a, b" in checked.stdout
 
-    # 1 x 4 -> 2 x 2: both processes stand by, and take over.
-    back = midstream(*words(fleet, "pair"), timeout=400)
+    # 1 x 4 -> 2 x 2: both processes are standbys, and take over.
+    back = midstream(*migrate_arguments(fleet, "pair"), timeout=400)
     assert back.code == 0, (back.stdout, back.stderr)
     assert {claim["name"]: claim["verdict"] for claim in back.result["certificate"]["claims"]} == {
         "state": "verified", "data": "verified", "reference losses": "verified", "continuity": "not checked",
@@ -188,8 +188,8 @@ def test_a_run_goes_from_two_hosts_to_one_and_back(lab: Lab, fleet: Path, runs) 
     step, name = back.result["certificate"]["step"], back.result["certificate"]["checkpoint"]
     assert a.fence == b.fence == c.fence
     assert (a.fence.epoch, a.fence.owner, a.fence.sealed_step) == (3, "pair", step)
-    assert not c.alive
-    assert a.manifest(name) == b.manifest(name), "it was handed out whole"
+    assert not c.running
+    assert a.manifest(name) == b.manifest(name), "each host has the complete checkpoint"
     statuses = [of_process(a, 0), of_process(b, 1)]
     assert [status and (status.state, status.processes, len(status.devices)) for status in statuses] == [
         ("training", 2, 4)
@@ -202,16 +202,15 @@ def test_a_run_goes_from_two_hosts_to_one_and_back(lab: Lab, fleet: Path, runs) 
 
 
 @pytest.mark.slow  # a minute of both cores, and more
-def test_a_group_that_was_sealed_gets_its_run_back(lab: Lab, fleet: Path, runs) -> None:
-    """The operator's process dies right after the seal, and a person takes the move back: both hosts go on from the
-    shares that they have."""
+def test_sealed_group_is_rolled_back(lab: Lab, fleet: Path, runs: Callable[..., Run]) -> None:
+    """Kill the operator after the seal: a rollback restarts both hosts."""
     a, b, c = (runs(lab.directory / name / "root", "r") for name in "abc")
     launch(fleet, "pair")
     a.wait_step(4, 240)
-    refused = midstream(*words(fleet, "c", "--mode", "live"))
+    refused = midstream(*migrate_arguments(fleet, "c", "--mode", "live"))
     assert refused.code == 2
-    assert "a live migration has one host on either side" in refused.stderr
-    follower = start_midstream(*words(fleet, "c", "--mode", "cold"))
+    assert "a live migration has one source host and one target host" in refused.stderr
+    follower = start_midstream(*migrate_arguments(fleet, "c", "--mode", "cold"))
     migration = kill_operator_after("sealed").migration
     assert ended(follower, 120) == 4
     sealed = a.fence.sealed_step
@@ -220,7 +219,7 @@ def test_a_group_that_was_sealed_gets_its_run_back(lab: Lab, fleet: Path, runs) 
     assert back.code == 0, (back.stdout, back.stderr)
     assert a.fence == b.fence
     assert (a.fence.epoch, a.fence.owner) == (3, "pair")
-    assert not any(Path(run.paths.migration_lock).exists() for run in (a, b)), "the run is let go on both hosts"
+    assert not any(Path(run.paths.migration_lock).exists() for run in (a, b)), "the lock is released on both hosts"
     a.wait(lambda run: bool(run.rows(2)), "a step of the second attempt", 240)
     assert a.rows(2)[0]["global_step"] == sealed
     restored = records.Restore.read(a.paths.attempt(2).restore)
@@ -230,9 +229,11 @@ def test_a_group_that_was_sealed_gets_its_run_back(lab: Lab, fleet: Path, runs) 
 
 
 @pytest.mark.slow  # a minute of both cores, and more
-def test_a_group_that_lost_a_process_is_moved_by_its_guard(lab: Lab, sharing: Path, runs) -> None:
-    """On a shared file system. One process is killed: all end, and which and why is said, there and by the guard, which
-    moves what they left."""
+def test_guard_migrates_group_that_lost_process(lab: Lab, sharing: Path, runs: Callable[..., Run]) -> None:
+    """One process of a group on a shared file system is killed.
+
+    All processes end; status and guard name the first failure, and the guard migrates from the newest checkpoint.
+    """
     nfs, c = runs(lab.directory / "nfs", "r"), runs(lab.directory / "c" / "root", "r")
     launch(sharing, "pair", "--trainer.checkpointer.keep", '[{"every": 5}]')
     nfs.wait(lambda run: bool(run.checkpoints()), "the first checkpoint", 240)
@@ -247,42 +248,42 @@ def test_a_group_that_lost_a_process_is_moved_by_its_guard(lab: Lab, sharing: Pa
     try:
         os.kill(lost.pid, signal.SIGKILL)
         assert guard.stdout is not None
-        told = []
-        while not told or told[-1]["kind"] not in ("finished", "needs you"):
+        events = []
+        while not events or events[-1]["kind"] not in ("finished", "needs you"):
             line = guard.stdout.readline()
             assert line, guard.communicate()
-            told.append(json.loads(line))
+            events.append(json.loads(line))
     finally:
         late.cancel()
         guard.kill()
         guard.communicate()
-    acted = [event for event in told if event["kind"] != "stalled"]  # until process 0 sees that it is alone
-    assert [event["kind"] for event in acted] == ["lost", "moving", "finished"], told
-    assert "process 1 on b is gone, and the others ended for it: killed with SIGKILL" in acted[0]["message"]
+    acted = [event for event in events if event["kind"] != "stalled"]  # until process 0 detects the failure
+    assert [event["kind"] for event in acted] == ["lost", "migrating", "finished"], events
+    assert "process 1 on b exited, and the others ended because of it: killed with SIGKILL" in acted[0]["message"]
     certificate = json.loads(MigrationDirectory(acted[1]["migration"]).certificate_file.read_text())
     assert Certificate.from_json(certificate).valid
-    assert not nfs.manifest(certificate["checkpoint"]).hosts, "on a shared file system nothing is spread"
+    assert not nfs.manifest(certificate["checkpoint"]).hosts, "on a shared file system no checkpoint is spread"
     assert nfs.fence == c.fence
     assert_one_lineage(c, {1, 2})
 
 
 @pytest.mark.slow  # a minute of both cores, and more
-def test_a_new_group_of_which_a_process_dies_gives_the_run_back(lab: Lab, sharing: Path, runs) -> None:
+def test_killed_process_of_target_group_rolls_back(lab: Lab, sharing: Path, runs: Callable[..., Run]) -> None:
     nfs, c = runs(lab.directory / "nfs", "r"), runs(lab.directory / "c" / "root", "r")
     launch(sharing, "c")
     c.wait_step(4, 240)
-    follower = start_midstream(*words(sharing, "pair", "--mode", "cold"))
+    follower = start_midstream(*migrate_arguments(sharing, "pair", "--mode", "cold"))
     started = until("process 1 on b", lambda: of_process(nfs, 1) or follower.poll() is not None)
     assert isinstance(started, records.Status), follower.communicate()
     os.kill(started.pid, signal.SIGKILL)
     out, err = follower.communicate(timeout=400)
     assert follower.returncode == 1, (out, err)
     assert "process 1 on b failed: killed with SIGKILL" in json.loads(out.splitlines()[-1])["message"]
-    assert c.alive
+    assert c.running
     assert (c.fence.epoch, c.fence.owner) == (3, "c")
     assert c.fence == nfs.fence
-    copied = [event for event in newest_journal()[1] if "to each host" in str(event.detail.get("what", ""))]
-    assert copied == [], "hosts that share a file system get one copy"
+    copied = [event for event in newest_journal()[1] if "to other hosts" in str(event.detail.get("what", ""))]
+    assert copied == [], "hosts with a shared file system get one copy"
     still = subprocess.run(["pgrep", "-f", f"--trainer.root {lab.directory / 'nfs'} "], capture_output=True, text=True)
-    assert still.stdout == "", "nothing is left of the group"
+    assert still.stdout == "", "no process of the group is left"
     assert_one_lineage(c, {1, 3})

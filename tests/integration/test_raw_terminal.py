@@ -1,4 +1,4 @@
-"""What the command line writes to a terminal, byte by byte, where every word of a host is hostile."""
+"""Bytes that the command line writes to a terminal for a hostile host."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from midstream_engine import records
 from simulators.sshd import Lab, environment
+from support import recorded_outputs as recorded
 from support.hostile_text import ALL, SEQUENCES, unsafe
 from support.run_directory import RunDirectory
-from unit import recordings
 
 
 def on_a_terminal(*arguments: str) -> tuple[int, str]:
-    """Exit code of the command with a terminal of its own, and all that it wrote there."""
+    """Run the command in a terminal of its own; return its exit code and output."""
     child, terminal = pty.fork()
     if child == 0:
         os.environ["TERM"] = "xterm-256color"
@@ -38,8 +38,8 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture
 def fleet(lab: Lab, tmp_path: Path) -> str:
-    """A host of whose words none can be trusted: device, log, kind of accelerator, names of directories."""
-    gpu = dict(zip(recordings.FIELDS, recordings.GPUS["H100"][0].splitlines()[0].split(", "), strict=True))
+    """Create a host with hostile device names, logs and directory names."""
+    gpu = dict(zip(recorded.FIELDS, recorded.GPUS["H100"][0].splitlines()[0].split(", "), strict=True))
     device = "GPU " + "".join(each for name, each in SEQUENCES.items() if name not in ("surrogate", "separators"))
     row = ", ".join({**gpu, "name": device.replace(",", ";")}.values())
     (tmp_path / "row").write_text(row)
@@ -76,7 +76,7 @@ def fleet(lab: Lab, tmp_path: Path) -> str:
     ],
     ids=lambda value: " ".join(map(repr, value)) if isinstance(value, tuple) else "",
 )
-def test_only_plain_text_reaches_the_terminal(fleet: str, arguments: tuple[str, ...], code: int | None):
+def test_terminal_gets_printable_text_alone(fleet: str, arguments: tuple[str, ...], code: int | None) -> None:
     ended, written = on_a_terminal("--fleet", fleet, *arguments)
     assert code is None or ended == code, written
     assert written
@@ -91,7 +91,7 @@ def test_only_plain_text_reaches_the_terminal(fleet: str, arguments: tuple[str, 
         assert r"\x1b]52;c;" in written
 
 
-def test_json_lines_hold_the_words_as_they_are(fleet: str):
+def test_json_lines_keep_text_unchanged(fleet: str) -> None:
     code, written = on_a_terminal("--fleet", fleet, "--log", "gpt", "--json")
     assert code == 0
     assert written.isascii()

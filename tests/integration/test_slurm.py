@@ -1,4 +1,4 @@
-"""SLURM as a target, against small stand-ins of its commands: no cluster has seen this."""
+"""SLURM as a target, against stand-ins for its commands; not tested on a cluster."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import pytest
 
 from midstream.check.target_checks import check_target
 from midstream.fleet.fleet import Fleet, SlurmTarget
-from midstream.hosts.host_pool import Hosts
+from midstream.hosts.host_pool import HostPool
 from midstream.launch import host_group_start
 from midstream.launch.attempt_monitor import look_at_ranks, stop_run, wait_ranks
-from midstream.launch.bundle import build_bundle, install_engine
-from midstream.launch.environment import Environment
 from midstream.launch.errors import LaunchError
+from midstream.launch.install.bundle import build_bundle, install_engine
+from midstream.launch.install.environment import Environment
 from midstream.launch.start_attempt import Attempt, Launch
+from midstream.remote.runs import run_state
 from midstream_engine import records
 from simulators.slurm import write_slurm
 from simulators.sshd import Lab, SshServer, environment
@@ -34,7 +35,7 @@ TRAINING = frozenset({records.TRAINING})
 
 @pytest.fixture
 def login(lab: Lab) -> Iterator[SshServer]:
-    """A login node on whose PATH the stand-ins are."""
+    """Create a login node whose PATH has the stand-ins; end their jobs after the test."""
     server = lab.host("login", devices=1)
     tools = write_slurm(server.directory / "slurm")
     server.stop()
@@ -58,8 +59,8 @@ def fleet(login: SshServer) -> Fleet:
 
 
 @pytest.fixture
-def hosts(fleet: Fleet) -> Iterator[Hosts]:
-    opened = Hosts(fleet)
+def hosts(fleet: Fleet) -> Iterator[HostPool]:
+    opened = HostPool(fleet)
     if opened.get("login").run(["sbatch", "--version"]).returncode:
         pytest.skip("the login shell sets a PATH of its own")
     yield opened
@@ -67,7 +68,7 @@ def hosts(fleet: Fleet) -> Iterator[Hosts]:
 
 
 @pytest.fixture
-def start(fleet: Fleet, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Attempt]:
+def start(fleet: Fleet, hosts: HostPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Attempt]:
     bundle = build_bundle(write_stand_in(tmp_path / "package"))
     monkeypatch.setattr(host_group_start, "install_engine", lambda host: install_engine(host, bundle))
     ready = Environment(sys.executable, "the tests' own")
@@ -80,49 +81,47 @@ def start(fleet: Fleet, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.Monkey
     return start
 
 
-def test_a_job_waits_runs_and_is_stopped(
-    login: SshServer, fleet: Fleet, hosts: Hosts, start: Callable[..., Attempt]
+def test_slurm_job_is_queued_runs_and_is_stopped(
+    login: SshServer, hosts: HostPool, start: Callable[..., Attempt]
 ) -> None:
     hold = login.directory / "slurm" / "state" / "hold"
     hold.touch()
     attempt = start("--note", "it's $HOME")
     host = hosts.get("login")
-    described = host.call("runs.run_state.describe", root=host.root, run_id="run")
-    assert (described["running"], described["status"]) == (True, None), "in the queue it is nobody's, and not gone"
+    described = host.call(run_state.describe)(root=host.root, run_id="run")
+    assert (described.running, described.status) == (True, None), "a queued job counts as running, without a status"
     with pytest.raises(Exception, match="attempt 1 of run runs here already"):
         start()
     hold.unlink()
     deadline = time.monotonic() + 60
-    while len(seen := wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, 60)) < 2:
+    while len(ranks := wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, 60)) < 2:
         assert time.monotonic() < deadline
-    assert [(rank.process, rank.state) for rank in seen] == [(0, "training"), (1, "training")]
+    assert [(rank.process, rank.state) for rank in ranks] == [(0, "training"), (1, "training")]
     files = records.RunPaths(host.root, "run").attempt(1)
-    told = [json.loads(Path(files.log(process)).read_text().splitlines()[0])["flags"] for process in (0, 1)]
-    assert [each["--trainer.distributed.process_id"] for each in told] == ["0", "1"]
-    assert told[0]["--trainer.distributed.num_processes"] == "2"
-    assert told[0]["--trainer.distributed.coordinator_address"].startswith("127.0.0.1:")
-    assert told[0]["--note"] == "it's $HOME", "nothing is expanded on the way"
+    flags = [json.loads(Path(files.log(process)).read_text().splitlines()[0])["flags"] for process in (0, 1)]
+    assert [each["--trainer.distributed.process_id"] for each in flags] == ["0", "1"]
+    assert flags[0]["--trainer.distributed.num_processes"] == "2"
+    assert flags[0]["--trainer.distributed.coordinator_address"].startswith("127.0.0.1:")
+    assert flags[0]["--note"] == "it's $HOME", "no shell expands it"
     assert stop_run(hosts, "login", "run", 1, 60).state == records.STOPPED
 
 
-def test_a_process_of_a_job_that_dies_ends_the_job_and_is_named(hosts: Hosts, start: Callable[..., Attempt]) -> None:
+def test_failed_process_ends_slurm_job_and_is_named(hosts: HostPool, start: Callable[..., Attempt]) -> None:
     attempt = start("--fail", "early", "--fail-process", "1")
     with pytest.raises(LaunchError, match="attempt 1 of run: process 1 on login failed: exit code 1: RuntimeError"):
         wait_ranks(hosts, attempt.ranks, "run", 1, {records.FINISHED}, 60)
     host = hosts.get("login")
     assert not any(rank.running for rank in look_at_ranks(hosts, attempt.ranks, "run", 1))
-    assert not host.call("runs.run_state.running_attempt", root=host.root, run_id="run")
+    assert not host.call(run_state.running_attempt)(root=host.root, run_id="run")
 
 
-def test_what_sbatch_refuses_is_told_in_its_words_and_leaves_no_attempt(
-    login: SshServer, start: Callable[..., Attempt]
-) -> None:
-    said = r"login: sbatch: sbatch: error: invalid partition specified: none .*mend sbatch: of target none"
-    with pytest.raises(LaunchError, match=said):
+def test_sbatch_error_is_reported_and_leaves_no_attempt(login: SshServer, start: Callable[..., Attempt]) -> None:
+    expected = r"login: sbatch: sbatch: error: invalid partition specified: none .*correct sbatch: of target none"
+    with pytest.raises(LaunchError, match=expected):
         start(target="none")
     assert os.listdir(login.root / "runs/run/attempts") == []
 
 
-def test_the_check_asks_for_slurms_commands(fleet: Fleet, hosts: Hosts) -> None:
-    told = {check.name: check for check in check_target(fleet, hosts, fleet.target("cluster"))}
-    assert told["sbatch"].detail == "slurm stand-in 1"
+def test_check_looks_for_slurm_commands(fleet: Fleet, hosts: HostPool) -> None:
+    checks = {check.name: check for check in check_target(fleet, hosts, fleet.target("cluster"))}
+    assert checks["sbatch"].detail == "slurm stand-in 1"

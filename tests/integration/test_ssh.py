@@ -1,4 +1,4 @@
-"""A machine behind a real sshd: reaching it, proving who it is, running things on it."""
+"""A host behind a real sshd: login, host keys, commands, lost connections."""
 
 from __future__ import annotations
 
@@ -13,46 +13,43 @@ from pathlib import Path
 
 import pytest
 
-from midstream.errors import HostError, LostContact, RemoteError
+from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.rpc.remote_call import start_program
-from midstream.hosts.ssh.ssh_host import SshMachine
-from simulators.sshd import Lab, SshServer, environment, free_port
+from midstream.hosts.ssh.ssh_host import SshHost
+from midstream.remote.machine import probe
+from midstream.remote.runs import run_state
+from simulators.sshd import SshServer, environment, free_port
 
 
-def connect(server: SshServer, **changes: object) -> SshMachine:
+def connect(server: SshServer, **changes: object) -> SshHost:
     machine = open_host(server.name, dataclasses.replace(server.config, **changes))
-    assert isinstance(machine, SshMachine)
+    assert isinstance(machine, SshHost)
     machine.connect()
     return machine
 
 
-@pytest.fixture
-def server(lab: Lab) -> SshServer:
-    return lab.host("gpu1")
-
-
-def test_commands_functions_and_programs_run_on_the_host(server: SshServer):
+def test_host_runs_commands_and_functions(server: SshServer) -> None:
     machine = connect(server)
     done = machine.run(["sh", "-c", "cat; echo talk >&2; exit 3"], stdin=b"data")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"data", b"talk\n")
     assert machine.run(["env"], env={"A B": "x y\nz"}).stdout.count(b"A B=x y\nz\n") == 1
-    assert machine.call("runs.run_state.claim_attempt", root=machine.root, run_id="r") == 1
-    assert machine.call("runs.run_state.list_runs", root=machine.root) == ["r"]
+    assert machine.call(run_state.claim_attempt)(root=machine.root, run_id="r") == 1
+    assert machine.call(run_state.list_runs)(root=machine.root) == ["r"]
     with pytest.raises(RemoteError, match="run id") as refused:
-        machine.call("runs.run_state.claim_attempt", root=machine.root, run_id="../r")
+        machine.call(run_state.claim_attempt)(root=machine.root, run_id="../r")
     assert refused.value.kind == "RecordError"
     machine.close()
 
 
-def test_a_megabyte_goes_through_stdin_and_comes_back(server: SshServer):
+def test_three_megabytes_pass_through_stdin(server: SshServer) -> None:
     machine = connect(server)
     data = os.urandom(3 << 20)
     assert machine.run(["cat"], stdin=data, limit=len(data)).stdout == data
     machine.close()
 
 
-def test_a_program_keeps_its_pipes(server: SshServer):
+def test_program_has_open_pipes(server: SshServer) -> None:
     machine = connect(server)
     process = machine.open(["sh", "-c", "while read line; do echo got $line; done; echo bye >&2; exit 4"])
     for word in (b"one", b"two"):
@@ -71,7 +68,7 @@ def test_a_program_keeps_its_pipes(server: SshServer):
     machine.close()
 
 
-def test_an_unknown_host_key_is_refused_with_the_line_that_accepts_it(server: SshServer):
+def test_unknown_host_key_hint_accepts_it(server: SshServer) -> None:
     known = server.known_hosts.read_text()
     server.known_hosts.write_text("")
     with pytest.raises(HostError, match="is not known") as refused:
@@ -86,7 +83,7 @@ def test_an_unknown_host_key_is_refused_with_the_line_that_accepts_it(server: Ss
     connect(server).close()
 
 
-def test_a_changed_host_key_is_refused(server: SshServer, tmp_path: Path):
+def test_changed_host_key_is_refused(server: SshServer, tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
     address = server.known_hosts.read_text().split()[0]
     kind, key = (tmp_path / "other.pub").read_text().split()[:2]
@@ -96,7 +93,7 @@ def test_a_changed_host_key_is_refused(server: SshServer, tmp_path: Path):
     assert "ssh-keygen -R" in refused.value.hint
 
 
-def test_a_key_that_the_server_does_not_accept_is_one_clear_line(server: SshServer, tmp_path: Path):
+def test_rejected_user_key_is_one_line(server: SshServer, tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "wrong")], check=True)
     config = (
         (server.directory / "ssh_config")
@@ -108,14 +105,14 @@ def test_a_key_that_the_server_does_not_accept_is_one_clear_line(server: SshServ
         connect(server)
 
 
-def test_a_host_that_is_down_is_one_clear_line(server: SshServer):
+def test_unreachable_address_is_one_line(server: SshServer) -> None:
     with pytest.raises(HostError, match=r"cannot be reached: Connection refused"):
         connect(server, port=free_port())
-    with pytest.raises(HostError, match="is not known"):
+    with pytest.raises(HostError, match="cannot be resolved"):
         connect(server, address="nosuchhost.invalid")
 
 
-def test_nothing_is_ever_expanded_on_the_host(server: SshServer, tmp_path: Path):
+def test_arguments_are_never_expanded_on_host(server: SshServer, tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -136,28 +133,28 @@ def test_nothing_is_ever_expanded_on_the_host(server: SshServer, tmp_path: Path)
     machine.close()
 
 
-def test_a_cut_connection_is_lost_contact_and_the_next_connect_heals_it(server: SshServer):
+def test_cut_connection_is_reported_and_reconnects(server: SshServer) -> None:
     machine = connect(server)
     process = machine.open(["sleep", "60"])
     server.drop_connections()
-    with pytest.raises(LostContact):
+    with pytest.raises(ConnectionLostError):
         process.wait(90)
     process.close()
-    with pytest.raises(LostContact):
+    with pytest.raises(ConnectionLostError):
         machine.open(["true"])
     machine.connect()
     assert machine.run(["true"]).returncode == 0
     machine.close()
 
 
-def test_a_command_that_takes_too_long_is_given_up(server: SshServer):
+def test_command_timeout_is_reported(server: SshServer) -> None:
     machine = connect(server)
     with pytest.raises(HostError, match="did not end within"):
         machine.run(["sleep", "60"], timeout=0.3)
     machine.close()
 
 
-def test_many_channels_share_one_connection(server: SshServer):
+def test_channels_share_connection(server: SshServer) -> None:
     machine = connect(server)
     processes = [machine.open(["cat"]) for _ in range(12)]
     for number, process in enumerate(processes):
@@ -171,38 +168,38 @@ def test_many_channels_share_one_connection(server: SshServer):
     machine.close()
 
 
-def test_a_function_that_prints_does_not_break_its_answer(server: SshServer):
+def test_printing_function_keeps_its_result(server: SshServer) -> None:
     machine = connect(server)
-    process = start_program(machine, "runs.run_state.read_text", {"path": "/etc/passwd"})
+    process = start_program(machine, run_state.read_text)(path="/etc/passwd")
     process.stdin.close()
     assert process.wait(60) == 0
     process.close()
     machine.close()
 
 
-def test_a_further_connection_is_another_session_with_the_same_root(server: SshServer):
+def test_dialed_connection_is_independent(server: SshServer) -> None:
     machine = connect(server)
-    further = machine.dial()
+    further = machine.with_new_connection()
     assert len(server.sessions()) == 2
-    assert (further.root, further.far_python) == (machine.root, machine.far_python)
-    assert further.call("runs.run_state.list_runs", root=further.root) == []
+    assert (further.root, further.remote_python) == (machine.root, machine.remote_python)
+    assert further.call(run_state.list_runs)(root=further.root) == []
     machine.close()
-    assert further.run(["true"]).returncode == 0, "it lives on its own"
+    assert further.run(["true"]).returncode == 0, "it does not depend on the first connection"
     server.drop_connections()
-    with pytest.raises(LostContact):
+    with pytest.raises(ConnectionLostError):
         further.open(["true"])
     further.connect()
     assert further.run(["true"]).returncode == 0
     further.close()
 
 
-def test_a_host_that_answers_no_more_is_lost_contact(server: SshServer):
-    """Its processes are stopped: the kernel still acknowledges every byte, so keep-alives alone notice it."""
+def test_stopped_session_is_reported_by_keepalive(server: SshServer) -> None:
+    """The kernel still acknowledges bytes: keep-alives alone detect the stop."""
     machine = connect(server)
     process = machine.open(["sleep", "60"])
     for pid in server.sessions():
         os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(LostContact):
+    with pytest.raises(ConnectionLostError):
         process.wait(90)
     process.close()
     machine.connect()
@@ -210,7 +207,7 @@ def test_a_host_that_answers_no_more_is_lost_contact(server: SshServer):
     machine.close()
 
 
-def test_a_host_without_python_is_reached_and_says_what_it_lacks(server: SshServer, tmp_path: Path):
+def test_host_without_python_is_reachable(server: SshServer, tmp_path: Path) -> None:
     config = server.directory / "sshd_config"
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -220,11 +217,11 @@ def test_a_host_without_python_is_reached_and_says_what_it_lacks(server: SshServ
     server.stop()
     server.start()
     machine = connect(server, python=None)
-    assert machine.far_python == ""
+    assert machine.remote_python == ""
     assert machine.root == str(server.root)
     assert machine.run(["cat"], stdin=b"data").stdout == b"data"
     with pytest.raises(HostError, match=r"no Python 3.8 or newer there \(install python3"):
-        machine.call("runs.run_state.list_runs", root=machine.root)
+        machine.call(run_state.list_runs)(root=machine.root)
     with pytest.raises(HostError, match=r"no Python 3.8 or newer there"):
-        start_program(machine, "machine.probe.main", {"root": machine.root})
+        start_program(machine, probe.main)(root=machine.root)
     machine.close()

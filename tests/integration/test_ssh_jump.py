@@ -1,4 +1,4 @@
-"""Hosts that are reached through another: ProxyJump and ProxyCommand over real SSH servers."""
+"""Hosts behind other hosts: ProxyJump and ProxyCommand over real SSH servers."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from midstream.errors import HostError, LostContact
+from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.prompter import PROMPTS
-from midstream.hosts.ssh.ssh_host import SshMachine
+from midstream.hosts.ssh.ssh_host import SshHost
+from midstream.remote.runs import run_state
 from simulators.sshd import Lab, SshServer, make_key
-from support.people import Answers
+from support.prepared_prompter import Answers
 
 
 def blocks(*servers: SshServer) -> str:
     return "".join((server.directory / "ssh_config").read_text() for server in servers)
 
 
-def reach(server: SshServer, ssh_config: str) -> SshMachine:
-    """The host, by a configuration of these lines."""
+def reach(server: SshServer, ssh_config: str) -> SshHost:
+    """Connect to the host with an SSH configuration of these lines."""
     (server.directory / "ssh_config").write_text(ssh_config)
     machine = open_host(server.name, server.config)
-    assert isinstance(machine, SshMachine)
+    assert isinstance(machine, SshHost)
     machine.connect()
     return machine
 
@@ -39,8 +40,8 @@ def inner(lab: Lab) -> SshServer:
 
 
 @pytest.fixture
-def door(lab: Lab) -> SshServer:
-    return lab.host("door")
+def gateway(lab: Lab) -> SshServer:
+    return lab.host("gateway")
 
 
 def children() -> list[str]:
@@ -48,43 +49,47 @@ def children() -> list[str]:
     return [line for line in found.stdout.splitlines() if " -W " in line]
 
 
-def test_a_jump_host_is_passed_through(inner: SshServer, door: SshServer):
-    machine = reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
-    assert len(door.sessions()) == 1
+def test_proxy_jump_reaches_host(inner: SshServer, gateway: SshServer) -> None:
+    machine = reach(inner, f"Host inner\n  ProxyJump gateway\n{blocks(inner, gateway)}")
+    assert len(gateway.sessions()) == 1
     data = os.urandom(1 << 20)
     assert machine.run(["cat"], stdin=data).stdout == data
-    assert machine.call("runs.run_state.list_runs", root=machine.root) == []
+    assert machine.call(run_state.list_runs)(root=machine.root) == []
     assert len(children()) == 1
     machine.close()
     assert children() == []
 
 
-def test_several_jumps_are_taken_in_order(lab: Lab, inner: SshServer, door: SshServer):
+def test_proxy_jump_order_is_kept(lab: Lab, inner: SshServer, gateway: SshServer) -> None:
     outer = lab.host("outer")
-    machine = reach(inner, f"Host inner\n  ProxyJump outer,door\n{blocks(inner, outer, door)}")
-    assert len(outer.sessions()) == len(door.sessions()) == 1
+    machine = reach(inner, f"Host inner\n  ProxyJump outer,gateway\n{blocks(inner, outer, gateway)}")
+    assert len(outer.sessions()) == len(gateway.sessions()) == 1
     assert machine.run(["true"]).returncode == 0
     machine.close()
 
 
 @pytest.fixture
-def no_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A machine without OpenSSH's programs."""
+def hide_ssh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Return a function that hides OpenSSH's programs: servers are started before."""
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.which", lambda name: None)
-        yield
+        yield lambda: patch.setattr("shutil.which", lambda _: None)
 
 
-def test_without_ssh_the_jumps_are_taken_from_here(lab: Lab, inner: SshServer, door: SshServer, no_ssh: None):
-    """A chain of two by name, and a third that the outermost one's own entry asks for."""
+def test_jumps_without_ssh_program(
+    lab: Lab, inner: SshServer, gateway: SshServer, hide_ssh: Callable[[], None]
+) -> None:
+    """A chain of two jumps, and a third in the configuration of the outermost one."""
+    hide_ssh()
     outer, gate = lab.host("outer"), lab.host("gate")
-    config = f"Host inner\n  ProxyJump outer,door\nHost outer\n  ProxyJump gate\n{blocks(inner, outer, door, gate)}"
+    config = (
+        f"Host inner\n  ProxyJump outer,gateway\nHost outer\n  ProxyJump gate\n{blocks(inner, outer, gateway, gate)}"
+    )
     machine = reach(inner, config)
     data = os.urandom(1 << 20)
     assert machine.run(["cat"], stdin=data).stdout == data
     process = machine.open(["sleep", "60"])
     gate.stop()
-    with pytest.raises(LostContact):
+    with pytest.raises(ConnectionLostError):
         process.wait(90)
     process.close()
     with pytest.raises(HostError, match=r"gate: 127.0.0.1:\d+ cannot be reached: Connection refused"):
@@ -95,94 +100,97 @@ def test_without_ssh_the_jumps_are_taken_from_here(lab: Lab, inner: SshServer, d
     machine.close()
 
 
-def test_a_way_that_is_gone_is_closed_in_silence(inner: SshServer, door: SshServer, no_ssh: None):
-    """The transport's own thread does so, and nobody would catch what it raises."""
-    machine = reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
+def test_lost_jump_channel_closes_without_error(
+    inner: SshServer, gateway: SshServer, hide_ssh: Callable[[], None]
+) -> None:
+    """The transport's thread closes the channel; no one catches its exceptions."""
+    hide_ssh()
+    machine = reach(inner, f"Host inner\n  ProxyJump gateway\n{blocks(inner, gateway)}")
     connection = machine._connection
     assert connection is not None
-    way: Any = connection.transport.sock
-    way.get_transport().packetizer.close()
-    way.close()
-    way.shutdown(2)
+    channel: Any = connection.transport.sock
+    channel.get_transport().packetizer.close()
+    channel.close()
+    channel.shutdown(2)
     machine.close()
 
 
-def test_jumps_in_a_circle_are_refused(inner: SshServer, door: SshServer, no_ssh: None):
+def test_circular_jumps_are_refused(inner: SshServer, gateway: SshServer, hide_ssh: Callable[[], None]) -> None:
+    hide_ssh()
     with pytest.raises(HostError, match="more than 8 jumps"):
-        reach(inner, f"Host inner\n  ProxyJump door\nHost door\n  ProxyJump inner\n{blocks(inner, door)}")
+        reach(inner, f"Host inner\n  ProxyJump gateway\nHost gateway\n  ProxyJump inner\n{blocks(inner, gateway)}")
 
 
-def test_a_jump_that_forwards_nothing_is_one_clear_line(lab: Lab, inner: SshServer, no_ssh: None):
-    door = lab.host("door", sshd="AllowTcpForwarding no\n")
-    with pytest.raises(HostError, match="cannot be reached from door") as refused:
-        reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
+def test_jump_without_forwarding_is_one_line(lab: Lab, inner: SshServer, hide_ssh: Callable[[], None]) -> None:
+    hide_ssh()
+    gateway = lab.host("gateway", sshd="AllowTcpForwarding no\n")
+    with pytest.raises(HostError, match="cannot be reached from gateway") as refused:
+        reach(inner, f"Host inner\n  ProxyJump gateway\n{blocks(inner, gateway)}")
     assert "AllowTcpForwarding" in refused.value.hint
 
 
-def test_a_person_is_asked_about_a_key_on_the_way_and_the_passphrase_there(
-    inner: SshServer, door: SshServer, tmp_path: Path
-):
+def test_jump_prompts_for_host_key_and_passphrase(inner: SshServer, gateway: SshServer, tmp_path: Path) -> None:
     key = make_key(tmp_path / "locked", passphrase="open sesame")
-    (door.directory / "authorized_keys").write_text(Path(f"{key}.pub").read_text())
-    door.known_hosts.unlink()
-    config = f"Host inner\n  ProxyJump door\nHost door\n  IdentityFile {key}\n{blocks(inner, door)}"
-    person = Answers(accepts=True, passphrases=["open sesame"])
-    with PROMPTS.of(person):
+    (gateway.directory / "authorized_keys").write_text(Path(f"{key}.pub").read_text())
+    gateway.known_hosts.unlink()
+    config = f"Host inner\n  ProxyJump gateway\nHost gateway\n  IdentityFile {key}\n{blocks(inner, gateway)}"
+    prompter = Answers(accepts=True, passphrases=["open sesame"])
+    with PROMPTS.use(prompter):
         machine = reach(inner, config)
-    assert [(contact.host, contact.fingerprint) for contact in person.contacts] == [("door", door.fingerprint)]
-    assert [wanted.file for wanted in person.asked] == [str(key)]
+    assert [(prompt.host, prompt.fingerprint) for prompt in prompter.host_keys] == [("gateway", gateway.fingerprint)]
+    assert [prompt.file for prompt in prompter.passphrase_prompts] == [str(key)]
     assert machine.run(["true"]).returncode == 0
     machine.close()
 
 
-def test_a_changed_key_on_the_way_is_refused_and_named(inner: SshServer, door: SshServer, tmp_path: Path):
+def test_changed_key_of_jump_is_refused(inner: SshServer, gateway: SshServer, tmp_path: Path) -> None:
     kind, key = Path(f"{make_key(tmp_path / 'other')}.pub").read_text().split()[:2]
-    door.known_hosts.write_text(f"[127.0.0.1]:{door.port} {kind} {key}\n")
-    with PROMPTS.of(Answers(accepts=True)), pytest.raises(HostError, match=r"door: host key of .* has CHANGED"):
-        reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
+    gateway.known_hosts.write_text(f"[127.0.0.1]:{gateway.port} {kind} {key}\n")
+    with PROMPTS.use(Answers(accepts=True)), pytest.raises(HostError, match=r"gateway: host key of .* has CHANGED"):
+        reach(inner, f"Host inner\n  ProxyJump gateway\n{blocks(inner, gateway)}")
 
 
-def test_a_proxy_command_carries_the_connection(inner: SshServer, door: SshServer):
-    config = door.directory / "ssh_config"
-    machine = reach(inner, f"Host inner\n  ProxyCommand ssh -F {config} -W %h:%p door\n{blocks(inner)}")
-    assert len(door.sessions()) == 1
+def test_proxy_command_reaches_host(inner: SshServer, gateway: SshServer) -> None:
+    config = gateway.directory / "ssh_config"
+    machine = reach(inner, f"Host inner\n  ProxyCommand ssh -F {config} -W %h:%p gateway\n{blocks(inner)}")
+    assert len(gateway.sessions()) == 1
     assert machine.run(["true"]).returncode == 0
     machine.close()
 
 
-def test_an_unknown_key_on_the_way_is_refused(inner: SshServer, door: SshServer):
-    door.known_hosts.write_text("")
-    with pytest.raises(HostError, match=r"door: host key of .* is not known") as refused:
-        reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
+def test_unknown_key_of_jump_is_refused(inner: SshServer, gateway: SshServer) -> None:
+    gateway.known_hosts.write_text("")
+    with pytest.raises(HostError, match=r"gateway: host key of .* is not known") as refused:
+        reach(inner, f"Host inner\n  ProxyJump gateway\n{blocks(inner, gateway)}")
     assert "\n" not in refused.value.message
     subprocess.run(["sh", "-c", refused.value.hint.split(": ", 1)[1]], check=True, capture_output=True)
-    reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}").close()
+    reach(inner, f"Host inner\n  ProxyJump gateway\n{blocks(inner, gateway)}").close()
 
 
-def test_an_unknown_key_at_the_end_is_refused(inner: SshServer, door: SshServer):
+def test_unknown_key_behind_jump_is_refused(inner: SshServer, gateway: SshServer) -> None:
     inner.known_hosts.write_text("")
     with pytest.raises(HostError, match="is not known"):
-        reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
+        reach(inner, f"Host inner\n  ProxyJump gateway\n{blocks(inner, gateway)}")
     assert children() == []
 
 
-def test_a_door_that_is_shut_is_one_clear_line(inner: SshServer, door: SshServer):
-    door.stop()
+def test_unreachable_jump_is_one_line(inner: SshServer, gateway: SshServer) -> None:
+    gateway.stop()
     with pytest.raises(HostError, match="Connection refused"):
-        reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
+        reach(inner, f"Host inner\n  ProxyJump gateway\n{blocks(inner, gateway)}")
 
 
-def test_a_proxy_command_that_does_not_run_is_one_clear_line(inner: SshServer):
+def test_failing_proxy_command_is_one_line(inner: SshServer) -> None:
     with pytest.raises(HostError, match="no-such-command: not found"):
         reach(inner, f"Host inner\n  ProxyCommand no-such-command %h\n{blocks(inner)}")
 
 
-def test_a_cut_on_the_way_is_lost_contact_and_heals(inner: SshServer, door: SshServer):
-    machine = reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
+def test_cut_jump_is_reported_and_reconnects(inner: SshServer, gateway: SshServer) -> None:
+    machine = reach(inner, f"Host inner\n  ProxyJump gateway\n{blocks(inner, gateway)}")
     process = machine.open(["sleep", "60"])
-    door.drop_connections()
+    gateway.drop_connections()
     began = time.monotonic()
-    with pytest.raises(LostContact):
+    with pytest.raises(ConnectionLostError):
         process.wait(90)
     assert time.monotonic() - began < 20
     process.close()
@@ -191,15 +199,15 @@ def test_a_cut_on_the_way_is_lost_contact_and_heals(inner: SshServer, door: SshS
     machine.close()
 
 
-def test_a_killed_proxy_is_lost_contact(inner: SshServer, door: SshServer):
-    machine = reach(inner, f"Host inner\n  ProxyJump door\n{blocks(inner, door)}")
+def test_killed_proxy_is_reported(inner: SshServer, gateway: SshServer) -> None:
+    machine = reach(inner, f"Host inner\n  ProxyJump gateway\n{blocks(inner, gateway)}")
     process = machine.open(["sleep", "60"])
     found = subprocess.run(
         ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True
     )
     [pid] = [int(line.split()[0]) for line in found.stdout.splitlines() if " -W " in line]
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(LostContact):
+    with pytest.raises(ConnectionLostError):
         process.wait(90)
     process.close()
     machine.close()

@@ -1,4 +1,4 @@
-"""Logging in: an agent, certificates, passphrases, and what is said where nothing opens the door."""
+"""Login: an agent, certificates, passphrases, and the messages of failed logins."""
 
 from __future__ import annotations
 
@@ -12,34 +12,29 @@ import pytest
 
 from midstream.errors import HostError
 from midstream.hosts.prompter import PROMPTS
-from midstream.hosts.ssh import keys
-from midstream.hosts.ssh.ssh_host import SshMachine
+from midstream.hosts.ssh import auth_keys
+from midstream.hosts.ssh.ssh_host import SshHost
 from simulators.sshd import Lab, SshServer, make_key
-from support.people import Answers
+from support.prepared_prompter import Answers
 
 BASE = "Host gpu1\n  HostName 127.0.0.1\n  Port {port}\n  UserKnownHostsFile {dir}/known_hosts\n"
 
 
-def reached(server: SshServer) -> SshMachine:
-    machine = SshMachine("gpu1", server.config)
+def reached(server: SshServer) -> SshHost:
+    machine = SshHost("gpu1", server.config)
     machine.connect()
     return machine
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered() -> None:
-    PROMPTS.forget()
-    keys._opened.clear()
-
-
-@pytest.fixture
-def server(lab: Lab) -> SshServer:
-    return lab.host("gpu1")
+    PROMPTS.reset()
+    auth_keys._opened.clear()
 
 
 @pytest.fixture
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The socket of an ssh-agent of our own."""
+    """Start an ssh-agent; yield the path of its socket."""
     if not shutil.which("ssh-agent"):
         pytest.skip("no ssh-agent: apt-get install openssh-client")
     path = str(tmp_path_factory.mktemp("agent") / "sock")
@@ -58,7 +53,7 @@ def add(agent: str, *files: Path) -> None:
         )
 
 
-def test_a_key_that_only_the_agent_has_is_used(server: SshServer, agent: str, monkeypatch: pytest.MonkeyPatch):
+def test_agent_key_is_used(server: SshServer, agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add(agent, server.user_key)
     server.user_key.unlink()
     server.configure(BASE)
@@ -68,7 +63,7 @@ def test_a_key_that_only_the_agent_has_is_used(server: SshServer, agent: str, mo
     reached(server).close()
 
 
-def test_identity_agent_names_the_agent(server: SshServer, agent: str, monkeypatch: pytest.MonkeyPatch):
+def test_identity_agent_selects_agent(server: SshServer, agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add(agent, server.user_key)
     server.user_key.unlink()
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
@@ -79,20 +74,20 @@ def test_identity_agent_names_the_agent(server: SshServer, agent: str, monkeypat
         reached(server)
 
 
-def test_identities_only_keeps_the_agents_other_keys_at_home(server: SshServer, agent: str, tmp_path: Path):
-    """A server counts what it is offered; with the seventh key it closes the door."""
+def test_identities_only_limits_agent_keys(server: SshServer, agent: str, tmp_path: Path) -> None:
+    """The server closes the connection after six offered keys."""
     add(agent, *(make_key(tmp_path / f"other{number}") for number in range(7)), server.user_key)
     server.user_key.unlink()
     server.configure(BASE + f"  IdentityAgent {agent}\n")
-    with pytest.raises(HostError, match="closed the connection at the door") as refused:
+    with pytest.raises(HostError, match="closed the connection during login") as refused:
         reached(server)
     assert "IdentitiesOnly yes" in refused.value.hint
     server.configure(BASE + f"  IdentityAgent {agent}\n  IdentityFile {{dir}}/user_key\n  IdentitiesOnly yes\n")
     reached(server).close()
 
 
-def certified(server: SshServer, tmp_path: Path, key: Path) -> Path:
-    """A certificate for the key, signed by an authority that the server trusts."""
+def certificate_for(tmp_path: Path, key: Path) -> Path:
+    """Sign a certificate for the key with an authority that the server trusts."""
     authority = tmp_path / "authority"
     if not authority.exists():
         make_key(authority)
@@ -103,7 +98,7 @@ def certified(server: SshServer, tmp_path: Path, key: Path) -> Path:
 
 @pytest.fixture
 def trusting(lab: Lab, tmp_path: Path) -> SshServer:
-    """A server that accepts no key, only certificates."""
+    """Create a server that accepts certificates alone."""
     make_key(tmp_path / "authority")
     server = lab.host("gpu1", sshd=f"TrustedUserCAKeys {tmp_path}/authority.pub\n")
     (server.directory / "authorized_keys").write_text("")
@@ -111,19 +106,19 @@ def trusting(lab: Lab, tmp_path: Path) -> SshServer:
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
-def test_a_certificate_beside_the_key_opens_the_door(trusting: SshServer, tmp_path: Path, kind: str):
+def test_certificate_beside_key_logs_in(trusting: SshServer, tmp_path: Path, kind: str) -> None:
     key = make_key(tmp_path / "mine", kind=kind)
     trusting.configure(BASE + f"  IdentityFile {key}\n  IdentitiesOnly yes\n")
     with pytest.raises(HostError, match="accepts none of our keys"):
         reached(trusting)
-    certified(trusting, tmp_path, key)
+    certificate_for(tmp_path, key)
     reached(trusting).close()
 
 
-def test_a_certificate_elsewhere_is_found_by_certificate_file(trusting: SshServer, tmp_path: Path):
+def test_certificate_file_option_is_used(trusting: SshServer, tmp_path: Path) -> None:
     key, other = make_key(tmp_path / "mine"), make_key(tmp_path / "other")
-    certificate = certified(trusting, tmp_path, key).rename(tmp_path / "elsewhere.pub")
-    wrong = certified(trusting, tmp_path, other)
+    certificate = certificate_for(tmp_path, key).rename(tmp_path / "elsewhere.pub")
+    wrong = certificate_for(tmp_path, other)
     trusting.configure(
         BASE + f"  IdentityFile {key}\n  IdentitiesOnly yes\n"
         f"  CertificateFile {wrong}\n  CertificateFile {certificate}\n"
@@ -132,9 +127,9 @@ def test_a_certificate_elsewhere_is_found_by_certificate_file(trusting: SshServe
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
-def test_a_certificate_in_the_agent_opens_the_door(trusting: SshServer, agent: str, tmp_path: Path, kind: str):
+def test_certificate_in_agent_logs_in(trusting: SshServer, agent: str, tmp_path: Path, kind: str) -> None:
     key = make_key(tmp_path / "mine", kind=kind)
-    certified(trusting, tmp_path, key)
+    certificate_for(tmp_path, key)
     add(agent, key)
     trusting.configure(BASE + f"  IdentityAgent {agent}\n  IdentityFile {key}\n  IdentitiesOnly yes\n")
     for file in (key, Path(f"{key}-cert.pub")):
@@ -143,58 +138,61 @@ def test_a_certificate_in_the_agent_opens_the_door(trusting: SshServer, agent: s
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "rsa"])
-def test_a_passphrase_is_asked_for_once(server: SshServer, tmp_path: Path, kind: str):
+def test_passphrase_is_prompted_once(server: SshServer, tmp_path: Path, kind: str) -> None:
     key = make_key(tmp_path / "locked", passphrase="open sesame", kind=kind)
     (server.directory / "authorized_keys").write_text(Path(f"{key}.pub").read_text())
     server.configure(BASE + f"  IdentityFile {key}\n  IdentitiesOnly yes\n")
-    person = Answers(passphrases=["wrong", "open sesame"])
-    with PROMPTS.of(person):
+    prompter = Answers(passphrases=["wrong", "open sesame"])
+    with PROMPTS.use(prompter):
         machine = reached(server)
-        assert [(each.file, each.again) for each in person.asked] == [(str(key), False), (str(key), True)]
-        further = machine.dial()
+        assert [(each.file, each.again) for each in prompter.passphrase_prompts] == [
+            (str(key), False),
+            (str(key), True),
+        ]
+        further = machine.with_new_connection()
         server.drop_connections()
         machine.connect()
-        assert len(person.asked) == 2, "further connections do not ask again"
+        assert len(prompter.passphrase_prompts) == 2, "further connections do not prompt"
     further.close()
     machine.close()
 
 
-def test_a_locked_key_without_a_person_says_what_opens_it(server: SshServer, tmp_path: Path):
+def test_locked_key_without_prompter_has_hint(server: SshServer, tmp_path: Path) -> None:
     key = make_key(tmp_path / "locked", passphrase="open sesame")
     server.configure(BASE + f"  IdentityFile {key}\n  IdentitiesOnly yes\n")
-    with pytest.raises(HostError, match="has a passphrase, and nobody said it") as refused:
+    with pytest.raises(HostError, match="has a passphrase, and none was entered") as refused:
         reached(server)
-    assert refused.value.hint == f"ssh-add {key} hands it to the agent"
+    assert refused.value.hint == f"ssh-add {key} adds it to the agent"
 
 
-def test_a_person_who_does_not_know_it_is_not_asked_for_ever(server: SshServer, tmp_path: Path):
+def test_passphrase_prompts_are_limited(server: SshServer, tmp_path: Path) -> None:
     key = make_key(tmp_path / "locked", passphrase="open sesame")
     server.configure(BASE + f"  IdentityFile {key}\n  IdentitiesOnly yes\n")
-    person = Answers(passphrases=["a", "b", "c", "d", "e"])
-    with PROMPTS.of(person):
+    prompter = Answers(passphrases=["a", "b", "c", "d", "e"])
+    with PROMPTS.use(prompter):
         for _ in range(2):
             with pytest.raises(HostError, match="has a passphrase"):
                 reached(server)
-    assert len(person.asked) == 3
+    assert len(prompter.passphrase_prompts) == 3
 
 
-def test_a_locked_key_is_left_locked_where_another_opens_the_door(server: SshServer, tmp_path: Path):
+def test_locked_key_is_skipped_if_another_logs_in(server: SshServer, tmp_path: Path) -> None:
     locked = make_key(tmp_path / "locked", passphrase="open sesame")
     server.configure(BASE + f"  IdentityFile {locked}\n  IdentityFile {{dir}}/user_key\n  IdentitiesOnly yes\n")
-    person = Answers()
-    with PROMPTS.of(person):
+    prompter = Answers()
+    with PROMPTS.use(prompter):
         reached(server).close()
-    assert person.asked == []
+    assert prompter.passphrase_prompts == []
 
 
-def test_a_file_that_is_no_key_is_named(server: SshServer, tmp_path: Path):
+def test_unreadable_key_file_is_named(server: SshServer, tmp_path: Path) -> None:
     (tmp_path / "none").write_text("not a key\n")
     server.configure(BASE + f"  IdentityFile {tmp_path}/none\n  IdentitiesOnly yes\n")
     with pytest.raises(HostError, match=f"{tmp_path}/none cannot be read"):
         reached(server)
 
 
-def test_a_server_that_takes_no_keys_says_so(lab: Lab):
+def test_server_without_public_keys_is_named(lab: Lab) -> None:
     server = lab.host("gpu1", sshd="PubkeyAuthentication no\nPasswordAuthentication yes\n")
     with pytest.raises(HostError, match="takes no keys"):
         reached(server)

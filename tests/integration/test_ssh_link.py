@@ -1,4 +1,4 @@
-"""A link that goes dead without a word: a host in a network namespace of its own, whose cable is pulled."""
+"""A link that fails without a notice, to a host in a network namespace."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import cast
 
 import pytest
 
-from midstream.errors import LostContact
-from midstream.hosts.ssh.connection import USER_TIMEOUT
-from midstream.hosts.ssh.ssh_host import SshMachine
+from midstream.errors import ConnectionLostError
+from midstream.hosts.ssh.connection import TCP_USER_TIMEOUT
+from midstream.hosts.ssh.ssh_host import SshHost
 from simulators.sshd import SSHD, Lab
 
-PATIENCE = 30.0  # seconds in which a dead link has to be noticed, on a busy machine
+PATIENCE = 30.0  # seconds in which a dead link is detected on a busy machine
 
 
 def ip(*words: str) -> None:
@@ -27,10 +27,10 @@ def ip(*words: str) -> None:
 
 @dataclass
 class Cable:
-    """From this machine to the one in the namespace."""
+    """Network link from this machine to the host in the namespace."""
 
     name: str
-    machine: SshMachine
+    machine: SshHost
 
     def pull(self) -> None:
         ip("link", "set", self.name, "down")
@@ -76,7 +76,7 @@ def cable(lab: Lab) -> Iterator[Cable]:
             except OSError:
                 assert time.monotonic() < deadline, "no sshd in the namespace"
                 time.sleep(0.05)
-        machine = SshMachine("gpu1", host.config)
+        machine = SshHost("gpu1", host.config)
         machine.connect()
         yield Cable(near, machine)
         machine.close()
@@ -87,19 +87,19 @@ def cable(lab: Lab) -> Iterator[Cable]:
         ip("netns", "del", space)
 
 
-def test_a_dead_link_is_lost_contact_and_heals(cable: Cable):
+def test_dead_link_is_reported_and_reconnects(cable: Cable) -> None:
     machine = cable.machine
     connection = machine._connection
     assert connection is not None
     sock = cast(socket.socket, connection.transport.sock)
-    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == USER_TIMEOUT
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == TCP_USER_TIMEOUT
     idle = machine.open(["sleep", "60"])
     busy = machine.open(["cat"])
     cable.pull()
     began = time.monotonic()
     with pytest.raises(BrokenPipeError):
         busy.stdin.write(bytes(64 << 20))
-    with pytest.raises(LostContact):
+    with pytest.raises(ConnectionLostError):
         idle.wait(PATIENCE)
     assert time.monotonic() - began < PATIENCE
     busy.close()

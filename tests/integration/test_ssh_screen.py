@@ -1,4 +1,4 @@
-"""The terminal UI over a real SSH server: a host is met, watched, and entered."""
+"""The terminal UI over a real SSH server: first contact, watch, shell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     made.close()
 
 
-def test_a_host_is_met_watched_and_entered_with_keys(lab: Lab, terminal: Terminal, tmp_path: Path):
+def test_screen_accepts_watches_and_opens_shell_on_host(lab: Lab, terminal: Terminal, tmp_path: Path) -> None:
     server = lab.host("gpu1", devices=2)
     server.known_hosts.unlink()
     fleet = lab.fleet_file(gpu1=server.config)
@@ -35,11 +35,11 @@ def test_a_host_is_met_watched_and_entered_with_keys(lab: Lab, terminal: Termina
     terminal.wait(lambda text: "1 live" in text, "the host, live")
     assert server.known_hosts.exists()
     terminal.press("1", "s")
-    terminal.wait(lambda text: re.search(r"a shell on gpu1.*[#$]\s*$", text, re.DOTALL), "a prompt")
+    terminal.wait(lambda text: re.search(r"midstream: shell on gpu1.*[#$]\s*$", text, re.DOTALL), "a prompt")
     terminal.press('echo "port ${SSH_CONNECTION##* }"', "Enter")
     terminal.wait(lambda text: f"port {server.port}" in text, "the host's answer")
     terminal.press("exit", "Enter")
-    terminal.wait(lambda text: "1 Hosts 1" in text and "gpu1" in text, "the screen again")
+    terminal.wait(lambda text: "1 Hosts 1" in text and "gpu1" in text, "the fleet screen")
     terminal.press("q")
-    code, _ = terminal.wait_end(30)
+    code, _ = terminal.wait_exit(30)
     assert code == 0

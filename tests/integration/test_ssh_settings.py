@@ -1,41 +1,36 @@
-"""The user's SSH configuration, as OpenSSH resolves it, and as paramiko's parser does where there is no ssh."""
+"""The user's SSH configuration, resolved by OpenSSH or by paramiko."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from midstream.errors import HostError, UsageError
-from midstream.fleet.fleet import SshHost
+from midstream.fleet.fleet import SshHostConfig
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.ssh.settings import SshSettings, resolve
-from midstream.hosts.ssh.ssh_host import SshMachine
-from simulators.sshd import Lab, SshServer
+from midstream.hosts.ssh.ssh_host import SshHost
+from simulators.sshd import SshServer
 
 
 def settings(tmp_path: Path, text: str, address: str = "gpu7", **fields: object) -> SshSettings:
     file = tmp_path / "config"
     file.write_text(text)
-    return resolve("gpu", SshHost(address=address, ssh_config=str(file), **fields))  # type: ignore[arg-type]
+    return resolve("gpu", SshHostConfig(address=address, ssh_config=str(file), **fields))  # type: ignore[arg-type]
 
 
-def reached(server: SshServer, address: str) -> SshMachine:
-    machine = SshMachine(
-        "gpu", SshHost(address=address, ssh_config=str(server.directory / "ssh_config"), root="/tmp/r")
+def reached(server: SshServer, address: str) -> SshHost:
+    machine = SshHost(
+        "gpu", SshHostConfig(address=address, ssh_config=str(server.directory / "ssh_config"), root="/tmp/r")
     )
     machine.connect()
     return machine
 
 
-@pytest.fixture
-def server(lab: Lab) -> SshServer:
-    return lab.host("gpu1")
-
-
-def test_include_match_and_wildcards_lead_to_the_host(server: SshServer):
+def test_include_match_and_wildcards_apply(server: SshServer) -> None:
     (server.directory / "more").write_text(
         'Match originalhost "gpu?" exec "test %n = gpu7"\n  Port {port}\n'.replace("{port}", str(server.port))
     )
@@ -47,10 +42,10 @@ def test_include_match_and_wildcards_lead_to_the_host(server: SshServer):
     )
     reached(server, "gpu7").close()
     with pytest.raises(HostError):
-        reached(server, "gpu8")  # Match exec does not let it have the port
+        reached(server, "gpu8")  # Match exec gives it no port
 
 
-def test_host_key_alias_names_the_line_of_known_hosts(server: SshServer):
+def test_host_key_alias_selects_known_hosts_line(server: SshServer) -> None:
     kind, key = (server.directory / "host_key.pub").read_text().split()[:2]
     server.known_hosts.write_text(f"the-gpu {kind} {key}\n")
     server.configure(
@@ -64,12 +59,12 @@ def test_host_key_alias_names_the_line_of_known_hosts(server: SshServer):
 
 
 @pytest.mark.parametrize("line", ["*.0.0.?", "!gpu7,[127.0.0.1]:{port}", "{hashed}"])
-def test_patterns_and_hashed_names_of_known_hosts_count(server: SshServer, line: str):
+def test_known_hosts_patterns_and_hashes_apply(server: SshServer, line: str) -> None:
     from paramiko.hostkeys import HostKeys
 
     kind, key = (server.directory / "host_key.pub").read_text().split()[:2]
     names = line.format(port=server.port, hashed=HostKeys.hash_host(f"[127.0.0.1]:{server.port}"))
-    server.known_hosts.write_text(f"# a comment\n\n{names} {kind} {key} somebody\n")
+    server.known_hosts.write_text(f"# a comment\n\n{names} {kind} {key} comment\n")
     reached(server, "gpu1").close()
     server.known_hosts.write_text(f"@revoked {names} {kind} {key}\n{names} {kind} {key}\n")
     with pytest.raises(HostError, match="REVOKED"):
@@ -79,7 +74,7 @@ def test_patterns_and_hashed_names_of_known_hosts_count(server: SshServer, line:
         reached(server, "gpu1")
 
 
-def test_what_a_fleet_entry_says_stands_above_the_configuration(tmp_path: Path):
+def test_fleet_entry_overrides_ssh_configuration(tmp_path: Path) -> None:
     text = "Host gpu7\n  User them\n  Port 23\n  IdentityFile /k/theirs\n  UserKnownHostsFile /k/h\n"
     assert settings(tmp_path, text).address == "them@gpu7:23"
     assert settings(tmp_path, text, "me@gpu7:24").address == "me@gpu7:24"
@@ -90,7 +85,7 @@ def test_what_a_fleet_entry_says_stands_above_the_configuration(tmp_path: Path):
     assert found.known_hosts[0] == "/k/own"
 
 
-def test_tokens_and_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tokens_and_variables_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "/k")
     found = settings(
         tmp_path,
@@ -106,7 +101,7 @@ def test_tokens_and_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.
     assert found.proxy_command == "way gpu7.lab 23 me gpu7 %"
 
 
-def test_the_agent_may_be_another_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_identity_agent_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", "/a/usual")
     monkeypatch.setenv("OTHER", "/a/other")
     for value, path in (("SSH_AUTH_SOCK", "/a/usual"), ("$OTHER", "/a/other"), ("none", None), ("/a/b", "/a/b")):
@@ -114,7 +109,7 @@ def test_the_agent_may_be_another_or_none(tmp_path: Path, monkeypatch: pytest.Mo
     assert settings(tmp_path, "Host gpu7\n").identity_agent == "/a/usual"
 
 
-def test_jumps_are_kept_in_order_and_none_is_none(tmp_path: Path):
+def test_proxy_jump_values(tmp_path: Path) -> None:
     assert settings(tmp_path, "Host gpu7\n  ProxyJump a,me@b:33\n").jumps == ("a", "me@b:33")
     assert settings(tmp_path, "Host gpu7\n  ProxyJump none\nHost *\n  ProxyJump a\n").jumps == ()
     found = settings(tmp_path, "Host gpu7\n  ProxyCommand none\nHost *\n  ProxyCommand nc\n")
@@ -122,14 +117,14 @@ def test_jumps_are_kept_in_order_and_none_is_none(tmp_path: Path):
 
 
 @pytest.fixture
-def no_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A machine without OpenSSH's programs."""
+def hide_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Return a function that sets a PATH without OpenSSH's programs: the server is started before."""
     with monkeypatch.context() as patch:
-        patch.setenv("PATH", str(tmp_path))
-        yield
+        yield lambda: patch.setenv("PATH", str(tmp_path))
 
 
-def test_without_ssh_the_file_itself_is_read(server: SshServer, no_ssh: None, tmp_path: Path):
+def test_configuration_without_ssh_program(server: SshServer, tmp_path: Path, hide_ssh: Callable[[], None]) -> None:
+    hide_ssh()
     server.configure(
         "Host gpu*\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {dir}/user_key\n"
         "  UserKnownHostsFile {dir}/known_hosts\n"
@@ -141,15 +136,15 @@ def test_without_ssh_the_file_itself_is_read(server: SshServer, no_ssh: None, tm
     assert (found.address, found.jumps, found.identity_agent) == ("me@h:22", ("a", "b"), None)
 
 
-def test_a_configuration_with_an_error_is_named_with_its_line(tmp_path: Path):
+def test_configuration_error_reports_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"config: ?line 2") as refused:
         settings(tmp_path, "Host gpu7\n  NoSuchWord yes\n")
     assert "hosts.gpu.ssh_config" in refused.value.hint
 
 
 @pytest.mark.parametrize("field", ["identity_file", "ssh_config", "known_hosts"])
-def test_relative_paths_are_refused(field: str):
-    config = SshHost(address="gpu", **{field: "keys/id"})  # type: ignore[arg-type]
+def test_relative_paths_are_refused(field: str) -> None:
+    config = SshHostConfig(address="gpu", **{field: "keys/id"})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=f"hosts.gpu.{field} 'keys/id' is relative"):
         open_host("gpu", config).connect()
 
@@ -158,7 +153,7 @@ def test_relative_paths_are_refused(field: str):
     "address",
     ["", "-oProxyCommand=x", "a b", "a;b", "$(x)", "me;x@gpu", "-l@gpu", "gpu:port", "gpu:123456", "a\nb", "`x`@gpu"],
 )
-def test_what_a_shell_would_read_is_no_address(tmp_path: Path, address: str):
+def test_address_with_shell_characters_is_refused(tmp_path: Path, address: str) -> None:
     with pytest.raises(UsageError):
         settings(tmp_path, f"Host *\n  ProxyCommand touch {tmp_path}/canary %h %r\n", address)
     assert not (tmp_path / "canary").exists()

@@ -1,4 +1,4 @@
-"""Whose name a bucket is asked in: what the fleet file's ``stores:`` say, as the service sees it."""
+"""Credentials of requests to a bucket, by the fleet file's ``stores:``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 
 from midstream.check.target_checks import check_target
 from midstream.errors import MidstreamError, UsageError
-from midstream.fleet.bucket_settings import USER_PROJECT
-from midstream.fleet.fleet import LocalHost
+from midstream.fleet.fleet import LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.hosts.host_pool import Hosts, open_host
-from midstream.hosts.local_host import LocalMachine
+from midstream.fleet.store_config import USER_PROJECTS_VARIABLE
+from midstream.hosts.host_pool import HostPool, open_host
+from midstream.hosts.local_host import LocalHost
 from midstream.launch.launch_run import launch_run
 from midstream.launch.start_attempt import Launch, engine_environment
 from midstream.stores.bucket_access import access_for
-from midstream.stores.host_identity import why_not
+from midstream.stores.host_identity import identity_problem
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.stores import open_checkpoints, open_store
@@ -31,15 +31,17 @@ from simulators.identities import Identities
 from simulators.metadata import MetadataServer
 from simulators.sshd import Lab
 from support.command_line import TINY, midstream, refused
-from support.trees import assert_same_tree, write_checkpoint
+from support.trees import assert_same_tree, files, write_checkpoint
+
+pytestmark = pytest.mark.drawn
 
 URL = "gs://runs/ours"
-MOVER, WRITER = "mover@lab.iam.gserviceaccount.com", "writer@lab.iam.gserviceaccount.com"
+OPERATOR, WRITER = "operator@lab.iam.gserviceaccount.com", "writer@lab.iam.gserviceaccount.com"
 
 
 @pytest.fixture
 def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[BucketServer, Identities]]:
-    """A bucket and the servers of tokens; this machine has no credentials yet."""
+    """Serve a bucket and tokens; this machine has no credentials yet."""
     with bucket_server("runs") as server, Identities() as identities:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
@@ -49,9 +51,9 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[BucketServer, Iden
 
 
 def copied(entry: str, tmp_path: Path) -> None:
-    """A tree goes to the store and comes back, with what the fleet file says of it."""
+    """Copy a tree to the store and back with the fleet file's ``entry`` for it."""
     fleet = parse_fleet(f"stores: {{ours: {{url: {URL}, {entry}}}}}")
-    here = LocalMachine("here", LocalHost(root=str(tmp_path / "root")))
+    here = LocalHost("here", LocalHostConfig(root=str(tmp_path / "root")))
     write_checkpoint(tmp_path / "source", random.Random(1), size=20_000)
     there = bucket_endpoint(f"{URL}/tree", access_for(fleet, f"{URL}/tree"))
     copy_tree(Endpoint(here, str(tmp_path / "source")), there)
@@ -59,53 +61,51 @@ def copied(entry: str, tmp_path: Path) -> None:
     assert_same_tree(tmp_path / "back", tmp_path / "source")
 
 
-def test_nobody_in_particular(google: tuple[BucketServer, Identities], tmp_path: Path) -> None:
+def test_anonymous_credentials(google: tuple[BucketServer, Identities], tmp_path: Path) -> None:
     server, identities = google
     server.admits = ""
     copied("credentials: anonymous", tmp_path)
     assert identities.given == []
 
 
-def test_the_key_file_of_a_service_account(google: tuple[BucketServer, Identities], tmp_path: Path) -> None:
+def test_service_account_key_file(google: tuple[BucketServer, Identities], tmp_path: Path) -> None:
     server, identities = google
-    key = identities.service_account(tmp_path / "key.json", MOVER)
-    server.admits = f"token-of-{MOVER}"
+    key = identities.service_account(tmp_path / "key.json", OPERATOR)
+    server.admits = f"token-of-{OPERATOR}"
     copied(f"credentials: {key}", tmp_path)
-    assert set(identities.given) == {f"token-of-{MOVER}"}
+    assert set(identities.given) == {f"token-of-{OPERATOR}"}
 
 
 def test_application_default_credentials(
     google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, identities = google
-    key = identities.service_account(tmp_path / "adc.json", MOVER)
+    key = identities.service_account(tmp_path / "adc.json", OPERATOR)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
-    server.admits = f"token-of-{MOVER}"
+    server.admits = f"token-of-{OPERATOR}"
     copied("credentials: default", tmp_path)
-    assert set(identities.given) == {f"token-of-{MOVER}"}
+    assert set(identities.given) == {f"token-of-{OPERATOR}"}
 
 
 @pytest.mark.parametrize("default", [True, False])
-def test_in_the_name_of_a_service_account(
+def test_service_account_impersonation(
     google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: bool
 ) -> None:
     server, identities = google
-    identities.may.add((MOVER, WRITER))
-    key = identities.service_account(tmp_path / "key.json", MOVER)
+    identities.may.add((OPERATOR, WRITER))
+    key = identities.service_account(tmp_path / "key.json", OPERATOR)
     if default:
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
     own = "default" if default else str(key)
     server.admits = f"token-of-{WRITER}"
     copied(f"credentials: {own}, impersonate: {WRITER}", tmp_path)
-    assert set(identities.given) == {f"token-of-{MOVER}", f"token-of-{WRITER}"}
+    assert set(identities.given) == {f"token-of-{OPERATOR}", f"token-of-{WRITER}"}
 
 
-def test_who_may_not_act_for_another_or_is_another_is_told_in_one_line(
-    google: tuple[BucketServer, Identities], tmp_path: Path
-) -> None:
+def test_refused_credentials_are_one_line(google: tuple[BucketServer, Identities], tmp_path: Path) -> None:
     server, identities = google
-    key = identities.service_account(tmp_path / "key.json", MOVER)
-    with pytest.raises(MidstreamError, match=f"{MOVER} may not act for {WRITER}") as caught:
+    key = identities.service_account(tmp_path / "key.json", OPERATOR)
+    with pytest.raises(MidstreamError, match=f"{OPERATOR} may not act for {WRITER}") as caught:
         copied(f"credentials: {key}, impersonate: {WRITER}", tmp_path)
     assert "\n" not in str(caught.value)
     server.admits = f"token-of-{WRITER}"
@@ -115,12 +115,12 @@ def test_who_may_not_act_for_another_or_is_another_is_told_in_one_line(
 
 
 @pytest.mark.system
-def test_commands_ask_as_the_fleet_file_says_and_no_key_reaches_a_host(
+def test_commands_use_fleet_credentials_and_no_key_is_sent(
     lab: Lab, google: tuple[BucketServer, Identities], tmp_path: Path
 ) -> None:
     server, identities = google
-    key = identities.service_account(tmp_path / "key.json", MOVER)
-    server.admits = f"token-of-{MOVER}"
+    key = identities.service_account(tmp_path / "key.json", OPERATOR)
+    server.admits = f"token-of-{OPERATOR}"
     remote = lab.host("gpu")
     file = lab.fleet_file(gpu=remote.config)
     file.write_text(file.read_text() + f"stores: {{ours: {{url: {URL}, credentials: {key}}}}}\n")
@@ -134,35 +134,34 @@ def test_commands_ask_as_the_fleet_file_says_and_no_key_reaches_a_host(
     assert midstream("--fleet", file, "--verify", f"{URL}/tree").code == 0
 
     secret = json.loads(key.read_text())["private_key"].splitlines()[1]
-    for path in remote.directory.rglob("*"):
-        assert not path.is_file() or secret not in path.read_text(errors="replace"), path
-    file.write_text(file.read_text().replace(str(key), f"{tmp_path}/gone.json"))
-    refused(midstream("--fleet", file, "--verify", f"{URL}/tree"), 1, "gone.json: no service account's key")
+    assert [path for path, content in files(remote.directory).items() if secret.encode() in content] == []
+    file.write_text(file.read_text().replace(str(key), f"{tmp_path}/missing.json"))
+    refused(midstream("--fleet", file, "--verify", f"{URL}/tree"), 1, "missing.json: no service account's key")
 
 
-def test_engines_name_who_pays_as_the_fleet_file_says(
+def test_engine_requests_name_user_project(
     google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checkpoints (TensorStore and Google's client), token caches, compiled programs in a bucket of requester pays."""
+    """Every request of an engine to a bucket with requester pays names the project."""
     server, _ = google
     server.requester_pays.add("runs")
     fleet = parse_fleet(
         f"hosts: {{h: {{type: local, root: {tmp_path}, env: {{A: b}}}}}}\n"
-        f"stores: {{ours: {{url: {URL}, user_project: payer}}, free: {{url: gs://other/place}}}}"
+        f"stores: {{ours: {{url: {URL}, user_project: billed}}, free: {{url: gs://other/prefix}}}}"
     )
     env = engine_environment(str(tmp_path), fleet.hosts["h"], "/engine", Launch("r", "h"), 1)
-    assert (env["A"], json.loads(env[USER_PROJECT])) == ("b", {URL: "payer"})
-    assert USER_PROJECT not in parse_fleet(f"hosts: {{h: {{type: local, root: {tmp_path}}}}}").hosts["h"].env
+    assert (env["A"], json.loads(env[USER_PROJECTS_VARIABLE])) == ("b", {URL: "billed"})
+    assert USER_PROJECTS_VARIABLE not in parse_fleet(f"hosts: {{h: {{type: local, root: {tmp_path}}}}}").hosts["h"].env
 
-    def used() -> None:
+    def use_all() -> None:
         store = open_store(f"{URL}/step-1-a001")
         store.prepare(1)
-        store.write("a/0", [memoryview(b"cell")])
+        store.write("a/0", [memoryview(b"data")])
         store.sync()
         store.commit("manifest.json", b"{}")
         assert sorted(store.names()) == ["a/0", "manifest.json"]
         into = bytearray(4)
-        assert store.read("a/0", [memoryview(into)], lambda block: None) == 4
+        assert store.read("a/0", [memoryview(into)], lambda _: None) == 4
         assert open_checkpoints(URL).names() == ["step-1-a001"]
         gcs.put(f"{URL}/cache/.requests/x.json", b"{}")
         assert gcs.get(f"{URL}/cache/.requests/x.json") == b"{}"
@@ -171,54 +170,59 @@ def test_engines_name_who_pays_as_the_fleet_file_says(
         store.clear()
 
     with pytest.raises(CheckpointError, match="requester pays"):
-        used()
-    monkeypatch.setenv(USER_PROJECT, env[USER_PROJECT])
-    used()
-    billed = [path for _, path in server.requests if "userProject=payer" in path]
+        use_all()
+    monkeypatch.setenv(USER_PROJECTS_VARIABLE, env[USER_PROJECTS_VARIABLE])
+    use_all()
+    billed = [path for _, path in server.requests if "userProject=billed" in path]
     assert any("uploadType=media" in path or "upload" in path for path in billed)
     assert len(billed) > 8
-    monkeypatch.setenv(USER_PROJECT, "payer")
-    with pytest.raises(EngineError, match=r"MIDSTREAM_BILLED_TO is 'payer': write \{\"gs://BUCKET/PREFIX"):
+    monkeypatch.setenv(USER_PROJECTS_VARIABLE, "billed")
+    with pytest.raises(EngineError, match=r"MIDSTREAM_USER_PROJECTS is 'billed' \(hint: write \{\"gs://BUCKET/PREFIX"):
         open_store(f"{URL}/step-2-a001").prepare(1)
 
 
-def test_an_engine_that_cannot_act_for_an_account_is_refused_ahead(
+def test_engine_without_impersonation_is_refused_early(
     google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, identities = google
-    key = identities.service_account(tmp_path / "key.json", MOVER)
+    key = identities.service_account(tmp_path / "key.json", OPERATOR)
     text = f"stores: {{ours: {{url: {URL}, impersonate: {WRITER}}}}}\nhosts:\n  h: {{type: local, store: ours}}\n"
     plain = parse_fleet(text)
     keyed = parse_fleet(text + f"  k: {{type: local, store: ours, env: {{GOOGLE_APPLICATION_CREDENTIALS: {key}}}}}\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     with MetadataServer(**{"service-accounts/default/email": WRITER}) as metadata:
-        here = LocalMachine("h", LocalHost(root=str(tmp_path / "h")))
-        why, hint = why_not(plain, here, URL)
-        assert f"h: the engine asks {URL} as nobody in particular, and cannot act for {WRITER}" in why
+        here = LocalHost("h", LocalHostConfig(root=str(tmp_path / "h")))
+        problem, hint = identity_problem(plain, here, URL)
+        assert (
+            f"h: the engine's requests to {URL} come from an anonymous client, which cannot act for {WRITER}" in problem
+        )
         assert f"service_account: {WRITER}" in hint
         assert "this machine relays" in hint
-        there = LocalMachine("k", LocalHost(root=str(tmp_path / "k")))
-        assert f"as {MOVER}, and cannot act for {WRITER}" in why_not(keyed, there, URL)[0]
+        there = LocalHost("k", LocalHostConfig(root=str(tmp_path / "k")))
+        assert f"from {OPERATOR}, which cannot act for {WRITER}" in identity_problem(keyed, there, URL)[0]
         monkeypatch.setenv("GCE_METADATA_HOST", metadata.address)
-        assert why_not(plain, here, URL) == ("", ""), "the machine's own account is the one that is wanted"
-        assert why_not(keyed, there, URL)[0], "a file comes before the machine's account"
-        checks = [check for check in check_target(plain, Hosts(plain), plain.target("h")) if check.name == "store"]
-        assert [(check.state, check.detail) for check in checks] == [("pass", f"asks {URL} as {WRITER}")]
+        assert identity_problem(plain, here, URL) == ("", ""), "the machine's own account is the expected one"
+        assert identity_problem(keyed, there, URL)[0], "a file comes before the machine's account"
+        checks = [check for check in check_target(plain, HostPool(plain), plain.target("h")) if check.name == "store"]
+        assert [(check.state, check.detail) for check in checks] == [("pass", f"requests to {URL} come from {WRITER}")]
         metadata.values.clear()
-        with pytest.raises(UsageError, match=r"the engine asks .* as nobody in particular, and cannot act for"):
-            launch_run(Hosts(plain), plain, "h", TINY, "r")
+        with pytest.raises(UsageError, match=r"requests to .* come from an anonymous client, which cannot act for"):
+            launch_run(HostPool(plain), plain, "h", TINY, "r")
         assert not (Path(plain.hosts["h"].root).expanduser() / "runs").exists()
-    assert why_not(parse_fleet(f"stores: {{ours: {{url: {URL}}}}}\nhosts: {{h: {{type: local}}}}"), here, URL)[0] == ""
+    assert (
+        identity_problem(parse_fleet(f"stores: {{ours: {{url: {URL}}}}}\nhosts: {{h: {{type: local}}}}"), here, URL)[0]
+        == ""
+    )
 
 
-def test_the_role_that_the_guide_names_is_enough_for_the_engine(google: tuple[BucketServer, Identities]) -> None:
-    """roles/storage.objectUser: all of objects, nothing of the bucket itself (storage.buckets.get)."""
+def test_object_user_role_suffices_for_engine(google: tuple[BucketServer, Identities]) -> None:
+    """roles/storage.objectUser grants all of objects, but not storage.buckets.get."""
     server, _ = google
     server.faults.append(Fault("GET", r"/b/runs([?]|$)", 403, times=999, message="storage.buckets.get is not granted"))
     store = open_store(f"{URL}/step-1-a001")
     store.prepare(1)
-    store.write("a", [memoryview(b"cell")])
+    store.write("a", [memoryview(b"data")])
     store.sync()
-    assert store.get("a") == b"cell"
+    assert store.get("a") == b"data"
     with pytest.raises(CheckpointError, match="there is no bucket elsewhere"):
         open_store("gs://elsewhere/step-1-a001").prepare(1)

@@ -1,26 +1,25 @@
-"""The engine on a slice of four workers: asked for and started by one command, one mesh, saved and stopped as one."""
+"""The engine on a slice of four workers: started, saved and stopped as one."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from midstream.fleet.fleet import TpuTarget
-from midstream.launch.start_attempt import ProcessPlace
-from midstream.remote.machine import preemption_notices
-from midstream_engine import records
+from midstream.launch.start_attempt import ProcessPosition
+from midstream_engine import google_metadata, records
 from simulators.metadata import MetadataServer
 from simulators.slice import Slice, target_text
 from simulators.sshd import Lab
 from simulators.tpu_api import TpuServer, tpu_server
 from support.command_line import TINY, midstream
+from support.launched_processes import kill_launched
 
 __all__ = ["tpu_server"]
 pytestmark = pytest.mark.system
@@ -35,14 +34,11 @@ def metadata() -> Iterator[MetadataServer]:
 
 @pytest.fixture
 def pod(lab: Lab, tpu_server: TpuServer, metadata: MetadataServer) -> Iterator[Slice]:
-    """What was started there is ended."""
-    node = Slice(lab, "n", WORKERS, {preemption_notices.SERVER: metadata.address})
+    """Create a slice; kill its engines after the test."""
+    node = Slice(lab, "n", WORKERS, {google_metadata.VARIABLE: metadata.address})
     tpu_server.workers["n"] = node.workers
     yield node
-    for launched in lab.directory.glob("**/runs/*/attempts/*/launch*.json"):
-        identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
-        if records.is_running(identity):
-            os.kill(identity.pid, signal.SIGKILL)
+    kill_launched(lab.directory)
 
 
 def statuses(pod: Slice) -> list[records.Status | None]:
@@ -50,7 +46,7 @@ def statuses(pod: Slice) -> list[records.Status | None]:
     return [records.Status.read_or_none(each.status(process)) for process, each in enumerate(paths)]
 
 
-def until(condition, what: str, pod: Slice, timeout: float = 240) -> None:
+def until(condition: Callable[[], bool], what: str, pod: Slice, timeout: float = 240) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -60,9 +56,7 @@ def until(condition, what: str, pod: Slice, timeout: float = 240) -> None:
 
 
 @pytest.mark.slow
-def test_a_slice_trains_as_one_mesh_saves_at_a_notice_and_stops_at_the_same_step(
-    lab: Lab, tpu_server: TpuServer, pod: Slice, metadata: MetadataServer
-) -> None:
+def test_slice_trains_as_one_mesh_and_saves_at_notice(lab: Lab, pod: Slice, metadata: MetadataServer) -> None:
     file = lab.directory / "fleet.yaml"
     worker = f"{{devices: 1, python: {sys.executable}}}"
     file.write_text("targets:\n" + target_text("pod", pod, lab.directory / "key", create="true", worker=worker))
@@ -85,7 +79,7 @@ def test_a_slice_trains_as_one_mesh_saves_at_a_notice_and_stops_at_the_same_step
     before = saved()
     metadata.values["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
     until(lambda: all(len(new) > len(old) for new, old in zip(saved(), before, strict=True)), "a save everywhere", pod)
-    assert any("maintenance-event" in path for path in metadata.asked)
+    assert any("maintenance-event" in path for path in metadata.requested)
 
     (last,) = [each for each in statuses(pod) if each and each.process == 3]
     os.kill(last.pid, signal.SIGTERM)  # as a machine that shuts down does, on one worker alone
@@ -94,6 +88,6 @@ def test_a_slice_trains_as_one_mesh_saves_at_a_notice_and_stops_at_the_same_step
     assert len({each.checkpoint for each in statuses(pod) if each}) == 1
 
 
-def test_workers_of_a_real_slice_are_started_without_arguments() -> None:
-    assert ProcessPlace(2, ("a", "b", "c"), "").flags == ("--trainer.distributed.initialize_jax_distributed", "true")
+def test_slice_workers_initialize_jax_distributed() -> None:
+    assert ProcessPosition(2, ("a", "b", "c"), "").flags == ("--trainer.distributed.initialize_jax_distributed", "true")
     assert TpuTarget(project="p", zone="z").price_class == "on demand"

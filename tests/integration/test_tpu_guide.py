@@ -1,6 +1,8 @@
-"""The guide's story: GPU server, bucket, TPU slice, and back. One command each way, nothing by hand."""
+"""The TPU guide: from a GPU server over a bucket to a TPU slice and back."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
@@ -9,30 +11,30 @@ from simulators.bucket import BucketServer
 from simulators.slice import Slice
 from simulators.sshd import Lab
 from simulators.tpu_api import TpuServer, tpu_server
-from support.command_line import Run, midstream, refused
+from support.command_line import Ended, Run, midstream, refused
 from support.guide import begin
 
 __all__ = ["tpu_server"]
 pytestmark = pytest.mark.system
 WORKERS = 4
-KEPT = ("--certify-steps", "3", "--healthy-steps", "3")
+FLAGS = ("--certify-steps", "3", "--healthy-steps", "3")
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.slow
-def test_a_run_moves_over_a_bucket_to_a_slice_that_is_made_for_it_and_back(
-    lab: Lab, tpu_server: TpuServer, bucket: BucketServer, runs
+def test_migration_to_created_slice_and_back(
+    lab: Lab, tpu_server: TpuServer, bucket: BucketServer, runs: Callable[..., Run]
 ) -> None:
     guide = begin(lab, tpu_server, bucket, workers=WORKERS, devices=2, of_worker=4 // WORKERS)
     gpu, pod, file = guide.gpu, guide.pod, guide.file
     source, there = runs(gpu.root, "r"), runs(pod.roots[0], "r")
     source.wait_step(10)
-    refused(midstream("--fleet", file, "--migrate", "r", "--to", "pod", *KEPT), 3, "pod is not there", "--yes")
-    refused(midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--dry-run"), 3, "pod is not there")
+    refused(midstream("--fleet", file, "--migrate", "r", "--to", "pod", *FLAGS), 3, "pod does not exist", "--yes")
+    refused(midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--dry-run"), 3, "pod does not exist")
     assert tpu_server.created == []
 
-    moved = midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", "--json", *KEPT, timeout=480)
-    certified(moved, source, there, "pod")
+    moved = midstream("--fleet", file, "--migrate", "r", "--to", "pod", "--yes", "--json", *FLAGS, timeout=480)
+    assert_certified(moved, source, there, "pod")
     assert moved.of("created")[0]["slice"] == "lab/here-a/n"
     assert len(tpu_server.created) == 1
     restored = there.paths.attempt(2)
@@ -42,8 +44,8 @@ def test_a_run_moves_over_a_bucket_to_a_slice_that_is_made_for_it_and_back(
     assert any("/r/checkpoints/" in name for name in bucket.blobs("runs", "mine/runs/"))
     there.wait_step(moved.result["certificate"]["step"] + 5, timeout=240)
 
-    back = midstream("--fleet", file, "--migrate", "r", "--to", "gpu", "--json", *KEPT, timeout=480)
-    certified(back, there, source, "gpu")
+    back = midstream("--fleet", file, "--migrate", "r", "--to", "gpu", "--json", *FLAGS, timeout=480)
+    assert_certified(back, there, source, "gpu")
     assert [event["message"] for event in back.events if "gs://runs -> this machine -> gpu" in event.get("message", "")]
     assert midstream("--fleet", file, "--verify", back.result["migration"]).code == 0
     assert midstream("--fleet", file, "--delete", "pod", "--yes").code == 0
@@ -51,14 +53,14 @@ def test_a_run_moves_over_a_bucket_to_a_slice_that_is_made_for_it_and_back(
 
 
 def worker_status(pod: Slice, number: int) -> records.Status:
-    """Of the process of a worker."""
+    """Return the status of a worker's process."""
     return records.Status.read(records.RunPaths(str(pod.roots[number]), "r").attempt(2).status(number))
 
 
-def certified(moved, source: Run, target: Run, holder: str) -> None:
+def assert_certified(moved: Ended, source: Run, target: Run, owner: str) -> None:
     assert moved.code == 0, (moved.stdout[-2000:], moved.stderr[-2000:])
     certificate = moved.result["certificate"]
     assert certificate["valid"], certificate
-    assert (target.fence.owner, source.fence.epoch) == (holder, target.fence.epoch)
-    assert not source.alive
-    assert target.alive
+    assert (target.fence.owner, source.fence.epoch) == (owner, target.fence.epoch)
+    assert not source.running
+    assert target.running

@@ -1,9 +1,8 @@
-"""Slices of a Cloud TPU service: what is there, asking for one, and that nothing is left of one that did not come."""
+"""Slices of a Cloud TPU service: list, create, delete."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -12,13 +11,15 @@ from google.cloud import tpu_v2
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, GoogleConfig, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.hosts.providers import fleet_slices, interface
-from midstream.hosts.providers.google import client, create
-from midstream.hosts.providers.google.tpu_provider import GoogleTpus
-from midstream.hosts.providers.interface import ProviderError
-from simulators.tpu_api import Fault, TpuServer
+from midstream.hosts.providers import fleet_slices
+from midstream.hosts.providers.google import slice_creation, tpu_client
+from midstream.hosts.providers.google.tpu_provider import TpuProvider
+from midstream.hosts.providers.provider import ErrorKind, ProviderError, Slice, SliceStatus
+from simulators.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.tpu_nodes import QUOTA, Outcome, QueuedState, State, Worker
 
+__all__ = ["fast_polling", "tpu_server"]
+pytestmark = pytest.mark.usefixtures("fast_polling")
 PLACE = "projects/p/locations/z"
 POD = TpuTarget(
     project="p", zone="z", accelerator_type="v3-32", runtime_version="tpu-ubuntu2204-base", create=True, spot=True
@@ -28,83 +29,74 @@ STATUS = grpc.StatusCode
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuServer]:
-    monkeypatch.setattr(interface, "FIRST", 0.005)
-    monkeypatch.setattr(interface, "LONGEST", 0.02)
-    with TpuServer() as server:
-        monkeypatch.setenv(client.ENDPOINT, server.endpoint)
-        yield server
+def google() -> TpuProvider:
+    return TpuProvider()
 
 
-@pytest.fixture
-def google() -> GoogleTpus:
-    return GoogleTpus()
-
-
-def nothing_costs(server: TpuServer) -> bool:
-    return not server.nodes and not server.queued
+def nothing_costs(tpu_server: TpuServer) -> bool:
+    return not tpu_server.nodes and not tpu_server.queued
 
 
 @pytest.mark.parametrize("target", [POD, QUEUED], ids=["node", "queued"])
-def test_a_slice_is_made_used_and_deleted(server: TpuServer, google: GoogleTpus, target: TpuTarget) -> None:
-    said: list[str] = []
-    made = google.create("pod", target, said.append)
-    assert (made.standing, made.state, made.health, len(made.workers)) == (interface.READY, "READY", "HEALTHY", 4)
+def test_slice_is_created_reused_and_deleted(tpu_server: TpuServer, google: TpuProvider, target: TpuTarget) -> None:
+    messages: list[str] = []
+    made = google.create("pod", target, messages.append)
+    assert (made.status, made.state, made.health, len(made.workers)) == (SliceStatus.READY, "READY", "HEALTHY", 4)
     assert (made.accelerator_type, made.price_class, made.ours) == ("v3-32", "spot", True)
-    assert made.place == "p/z/pod"
-    assert said[0] == f"asking for p/z/pod: v3-32, spot{', queued' if target.queued else ''}"
-    assert said[-1] == "p/z/pod is ready: 4 workers"
-    asked = server.nodes[f"{PLACE}/nodes/pod"]
-    assert asked.metadata["enable-guest-attributes"] == "TRUE"
-    assert asked.labels["midstream-target"] == "pod"
+    assert made.path == "p/z/pod"
+    assert messages[0] == f"requesting p/z/pod: v3-32, spot{', queued' if target.queued else ''}"
+    assert messages[-1] == "p/z/pod is ready: 4 workers"
+    node = tpu_server.nodes[f"{PLACE}/nodes/pod"]
+    assert node.metadata["enable-guest-attributes"] == "TRUE"
+    assert node.labels["midstream-target"] == "pod"
     if target.queued:
-        request = server.queued[f"{PLACE}/queuedResources/pod"]
+        request = tpu_server.queued[f"{PLACE}/queuedResources/pod"]
         assert request.queueing_policy.valid_until_duration.seconds == 3600
         assert "spot" in request
-        assert any("WAITING_FOR_RESOURCES" in line for line in said), said
+        assert any("WAITING_FOR_RESOURCES" in line for line in messages), messages
     else:
-        assert asked.scheduling_config.spot
-    again = google.create("pod", target, said.append)
-    assert again == made, "what is there is not asked for twice"
-    assert len(server.created) == 1
-    google.delete("p/z/pod", said.append)
-    assert said[-1] == "p/z/pod is deleted"
-    assert nothing_costs(server)
+        assert node.scheduling_config.spot
+    again = google.create("pod", target, messages.append)
+    assert again == made, "an existing slice is not requested twice"
+    assert len(tpu_server.created) == 1
+    google.delete("p/z/pod", messages.append)
+    assert messages[-1] == "p/z/pod is deleted"
+    assert nothing_costs(tpu_server)
     assert google.find("pod", target) is None
 
 
-def test_what_is_asked_for_is_what_the_fleet_file_says() -> None:
+def test_node_request_follows_fleet_file() -> None:
     words = {**vars(POD), "spot": False, "reserved": True, "network": "n", "subnetwork": "s", "service_account": "a@b"}
-    node = create.node_message("Pod.1", TpuTarget(**words), "token")
+    node = slice_creation.node_message("Pod.1", TpuTarget(**words), "token")
     assert (node.scheduling_config.reserved, node.scheduling_config.spot) == (True, False)
     assert (node.network_config.network, node.network_config.subnetwork) == ("n", "s")
     assert node.network_config.enable_external_ips
     assert node.service_account.email == "a@b"
-    assert node.labels["midstream-target"] == "pod-1", "as labels may be"
+    assert node.labels["midstream-target"] == "pod-1", "in the form of labels"
     words |= {"accelerator_type": "v5p", "topology": "2x2x4", "reach": "iap", "os_login": "a@b"}
-    node = create.node_message("pod", TpuTarget(**words), "token")
+    node = slice_creation.node_message("pod", TpuTarget(**words), "token")
     assert node.accelerator_config.type_ == tpu_v2.AcceleratorConfig.Type.V5P
     assert (node.accelerator_config.topology, node.accelerator_type) == ("2x2x4", "")
     assert not node.network_config.enable_external_ips
     assert node.metadata["enable-oslogin"] == "TRUE"
     with pytest.raises(ProviderError, match="accelerator_type is a generation, not 'v9'"):
-        create.node_message("pod", TpuTarget(**{**words, "accelerator_type": "v9"}), "token")
+        slice_creation.node_message("pod", TpuTarget(**{**words, "accelerator_type": "v9"}), "token")
 
 
-def test_a_reservation_is_named_and_what_comes_of_it_is_reserved(server: TpuServer, google: GoogleTpus) -> None:
+def test_reservation_is_named_and_reserved(tpu_server: TpuServer, google: TpuProvider) -> None:
     name = "projects/p/reservations/ours"
     target = TpuTarget(**{**vars(POD), "spot": False, "reservation": name, "queued": True})
     assert target.price_class == "reserved"
     google.create("pod", target, print)
-    (request,) = server.queued.values()
+    (request,) = tpu_server.queued.values()
     assert request.reservation_name == name
     assert "guaranteed" in request
     assert "spot" not in request
     found = google.find("pod", target)
     assert found is not None
     assert found.price_class == "reserved"
-    google.delete(found.place, print)
-    assert nothing_costs(server)
+    google.delete(found.path, print)
+    assert nothing_costs(tpu_server)
 
 
 @pytest.mark.parametrize(
@@ -114,180 +106,183 @@ def test_a_reservation_is_named_and_what_comes_of_it_is_reserved(server: TpuServ
         ("v6e-8", None, 8), ("v4", "2x2x2", 8), ("v3", "4x4", 32), ("v9-8", None, None), ("v4", "2by2", None),
     ],
 )  # fmt: skip
-def test_how_many_devices_a_slice_has_follows_from_its_name(kind: str, topology: str | None, devices: int) -> None:
-    assert fleet_slices.devices(TpuTarget(accelerator_type=kind, topology=topology)) == devices
-    assert fleet_slices.devices(TpuTarget(accelerator_type=kind, topology=topology, worker={"devices": 1})) is None
+def test_device_count_follows_from_accelerator_type(kind: str, topology: str | None, devices: int) -> None:
+    assert fleet_slices.device_count(TpuTarget(accelerator_type=kind, topology=topology)) == devices
+    assert fleet_slices.device_count(TpuTarget(accelerator_type=kind, topology=topology, worker={"devices": 1})) is None
 
 
 @pytest.mark.parametrize(
     ("outcome", "kind", "words"),
     [
-        (Outcome(), interface.STOCKOUT, "p/z has none to give now: There is no more capacity in the zone"),
-        (Outcome(message=QUOTA), interface.QUOTA, "a quota of p/z is used up"),
+        (Outcome(), ErrorKind.STOCKOUT, "p/z has no capacity now: There is no more capacity in the zone"),
+        (Outcome(message=QUOTA), ErrorKind.QUOTA, "a quota of p/z is used up"),
         (
             Outcome(13, "internal error", leaves=State.TERMINATED),
-            interface.STOCKOUT,
+            ErrorKind.STOCKOUT,
             "was TERMINATED before it was ready",
         ),
     ],
     ids=["stockout", "quota", "left-behind"],
 )
-def test_a_creation_that_fails_leaves_nothing_and_says_so(
-    server: TpuServer, google: GoogleTpus, outcome: Outcome, kind: str, words: str
+def test_failed_creation_leaves_nothing(
+    tpu_server: TpuServer, google: TpuProvider, outcome: Outcome, kind: str, words: str
 ) -> None:
-    server.outcomes.append(outcome)
+    tpu_server.outcomes.append(outcome)
     with pytest.raises(ProviderError, match="nothing costs money") as caught:
-        google.create("pod", POD, lambda line: None)
-    assert nothing_costs(server)
+        google.create("pod", POD, lambda _: None)
+    assert nothing_costs(tpu_server)
     assert caught.value.costs == ""
     if outcome.leaves is None:
         assert (caught.value.kind, words in caught.value.message) == (kind, True), caught.value
 
 
-def test_a_queued_request_that_fails_says_why(server: TpuServer, google: GoogleTpus) -> None:
-    server.outcomes.append(Outcome(message=QUOTA))
-    with pytest.raises(ProviderError, match=r"pod was FAILED before it was ready: Quota .* what was begun is deleted"):
-        google.create("pod", QUEUED, lambda line: None)
-    assert nothing_costs(server)
+def test_failed_queued_request_reports_reason(tpu_server: TpuServer, google: TpuProvider) -> None:
+    tpu_server.outcomes.append(Outcome(message=QUOTA))
+    with pytest.raises(
+        ProviderError, match=r"pod was FAILED before it was ready: Quota .* what was created is deleted"
+    ):
+        google.create("pod", QUEUED, lambda _: None)
+    assert nothing_costs(tpu_server)
 
 
 @pytest.mark.parametrize("target", [POD, QUEUED], ids=["node", "queued"])
-def test_a_creation_that_takes_too_long_or_is_cancelled_is_taken_back(
-    server: TpuServer, google: GoogleTpus, target: TpuTarget
+def test_creation_timeout_or_cancellation_deletes_slice(
+    tpu_server: TpuServer, google: TpuProvider, target: TpuTarget
 ) -> None:
-    server.looks = 100000
+    tpu_server.looks = 100000
     late = TpuTarget(**{**vars(target), "valid_until": "0.3s"})
-    with pytest.raises(ProviderError, match="was not ready within 0 s; what was begun is deleted") as caught:
-        google.create("pod", late, lambda line: None)
-    assert caught.value.kind == interface.LATE
-    assert nothing_costs(server)
+    with pytest.raises(ProviderError, match="was not ready within 0 s; what was created is deleted") as caught:
+        google.create("pod", late, lambda _: None)
+    assert caught.value.kind == ErrorKind.TIMEOUT
+    assert nothing_costs(tpu_server)
     cancel = threading.Event()
 
     def say(line: str) -> None:
         if "CREATING" in line or "WAITING" in line:
             cancel.set()
 
-    with pytest.raises(ProviderError, match="was cancelled; what was begun is deleted, nothing costs money"):
+    with pytest.raises(ProviderError, match="was cancelled; what was created is deleted, nothing costs money"):
         google.create("pod", target, say, cancel)
-    assert nothing_costs(server)
+    assert nothing_costs(tpu_server)
 
 
-def test_ctrl_c_takes_back_what_was_begun(server: TpuServer, google: GoogleTpus) -> None:
+def test_ctrl_c_deletes_slice_in_creation(tpu_server: TpuServer, google: TpuProvider) -> None:
     def say(line: str) -> None:
         if "CREATING" in line:
             raise KeyboardInterrupt
 
-    server.looks = 100000
+    tpu_server.looks = 100000
 
-    with pytest.raises(ProviderError, match="interrupted; what was begun is deleted, nothing costs money") as caught:
+    with pytest.raises(ProviderError, match="interrupted; what was created is deleted, nothing costs money") as caught:
         google.create("pod", POD, say)
-    assert caught.value.kind == interface.CANCELLED
-    assert nothing_costs(server)
+    assert caught.value.kind == ErrorKind.CANCELLED
+    assert nothing_costs(tpu_server)
 
 
-def test_what_cannot_be_deleted_is_named_with_what_deletes_it(server: TpuServer, google: GoogleTpus) -> None:
-    server.outcomes.append(Outcome(leaves=State.TERMINATED))
-    server.faults.append(Fault("DeleteNode", STATUS.PERMISSION_DENIED, "Permission 'tpu.nodes.delete' denied on 'x'"))
-    with pytest.raises(ProviderError, match="MAY STILL BE THERE AND COST MONEY") as caught:
-        google.create("pod", POD, lambda line: None)
+def test_failed_deletion_names_slice_and_command(tpu_server: TpuServer, google: TpuProvider) -> None:
+    tpu_server.outcomes.append(Outcome(leaves=State.TERMINATED))
+    tpu_server.faults.append(
+        Fault("DeleteNode", STATUS.PERMISSION_DENIED, "Permission 'tpu.nodes.delete' denied on 'x'")
+    )
+    with pytest.raises(ProviderError, match="MAY STILL EXIST AND COST MONEY") as caught:
+        google.create("pod", POD, lambda _: None)
     assert "gcloud compute tpus tpu-vm delete pod --zone=z --project=p" in caught.value.costs
     assert "tpu.nodes.delete is missing" in caught.value.costs
 
 
-def test_an_answer_that_is_lost_makes_no_second_slice(server: TpuServer, google: GoogleTpus) -> None:
-    server.faults += [Fault("CreateNode"), Fault("CreateNode", late=True), Fault("GetNode", times=3)]
-    made = google.create("pod", POD, lambda line: None)
-    assert made.standing == interface.READY
-    assert len(server.created) == 1
+def test_lost_answer_creates_no_second_slice(tpu_server: TpuServer, google: TpuProvider) -> None:
+    tpu_server.faults += [Fault("CreateNode"), Fault("CreateNode", late=True), Fault("GetNode", times=3)]
+    made = google.create("pod", POD, lambda _: None)
+    assert made.status == SliceStatus.READY
+    assert len(tpu_server.created) == 1
 
 
-def test_a_service_that_never_answers_leaves_nothing(server: TpuServer, google: GoogleTpus) -> None:
-    server.faults.append(Fault("CreateNode", times=99))
+def test_unreachable_service_leaves_nothing(tpu_server: TpuServer, google: TpuProvider) -> None:
+    tpu_server.faults.append(Fault("CreateNode", times=99))
     with pytest.raises(ProviderError, match="planted; nothing was created, nothing costs money") as caught:
-        google.create("pod", POD, lambda line: None)
-    assert caught.value.kind == interface.UNAVAILABLE
-    assert server.called("CreateNode") == create.ASKED
-    assert nothing_costs(server)
+        google.create("pod", POD, lambda _: None)
+    assert caught.value.kind == ErrorKind.UNAVAILABLE
+    assert tpu_server.called("CreateNode") == slice_creation.MAX_CREATE_CALLS
+    assert nothing_costs(tpu_server)
 
 
-def test_a_slice_of_others_is_used_and_never_deleted(server: TpuServer, google: GoogleTpus) -> None:
-    server.create(PLACE, "pod", tpu_v2.Node(accelerator_type="v3-8", runtime_version="r"))
-    said: list[str] = []
-    made = google.create("pod", POD, said.append)
+def test_slice_of_others_is_used_and_never_deleted(tpu_server: TpuServer, google: TpuProvider) -> None:
+    tpu_server.create(PLACE, "pod", tpu_v2.Node(accelerator_type="v3-8", runtime_version="r"))
+    messages: list[str] = []
+    made = google.create("pod", POD, messages.append)
     assert (made.ours, len(made.workers)) == (False, 1)
-    server.preempt("pod")
-    with pytest.raises(ProviderError, match="is PREEMPTED, and midstream did not make it"):
-        google.create("pod", POD, said.append)
-    assert f"{PLACE}/nodes/pod" in server.nodes
+    tpu_server.preempt("pod")
+    with pytest.raises(ProviderError, match="is PREEMPTED, and midstream did not create it"):
+        google.create("pod", POD, messages.append)
+    assert f"{PLACE}/nodes/pod" in tpu_server.nodes
 
 
-def test_one_of_ours_that_was_preempted_is_replaced(server: TpuServer, google: GoogleTpus) -> None:
+def test_preempted_own_slice_is_replaced(tpu_server: TpuServer, google: TpuProvider) -> None:
     for says_so, target in ((True, POD), (False, QUEUED)):
-        first = google.create("pod", target, lambda line: None)
-        server.preempt("pod", says_so=says_so)
-        gone = google.find("pod", target)
-        assert gone is not None
-        assert gone.standing == interface.PREEMPTED, "a suspended request knows it where the node does not say so"
-        second = google.create("pod", target, lambda line: None)
+        first = google.create("pod", target, lambda _: None)
+        tpu_server.preempt("pod", says_so=says_so)
+        preempted = google.find("pod", target)
+        assert preempted is not None
+        assert preempted.status == SliceStatus.PREEMPTED, "a suspended request counts where the node is READY"
+        second = google.create("pod", target, lambda _: None)
         assert second.identity != first.identity
-        google.delete(second.place, lambda line: None)
+        google.delete(second.path, lambda _: None)
 
 
-def test_a_state_that_flaps_is_not_taken_for_ready(
-    server: TpuServer, google: GoogleTpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = iter(
+@pytest.mark.usefixtures("tpu_server")
+def test_flapping_state_is_not_ready(google: TpuProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = iter(
         [
-            interface.COMING,
-            interface.READY,
-            interface.COMING,
-            interface.READY,
-            interface.GOING,
-            interface.READY,
-            interface.READY,
+            SliceStatus.CREATING,
+            SliceStatus.READY,
+            SliceStatus.CREATING,
+            SliceStatus.READY,
+            SliceStatus.STOPPING,
+            SliceStatus.READY,
+            SliceStatus.READY,
         ]
     )
-    real, taken = create.nodes.find, []
+    real, taken = slice_creation.slice_lookup.find, []
 
-    def find(*words: str) -> interface.Slice | None:
-        found = real(*words)  # type: ignore[arg-type]
+    def find(*arguments: str) -> Slice | None:
+        found = real(*arguments)  # type: ignore[arg-type]
         if found is None or not found.workers:
             return found
-        taken.append(next(looks))
-        return interface.Slice(**{**vars(found), "standing": taken[-1]})
+        taken.append(next(states))
+        return Slice(**{**vars(found), "status": taken[-1]})
 
-    monkeypatch.setattr(create.nodes, "find", find)
-    assert google.create("pod", POD, lambda line: None).standing == interface.READY
-    assert taken[-2:] == [interface.READY, interface.READY]
+    monkeypatch.setattr(slice_creation.slice_lookup, "find", find)
+    assert google.create("pod", POD, lambda _: None).status == SliceStatus.READY
+    assert taken[-2:] == [SliceStatus.READY, SliceStatus.READY]
     assert len(taken) == 7
 
 
-# ------------------------------------------------------------------------------------------------------- looking
+# ------------------------------------------------------------------------------------------------------- listing
 
 
-def test_everything_in_all_projects_and_zones_is_listed_page_by_page(server: TpuServer) -> None:
+def test_list_covers_all_projects_and_zones(tpu_server: TpuServer) -> None:
     for zone in ("a", "b"):
         for index in range(3):
-            server.create(f"projects/p/locations/{zone}", f"n{index}", tpu_v2.Node(accelerator_type="v4-8"))
-    server.create("projects/q/locations/a", "other", tpu_v2.Node(accelerator_type="v4-8"))
-    server.enqueue(
+            tpu_server.create(f"projects/p/locations/{zone}", f"n{index}", tpu_v2.Node(accelerator_type="v4-8"))
+    tpu_server.create("projects/q/locations/a", "other", tpu_v2.Node(accelerator_type="v4-8"))
+    tpu_server.enqueue(
         "projects/p/locations/a",
         "waits",
         tpu_v2.QueuedResource(
             tpu={"node_spec": [{"parent": "projects/p/locations/a", "node_id": "waits", "node": {}}]}, spot={}
         ),
     )
-    server.unreachable = ["projects/p/locations/c"]
+    tpu_server.unreachable = ["projects/p/locations/c"]
     fleet = Fleet(google=GoogleConfig(["p", "q"]))
-    found = fleet_slices.inventory(fleet)
-    assert sorted(each.place for each in found.slices) == [
+    found = fleet_slices.list_slices(fleet)
+    assert sorted(each.path for each in found.slices) == [
         "p/a/n0", "p/a/n1", "p/a/n2", "p/a/waits", "p/b/n0", "p/b/n1", "p/b/n2", "q/a/other",
     ]  # fmt: skip
-    assert found.problems == ("projects/p/locations/c cannot be seen now",)
+    assert found.problems == ("projects/p/locations/c is unreachable now",)
     waits = next(each for each in found.slices if each.name == "waits")
-    assert (waits.node, waits.standing, waits.price_class) == (False, interface.COMING, "spot")
+    assert (waits.node, waits.status, waits.price_class) == (False, SliceStatus.CREATING, "spot")
     one = Fleet(google=GoogleConfig(["p"], ["b"]), targets={"other": TpuTarget(**{**vars(POD), "project": "q"})})
-    assert {each.zone for each in fleet_slices.inventory(one).slices} == {"b"}
+    assert {each.zone for each in fleet_slices.list_slices(one).slices} == {"b"}
 
 
 @pytest.mark.parametrize(
@@ -295,68 +290,70 @@ def test_everything_in_all_projects_and_zones_is_listed_page_by_page(server: Tpu
     [
         (
             Fault("List", STATUS.PERMISSION_DENIED, "Permission 'tpu.nodes.list' denied on 'projects/p/locations/-'"),
-            interface.PERMISSION,
+            ErrorKind.PERMISSION,
             "tpu.nodes.list is missing on projects/p/locations/-",
         ),
         (
             Fault("List", STATUS.PERMISSION_DENIED, "Cloud TPU API has not been used in project p before"),
-            interface.DISABLED,
+            ErrorKind.DISABLED,
             "gcloud services enable tpu.googleapis.com --project=p",
         ),
-        (Fault("List", STATUS.UNAUTHENTICATED, "invalid credentials"), interface.CREDENTIALS, "gcloud auth"),
-        (Fault("List", STATUS.NOT_FOUND, "Location not found"), interface.ABSENT, "is there such a project and zone"),
+        (Fault("List", STATUS.UNAUTHENTICATED, "invalid credentials"), ErrorKind.CREDENTIALS, "gcloud auth"),
+        (
+            Fault("List", STATUS.NOT_FOUND, "Location not found"),
+            ErrorKind.NOT_FOUND,
+            "is there such a project and zone",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
-def test_what_cannot_be_listed_is_told_with_what_mends_it(
-    server: TpuServer, fault: Fault, kind: str, words: str
-) -> None:
-    server.faults.append(fault)
-    found = fleet_slices.inventory(Fleet(google=GoogleConfig(["p"])))
+def test_list_problem_has_hint(tpu_server: TpuServer, fault: Fault, kind: str, words: str) -> None:
+    tpu_server.faults.append(fault)
+    found = fleet_slices.list_slices(Fleet(google=GoogleConfig(["p"])))
     assert found.slices == ()
     assert words in found.problems[0], (kind, found.problems)
 
 
-def test_a_busy_service_is_asked_again(server: TpuServer) -> None:
-    server.create(PLACE, "pod", tpu_v2.Node(accelerator_type="v3-8"))
-    server.faults += [
+def test_busy_service_is_retried(tpu_server: TpuServer) -> None:
+    tpu_server.create(PLACE, "pod", tpu_v2.Node(accelerator_type="v3-8"))
+    tpu_server.faults += [
         Fault("ListNodes", STATUS.UNAVAILABLE),
         Fault("ListNodes", STATUS.RESOURCE_EXHAUSTED, "slow down"),
     ]
-    found = fleet_slices.inventory(Fleet(google=GoogleConfig(["p"])))
+    found = fleet_slices.list_slices(Fleet(google=GoogleConfig(["p"])))
     assert ([each.name for each in found.slices], found.problems) == (["pod"], ())
 
 
 @pytest.mark.parametrize(
-    ("state", "health", "queued", "standing"),
+    ("state", "health", "queued", "status"),
     [
-        (State.READY, 1, None, interface.READY),
-        (State.READY, 5, None, interface.GOING),
-        (State.READY, 1, QueuedState.SUSPENDING, interface.GOING),
-        (State.READY, 1, QueuedState.SUSPENDED, interface.PREEMPTED),
-        (State.READY, 1, QueuedState.ACTIVE, interface.READY),
-        (State.REPAIRING, 0, None, interface.GOING),
-        (State.PREEMPTED, 0, None, interface.PREEMPTED),
-        (State.TERMINATED, 0, None, interface.PREEMPTED),
-        (State.STOPPED, 0, None, interface.PREEMPTED),
-        (State.CREATING, 0, QueuedState.PROVISIONING, interface.COMING),
-        (State.UNKNOWN, 0, None, interface.UNCLEAR),
+        (State.READY, 1, None, SliceStatus.READY),
+        (State.READY, 5, None, SliceStatus.STOPPING),
+        (State.READY, 1, QueuedState.SUSPENDING, SliceStatus.STOPPING),
+        (State.READY, 1, QueuedState.SUSPENDED, SliceStatus.PREEMPTED),
+        (State.READY, 1, QueuedState.ACTIVE, SliceStatus.READY),
+        (State.REPAIRING, 0, None, SliceStatus.STOPPING),
+        (State.PREEMPTED, 0, None, SliceStatus.PREEMPTED),
+        (State.TERMINATED, 0, None, SliceStatus.PREEMPTED),
+        (State.STOPPED, 0, None, SliceStatus.PREEMPTED),
+        (State.CREATING, 0, QueuedState.PROVISIONING, SliceStatus.CREATING),
+        (State.UNKNOWN, 0, None, SliceStatus.UNKNOWN),
     ],
     ids=str,
 )
-def test_what_states_come_to(state: int, health: int, queued: int | None, standing: str) -> None:
-    from midstream.hosts.providers.google.nodes import from_node
+def test_status_follows_from_node_state(state: int, health: int, queued: int | None, status: str) -> None:
+    from midstream.hosts.providers.google.slice_lookup import from_node
 
     node = tpu_v2.Node(name=f"{PLACE}/nodes/pod", state=state, health=tpu_v2.Node.Health(health))
     request = None if queued is None else tpu_v2.QueuedResource(state={"state": queued})
-    assert from_node(node, request).standing == standing
+    assert from_node(node, request).status == status
 
 
-def test_only_a_server_of_this_machine_is_spoken_to_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unencrypted_endpoint_must_be_local(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("10.0.0.1:80", "tpu.example.com:80", "1.2.3.4"):
-        monkeypatch.setenv(client.ENDPOINT, address)
-        with pytest.raises(UsageError, match="it names a server of this machine"):
-            client.open_client()
+        monkeypatch.setenv(tpu_client.ENDPOINT, address)
+        with pytest.raises(UsageError, match="it names a test server on this machine"):
+            tpu_client.open_client()
 
 
 # ----------------------------------------------------------------------------------------------------- the fleet
@@ -369,65 +366,63 @@ targets:
 """
 
 
-def test_workers_of_a_slice_become_hosts_of_the_fleet_and_of_its_text(
-    server: TpuServer, tmp_path: pytest.TempPathFactory
-) -> None:
+def test_slice_workers_become_fleet_hosts(tpu_server: TpuServer, tmp_path: pytest.TempPathFactory) -> None:
     fleet = parse_fleet(FLEET.replace("KEY", f"{tmp_path}/key"), "fleet.yaml")
-    said: list[str] = []
-    absent = fleet_slices.found(fleet, said.append)
+    messages: list[str] = []
+    absent = fleet_slices.with_slices(fleet, messages.append)
     assert absent.hosts_of("pod") == ()
-    with pytest.raises(UsageError, match=r"pod: p/z/n is not there \(--launch and --migrate --to pod ask for it"):
+    with pytest.raises(UsageError, match=r"pod: p/z/n does not exist \(--launch and --migrate --to pod create it"):
         absent.target("pod")
-    server.workers["n"] = [
+    tpu_server.workers["n"] = [
         Worker(f"10.0.0.{index}", f"127.0.0.{index}", {"ssh-ed25519": f"AAAA{index}"}) for index in range(2, 6)
     ]
-    server.create(PLACE, "n", tpu_v2.Node(accelerator_type="v3-32"))
+    tpu_server.create(PLACE, "n", tpu_v2.Node(accelerator_type="v3-32"))
     with pytest.raises(UsageError, match=r"p/z/n is CREATING, v3-32"):
-        fleet_slices.found(fleet, said.append).target("pod")
-    server._ready(f"{PLACE}/nodes/n")
-    looked = fleet_slices.found(fleet, said.append, touch=False)
-    assert not server.called("UpdateNode"), "a look lets no key in"
-    assert not said
-    wider = fleet_slices.found(fleet, said.append)
+        fleet_slices.with_slices(fleet, messages.append).target("pod")
+    tpu_server._ready(f"{PLACE}/nodes/n")
+    looked = fleet_slices.with_slices(fleet, messages.append, touch=False)
+    assert not tpu_server.called("UpdateNode"), "without touch=True no key is installed"
+    assert not messages
+    wider = fleet_slices.with_slices(fleet, messages.append)
     target = wider.target("pod")
     assert target.hosts == ("pod-0", "pod-1", "pod-2", "pod-3")
     assert looked.target("pod").hosts == target.hosts
-    assert parse_fleet(wider.text).hosts == wider.hosts, "its text says the same"
+    assert parse_fleet(wider.text).hosts == wider.hosts, "its text has the same hosts"
     host = wider.hosts["pod-1"]
     assert (host.price_per_hour, host.internal_address, host.devices, host.python) == (
         2.0, "10.0.0.3", 1, "/usr/bin/python3",
     )  # fmt: skip
-    assert said == [f"making a key for TPU workers: {tmp_path}/key", said[1]]
-    keys = server.nodes[f"{PLACE}/nodes/n"].metadata["ssh-keys"]
+    assert messages == [f"creating a key for TPU workers: {tmp_path}/key", messages[1]]
+    keys = tpu_server.nodes[f"{PLACE}/nodes/n"].metadata["ssh-keys"]
     assert keys.split(":")[1].startswith("ssh-ed25519 AAAA")
-    fleet_slices.found(fleet, said.append)
-    assert server.called("UpdateNode") == 1, "once is enough"
+    fleet_slices.with_slices(fleet, messages.append)
+    assert tpu_server.called("UpdateNode") == 1, "once is enough"
 
 
-def test_a_worker_takes_the_name_of_no_other_host(server: TpuServer, tmp_path: pytest.TempPathFactory) -> None:
+def test_worker_name_must_not_match_other_host(tpu_server: TpuServer, tmp_path: pytest.TempPathFactory) -> None:
     text = FLEET.replace("KEY", f"{tmp_path}/key").replace("here:", "pod-0: {type: local}, here:")
-    server.create(PLACE, "n", tpu_v2.Node(accelerator_type="v3-8"))
-    server._ready(f"{PLACE}/nodes/n")
-    server.workers["n"] = [Worker("10.0.0.1", "127.0.0.1", {"ssh-rsa": "AAAA"})]
+    tpu_server.create(PLACE, "n", tpu_v2.Node(accelerator_type="v3-8"))
+    tpu_server._ready(f"{PLACE}/nodes/n")
+    tpu_server.workers["n"] = [Worker("10.0.0.1", "127.0.0.1", {"ssh-rsa": "AAAA"})]
     with pytest.raises(UsageError, match="pod-0 has the name of a worker of pod"):
-        fleet_slices.found(parse_fleet(text), lambda line: None)
+        fleet_slices.with_slices(parse_fleet(text), lambda _: None)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (("project: p, ", ""), "has no project"),
-        (("accelerator_type: v3-32, ", ""), "may be created, and does not say as what"),
+        (("accelerator_type: v3-32, ", ""), "has create: true and lacks accelerator_type"),
         (("create: true", "create: true, spot: true, reserved: true"), "is spot and reserved"),
         (("create: true", "create: true, reservation: projects/p/reservations/r"), "names a reservation, and is not"),
         (("create: true", "create: true, reach: externel"), "did you mean external"),
-        (("create: true", "create: true, valid_until: soon"), "duration 'soon' cannot be read"),
-        (("devices: 1", "device: 1"), "targets.pod.worker.device is not known (did you mean devices"),
-        (("zone: z", "zones: z"), "targets.pod.zones is not known (did you mean zone"),
+        (("create: true", "create: true, valid_until: soon"), "duration 'soon' is malformed"),
+        (("devices: 1", "device: 1"), "targets.pod.worker.device is unknown (did you mean devices"),
+        (("zone: z", "zones: z"), "targets.pod.zones is unknown (did you mean zone"),
     ],
-    ids=lambda value: "",
+    ids=lambda _: "",
 )
-def test_a_target_that_is_written_wrongly_is_refused(change: tuple[str, str], words: str) -> None:
+def test_invalid_tpu_target_is_refused(change: tuple[str, str], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_fleet(FLEET.replace(*change), "fleet.yaml")
     assert words in str(caught.value)

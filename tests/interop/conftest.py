@@ -1,4 +1,4 @@
-"""Jax as every engine test wants it: on the CPU, with eight virtual devices. And haliax, imported once."""
+"""Jax on the CPU with eight virtual devices; haliax, imported once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from support.engine_runs import QUICK
 
-# Jax reads these when it starts its backend: now. Programs that a test starts shall not inherit them.
+# Jax reads these when its backend starts, here. Programs that a test starts must not inherit them.
 with pytest.MonkeyPatch.context() as environment:
     environment.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {QUICK}")
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")

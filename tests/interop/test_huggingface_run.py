@@ -1,4 +1,4 @@
-"""A Hugging Face model as a run of ours before its first update."""
+"""Import of a Hugging Face model as a run before its first update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.convert import main
 
 pytestmark = [
-    # haliax 1.4 uses names that jax 0.10 is giving up.
+    # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
@@ -26,7 +26,7 @@ def convert(folder: Path, *flags: str) -> int:
     return main([str(SOURCE), str(folder / "b"), "--run-id", "tiny", "--root", str(folder / "root"), "--", *flags])
 
 
-def test_a_model_becomes_a_run_with_the_data_that_flags_name(tmp_path: Path) -> None:
+def test_model_becomes_a_run_with_the_data_of_flags(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(" ".join(str(7 * number % 63) for number in range(3000)))
     flags = [
         "--data.train_urls", f"[{tmp_path}/text.txt]", "--data.tokenizer", str(TOKENIZER), "--data.eos_token", "<end>",
@@ -48,9 +48,7 @@ def test_a_model_becomes_a_run_with_the_data_that_flags_name(tmp_path: Path) -> 
     assert not (tmp_path / "b").exists()
 
 
-def test_a_model_without_data_or_with_another_vocabulary_is_no_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_without_data_or_vocabulary_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert(tmp_path) == 1
     assert "data.train_urls" in capsys.readouterr().err
     assert convert(tmp_path, "--data.train_urls", "[x.txt]", "--data.tokenizer", "bytes") == 1

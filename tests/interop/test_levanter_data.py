@@ -1,4 +1,4 @@
-"""Levanter's token caches as they lie: the samples that Levanter's own code gives, and its losses on them.
+"""Levanter's token caches, read in place: samples and losses equal Levanter's.
 
 The fixtures were made with Levanter by tests/fixtures/levanter/generate_data.py, on a CPU.
 """
@@ -18,13 +18,13 @@ import pytest
 import yaml
 
 from midstream_engine.convert import main
+from midstream_engine.data.batches.batches import TrainingBatches
+from midstream_engine.data.batches.mixture import open_data
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.imported.imported_data import Imported
-from midstream_engine.data.imported.levanter_cache import LEDGER, import_levanter, open_cache
+from midstream_engine.data.imported.levanter_cache import INDEX, import_levanter, open_cache
 from midstream_engine.data.order import threefry
-from midstream_engine.data.order.batches import TrainingBatches
-from midstream_engine.data.order.mixture import open_data
-from midstream_engine.data.sources import gcs
+from midstream_engine.gcs_client import storage_client
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.data import read_data
 from midstream_engine.interop.levanter.importer import open_levanter
@@ -32,7 +32,7 @@ from simulators.bucket import BucketServer, bucket_server
 from support import imported_runs
 
 pytestmark = [
-    # haliax 1.4 uses names that jax 0.10 is giving up.
+    # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
@@ -42,19 +42,19 @@ POSITIONS, BATCH, FIRST, SEED, EOS = 16, 8, 3, 5, 63
 BUCKET = "levanter-caches"
 
 
-def ordered(root: Path, told: dict[str, Any]) -> TrainingBatches:
+def ordered(root: Path, section: dict[str, Any]) -> TrainingBatches:
     from midstream_engine.config.trainer import TrainerConfig
 
-    data = read_data({"data": told}, [str(DATA)], [], TrainerConfig(train_batch_size=BATCH), SEED)
+    data = read_data({"data": section}, [str(DATA)], [], TrainerConfig(train_batch_size=BATCH), SEED)
     assert data.eos == EOS
-    place = import_levanter(str(root), data.caches, data.order, seq_len=POSITIONS, tokenizer="ids:64:63")
-    opened = open_data(place)
+    directory = import_levanter(str(root), data.caches, data.order, seq_len=POSITIONS, tokenizer="ids:64:63")
+    opened = open_data(directory)
     assert isinstance(opened, Imported)
     return TrainingBatches(opened, seq_len=POSITIONS, batch_size=BATCH, seed=0, shuffle=False)
 
 
 @pytest.mark.parametrize("name", sorted(ORDERS))
-def test_the_next_updates_read_the_samples_that_levanter_would_have(name: str, tmp_path: Path) -> None:
+def test_next_updates_read_levanters_samples(name: str, tmp_path: Path) -> None:
     batches = ordered(tmp_path, ORDERS[name]["data"])
     found = []
     for update in range(FIRST, FIRST + len(ORDERS[name]["batches"])):
@@ -65,17 +65,17 @@ def test_the_next_updates_read_the_samples_that_levanter_would_have(name: str, t
     assert found == ORDERS[name]["batches"]
 
 
-def test_any_rows_of_any_batch_are_those_of_the_whole(tmp_path: Path) -> None:
-    """However the batch is split over hosts, and wherever a run goes on."""
-    batches = ordered(tmp_path, ORDERS["three by turns"]["data"])
-    whole = batches.batch(30).tokens
+def test_rows_of_a_batch_equal_the_complete_batch(tmp_path: Path) -> None:
+    """For any split of the batch over hosts, and at any step."""
+    batches = ordered(tmp_path, ORDERS["three, changing weights"]["data"])
+    complete = batches.batch(30).tokens
     for rows in ([0, 3], [7], [1, 2, 4, 5, 6]):
         part = batches.samples(30, 30 * BATCH, BATCH, np.array(rows))
-        np.testing.assert_array_equal(part.tokens[rows], whole[rows])
+        np.testing.assert_array_equal(part.tokens[rows], complete[rows])
 
 
 @pytest.mark.parametrize("seed", [0, 5, 2**31 - 1])
-def test_jaxs_random_numbers_are_followed(seed: int) -> None:
+def test_threefry_equals_jax_random(seed: int) -> None:
     key, ours = jax.random.PRNGKey(seed), threefry.seeded(seed)
     np.testing.assert_array_equal(key, ours)
     np.testing.assert_array_equal(jax.random.split(key, 3), threefry.split(ours, 3))
@@ -85,8 +85,8 @@ def test_jaxs_random_numbers_are_followed(seed: int) -> None:
         np.testing.assert_array_equal(jax.random.permutation(key, count), threefry.permutation(ours, count))
 
 
-def test_a_run_goes_on_with_its_own_data_and_has_levanters_losses(tmp_path: Path) -> None:
-    """Documents are kept apart by the tokenizer's end of text; the caches' names are relative to the configuration."""
+def test_imported_run_continues_with_levanters_losses(tmp_path: Path) -> None:
+    """End of text separates documents; cache paths are relative to the configuration."""
     assert main([str(DATA / "run"), str(tmp_path / "out")]) == 0
     expected = json.loads((DATA / "run" / "expected.json").read_text())["losses"]
     adopted = open_levanter(str(DATA / "run"))
@@ -115,11 +115,21 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     return folder / "run"
 
 
-def test_the_end_of_documents_is_seen_in_the_caches_where_the_tokenizer_is_not_here(tmp_path: Path) -> None:
-    source = changed(tmp_path / "x", lambda config: config["data"].update(tokenizer="some-hub/name"))
+def test_end_token_is_read_from_caches_without_tokenizer(tmp_path: Path) -> None:
+    source = changed(tmp_path / "x", lambda config: config["data"].update(tokenizer="some-org/name"))
     adopted = open_levanter(str(source))
     assert adopted.mapping["data"]["tokenizer"] == f"ids:64:{EOS}"
-    assert [note for note in adopted.notes if "some-hub/name is only a name" in note]
+    assert [note for note in adopted.notes if "some-org/name is only a name" in note]
+
+
+def test_token_id_beyond_vocabulary_is_refused_at_import(tmp_path: Path) -> None:
+    from midstream_engine.config.trainer import TrainerConfig
+
+    section = ORDERS["three, changing weights"]["data"]
+    data = read_data({"data": section}, [str(DATA)], [], TrainerConfig(train_batch_size=BATCH), SEED)
+    with pytest.raises(DataError, match=r"dataset \w+, sample \d+ of the cache has token id 6[0-3], but .* has 60 ids"):
+        import_levanter(str(tmp_path), data.caches, data.order, seq_len=POSITIONS, tokenizer="ids:60:59")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
@@ -127,37 +137,37 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
     with bucket_server(BUCKET) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        gcs._client.cache_clear()
+        storage_client.cache_clear()
         yield server
-    gcs._client.cache_clear()
+    storage_client.cache_clear()
 
 
-def test_caches_in_a_bucket_are_read_there(server: BucketServer, tmp_path: Path) -> None:
-    """The samples are those of the caches on a disk; nothing of the tokens is copied."""
-    told = ORDERS["three by turns"]["data"]
+def test_bucket_caches_are_read_in_place(server: BucketServer, tmp_path: Path) -> None:
+    """The samples equal those of the caches on disk; no tokens are copied."""
+    section = ORDERS["three, changing weights"]["data"]
     for path in DATA.rglob("*"):
         if path.is_file():
             server.put(BUCKET, f"all/{path.relative_to(DATA)}", path.read_bytes())
     far = {
-        **told,
+        **section,
         "components": {
             name: {**body, "cache_dir": f"gs://{BUCKET}/all/{Path(body['cache_dir']).name}"}
-            for name, body in told["components"].items()
+            for name, body in section["components"].items()
         },
     }
     batches = ordered(tmp_path, far)
-    for update, digest in enumerate(ORDERS["three by turns"]["batches"], FIRST):
+    for update, digest in enumerate(ORDERS["three, changing weights"]["batches"], FIRST):
         assert hashlib.sha256(batches.batch(update).tokens.astype("<i4").tobytes()).hexdigest() == digest
     (directory,) = (path for path in tmp_path.iterdir() if not path.name.startswith("."))
-    assert {path.name for path in directory.rglob("*") if path.is_file()} == {LEDGER, "manifest.json"}
-    server.put(BUCKET, f"all/a/train/{LEDGER}", b"{}")
-    with pytest.raises(DataError, match="not there as it was imported"):
+    assert {path.name for path in directory.rglob("*") if path.is_file()} == {INDEX, "manifest.json"}
+    server.put(BUCKET, f"all/a/train/{INDEX}", b"{}")
+    with pytest.raises(DataError, match="has changed since it was imported"):
         open_data(str(directory))
     with pytest.raises(DataError, match="no token cache of Levanter's"):
         open_cache(f"gs://{BUCKET}/nowhere")
 
 
-def test_data_that_is_not_carried_over_is_refused_by_name_unless_it_is_left_out(tmp_path: Path) -> None:
+def test_unsupported_data_options_are_refused_by_name(tmp_path: Path) -> None:
     changes: dict[str, Callable[[dict[str, Any]], Any]] = {
         "max_train_batches": lambda config: config["data"].update(max_train_batches={"a": 3}),
         "stop_strategy": lambda config: config["data"].update(stop_strategy="first_exhausted"),
@@ -165,8 +175,7 @@ def test_data_that_is_not_carried_over_is_refused_by_name_unless_it_is_left_out(
         "permutation_type": lambda config: config["data"].update(shuffle=True, permutation_type="sorted"),
         "block of 32": lambda config: config["data"].update(train_weights=[[0, {"a": 1.0}], [3, {"b": 1.0}]]),
         "components.a": lambda config: config["data"]["components"]["a"].update(format={"type": "chat"}),
-        "train_seq_len": lambda config: config.update(train_seq_len=8),
-        LEDGER: lambda config: config["data"]["components"]["a"].update(cache_dir="elsewhere"),
+        INDEX: lambda config: config["data"]["components"]["a"].update(cache_dir="elsewhere"),
     }
     source = DATA
     for number, (word, change) in enumerate(changes.items()):
@@ -181,22 +190,29 @@ def test_data_that_is_not_carried_over_is_refused_by_name_unless_it_is_left_out(
         open_levanter(str(source), caches=given[:2])
 
 
-def test_caches_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+def test_other_sequence_length_is_refused_with_and_without_data(tmp_path: Path) -> None:
+    source = changed(tmp_path / "run", lambda config: config.update(train_seq_len=8))
+    for without_data in (False, True):
+        with pytest.raises(ConversionError, match="train_seq_len: 8 tokens of 16"):
+            open_levanter(str(source), without_data=without_data)
+
+
+def test_incomplete_caches_are_refused(tmp_path: Path) -> None:
     shutil.copytree(DATA / "c", tmp_path / "c")
-    path = tmp_path / "c" / "train" / LEDGER
-    ledger = json.loads(path.read_text())
+    path = tmp_path / "c" / "train" / INDEX
+    index = json.loads(path.read_text())
 
     def refused(words: str, **fields: Any) -> None:
-        path.write_text(json.dumps({**ledger, **fields}))
+        path.write_text(json.dumps({**index, **fields}))
         with pytest.raises(DataError, match=words):
             open_cache(str(tmp_path / "c"))
 
-    refused("never finished", is_finished=False)
+    refused("is not finished", is_finished=False)
     refused("documents", total_num_rows=7)
-    name = ledger["finished_shards"][0]
-    refused("does not lie in it", finished_shards=["../a"], shard_rows={"../a": 1})
-    refused("not in a form", finished_shards=None)
-    path.write_text(json.dumps(ledger))
+    name = index["finished_shards"][0]
+    refused("is outside of the cache", finished_shards=["../a"], shard_rows={"../a": 1})
+    refused("unknown form", finished_shards=None)
+    path.write_text(json.dumps(index))
     shutil.rmtree(tmp_path / "c" / "train" / name / "input_ids" / "data")
     with pytest.raises(DataError, match="cannot be opened"):
         open_cache(str(tmp_path / "c")).end_token()

@@ -1,4 +1,4 @@
-"""Runs of GPT-NeoX: every number as DeepSpeed has it, the same losses from there on, whatever is amiss named.
+"""Import of GPT-NeoX runs: all numbers and the next losses equal DeepSpeed's.
 
 The fixtures were made with deepspeed and torch by tests/fixtures/neox/generate.py, on a CPU.
 """
@@ -19,9 +19,10 @@ import pytest
 import yaml
 
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.config.load import load_config
+from midstream_engine.config.reading.load import load_config
 from midstream_engine.convert import main
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.directory import find
 from midstream_engine.interop.neox.importer import open_neox
 from midstream_engine.interop.neox.partitions import KINDS, Row
@@ -33,13 +34,15 @@ from midstream_engine.records import TRAIN
 from support import imported_runs, torch_files
 
 pytestmark = [
-    # haliax 1.4 uses names that jax 0.10 is giving up.
+    pytest.mark.drawn,
+    # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "neox"
 NAMES = sorted(path.name for path in FIXTURES.iterdir() if (path / "latest").exists())
-STEP = 3
+# Most fixtures are of present NeoX, without a record of it; one shows that it is of an old one.
+PRESENT = Choices(gqa_layout="blocked", rms_epsilon="inside")
 
 
 def expected_of(name: str) -> dict[str, Any]:
@@ -50,56 +53,66 @@ def digest_of(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array, "<f4").tobytes()).hexdigest()
 
 
-def digests_of(found: Read) -> dict[tuple[int, str, str], str]:
+def choices_of(path: Path | str) -> Choices:
+    return Choices() if "old" in str(path) else PRESENT
+
+
+def digests_of(found: Read) -> dict[tuple[int, str, str, int], str]:
+    """Return digests by layer, name, kind and tensor-parallel rank."""
     return {
-        (*key, kind): digest_of(parameter.rows[0][kind].read())
+        (*key, kind, rank): digest_of(rows[kind].read())
         for key, parameter in found.parameters.items()
+        for rank, rows in parameter.rows.items()
         for kind in KINDS
     }
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_masters_and_moments_are_those_of_the_living_deepspeed(name: str) -> None:
-    found = read(find(str(FIXTURES / name)))
-    wanted = {}
-    for key, digest in expected_of(name)["arrays"].items():
-        parameter, _, kind = key.partition("|")
-        wanted[*key_of(parameter), kind] = digest
-    assert digests_of(found) == wanted
-    assert found.iteration == STEP
-    assert found.steps == {STEP + (found.writer == "FP16_Optimizer")}
+def test_masters_and_moments_equal_deepspeeds(name: str) -> None:
+    found, about = read(find(str(FIXTURES / name))), expected_of(name)
+    expected = {}
+    for key, digest in about["arrays"].items():
+        parameter, kind, *rank = key.split("|")
+        expected[*key_of(parameter), kind, int(rank[0]) if rank else 0] = digest
+    assert digests_of(found) == expected
+    skipped = about.get("skipped", 0)
+    assert f"global_step{found.iteration}" == (FIXTURES / name / "latest").read_text().strip()
+    assert found.skipped == skipped
+    assert found.steps == {found.iteration - skipped + (found.writer == "FP16_Optimizer")}
 
 
 def filled(path: Path | str) -> dict[str, np.ndarray]:
-    """Every array of ours that the checkpoint gives."""
-    adopted = open_neox(str(path))
+    """Return every array that the imported checkpoint has."""
+    adopted = open_neox(str(path), choices_of(path))
     found = {array.name: array.value() for array in adopted.arrays}
     adopted.verify()
     return found
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "fp32" in name])
-def test_the_next_updates_have_the_losses_of_deepspeed(name: str) -> None:
-    """Float32 throughout, on DeepSpeed's side and on ours."""
-    losses = continued(FIXTURES / name, expected_of(name)["tokens"])
-    np.testing.assert_allclose(losses, expected_of(name)["losses"], rtol=1e-4)
+def test_next_updates_have_deepspeeds_losses(name: str) -> None:
+    """In float32, in DeepSpeed and here."""
+    losses, expected = continued(FIXTURES / name, expected_of(name)["tokens"]), expected_of(name)["losses"]
+    np.testing.assert_allclose(losses[0], expected[0], rtol=1e-6)
+    # With a parallel residual each tensor-parallel rank trains a bias of its own: their sum moves faster there.
+    np.testing.assert_allclose(losses, expected, rtol=2e-3 if "pythia" in name and "tp" in name else 2e-6)
 
 
-def test_half_precision_goes_on_within_its_band() -> None:
-    name = "pythia-bf16-z1-dp3"
+@pytest.mark.parametrize("name", ["pythia-bf16-z1-dp3", "llama-bf16-z1-tp2-pp2-dp2", "sequential-fp16-z1-tp2-overflow"])
+def test_half_precision_continues_within_tolerance(name: str) -> None:
     np.testing.assert_allclose(
-        continued(FIXTURES / name, expected_of(name)["tokens"]), expected_of(name)["losses"], rtol=2e-2
+        continued(FIXTURES / name, expected_of(name)["tokens"]), expected_of(name)["losses"], rtol=2e-3
     )
 
 
 def continued(path: Path, batches: list[Any]) -> list[float]:
-    """The losses of the next updates of an imported run."""
-    return imported_runs.continued(open_neox(str(path)), batches)
+    """Return the losses of the next updates of an imported run."""
+    return imported_runs.continued(open_neox(str(path), choices_of(path)), batches)
 
 
 @pytest.mark.parametrize("cuts", [[], [7], [6], [3], [1, 2, 3], [5, 7, 20], [12]])
-def test_rows_that_lie_in_several_files_are_read_whole(cuts: list[int]) -> None:
-    """[7, 3] numbers that several ranks have between them, cut in the midst of a row or between two."""
+def test_rows_split_over_files_are_joined(cuts: list[int]) -> None:
+    """An array of shape [7, 3] is split over ranks, inside a row or between rows."""
     numbers = np.arange(21, dtype=np.float32)
     parts = tuple((held(numbers[start:stop]), 0, stop - start) for start, stop in itertools.pairwise([0, *cuts, 21]))
     row = Row(parts, (7, 3))
@@ -118,9 +131,9 @@ def held(numbers: np.ndarray) -> Tensor:
 
 
 def sliced(source: Path, target: Path, ranks: int, drift: float = 0.0) -> None:
-    """The checkpoint ``source`` (PP 0, one data-parallel rank) as ``ranks`` tensor-parallel ranks would have saved it.
+    """Write the checkpoint ``source`` as tensor-parallel ranks would have saved it.
 
-    ``drift``: how far a replicated norm of the last rank has come away.
+    ``source`` has no pipeline and one data-parallel rank. ``drift`` is added to a replicated norm of the last rank.
     """
     folder = find(str(source)).directory
     shutil.copytree(Path(folder) / "configs", target / "global_step3" / "configs")
@@ -132,23 +145,23 @@ def sliced(source: Path, target: Path, ranks: int, drift: float = 0.0) -> None:
         shapes, rows = [], {kind: [] for kind in KINDS}
         weights: dict[str, Any] = {}
         for group, named in enumerate(model["param_shapes"]):
-            whole = {
+            complete = {
                 "fp32": held["single_partition_of_fp32_groups"][group],
                 **{kind: held["base_optimizer_state"]["state"][group][kind] for kind in KINDS[1:]},
             }
-            place, parts = 0, {kind: [] for kind in KINDS}
+            offset, parts = 0, {kind: [] for kind in KINDS}
             mine = {}
             for name, shape in named.items():
                 size = int(np.prod(shape))
                 for kind in KINDS:
-                    part = slice_of(name, whole[kind][place : place + size].reshape(shape), rank, ranks)
+                    part = slice_of(name, complete[kind][offset : offset + size].reshape(shape), rank, ranks)
                     if drift and rank == ranks - 1 and "input_layernorm" in name and kind == "fp32":
                         part = part + np.float32(drift)
                     parts[kind].append(part.reshape(-1))
                     if kind == "fp32":
                         mine[name] = part.shape
                         weights[name] = part.astype(model["module"][name].dtype)
-                place += size
+                offset += size
             shapes.append(mine)
             for kind in KINDS:
                 rows[kind].append(np.concatenate([*parts[kind], np.zeros(1, np.float32)]))  # and padding
@@ -163,9 +176,9 @@ def sliced(source: Path, target: Path, ranks: int, drift: float = 0.0) -> None:
             },
         }
         folder_out = target / "global_step3"
-        kept = {key: value for key, value in model.items() if key in ("iteration", "lr_scheduler", "dp_world_size")}
+        common = {key: value for key, value in model.items() if key in ("iteration", "lr_scheduler", "dp_world_size")}
         torch_files.save(
-            folder_out / f"mp_rank_{rank:02d}_model_states.pt", {**kept, "module": weights, "param_shapes": shapes}
+            folder_out / f"mp_rank_{rank:02d}_model_states.pt", {**common, "module": weights, "param_shapes": shapes}
         )
         torch_files.save(
             folder_out / f"bf16_zero_pp_rank_0_mp_rank_{rank:02d}_optim_states.pt", {"optimizer_state_dict": state}
@@ -173,7 +186,7 @@ def sliced(source: Path, target: Path, ranks: int, drift: float = 0.0) -> None:
 
 
 def slice_of(name: str, array: np.ndarray, rank: int, ranks: int) -> np.ndarray:
-    """A rank's part, by Megatron's rules; gated products and grouped keys are in test_neox_layouts.py."""
+    """Return a rank's part by Megatron's rules (more of them: test_neox_layouts.py)."""
     if any(part in name for part in ("word_embeddings", "final_linear", "query_key_value", "linear1", "h_to_4h")):
         return np.split(array, ranks)[rank]
     if name.endswith(("attention.dense.weight", "linear2.weight", "4h_to_h.weight")):
@@ -182,7 +195,7 @@ def slice_of(name: str, array: np.ndarray, rank: int, ranks: int) -> np.ndarray:
 
 
 def plain(value: Any) -> Any:
-    """Tensors as arrays, records left out."""
+    """Return the value with tensors as arrays, without records."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -193,31 +206,32 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_tensor_parallel_ranks_become_one(ranks: int, tmp_path: Path) -> None:
+def test_tensor_parallel_ranks_are_merged(ranks: int, tmp_path: Path) -> None:
     source = FIXTURES / "sequential-bf16-z0-dp1"
     sliced(source, tmp_path / "tp", ranks)
-    whole, merged = filled(source), filled(tmp_path / "tp")
-    assert whole.keys() == merged.keys()
-    for name, array in whole.items():
+    single, merged = filled(source), filled(tmp_path / "tp")
+    assert single.keys() == merged.keys()
+    for name, array in single.items():
         np.testing.assert_array_equal(merged[name], array, name)
 
 
-def test_ranks_that_drifted_apart_are_averaged_and_told(tmp_path: Path) -> None:
+def test_drifted_ranks_are_averaged_and_reported(tmp_path: Path) -> None:
     sliced(FIXTURES / "sequential-bf16-z0-dp1", tmp_path / "tp", 2, drift=0.5)
     assert run(tmp_path / "tp", tmp_path / "out", "--without-data") == 0
-    assert "drifted apart" in (tmp_path / "out" / "train.yaml").read_text()
+    assert "differed in parameters" in (tmp_path / "out" / "train.yaml").read_text()
     assert "input_layernorm" in (tmp_path / "out" / "train.yaml").read_text()
 
 
-# -------------------------------------------------------------------------------------------- one road in
+# ------------------------------------------------------------------------------------------------- import
 
 
 def run(*arguments: str | Path) -> int:
     return main([str(argument) for argument in arguments])
 
 
-def test_a_load_directory_is_recognised_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(FIXTURES / "llama-bf16-z1-dp5", tmp_path / "out", "--without-data") == 0
+def test_load_directory_is_recognized_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    present = ["--gqa-layout", "blocked", "--rms-epsilon", "inside"]
+    assert run(FIXTURES / "llama-bf16-z1-dp5", tmp_path / "out", "--without-data", *present) == 0
     printed = capsys.readouterr()
     assert "step 3" in printed.out
     assert "rng" in printed.err or "random generators" in printed.err
@@ -252,7 +266,7 @@ def refusal(source: Path, *words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
     name, optimizer = "pythia-bf16-z1-dp3", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
 
     def state(change: Callable[[dict[str, Any]], None], *words: str) -> None:
@@ -272,7 +286,7 @@ def test_what_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
     refusal(tmp_path / "u", "universal")
 
 
-def test_what_is_left_over_missing_or_misshapen_is_listed(tmp_path: Path) -> None:
+def test_extra_missing_and_misshapen_arrays_are_listed(tmp_path: Path) -> None:
     name = "sequential-bf16-z0-dp1"
     model = copy_of(name, tmp_path / "a") / "mp_rank_00_model_states.pt"
 
@@ -318,7 +332,7 @@ def test_files_of_different_states_are_refused(tmp_path: Path) -> None:
         ({"weight-decay": 0.2}, "decays by"),
     ],
 )  # fmt: skip
-def test_configurations_without_a_counterpart_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_unsupported_configurations_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     folder = copy_of("pythia-bf16-z1-dp3", tmp_path / "a")
     (path,) = (folder / "configs").iterdir()
     config = {key.replace("-", "_"): value for key, value in yaml.safe_load(path.read_text()).items()}
@@ -327,10 +341,27 @@ def test_configurations_without_a_counterpart_are_refused(change: dict[str, Any]
     if words:
         refusal(tmp_path / "a", words)
     else:
-        assert open_neox(str(tmp_path / "a")).mapping["optimizer"]["lr_schedule"] == "cosine"  # the checkpoint's own
+        assert open_neox(str(tmp_path / "a")).mapping["optimizer"]["lr_schedule"] == "cosine"  # from the checkpoint
 
 
-def test_the_tokenizers_files_come_along_or_it_is_told(tmp_path: Path) -> None:
+def test_deepspeeds_record_of_clipping_goes_first(tmp_path: Path) -> None:
+    """NeoX hands over only what differs from its defaults; DeepSpeed's default is not to clip."""
+    adopted = open_neox(str(FIXTURES / "sequential-fp32-z1-pp1-unclipped"))
+    assert adopted.mapping["optimizer"]["max_grad_norm"] is None
+    assert [note for note in adopted.notes if note.startswith("gradient-clipping is 1, but") and "did not clip" in note]
+    adopted = open_neox(
+        str(FIXTURES / "sequential-fp32-z0-dp1")
+    )  # without ZeRO the record is DeepSpeed's configuration
+    assert adopted.mapping["optimizer"]["max_grad_norm"] == 1
+    assert not [note for note in adopted.notes if "gradient-clipping" in note]
+    model = copy_of("sequential-fp32-z0-dp1", tmp_path / "a") / "mp_rank_00_model_states.pt"
+    rewrite(model, lambda value: value["ds_config"].pop("gradient_clipping"))
+    assert open_neox(str(tmp_path / "a")).mapping["optimizer"]["max_grad_norm"] is None
+    rewrite(model, lambda value: value.pop("ds_config"))
+    assert open_neox(str(tmp_path / "a")).mapping["optimizer"]["max_grad_norm"] == 1
+
+
+def test_tokenizer_files_are_copied_or_reported_missing(tmp_path: Path) -> None:
     folder = copy_of("sequential-bf16-z0-dp1", tmp_path / "a")
     (path,) = (folder / "configs").iterdir()
     names = {
@@ -345,54 +376,55 @@ def test_the_tokenizers_files_come_along_or_it_is_told(tmp_path: Path) -> None:
     assert [note for note in adopted.notes if "merge-file: /no/x.txt is not here" in note]
 
 
-def test_an_import_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is on the disk is not written again, and the result is that of an import in one go."""
+def test_killed_import_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written arrays are not written again; the result is that of one import."""
     from midstream_engine.checkpoint.format import chunk_grid
     from midstream_engine.interop import import_record, import_run, streamed_import
 
     monkeypatch.setattr(chunk_grid, "PACK_BELOW", 64)
     monkeypatch.setattr(streamed_import, "SYNC_BYTES", 0)
     adopted = open_neox(str(FIXTURES / "sequential-fp32-z0-dp1"))
-    wishes = import_run.Wishes(without_data=True)
-    whole = import_run.import_run(adopted, str(tmp_path / "whole"), wishes)
-    seen: list[str] = []
+    options = import_run.ImportOptions(without_data=True)
+    complete = import_run.import_run(adopted, str(tmp_path / "complete"), options)
+    written: list[str] = []
 
-    def stop(name: str, done: int, total: int) -> None:
-        seen.append(name)
-        if len(seen) == 7:
+    def stop(name: str, *_: int) -> None:
+        written.append(name)
+        if len(written) == 7:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        import_run.import_run(adopted, str(tmp_path / "parts"), wishes, stop)
+        import_run.import_run(adopted, str(tmp_path / "parts"), options, stop)
     record = tmp_path / "parts.partial" / "checkpoints" / "step-3-a000" / import_record.RECORD
     recorded = {json.loads(line).get("array") for line in record.read_text().splitlines()} - {None}
     assert recorded
     again: list[str] = []
-    made = import_run.import_run(adopted, str(tmp_path / "parts"), wishes, lambda name, *_: again.append(name))
+    made = import_run.import_run(adopted, str(tmp_path / "parts"), options, lambda name, *_: again.append(name))
     assert not set(again) & recorded
-    assert made.manifest.arrays == whole.manifest.arrays
+    assert made.manifest.arrays == complete.manifest.arrays
     assert sorted(entry["path"] for entry in made.manifest.objects) == sorted(
-        entry["path"] for entry in whole.manifest.objects
+        entry["path"] for entry in complete.manifest.objects
     )
 
 
 @pytest.mark.parametrize("name", ["llama-bf16-z1-dp5", "pythia-fp16-z1-dp2", "sequential-fp32-z0-dp1"])
-def test_an_import_in_small_steps_is_that_in_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plane at a time, in stretches past the page cache, to cells that are written in many blocks."""
+def test_import_in_small_steps_equals_one_step(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With single planes, direct reads of small ranges, and chunks of many blocks."""
     from midstream_engine.checkpoint.format import chunk_grid
     from midstream_engine.interop import chunk_writer, import_run, streamed_import
     from midstream_engine.interop.torchfile import archive
 
     for limit, size in (("PACK_BELOW", 64), ("SMALLEST", 256), ("COMFORTABLE", 512), ("LARGEST", 2048)):
         monkeypatch.setattr(chunk_grid, limit, size)
-    wishes = import_run.Wishes(without_data=True)
-    whole = import_run.import_run(open_neox(str(FIXTURES / name)), str(tmp_path / "whole"), wishes).manifest
+    options = import_run.ImportOptions(without_data=True)
+    source = str(FIXTURES / name)
+    complete = import_run.import_run(open_neox(source, PRESENT), str(tmp_path / "complete"), options).manifest
     monkeypatch.setattr(archive, "SMALL", 0)
     monkeypatch.setattr(streamed_import, "LEAST", 4000)
     monkeypatch.setattr(chunk_writer, "BLOCK", 512)
-    parts = import_run.import_run(open_neox(str(FIXTURES / name)), str(tmp_path / "parts"), wishes).manifest
-    assert parts.root_digest == whole.root_digest
+    parts = import_run.import_run(open_neox(source, PRESENT), str(tmp_path / "parts"), options).manifest
+    assert parts.root_digest == complete.root_digest
     assert [entry for entry in parts.objects if entry["path"] != TRAIN] == [
-        entry for entry in whole.objects if entry["path"] != TRAIN
+        entry for entry in complete.objects if entry["path"] != TRAIN
     ]
     assert verify_checkpoint(str(tmp_path / "parts" / "checkpoints" / "step-3-a000")).sound

@@ -1,7 +1,7 @@
-"""Layouts of GPT-NeoX runs that no fixture has: cut from one that DeepSpeed wrote, and found to be the same to the bit.
+"""Layouts of GPT-NeoX runs without fixtures, made from a checkpoint of DeepSpeed.
 
-Tensor-parallel ranks by Megatron's rules, gated products and grouped keys cut within each of their matrices; pipeline
-stages with an embedding that the last stage has, too.
+Tensor-parallel ranks follow Megatron's rules: gated products and grouped keys are split within each of their matrices.
+Pipeline stages include a tied embedding that the last stage has, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.directory import find
 from midstream_engine.interop.neox.importer import open_neox
 from midstream_engine.interop.neox.partitions import KINDS
@@ -24,13 +25,14 @@ from support import torch_files
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "neox"
 STEP, DATA = 3, 2
+PRESENT = Choices(gqa_layout="blocked", rms_epsilon="inside")
 HEADS, GROUPS, SIZE = 4, 2, 4  # of the fixtures shaped like Llama
 HEAD, EMBEDDING = "final_linear.weight", "word_embeddings.weight"
 Arrays = dict[str, np.ndarray]  # fp32, exp_avg, exp_avg_sq and the weight itself
 
 
-def whole_of(found: Read) -> dict[Key, Arrays]:
-    """Every parameter of a checkpoint without tensor parallelism."""
+def complete_of(found: Read) -> dict[Key, Arrays]:
+    """Return every parameter of a checkpoint without tensor parallelism."""
     return {
         key: {**{kind: parameter.rows[0][kind].read() for kind in KINDS}, "weight": parameter.weights[0].read()}
         for key, parameter in found.parameters.items()
@@ -38,7 +40,7 @@ def whole_of(found: Read) -> dict[Key, Arrays]:
 
 
 def part_of(key: Key, array: np.ndarray, rank: int, ranks: int, gated: bool) -> np.ndarray:
-    """What a tensor-parallel rank has of a parameter."""
+    """Return the part of a parameter that a tensor-parallel rank has."""
     name = key[1]
     if "query_key_value" in name and gated:
         matrices = np.split(array, [HEADS * SIZE, (HEADS + GROUPS) * SIZE])
@@ -53,7 +55,7 @@ def part_of(key: Key, array: np.ndarray, rank: int, ranks: int, gated: bool) -> 
 
 
 def write(source: Path, target: Path, *, tensor: int = 1, stages: int = 0, tied: bool = False) -> None:
-    """The checkpoint ``source`` as a run of this layout would have saved it; ``stages`` 0: without the pipeline."""
+    """Write the checkpoint ``source`` in this layout; no pipeline if ``stages`` is 0."""
     found = read(find(str(source)))
     configs = source / f"global_step{STEP}" / "configs"
     folder = target / f"global_step{STEP}"
@@ -65,7 +67,7 @@ def write(source: Path, target: Path, *, tensor: int = 1, stages: int = 0, tied:
     if tied:
         config["no_weight_tying"] = False
     path.write_text(yaml.safe_dump(config))
-    arrays = {key: value for key, value in sorted(whole_of(found).items()) if not (tied and key[1] == HEAD)}
+    arrays = {key: value for key, value in sorted(complete_of(found).items()) if not (tied and key[1] == HEAD)}
     layers = max(layer for layer, name in arrays if name.startswith("attention")) - 1
     for rank in range(tensor * max(stages, 1)):
         stage, slot = divmod(rank, tensor)
@@ -125,8 +127,8 @@ def save(folder: Path, rank: int, slot: int, mine: dict[Key, Arrays], found: Rea
 
 
 def contents(path: Path) -> dict[str, np.ndarray]:
-    """Every array of ours that the checkpoint gives, checked."""
-    adopted = open_neox(str(path))
+    """Return every array of the imported checkpoint, verified."""
+    adopted = open_neox(str(path), PRESENT)
     found = {array.name: array.value() for array in adopted.arrays}
     adopted.verify()
     return found
@@ -139,25 +141,25 @@ def assert_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> 
 
 
 @pytest.mark.parametrize("stages", [0, 1, 2])
-@pytest.mark.parametrize("name", ["llama-bf16-z1-dp5", "sequential-bf16-z1-pp2-dp2"])
-def test_tensor_parallel_ranks_and_stages_become_one(name: str, stages: int, tmp_path: Path) -> None:
-    """SwiGLU and grouped queries with biases in the MLP; LayerNorm with biases everywhere."""
+@pytest.mark.parametrize("name", ["llama-bf16-z1-dp5", "sequential-bf16-z0-dp1"])
+def test_tensor_parallel_ranks_and_stages_are_merged(name: str, stages: int, tmp_path: Path) -> None:
+    """With SwiGLU, grouped queries and MLP biases; with LayerNorm and all biases."""
     write(FIXTURES / name, tmp_path / "x", tensor=2, stages=stages)
     assert_same(contents(FIXTURES / name), contents(tmp_path / "x"))
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
-@pytest.mark.parametrize("name", ["llama-bf16-z1-dp5", "sequential-bf16-z1-pp2-dp2"])
-def test_a_tied_embedding_that_two_stages_have_is_taken_once(name: str, tensor: int, tmp_path: Path) -> None:
-    write(FIXTURES / name, tmp_path / "whole", tied=True)
-    whole = contents(tmp_path / "whole")
-    assert not any("head" in array for array in whole)
+@pytest.mark.parametrize("name", ["llama-bf16-z1-dp5", "sequential-bf16-z0-dp1"])
+def test_tied_embedding_of_two_stages_is_read_once(name: str, tensor: int, tmp_path: Path) -> None:
+    write(FIXTURES / name, tmp_path / "complete", tied=True)
+    complete = contents(tmp_path / "complete")
+    assert not any("head" in array for array in complete)
     for stages in (1, 2):
         write(FIXTURES / name, tmp_path / str(stages), tensor=tensor, stages=stages, tied=True)
-        assert_same(whole, contents(tmp_path / str(stages)))
+        assert_same(complete, contents(tmp_path / str(stages)))
 
 
-def test_stages_that_disagree_about_a_tied_embedding_are_refused(tmp_path: Path) -> None:
+def test_stages_with_different_tied_embeddings_are_refused(tmp_path: Path) -> None:
     write(FIXTURES / "llama-bf16-z1-dp5", tmp_path / "x", stages=2, tied=True)
     write(FIXTURES / "llama-fp32-z1-dp3", tmp_path / "y", stages=2, tied=True)
     for path in (tmp_path / "y" / "global_step3").glob("*mp_rank_01_optim*"):
@@ -170,12 +172,12 @@ def test_stages_that_disagree_about_a_tied_embedding_are_refused(tmp_path: Path)
 
 
 def write_legacy(source: Path, target: Path, ranks: int, intervals: int) -> Path:
-    """As DeeperSpeed 1.0 would have saved it, after its description: a row in intervals, each shared by all ranks."""
+    """Write the checkpoint as DeeperSpeed 1.0 does: intervals shared by all ranks."""
     found = read(find(str(source)))
     folder = target / f"global_step{STEP}"
     shutil.copytree(source / f"global_step{STEP}" / "configs", folder / "configs")
     (target / "latest").write_text(folder.name)
-    arrays = whole_of(found)
+    arrays = complete_of(found)
     plain = [key for key in arrays if key[1].endswith(".bias") or "norm" in key[1]]
     groups = [[key for key in arrays if key not in plain], plain]
     cut: dict[str, list[list[np.ndarray]]] = {}
@@ -187,9 +189,9 @@ def write_legacy(source: Path, target: Path, ranks: int, intervals: int) -> Path
         mine = {kind: [parts[rank::ranks] for parts in cut[kind]] for kind in KINDS}
         numbers = [list(range(group * intervals, (group + 1) * intervals)) for group in range(2)]
         moments = {
-            number: {"exp_avg": mine["exp_avg"][group][place], "exp_avg_sq": mine["exp_avg_sq"][group][place]}
+            number: {"exp_avg": mine["exp_avg"][group][index], "exp_avg_sq": mine["exp_avg_sq"][group][index]}
             for group in range(2)
-            for place, number in enumerate(numbers[group])
+            for index, number in enumerate(numbers[group])
         }
         hyper = [
             {"params": numbers[group], "weight_decay": decay, "betas": (0.9, 0.95), "eps": 1e-8, "step": STEP}
@@ -208,10 +210,10 @@ def write_legacy(source: Path, target: Path, ranks: int, intervals: int) -> Path
 
 
 @pytest.mark.parametrize(("ranks", "intervals"), [(1, 1), (2, 3), (4, 2)])
-def test_the_layout_of_deeperspeed_1_is_read_from_its_description(ranks: int, intervals: int, tmp_path: Path) -> None:
+def test_deeperspeed_1_layout_is_read(ranks: int, intervals: int, tmp_path: Path) -> None:
     write_legacy(FIXTURES / "pythia-fp16-z1-dp2", tmp_path / "x", ranks, intervals)
     assert_same(contents(FIXTURES / "pythia-fp16-z1-dp2"), contents(tmp_path / "x"))
-    assert any("never tried" in note for note in open_neox(str(tmp_path / "x")).notes)
+    assert any("was not tested on a real file" in note for note in open_neox(str(tmp_path / "x")).notes)
 
 
 def test_sub_partitions_in_another_order_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
-"""A run of GPT-NeoX from its ``load:`` directory to a run of a host's; that it goes on as it did:
-integration/test_adopt.py."""
+"""Import of a GPT-NeoX ``load:`` directory as a run of a host.
+
+That the run continues is tested in integration/test_import_run.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from midstream_engine.convert import main
 from support import neox_data
 
 pytestmark = [
-    # haliax 1.4 uses names that jax 0.10 is giving up.
+    # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
@@ -23,7 +25,7 @@ SOURCE = Path(__file__).parent.parent / "fixtures" / "neox" / "pythia-fp32-z1-dp
 STEP, BATCH, UPDATES = 3, 30, 20
 
 
-def test_a_checkpoint_becomes_a_stopped_run_with_the_data_that_is_named(tmp_path: Path) -> None:
+def test_checkpoint_becomes_a_stopped_run_with_its_data(tmp_path: Path) -> None:
     tokens = np.asarray(json.loads((SOURCE / "expected.json").read_text())["tokens"], np.int64).reshape(-1, 13)
     rows = np.zeros(((UPDATES - STEP) * BATCH, 13), np.int64)
     rows[: len(tokens)] = tokens

@@ -22,7 +22,7 @@ from email.parser import BytesParser
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from simulators.bucket_objects import Blob, Buckets, Refused
+from simulators.bucket_objects import Blob, Buckets, RefusedError
 from support.loopback import Loopback, Quiet
 
 Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
@@ -50,7 +50,7 @@ class Fault:
 
 @dataclasses.dataclass
 class _Upload:
-    """A resumable upload under way."""
+    """A resumable upload in progress."""
 
     bucket: str
     query: dict[str, str]
@@ -76,7 +76,7 @@ class BucketServer(Loopback, Buckets):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What clients of this server need in their environment."""
+        """Environment variables of this server's clients."""
         return {
             "STORAGE_EMULATOR_HOST": self.url,
             "TENSORSTORE_GCS_HTTP_URL": self.url,
@@ -96,15 +96,15 @@ class BucketServer(Loopback, Buckets):
         given = upload.resource
         name = given.get("name") or upload.query.get("name")
         if not name:
-            raise Refused(400, "Required parameter: name")
+            raise RefusedError(400, "Required parameter: name")
         return self.put(
             upload.bucket, name, bytes(upload.data), upload.query, crc32c=given.get("crc32c"),
             md5=given.get("md5Hash"), metadata=given.get("metadata"),
             content_type=given.get("contentType") or upload.content_type,
         )  # fmt: skip
 
-    def fault(self, method: str, path: str) -> str | Refused | None:
-        """What is planted for this request; it is used up."""
+    def fault(self, method: str, path: str) -> str | RefusedError | None:
+        """Return the planted fault of this request, and use it up."""
         with self.lock:
             self.requests.append((method, path))
             for fault in self.faults:
@@ -113,7 +113,7 @@ class BucketServer(Loopback, Buckets):
                         fault.after -= 1
                         continue
                     fault.times -= 1
-                    return Refused(fault.kind, fault.message) if isinstance(fault.kind, int) else fault.kind
+                    return RefusedError(fault.kind, fault.message) if isinstance(fault.kind, int) else fault.kind
         return None
 
 
@@ -148,7 +148,7 @@ class _Handler(Quiet):
         if fault == "drop":
             self.close_connection = True
             return
-        if isinstance(fault, Refused):
+        if isinstance(fault, RefusedError):
             self._error(fault)
             return
         parts = urlsplit(self.path)
@@ -157,7 +157,7 @@ class _Handler(Quiet):
             self._admitted()
             self._pays(parts.path, query)
             status, headers, data = self._route(method, parts.path, query, body)
-        except Refused as refusal:
+        except RefusedError as refusal:
             self._error(refusal)
             return
         if fault == "close":
@@ -182,13 +182,13 @@ class _Handler(Quiet):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # the client has gone
+        with contextlib.suppress(ConnectionError):  # the client has closed the connection
             self.wfile.write(data[: len(data) // 2] if cut else data)
             self.wfile.flush()
         if cut:
             self.close_connection = True
 
-    def _error(self, refusal: Refused) -> None:
+    def _error(self, refusal: RefusedError) -> None:
         if refusal.status == 304:
             self._send(304, {}, b"")
             return
@@ -223,20 +223,20 @@ class _Handler(Quiet):
             return _json({"kind": "storage#bucket", "id": name, "name": name})
         if (match := _BUCKET.fullmatch(path)) and method == "GET":
             if unquote(match[1]) not in server.buckets:
-                raise Refused(404, "The specified bucket does not exist")
+                raise RefusedError(404, "The specified bucket does not exist")
             return _json({"kind": "storage#bucket", "id": unquote(match[1]), "name": unquote(match[1])})
-        raise Refused(501, f"{method} {path} is not served in the lab")
+        raise RefusedError(501, f"{method} {path} is not served in the lab")
 
     def _admitted(self) -> None:
-        """Refused where a request does not carry the token that is wanted, or any where none is."""
+        """RefusedError if a request lacks the expected token, or if no token is accepted."""
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if self.server_of.admits not in (None, token):
-            raise Refused(401, f"Invalid Credentials: {token or 'none'}")
+            raise RefusedError(401, f"Invalid Credentials: {token or 'none'}")
 
     def _pays(self, path: str, query: dict[str, str]) -> None:
         match = re.search(r"/b/([^/]+)", path)
         if match and unquote(match[1]) in self.server_of.requester_pays and "userProject" not in query:
-            raise Refused(400, "Bucket is a requester pays bucket but no user project provided.")
+            raise RefusedError(400, "Bucket is a requester pays bucket but no user project provided.")
 
     def _media(self, blob: Blob) -> Answer:
         headers = {
@@ -255,7 +255,7 @@ class _Handler(Quiet):
         first = int(wanted[1]) if wanted[1] else max(0, total - int(wanted[2]))
         last = min(int(wanted[2]), total - 1) if wanted[1] and wanted[2] else total - 1
         if first >= total:
-            raise Refused(416, f"{total} bytes, {wanted[0]} wanted")
+            raise RefusedError(416, f"{total} bytes, {wanted[0]} wanted")
         self._count(last + 1 - first)
         return 206, {**headers, "Content-Range": f"bytes {first}-{last}/{total}"}, blob.data[first : last + 1]
 
@@ -291,11 +291,11 @@ class _Handler(Quiet):
         return _json(server.finish_upload(_Upload(bucket, query, given, content_type, bytearray(body))).resource())
 
     def _resume(self, identity: str, method: str, body: bytes) -> Answer:
-        """A part of a resumable upload, or the question how much has arrived."""
+        """Handle a part of a resumable upload, or the query of its size."""
         server = self.server_of
         upload = server.uploads.get(identity)
         if upload is None:
-            raise Refused(404, "No such upload")
+            raise RefusedError(404, "No such upload")
         if method == "DELETE":
             del server.uploads[identity]
             return 499, {}, b""
@@ -303,12 +303,12 @@ class _Handler(Quiet):
             return _json(upload.done.resource())
         place = re.fullmatch(r"bytes (?:(\d+)-(\d+|\*)|\*)/(\d+|\*)", self.headers.get("Content-Range", "bytes 0-*/*"))
         if place is None:
-            raise Refused(400, "Content-Range is malformed")
+            raise RefusedError(400, "Content-Range is malformed")
         if body and int(place[1] or 0) != len(upload.data):
-            raise Refused(400, f"{len(upload.data)} bytes have arrived, and this part begins at {place[1]}")
+            raise RefusedError(400, f"{len(upload.data)} bytes have arrived, and this part begins at {place[1]}")
         total = int(place[3]) if place[3] != "*" else None
         if body and total is None and len(body) % CHUNK and place[2] not in (None, "*"):
-            raise Refused(400, f"a part that is not the last has a multiple of {CHUNK} bytes")
+            raise RefusedError(400, f"a part that is not the last has a multiple of {CHUNK} bytes")
         upload.data += body
         upload.resource.update(_hashes(self.headers.get("X-Goog-Hash", "")))
         if total == len(upload.data) or (total is None and place[1] is not None and place[2] == "*"):
@@ -318,9 +318,9 @@ class _Handler(Quiet):
 
 
 def _joined(server: BucketServer, bucket: str, sources: list[dict[str, Any]]) -> bytes:
-    """What a composition consists of. Refused where there are too many, or one is of another generation."""
+    """Return the content of a composition. RefusedError if it has too many parts, or one has another generation."""
     if not 1 <= len(sources) <= COMPOSED:
-        raise Refused(400, f"{len(sources)} source objects; from 1 to {COMPOSED} can be composed")
+        raise RefusedError(400, f"{len(sources)} source objects; from 1 to {COMPOSED} can be composed")
     conditions = [{key: str(value) for key, value in each.get("objectPreconditions", {}).items()} for each in sources]
     return b"".join(
         server.get(bucket, each["name"], condition).data for each, condition in zip(sources, conditions, strict=True)
@@ -332,14 +332,14 @@ def _json(value: Any) -> Answer:
 
 
 def _hashes(header: str) -> dict[str, str]:
-    """``X-Goog-Hash`` as a resource spells it."""
+    """Return ``X-Goog-Hash`` of an object."""
     names = {"crc32c": "crc32c", "md5": "md5Hash"}
     pairs = (part.strip().split("=", 1) for part in header.split(",") if "=" in part)
     return {names[key]: value for key, value in pairs if key in names}
 
 
 def _split_multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], str, bytes]:
-    """Metadata, content type and content of a multipart upload. The content is taken as it is, whatever its bytes."""
+    """Split a multipart upload into metadata, content type and content. The content may be any bytes."""
     head = BytesParser().parsebytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n")
     mark = b"--" + str(head.get_param("boundary")).encode()
     sections = body.split(mark, 2)
@@ -351,7 +351,7 @@ def _split_multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], st
 
 @contextlib.contextmanager
 def bucket_server(*buckets: str) -> Iterator[BucketServer]:
-    """A running server with these buckets."""
+    """Context with a running server that has these buckets."""
     with BucketServer() as server:
         for bucket in buckets:
             server.create(bucket)

@@ -1,4 +1,4 @@
-"""Objects in buckets, in memory: generations, preconditions on them, listings."""
+"""Objects in buckets, in memory: generations, preconditions, listings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Blob:
         return base64.b64encode(hashlib.md5(self.data).digest()).decode()
 
     def resource(self) -> dict[str, Any]:
-        """The object's metadata as the API spells it: numbers are strings."""
+        """Return the object's metadata as the API has it: numbers are strings."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.updated)) + f".{int(self.updated % 1 * 1000):03d}Z"
         return {
             "kind": "storage#object",
@@ -57,16 +57,16 @@ class Blob:
         }
 
 
-class Refused(Exception):
-    """An answer other than success."""
+class RefusedError(Exception):
+    """A response other than success."""
 
-    def __init__(self, status: int, message: str):
+    def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
 class Buckets:
-    """Every bucket by name. Any thread may use it."""
+    """Every bucket by name. Thread-safe."""
 
     def __init__(self) -> None:
         self.buckets: dict[str, dict[str, Blob]] = {}
@@ -77,12 +77,12 @@ class Buckets:
         self.buckets.setdefault(bucket, {})
 
     def blobs(self, bucket: str, prefix: str = "") -> dict[str, Blob]:
-        """The objects below a prefix by name."""
+        """Return the objects below a prefix by name."""
         with self.lock:
             return {name: blob for name, blob in sorted(self.buckets[bucket].items()) if name.startswith(prefix)}
 
     def put(self, bucket: str, name: str, data: bytes, query: dict[str, str] | None = None, **more: Any) -> Blob:
-        """Create or replace an object; Refused where a precondition in ``query`` does not hold."""
+        """Create or replace an object. RefusedError if a precondition in ``query`` is not met."""
         with self.lock:
             objects = self.bucket(bucket)
             check_preconditions(objects.get(name), query or {})
@@ -92,7 +92,9 @@ class Buckets:
             )  # fmt: skip
             for field, expected in (("crc32c", more.get("crc32c")), ("md5", more.get("md5"))):
                 if expected and getattr(blob, field) != expected:
-                    raise Refused(400, f"the {field} {expected} does not belong to what arrived ({len(data)} bytes)")
+                    raise RefusedError(
+                        400, f"the {field} {expected} does not belong to what arrived ({len(data)} bytes)"
+                    )
             objects[name] = blob
             return blob
 
@@ -100,7 +102,7 @@ class Buckets:
         with self.lock:
             blob = self.bucket(bucket).get(name)
         if blob is None or query.get("generation", str(blob.generation)) != str(blob.generation):
-            raise Refused(404, f"No such object: {bucket}/{name}")
+            raise RefusedError(404, f"No such object: {bucket}/{name}")
         check_preconditions(blob, query, reading=True)
         return blob
 
@@ -109,11 +111,11 @@ class Buckets:
             objects = self.bucket(bucket)
             check_preconditions(objects.get(name), query)
             if name not in objects:
-                raise Refused(404, f"No such object: {bucket}/{name}")
+                raise RefusedError(404, f"No such object: {bucket}/{name}")
             del objects[name]
 
     def listing(self, bucket: str, query: dict[str, str]) -> dict[str, Any]:
-        """A page of a listing: objects, and with a delimiter the prefixes that end with it."""
+        """Return a page of a listing: objects, and with a delimiter the prefixes that end with it."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after, limit = query.get("pageToken", ""), min(int(query.get("maxResults", PAGE)), PAGE)
         low, high = query.get("startOffset", ""), query.get("endOffset", "")
@@ -136,17 +138,17 @@ class Buckets:
 
     def bucket(self, bucket: str) -> dict[str, Blob]:
         if bucket not in self.buckets:
-            raise Refused(404, f"The specified bucket does not exist: {bucket}")
+            raise RefusedError(404, f"The specified bucket does not exist: {bucket}")
         return self.buckets[bucket]
 
 
 def check_preconditions(blob: Blob | None, query: dict[str, str], *, reading: bool = False) -> None:
-    """Refused where ``ifGenerationMatch`` or its like does not hold; 0 stands for an object that is not there."""
+    """Raise RefusedError if ``ifGenerationMatch`` or the like is not met; 0 means that no object exists."""
     generation = blob.generation if blob else 0
     wanted, unwanted = query.get("ifGenerationMatch"), query.get("ifGenerationNotMatch")
     if wanted is not None and int(wanted) != generation:
-        raise Refused(412, f"ifGenerationMatch is {wanted}, the generation is {generation}")
+        raise RefusedError(412, f"ifGenerationMatch is {wanted}, the generation is {generation}")
     if unwanted is not None and int(unwanted) == generation:
-        raise Refused(304 if reading else 412, f"the generation is {generation}")
+        raise RefusedError(304 if reading else 412, f"the generation is {generation}")
     if blob and query.get("ifMetagenerationMatch", "1") != "1":
-        raise Refused(412, "the metageneration is 1")
+        raise RefusedError(412, "the metageneration is 1")

@@ -1,4 +1,4 @@
-"""Small disks of their own for tests that fill them."""
+"""Small file systems, for tests that fill them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-# Unmounts when its standard input ends: when the test is done, or when its process is gone, however it went.
+# Unmounts when its standard input ends: after the test, or when the test's process has exited for any reason.
 KEEPER = 'trap "" INT TERM HUP; read -r _; exec umount -l "$0"'
 
 
 @contextlib.contextmanager
 def small_disk(place: Path, size: str) -> Iterator[bool]:
-    """A file system of ``size`` (as tmpfs spells it) at ``place``, which is made, for as long as the context lasts.
-    False, with a plain directory there, where this process may not mount one: that takes root and CAP_SYS_ADMIN."""
+    """Context with a file system of ``size`` (as for tmpfs) at ``place``, which is created.
+
+    Yields False, with a plain directory, if this process may not mount one: that takes root and CAP_SYS_ADMIN.
+    """
     place.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "midstream-test", str(place)]
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:

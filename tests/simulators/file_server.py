@@ -1,4 +1,4 @@
-"""A file server on loopback that can be told to misbehave, and speaks enough of a bucket's JSON API to be read from."""
+"""A file server on loopback with faults, and as much of a bucket's JSON API as reading needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.loopback import Loopback, Quiet
 class FileServer(Loopback):
     """Serves ``files`` (name -> content) under ``url``; ``/storage/v1/b/<bucket>/o`` lists them as a bucket does."""
 
-    def __init__(self, files: Mapping[str, bytes]):
+    def __init__(self, files: Mapping[str, bytes]) -> None:
         self.files = dict(files)
         self.requests: list[tuple[str, str]] = []  # method, path
         self.refusals: list[int] = []  # codes of the next answers
@@ -82,7 +82,7 @@ class Handler(Quiet):
         return {"bucket": bucket, "name": name, "size": size, "generation": self.server_of.generation(name)}
 
     def _list(self, bucket: str, prefix: str, first: int) -> None:
-        """Two a page, so that whoever reads the first page only is found out."""
+        """Return pages of two entries, so that a client that reads only the first page fails its test."""
         names = sorted(name for name in self.server_of.files if name.startswith(prefix))
         page: dict[str, Any] = {"items": [self._entry(bucket, name) for name in names[first : first + 2]]}
         if names[first + 2 :]:

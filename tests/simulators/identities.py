@@ -1,7 +1,7 @@
-"""Google's token servers on loopback: tokens for service accounts' keys, and for the account in whose name somebody
-may act. A token says whose it is: ``token-of-NAME``.
+"""Google's token servers on loopback: tokens for service account keys, and for impersonation.
 
-Formats: RFC 7523 (a signed JWT for a token), and the IAM Credentials API's generateAccessToken.
+A token names its account: ``token-of-NAME``. Formats: RFC 7523 (a signed JWT for a token), and generateAccessToken of
+the IAM Credentials API.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AUDIENCE = "https://oauth2.googleapis.com/token"  # that google-auth signs for, 
 
 
 class Identities(Loopback):
-    """``given``: the tokens that were handed out, in their order. ``may``: who may act for whom, ``(who, account)``."""
+    """The servers. ``given``: the issued tokens in order. ``may``: permitted impersonations, ``(who, account)``."""
 
     def __init__(self) -> None:
         super().__init__(_Handler, "identities")
@@ -45,7 +45,7 @@ class Identities(Loopback):
         return file
 
     def who(self, form: dict[str, str]) -> str:
-        """Whom a request for a token is from. ValueError where that is not shown."""
+        """Return the account that requests a token. ValueError without proof of it."""
         from google.auth import jwt
 
         claimed = jwt.decode(form["assertion"], verify=False)["iss"]

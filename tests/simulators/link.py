@@ -3,8 +3,8 @@
     python tests/simulators/link.py PORT MILLISECONDS MBIT        (as a process of its own; prints the port that it
     listens on)
 
-Bytes are taken in at the link's rate, shared by all connections of one direction, and handed on after half of the round
-trip: so no more is under way than a real link holds.
+Bytes are read at the link's rate, which all connections of one direction share, and sent on after half of the round
+trip: so no more bytes are in flight than on a real link.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEPT = 0.05  # seconds of the rate that a sender's buffers keep a real link busy
 
 
 class _Rate:
-    def __init__(self, bytes_per_second: float):
+    def __init__(self, bytes_per_second: float) -> None:
         self.rate = bytes_per_second
         self._due = 0.0
         self._lock = threading.Lock()
@@ -47,10 +47,13 @@ class _Rate:
 
 
 class Link:
-    """``seconds``: of the round trip. ``rate`` in bytes a second, 0 for none. ``cut`` drops what is connected; a link
-    that is frozen forwards nothing, and tells nobody."""
+    """A proxy with a delay, a rate and faults.
 
-    def __init__(self, port: int, seconds: float = 0.0, rate: float = 0.0):
+    ``seconds``: of the round trip. ``rate``: bytes per second, 0 for no limit. ``cut`` closes the connections; a frozen
+    link forwards nothing and closes nothing.
+    """
+
+    def __init__(self, port: int, seconds: float = 0.0, rate: float = 0.0) -> None:
         self._to = port
         self._delay = seconds / 2
         self._rates = _Rate(rate), _Rate(rate)
@@ -74,7 +77,7 @@ class Link:
             self._moving.wait()
             try:
                 far = socket.create_connection(("127.0.0.1", self._to), 10)
-            except OSError:  # nobody listens there now; somebody may later
+            except OSError:  # no process listens on that port yet
                 near.close()
                 continue
             far.settimeout(None)
@@ -143,20 +146,20 @@ class Link:
             action()
 
     def after(self, count: int, action: Callable[[], None]) -> None:
-        """Do something once ``count`` more bytes went towards the server; bytes wait for it."""
+        """Call a function once ``count`` more bytes went to the server; further bytes wait for it."""
         with self._lock:
             self._then = self.bytes_there + count, action
 
     def flip(self) -> None:
-        """Change one bit of what goes to the server next."""
+        """Change one bit of the next bytes to the server."""
         self._flip = True
 
     def freeze(self) -> None:
-        """Forward nothing from now on, and close nothing: neither end is told. For a link without a delay."""
+        """Forward nothing from now on, and close nothing. For a link without a delay."""
         self._moving.clear()
 
     def thaw(self) -> None:
-        """Forward what has come, and whatever comes."""
+        """Forward the delayed bytes, and all further ones."""
         self._moving.set()
 
     def cut(self) -> None:
@@ -174,7 +177,7 @@ class Link:
 
 
 def through(server: SshServer, port: int) -> SshServer:
-    """The same server, reached over a link that listens on ``port``."""
+    """Return the same server, reached over a link that listens on ``port``."""
     directory = server.directory / f"over-{port}"
     directory.mkdir()
     for name in ("ssh_config", "known_hosts"):

@@ -1,4 +1,4 @@
-"""Google's metadata server, as midstream and jax ask it: notices of an end, a worker's place in its slice."""
+"""Google's metadata server as midstream and jax use it: preemption notices, a worker's position in its slice."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ INSTANCE = "/computeMetadata/v1/instance/"
 
 
 class MetadataServer(Loopback):
-    """``values`` are its answers, by path below ``instance/``; ``address`` is what GCE_METADATA_HOST names."""
+    """``values``: answers by path below ``instance/``; ``address``: value of GCE_METADATA_HOST."""
 
     def __init__(self, **values: str) -> None:
         super().__init__(_Handler, "metadata")
         self.values = {"preempted": "FALSE", "maintenance-event": "NONE", **values}
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
 
 class _Handler(Quiet):
     def do_GET(self) -> None:
-        self.server_of.asked.append(self.path)
+        self.server_of.requested.append(self.path)
         found = self.server_of.values.get(self.path.removeprefix(INSTANCE).partition("?")[0])
         good = found is not None and self.headers.get("Metadata-Flavor") == "Google"
         body = (found or "").encode() if good else b""

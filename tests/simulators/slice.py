@@ -1,35 +1,35 @@
-"""A TPU slice of the lab: sshd servers behind a node of the lab's Cloud TPU service.
+"""A simulated TPU slice: sshd servers behind a node of the simulated Cloud TPU service.
 
-Each worker listens at an address of its own and at the same port, and has a home of its own, as machines have; a key
-that is written to the node's metadata is let in by all of them, as guest agents do.
+Each worker listens at its own address and the same port, and has its own home. All workers accept a key that is written
+to the node's metadata, as guest agents do.
 """
 
 from __future__ import annotations
 
 import getpass
 import itertools
-import json
 import os
 import random
-import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
 from simulators.sshd import Lab, SshServer, environment
 from simulators.tpu_nodes import Worker
+from support.launched_processes import kill_launched
 
 _networks = itertools.count(1)
 
 
 class Slice:
-    """``count`` workers of a node called ``name``. ``finds``: what their sessions find in the environment beside their
-    home; ``port``: that of a slice whose place they take, by default one that is free."""
+    """``count`` workers of a node called ``name``.
 
-    def __init__(self, lab: Lab, name: str, count: int, finds: Mapping[str, str] | None = None, port: int = 0):
+    ``finds``: environment of their sessions, besides their home; ``port``: by default a free one.
+    """
+
+    def __init__(self, lab: Lab, name: str, count: int, finds: Mapping[str, str] | None = None, port: int = 0) -> None:
         self.name = name
         network = f"127.{os.getpid() % 200 + 20}.{next(_networks)}"
         addresses = [f"{network}.{index + 1}" for index in range(count)]
@@ -44,34 +44,31 @@ class Slice:
             for index, address in enumerate(addresses)
         ]
         for server in self.servers:
-            (server.directory / "authorized_keys").write_text("")  # nobody is let in yet
+            (server.directory / "authorized_keys").write_text("")  # no key is accepted yet
         self.workers = [
-            Worker(address, address, _host_key(server), f"t1v-n-lab-w-{index}", self._let_in(server))
+            Worker(address, address, _host_key(server), f"t1v-n-lab-w-{index}", self._set_authorized_keys(server))
             for index, (address, server) in enumerate(zip(addresses, self.servers, strict=True))
         ]
         self.roots = [server.directory / ".midstream" for server in self.servers]
 
-    def _let_in(self, server: SshServer) -> Callable[[Mapping[str, str]], None]:
-        def told(metadata: Mapping[str, str]) -> None:
+    def _set_authorized_keys(self, server: SshServer) -> Callable[[Mapping[str, str]], None]:
+        def set_keys(metadata: Mapping[str, str]) -> None:
             lines = (line.partition(":") for line in metadata.get("ssh-keys", "").splitlines())
             keys = [key for user, _, key in lines if user == getpass.getuser()]
             (server.directory / "authorized_keys").write_text("".join(f"{key}\n" for key in keys))
 
-        return told
+        return set_keys
 
     def go_away(self) -> None:
-        """As machines that are taken back: their servers end, what holds connections, and every engine at once."""
+        """End the servers, their connections and every engine at the same time, as in a preemption."""
         for server in self.servers:
             server.stop()
         self.kill_engines()
 
     def kill_engines(self) -> None:
-        """What stands beside those that midstream started there: they end with it."""
+        """Kill the processes that midstream started there."""
         for root in self.roots:
-            for launched in root.glob("runs/*/attempts/*/launch*.json"):
-                identity = records.ProcessIdentity.from_json(json.loads(launched.read_text()))
-                if records.is_running(identity):
-                    os.kill(identity.pid, signal.SIGKILL)
+            kill_launched(Path(root, "runs"))
 
 
 def _host_key(server: SshServer) -> dict[str, str]:
@@ -80,7 +77,7 @@ def _host_key(server: SshServer) -> dict[str, str]:
 
 
 def _free_port(addresses: list[str]) -> int:
-    """One that is free at all of them."""
+    """Return a port that is free at all addresses."""
     for _ in range(50):
         port = random.randrange(20000, 60000)
         sockets = []
@@ -98,7 +95,7 @@ def _free_port(addresses: list[str]) -> int:
 
 
 def target_text(name: str, node: Slice, key: Path, **more: str) -> str:
-    """The fleet file's entry of such a slice."""
+    """Return the fleet file's entry of such a slice."""
     words = {
         "type": "tpu", "project": "lab", "zone": "here-a", "name": node.name, "port": str(node.port),
         "accelerator_type": "v3-32", "runtime_version": "tpu-ubuntu2204-base", "identity_file": str(key), **more,

@@ -1,5 +1,7 @@
-"""Small stand-ins of SLURM's commands for one machine: jobs are sessions, tasks are processes, nodes are names. They
-know the flags that midstream uses, and no other."""
+"""Simulated SLURM commands for one machine: jobs are sessions, tasks are processes, nodes are names.
+
+They support the flags that midstream uses, and no others.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ COMMON = """#!{python}
 import json, os, pathlib, re, signal, subprocess, sys, time
 STATE = pathlib.Path({state!r})
 def jobs(): return {{p.stem: json.loads(p.read_text()) for p in sorted(STATE.glob("*.json"))}}
-def alive(pid):
+def is_running(pid):
     try: return open(f"/proc/{{pid}}/stat").read().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError: return False
 if "--version" in sys.argv: print("slurm stand-in 1"); sys.exit()
@@ -54,7 +56,7 @@ sys.exit(max(abs(code) for code in codes.values()))
 
 SQUEUE = """
 job = jobs().get(sys.argv[sys.argv.index("--jobs") + 1])
-if job and alive(job["pid"]):
+if job and is_running(job["pid"]):
     print("PENDING|Resources" if (STATE / "hold").exists() else "RUNNING|None")
 """
 
@@ -76,7 +78,7 @@ COMMANDS = {"sbatch": SBATCH, "srun": SRUN, "squeue": SQUEUE, "sacct": SACCT, "s
 
 
 def write_slurm(directory: Path) -> Path:
-    """The directory of the commands; ``hold`` in its ``state`` keeps jobs pending."""
+    """Write the commands, and return their directory; ``hold`` in its ``state`` keeps jobs pending."""
     state = directory / "state"
     state.mkdir(parents=True)
     for name, body in COMMANDS.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.fleet.fleet import Fleet, HostConfig, LocalHost, SshHost
+from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig, SshHostConfig
 from support.command_line import COMPILED
 from support.engine_runs import QUICK
 
@@ -23,17 +23,18 @@ SSHD = next((path for path in ("/usr/sbin/sshd", shutil.which("sshd") or "") if 
 
 
 def sshd_version() -> tuple[int, int]:
-    """Of the SSH server here: (9, 2). (0, 0) without one."""
+    """Return the version of this machine's SSH server: (9, 2). (0, 0) without one."""
     said = subprocess.run([SSHD, "-V"], capture_output=True, text=True).stderr if SSHD else ""
     found = re.search(r"OpenSSH_(\d+)\.(\d+)", said)
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 
 
 def environment(**variables: object) -> str:
-    """The line of an sshd's configuration that sets what its sessions find (the first such line counts).
+    """Return the sshd configuration line that sets the environment of sessions (the first such line counts).
 
-    It also keeps bash from the start-up files of whoever runs the tests (bash reads ~/.bashrc for sshd, at the first
-    level alone): they cost more than what is tested, and one that locks something is killed with its lock."""
+    With SHLVL set, bash does not read the start-up files of the user who runs the tests (for sshd, bash reads
+    ~/.bashrc at the first level only). They would take longer than the test, and may lock something.
+    """
     given = {"SHLVL": "1", "PATH": os.environ["PATH"], **variables}
     return "SetEnv " + " ".join(f'"{name}={value}"' for name, value in given.items()) + "\n"
 
@@ -45,7 +46,7 @@ class SshServer:
     name: str
     directory: Path
     port: int
-    config: SshHost
+    config: SshHostConfig
     process: subprocess.Popen[bytes] = field(repr=False)
     address: str = "127.0.0.1"
 
@@ -58,7 +59,7 @@ class SshServer:
         return self.directory / "known_hosts"
 
     def sessions(self) -> list[int]:
-        """Pids of the processes that serve connections right now."""
+        """Return the pids of the processes that serve connections now."""
         found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
         return [int(pid) for pid in found.stdout.split()]
 
@@ -68,17 +69,17 @@ class SshServer:
 
     @property
     def fingerprint(self) -> str:
-        """Of its host key, as ssh-keygen prints it."""
+        """Fingerprint of its host key, as ssh-keygen prints it."""
         argv = ["ssh-keygen", "-lf", str(self.directory / "host_key.pub")]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[1]
 
     def configure(self, text: str) -> None:
-        """Another ssh_config for its fleet entry; ``{port}`` and ``{dir}`` are filled in."""
+        """Write another ssh_config for its fleet entry; ``{port}`` and ``{dir}`` are filled in."""
         filled = text.replace("{port}", str(self.port)).replace("{dir}", str(self.directory))
         (self.directory / "ssh_config").write_text(filled)
 
     def drop_connections(self) -> None:
-        """Kill what serves the connections, as a cut link would; the server goes on."""
+        """Kill the processes that serve connections, as a cut link would; the server stays."""
         for pid in self.sessions():
             subprocess.run(["kill", "-9", str(pid)], check=False)
 
@@ -120,9 +121,9 @@ def free_port() -> int:
 
 
 class Lab:
-    """Makes servers, and stops them at the end."""
+    """Creates servers, and stops them at the end."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.servers: dict[str, SshServer] = {}
 
@@ -135,8 +136,16 @@ class Lab:
         address: str = "127.0.0.1",
         port: int = 0,
     ) -> SshServer:
-        """A new server that accepts a key of its own, and a fleet entry that trusts it. ``sshd``: further lines of its
-        configuration, which stand above the others. Without a ``port`` it takes one that is free."""
+        """Start a server that accepts a new key, and return it with a fleet entry that trusts it.
+
+        Args:
+            name: Name of the host.
+            devices: Number of virtual devices in its fleet entry.
+            python: Interpreter in its fleet entry.
+            sshd: Further lines of its configuration, which take precedence.
+            address: Address to listen on.
+            port: By default a free one.
+        """
         directory = self.directory / name
         directory.mkdir(parents=True)
         if os.geteuid() == 0:
@@ -157,7 +166,7 @@ class Lab:
             "MaxSessions 100\nMaxStartups 100\nSubsystem sftp internal-sftp\nPrintMotd no\nPrintLastLog no\n"
             f"{environment()}"
         )
-        config = SshHost(
+        config = SshHostConfig(
             address=name,
             ssh_config=str(directory / "ssh_config"),
             root=str(directory / "root"),
@@ -169,15 +178,15 @@ class Lab:
         self.servers[name] = server
         return server
 
-    def local(self, name: str, devices: int | None = None) -> LocalHost:
-        """This machine, with a root of its own."""
-        return LocalHost(root=str(self.directory / name / "root"), devices=devices, env=_quick(devices))
+    def local(self, name: str, devices: int | None = None) -> LocalHostConfig:
+        """Return a fleet entry of this machine, with a root of its own."""
+        return LocalHostConfig(root=str(self.directory / name / "root"), devices=devices, env=_quick(devices))
 
     def fleet_file(self, **hosts: HostConfig) -> Path:
-        """A fleet file with these hosts, as a person would have written it."""
+        """Write a fleet file with these hosts, as a user would."""
         lines = ["hosts:"]
         for name, config in hosts.items():
-            words = {"type": "ssh" if isinstance(config, SshHost) else "local", **vars(config)}
+            words = {"type": "ssh" if isinstance(config, SshHostConfig) else "local", **vars(config)}
             shown = ", ".join(f"{key}: {_yaml(value)}" for key, value in words.items() if value not in (None, [], {}))
             lines.append(f"  {name}: {{{shown}}}")
         file = self.directory / "fleet.yaml"
@@ -195,8 +204,7 @@ class Lab:
 
 
 def _quick(devices: int | None) -> dict[str, str]:
-    """What engines on virtual devices find in their environment: half of their time would go into quick programs, and
-    what one has compiled the next need not."""
+    """Return an environment for engines on virtual devices: no compiler optimization, and a shared program cache."""
     return {"XLA_FLAGS": QUICK, "JAX_COMPILATION_CACHE_DIR": COMPILED} if devices else {}
 
 
@@ -208,10 +216,16 @@ def _yaml(value: object) -> str:
 
 @pytest.fixture
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Servers on demand: ``lab.host("gpu1", devices=4)``."""
+    """Factory of servers: ``lab.host("gpu1", devices=4)``."""
     if not SSHD or not shutil.which("ssh-keygen"):
         pytest.skip("no sshd: apt-get install openssh-server")
     # Paths of keys and sockets are long enough without the test's name in them.
     made = Lab(tmp_path_factory.mktemp("lab"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def server(lab: Lab) -> SshServer:
+    """The SSH server of host ``gpu1``, which has two devices."""
+    return lab.host("gpu1", devices=2)

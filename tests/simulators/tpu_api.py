@@ -24,14 +24,15 @@ from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 from google.rpc import status_pb2
 
-from simulators.tpu_nodes import Nodes, Operation, Refused
+from midstream.hosts.providers import provider
+from simulators.tpu_nodes import Nodes, Operation, RefusedError
 
 PAGE = 2  # entries of a listing: every client has to turn pages
 
 
 @dataclasses.dataclass
 class Fault:
-    """What the next ``times`` calls whose method matches are answered with. ``late``: they have had their effect."""
+    """The error of the next ``times`` calls whose method matches. ``late``: after they have had their effect."""
 
     method: str
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
@@ -77,10 +78,10 @@ class TpuServer(Nodes):
             if fault is not None:
                 fault.times -= 1
                 if not fault.late:
-                    raise Refused(fault.code, fault.message)
+                    raise RefusedError(fault.code, fault.message)
             found = getattr(self, f"_{method}")(request)
             if fault is not None:
-                raise Refused(fault.code, fault.message)
+                raise RefusedError(fault.code, fault.message)
             return found
 
     # ------------------------------------------------------------------------------------------------- the calls
@@ -191,7 +192,7 @@ def _serialized(message: Any) -> bytes:
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    def __init__(self, server: TpuServer):
+    def __init__(self, server: TpuServer) -> None:
         self._server = server
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
@@ -202,7 +203,7 @@ class _Handlers(grpc.GenericRpcHandler):
         def answer(request: Any, context: grpc.ServicerContext) -> Any:
             try:
                 return self._server.answer(method, request)
-            except Refused as refusal:
+            except RefusedError as refusal:
                 context.abort(refusal.code, refusal.message)
 
         return grpc.unary_unary_rpc_method_handler(
@@ -214,8 +215,15 @@ class _Handlers(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def tpu_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuServer]:
-    """A service of its own, which midstream's clients are told to use."""
+    """A simulated service, which midstream's clients use during the test."""
     with TpuServer() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         yield server
+
+
+@pytest.fixture
+def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Poll the simulated service often: its operations take milliseconds."""
+    monkeypatch.setattr(provider, "FIRST_POLL_INTERVAL", 0.005)
+    monkeypatch.setattr(provider, "MAX_POLL_INTERVAL", 0.05)

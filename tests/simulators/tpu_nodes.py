@@ -1,6 +1,6 @@
-"""TPU nodes and queued resources, in memory: what the service does with them, and what goes wrong there on demand.
+"""TPU nodes and queued resources in memory, with faults on demand.
 
-Nothing happens by the clock: a creation is done after so many looks at it (``Nodes.looks``), so tests draw the moment.
+Nothing depends on the clock: a creation is complete after ``Nodes.looks`` polls, so that tests choose the moment.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ QUOTA = "Quota 'TPUV3sPodPerProjectPerZoneForTPUAPI' exhausted. Limit 0 in zone 
 CORES_A_HOST = {"v2": 8, "v3": 8, "v4": 8, "v5p": 8, "v5litepod": 4, "v6e": 4}
 
 
-class Refused(Exception):
-    """What a call is answered with instead."""
+class RefusedError(Exception):
+    """The error that a call is answered with."""
 
-    def __init__(self, code: grpc.StatusCode, message: str):
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
         self.code, self.message = code, message
 
 
 @dataclasses.dataclass(frozen=True)
 class Worker:
-    """A machine behind a node. ``metadata`` is told when the node's metadata changes, as a guest agent would be."""
+    """A machine behind a node. ``metadata`` is called when the node's metadata changes, as a guest agent would be."""
 
     internal: str
     external: str = ""
@@ -42,7 +42,7 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a creation ends that does not end well. ``leaves``: the state of the node that is left behind, if any."""
+    """How a failing creation ends. ``leaves``: state of the node that it leaves behind, if any."""
 
     code: int = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     message: str = STOCKOUT
@@ -62,7 +62,7 @@ class Operation:
 
 
 class Nodes:
-    """All projects of the service. Thread-safe by one lock, which its caller holds."""
+    """All projects of the service. The caller holds its lock."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -82,7 +82,7 @@ class Nodes:
     def create(self, parent: str, name: str, node: tpu_v2.Node) -> Operation:
         full = f"{parent}/nodes/{name}"
         if full in self.nodes:
-            raise Refused(grpc.StatusCode.ALREADY_EXISTS, f"Resource '{full}' already exists")
+            raise RefusedError(grpc.StatusCode.ALREADY_EXISTS, f"Resource '{full}' already exists")
         outcome = self.outcomes.pop(0) if self.outcomes else None
         self._put(full, node)
         return self._operate(full, "create", lambda: self._ready(full), outcome)
@@ -103,7 +103,7 @@ class Nodes:
             for worker in workers
         ]
         node.state, node.health = State.READY, tpu_v2.Node.Health.HEALTHY
-        self._tell(full)
+        self._set_metadata(full)
         return node
 
     def _imagined(self, node: tpu_v2.Node) -> list[Worker]:
@@ -115,30 +115,29 @@ class Nodes:
         known = self.node(node.name)
         if self.metadata_refusals:
             self.metadata_refusals -= 1
-            raise Refused(grpc.StatusCode.ABORTED, "there is another operation on this resource")
+            raise RefusedError(grpc.StatusCode.ABORTED, "there is another operation on this resource")
         known.metadata = dict(node.metadata)
-        return self._operate(node.name, "update", lambda: self._tell(node.name) or known, None)
+        return self._operate(node.name, "update", lambda: self._set_metadata(node.name) or known, None)
 
-    def _tell(self, full: str) -> None:
+    def _set_metadata(self, full: str) -> None:
         for worker in self.workers.get(full.rpartition("/")[2], ()):
             if worker.metadata is not None:
                 worker.metadata(dict(self.nodes[full].metadata))
 
     def delete(self, full: str) -> Operation:
         self.node(full).state = State.DELETING
-        for operation in self.operations.values():  # what creates it comes to nothing
+        for operation in self.operations.values():  # it cancels the creation
             if operation.target == full and not operation.done:
                 operation.done, operation.outcome = True, Outcome(grpc.StatusCode.CANCELLED.value[0], "deleted")
         return self._operate(full, "delete", lambda: self.nodes.pop(full, None), None)
 
     def node(self, full: str) -> tpu_v2.Node:
         if full not in self.nodes:
-            raise Refused(grpc.StatusCode.NOT_FOUND, f"Resource '{full}' was not found")
+            raise RefusedError(grpc.StatusCode.NOT_FOUND, f"Resource '{full}' was not found")
         return self.nodes[full]
 
     def preempt(self, name: str, *, says_so: bool = True) -> None:
-        """Take a node back. ``says_so=False``: it goes on to say READY, as nodes have been seen to do; its queued
-        resource knows better."""
+        """Preempt a node. ``says_so=False``: the node still reports READY, as real ones sometimes do."""
         for full, node in self.nodes.items():
             if full.rpartition("/")[2] == name and says_so:
                 node.state = State.PREEMPTED
@@ -151,7 +150,7 @@ class Nodes:
     def enqueue(self, parent: str, name: str, queued: tpu_v2.QueuedResource) -> Operation:
         full = f"{parent}/queuedResources/{name}"
         if full in self.queued:
-            raise Refused(grpc.StatusCode.ALREADY_EXISTS, f"Resource '{full}' already exists")
+            raise RefusedError(grpc.StatusCode.ALREADY_EXISTS, f"Resource '{full}' already exists")
         made = tpu_v2.QueuedResource(queued)
         made.name, made.state = full, tpu_v2.QueuedResourceState(state=QueuedState.ACCEPTED)
         self.queued[full] = made
@@ -159,11 +158,11 @@ class Nodes:
 
     def queue(self, full: str) -> tpu_v2.QueuedResource:
         if full not in self.queued:
-            raise Refused(grpc.StatusCode.NOT_FOUND, f"Resource '{full}' was not found")
+            raise RefusedError(grpc.StatusCode.NOT_FOUND, f"Resource '{full}' was not found")
         return self.queued[full]
 
     def look_at_queue(self, full: str) -> tpu_v2.QueuedResource:
-        """A look takes it one state further: accepted, waiting, provisioning, active; or failed."""
+        """Advance a request by one state: accepted, waiting, provisioning, active; or failed."""
         queued = self.queue(full)
         self._waiting[full] = waited = self._waiting.get(full, 0) + 1
         state, spec = queued.state.state, queued.tpu.node_spec[0]
@@ -195,15 +194,15 @@ class Nodes:
         queued = self.queue(full)
         nodes = [f"{spec.parent}/nodes/{spec.node_id}" for spec in queued.tpu.node_spec]
         if any(node in self.nodes for node in nodes) and not force:
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "the queued resource has nodes; use force")
+            raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, "the queued resource has nodes; use force")
         queued.state = tpu_v2.QueuedResourceState(state=QueuedState.DELETING)
 
-        def gone() -> None:
+        def remove() -> None:
             self.queued.pop(full, None)
             for node in nodes:
                 self.nodes.pop(node, None)
 
-        return self._operate(full, "delete", gone, None)
+        return self._operate(full, "delete", remove, None)
 
     # ------------------------------------------------------------------------------------------------ operations
 
@@ -219,15 +218,15 @@ class Nodes:
         return operation
 
     def look_at(self, full: str) -> None:
-        """At a node or a request: what is done to it goes on, whether or not anybody looks at the operation."""
+        """Advance a node or a request by one poll, whether or not its operation is polled."""
         for operation in list(self.operations.values()):
             if operation.target == full and not operation.done:
                 self.look(operation.name)
 
     def look(self, name: str) -> Operation:
-        """At an operation, which is one look further then."""
+        """Advance an operation by one poll."""
         if name not in self.operations:
-            raise Refused(grpc.StatusCode.NOT_FOUND, f"no operation {name}")
+            raise RefusedError(grpc.StatusCode.NOT_FOUND, f"no operation {name}")
         operation = self.operations[name]
         operation.looks -= 1
         if operation.done or operation.looks > 0:

@@ -1,4 +1,4 @@
-"""A campaign of seeded runs, as a program and as a sample: see docs/campaigns/README.md."""
+"""Campaigns: seeded runs with random faults, as a program and as a test sample. See docs/campaigns/README.md."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ Case = dict[str, Any]  # what happens in a run, as JSON
 
 @dataclass(frozen=True)
 class Campaign:
-    """``draw`` says what happens in a run, ``run`` lets it happen and says how it came out, in what ``opened`` yields
-    for all of them. An AssertionError of ``run`` is a broken promise."""
+    """A kind of campaign.
+
+    ``draw`` chooses what happens in a run, ``run`` executes it and returns the outcome, ``opened`` yields what all runs
+    share. An AssertionError of ``run`` is a broken promise.
+    """
 
     draw: Callable[[random.Random], Case]
     run: Callable[[Case, random.Random, Any], str]
     opened: Callable[[], AbstractContextManager[Any]]
 
     def rows(self, seed: int, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
-        """What happened in the runs ``numbers`` of a seed, one after the other. AssertionError with seed and case."""
+        """Yield the results of the runs ``numbers`` of a seed. AssertionError with seed and case."""
         with self.opened() as opened:
             for number in numbers:
                 random_ = random.Random(f"{seed}-{number}")
@@ -41,17 +44,19 @@ class Campaign:
                 yield {"seed": seed, "run": number, **case, "outcome": outcome}
 
     def sample(self) -> None:
-        """A few runs that nobody has seen before."""
+        """Return a few runs that are not in the results yet."""
         seed = random.SystemRandom().randrange(1 << 32)
         print(f"seed {seed}")
         assert sum(1 for _ in self.rows(seed, range(SAMPLE))) == SAMPLE
 
     def main(self, results: Path, runs: int) -> None:
-        """The program: a line of ``results`` a run, so that a campaign that was interrupted goes on where it was."""
+        """Run the program: one line of ``results`` for each run. An interrupted campaign continues."""
         parser = argparse.ArgumentParser()
         parser.add_argument("--runs", type=int, default=runs)
         parser.add_argument("--seed", type=int, default=1)
-        parser.add_argument("--seconds", type=float, default=480.0, help="then it stops, to be gone on with")
+        parser.add_argument(
+            "--seconds", type=float, default=480.0, help="after which the campaign stops; a second start continues it"
+        )
         parser.add_argument("--results", type=Path, default=results)
         options = parser.parse_args()
         done = sum(row["seed"] == options.seed for row in read(options.results))
@@ -66,5 +71,5 @@ class Campaign:
 
 
 def read(results: Path) -> list[dict[str, Any]]:
-    """The runs that were written down already."""
+    """Return the runs in a results file."""
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []

@@ -3,7 +3,7 @@
     python tests/support/checkpoint_process.py PROCESS COUNT PORT ROOT ACTION [STORE]
 
 ACTION is save (as step 7), restore, die (process 1, before it writes) or fall-P-N: step 9 is saved, and process P is
-killed when it has written N objects. STORE: the gs:// prefix that checkpoints lie under. Prints one JSON line. Two
+killed when it has written N objects. STORE: the gs:// prefix of the checkpoints. Prints one JSON line. Two
 virtual CPU devices a process; the mesh has all of them along ``data``.
 """
 
@@ -20,8 +20,10 @@ EMBED, MLP = 1024, 2048
 
 
 def make_state(mesh: Any, put: Any) -> dict[str, Any]:
-    """16 MiB in cells along embed, the same replicated; small ones, sharded, replicated and from numpy. ``put(array,
-    spec)`` places a numpy array."""
+    """Return 16 MiB in chunks along embed, the same replicated, and small arrays.
+
+    ``put(array, spec)`` places a numpy array.
+    """
     import haliax as hax
     import numpy as np
     from haliax import NamedArray
@@ -44,10 +46,10 @@ def make_state(mesh: Any, put: Any) -> dict[str, Any]:
 
 
 def fall_after(writes: int) -> None:
-    """Kill this process with the signal that nobody can catch when it has written so many objects to a bucket."""
-    from midstream_engine.checkpoint.stores.bucket import Bucket
+    """Kill this process with SIGKILL once it has written that many objects to a bucket."""
+    from midstream_engine.checkpoint.stores.gcs_objects import GcsObjects
 
-    left, original = [writes], Bucket.write
+    left, original = [writes], GcsObjects.write
 
     def write(self: Any, path: str, blocks: Any) -> None:
         if not left[0]:
@@ -55,7 +57,7 @@ def fall_after(writes: int) -> None:
         left[0] -= 1
         original(self, path, blocks)
 
-    Bucket.write = write  # pyright: ignore[reportAttributeAccessIssue]
+    GcsObjects.write = write  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def main() -> None:
@@ -71,8 +73,9 @@ def main() -> None:
 
     from midstream_engine.checkpoint.errors import CheckpointError
     from midstream_engine.checkpoint.loading import array_assembly, restore
-    from midstream_engine.checkpoint.saving.group_save import Group
+    from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
     from midstream_engine.checkpoint.saving.save import begin_save
+    from midstream_engine.checkpoint.saving.save_group import SaveGroup
     from midstream_engine.config.distributed import DistributedConfig
     from midstream_engine.processes.rendezvous import rendezvous
     from midstream_engine.records import RunPaths
@@ -81,8 +84,8 @@ def main() -> None:
     processes = rendezvous(
         DistributedConfig(f"127.0.0.1:{port}", count, process), {"MIDSTREAM_HOST": f"host-{process}"}, ""
     )
-    board = processes.board
-    assert board is not None
+    client = processes.client
+    assert client is not None
     paths, mesh = RunPaths(root, "run", store), Mesh(np.array(jax.devices()), ("data",))
 
     def put(array: Any, spec: Any) -> Any:
@@ -92,8 +95,8 @@ def main() -> None:
     answer: dict[str, Any] = {"process": process, "devices": len(jax.devices())}
     if action == "restore":
         read = []
-        original = array_assembly.Assembly.accept
-        restore.Assembly.accept = lambda self, cell: (read.append(cell), original(self, cell))[1]  # pyright: ignore
+        original = array_assembly.ArrayAssembly.accept
+        restore.ArrayAssembly.accept = lambda self, cell: (read.append(cell), original(self, cell))[1]  # pyright: ignore
         leaves = jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
         shardings = [getattr(getattr(leaf, "array", leaf), "sharding", None) for leaf in leaves]
         placed = [sharding or NamedSharding(mesh, PartitionSpec()) for sharding in shardings]
@@ -107,18 +110,16 @@ def main() -> None:
                 np.testing.assert_array_equal(np.asarray(a.data), np.asarray(b.data))
         answer |= {"root_digest": restored.root_digest, "cells": len([cell for cell in read if len(cell) == 2])}
     else:
-        group, falls = Group(board, 1), action.startswith("fall-")
+        group, falls = SaveGroup(client, 1), action.startswith("fall-")
         if falls and action.split("-")[1] == str(process):
             fall_after(int(action.split("-")[2]))
         pending = begin_save(
             paths,
             state,
+            train_document(STATE, PROVENANCE, None),
             step=9 if falls else 7,
             attempt=1,
             epoch=1,
-            state=STATE,
-            provenance=PROVENANCE,
-            reference_losses=None,
             group=group,
         )
         if action == "die" and process == 1:
@@ -130,7 +131,7 @@ def main() -> None:
             answer |= {"error": str(error)}
     print(json.dumps(answer), flush=True)
     if "error" in answer:
-        os._exit(0)  # the other one is gone: a regular end would wait for it
+        os._exit(0)  # the other process has exited: a regular end would wait for it
     processes.leave()
 
 

@@ -1,4 +1,4 @@
-"""States to save, made without a model: every dtype and shape that the engine has, in a few MiB."""
+"""Training states without a model: every dtype and shape that the engine has, in a few MiB."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from midstream_engine.checkpoint.saving.save import save_checkpoint
+from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
+from midstream_engine.checkpoint.saving.save import begin_save
 from midstream_engine.records import Manifest, RunPaths
 
 STATE = {"step": 7, "schedule": [0.1, 1e-9, 2.5], "seed": 2**40, "data": {"digest": "ab", "index": 56}}
@@ -16,14 +17,14 @@ REFERENCE_LOSSES = {"losses": [4.158883083359672, 4.1]}
 
 
 class Moments(NamedTuple):
-    """A stand-in for an optimizer's state, which is named tuples all the way down."""
+    """Stand-in for an optimizer's state, which consists of nested named tuples."""
 
     count: Any
     mu: Any
 
 
 def plain_state(seed: int = 0) -> dict[str, Any]:
-    """A tree of numpy arrays alone: 4 MiB in two cells, 1.5 MiB in one, and small ones of each dtype."""
+    """Return a tree of numpy arrays: 4 MiB in two chunks, 1.5 MiB in one, and small arrays of each dtype."""
     random = np.random.default_rng(seed)
     return {
         "model": {
@@ -39,14 +40,8 @@ def plain_state(seed: int = 0) -> dict[str, Any]:
 
 
 def save(paths: RunPaths, tree: Any, step: int = 7, attempt: int = 1, epoch: int = 1, **more: Any) -> Manifest:
-    """Save with this module's training state where no other is given."""
-    return save_checkpoint(
-        paths,
-        tree,
-        step=step,
-        attempt=attempt,
-        epoch=epoch,
-        state=more.get("state", STATE),
-        provenance=more.get("provenance", PROVENANCE),
-        reference_losses=more.get("reference_losses", REFERENCE_LOSSES),
+    """Save a state and wait; by default with this module's training state."""
+    document = train_document(
+        more.get("state", STATE), more.get("provenance", PROVENANCE), more.get("reference_losses", REFERENCE_LOSSES)
     )
+    return begin_save(paths, tree, document, step=step, attempt=attempt, epoch=epoch, copy=False).finish()

@@ -1,4 +1,4 @@
-"""The command line as a person uses it: a process of its own, its lines and its exit code."""
+"""Run the command line as a process, as a user would."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from midstream.json_events import problem_of
 from midstream_engine import records
+from support.spliced_rows import splice
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "gpt2_tiny.yaml"
@@ -32,7 +34,7 @@ SLOWER = (
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that ended."""
+    """Exit code and output of a command."""
 
     code: int
     events: list[dict[str, Any]]
@@ -47,8 +49,8 @@ class Ended:
         return [event for event in self.events if event.get("event") == kind]
 
 
-def midstream(*arguments: str | Path, timeout: float = 240.0) -> Ended:
-    """Run the command to its end."""
+def midstream(*arguments: str | Path, timeout: float = 540.0) -> Ended:
+    """Run a command to its end."""
     done = subprocess.run(
         [sys.executable, "-m", "midstream", *map(str, arguments)],
         capture_output=True,
@@ -61,11 +63,12 @@ def midstream(*arguments: str | Path, timeout: float = 240.0) -> Ended:
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             events.append(json.loads(line))
+            assert "event" not in events[-1] or not problem_of(events[-1]), problem_of(events[-1])
     return Ended(done.returncode, events, done.stdout, done.stderr)
 
 
 def refused(ended: Ended, code: int, *words: str) -> str:
-    """Assert that a command ended with ``code`` and one clear line that holds all ``words``; return the line."""
+    """Assert that a command failed with ``code`` and one line that contains all ``words``; return the line."""
     assert ended.code == code, (ended.code, ended.stdout, ended.stderr)
     line = ended.stderr.strip().splitlines()[-1]
     assert line.startswith("midstream: "), ended.stderr
@@ -76,16 +79,16 @@ def refused(ended: Ended, code: int, *words: str) -> str:
 
 
 def step_of(checkpoint: str) -> int:
-    """``"step-30-a001"`` -> 30."""
+    """Return the step of a checkpoint's name: ``"step-30-a001"`` -> 30."""
     parsed = records.parse_checkpoint_name(checkpoint)
     assert parsed is not None, checkpoint
     return parsed[0]
 
 
 class Run:
-    """A run on a host of this machine, as its files tell it."""
+    """A run on a host of this machine, read from its files."""
 
-    def __init__(self, root: Path, run_id: str):
+    def __init__(self, root: Path, run_id: str) -> None:
         self.paths = records.RunPaths(str(root), run_id)
 
     @property
@@ -97,7 +100,7 @@ class Run:
         return records.Status.read_or_none(self.paths.attempt(attempt or self.attempt).status())
 
     @property
-    def alive(self) -> bool:
+    def running(self) -> bool:
         status = self.status()
         return status is not None and records.is_running(status.identity)
 
@@ -111,11 +114,11 @@ class Run:
 
     def spliced(self) -> dict[int, dict[str, Any]]:
         attempts = {int(each.name): self.rows(int(each.name)) for each in Path(self.paths.attempts).iterdir()}
-        rows = records.splice(attempts, records.Lineage.read(self.paths.lineage), self.fence)
+        rows = splice(attempts, records.Lineage.read(self.paths.lineage), self.fence)
         return {row["global_step"]: row for row in rows if "train/loss" in row}
 
     def checkpoints(self) -> list[str]:
-        """Names of the complete ones, by step."""
+        """Return the names of the complete checkpoints, sorted by step."""
         names = [manifest.parent.name for manifest in Path(self.paths.checkpoints).glob(f"*/{records.MANIFEST}")]
         found = [(parsed, name) for name in names if (parsed := records.parse_checkpoint_name(name))]
         return [name for _, name in sorted(found)]
@@ -135,14 +138,14 @@ class Run:
         self.wait(lambda run: (status := run.status()) is not None and status.step >= step, f"step {step}", timeout)
 
     def kill(self) -> None:
-        """End its newest attempt's process, if it still runs."""
+        """Kill the newest attempt's process, if it runs."""
         status = self.status()
         if status is not None and records.is_running(status.identity):
             os.kill(status.pid, signal.SIGKILL)
 
 
 def start_midstream(*arguments: str | Path) -> subprocess.Popen[str]:
-    """The command in the background, its output kept."""
+    """Start a command in the background."""
     return subprocess.Popen(
         [sys.executable, "-m", "midstream", *map(str, arguments)],
         stdin=subprocess.DEVNULL,
@@ -153,14 +156,14 @@ def start_midstream(*arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str], timeout: float = 60.0) -> int:
-    """The exit code of a command in the background, its pipes closed."""
+    """Wait for a command in the background, and return its exit code."""
     process.communicate(timeout=timeout)
     return process.returncode
 
 
 @pytest.fixture
-def runs():
-    """``runs(root, run_id)``; what is still running at the end of the test is ended."""
+def runs() -> Iterator[Callable[[Path | str, str], Run]]:
+    """Factory ``runs(root, run_id)`` of runs, whose engines are killed after the test."""
     known: list[Run] = []
 
     def make(root: Path | str, run_id: str) -> Run:

@@ -1,4 +1,4 @@
-"""Several attempts of the engine in one process, which pays for its imports once."""
+"""Run several attempts of the engine in one process, which imports its packages once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps(codes))
 def train_all(
     root: Path, runs: Sequence[Sequence[str]], *, devices: int = 1, cwd: Path | None = None, **extra: str
 ) -> tuple[list[int], str]:
-    """The exit code of each of ``runs`` (arguments of ``midstream_engine.train``), one after the other, and the log."""
+    """Train ``runs`` (arguments of ``midstream_engine.train``) in order. Returns their exit codes, and the log."""
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, json.dumps([list(map(str, run)) for run in runs])],
         env=environment(root, devices, extra),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from midstream_engine import records
-from support.engine_runs import CONFIGS, environment
+from support.engine_runs import CONFIGS, DEADLINE, environment
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 class Together:
-    """One attempt of run ``r``: a process for each of ``roots``; processes with the same root share a file system."""
+    """One attempt of run ``r``: a process for each of ``roots``. Equal roots are a shared file system."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class Together:
         timeout: int = 60,
         programs: Sequence[Sequence[str]] = (),
         **extra: str,
-    ):
-        """``programs``: what python runs in place of the engine itself, for each process."""
+    ) -> None:
+        """Start the processes. ``programs``: what python runs instead of the engine, for each process."""
         self.paths = [records.RunPaths(str(root), "r") for root in roots]
         where = ["--trainer.distributed.coordinator_address", f"127.0.0.1:{free_port()}"]
         where += ["--trainer.distributed.num_processes", str(len(roots))]
@@ -70,16 +70,16 @@ class Together:
             if process.stdout:
                 process.stdout.close()
 
-    def finish(self, timeout: float = 240) -> list[tuple[int, str]]:
-        """Exit code and log of each, once all have ended."""
+    def finish(self, timeout: float = DEADLINE) -> list[tuple[int, str]]:
+        """Wait for all processes, and return the exit code and log of each."""
         ended = []
         for process in self.processes:
             output, _ = process.communicate(timeout=timeout)
             ended.append((process.returncode, output))
         return ended
 
-    def until(self, look: Callable[[], T | None], timeout: float = 240) -> T:
-        """The first answer of ``look`` that is not None; fails with the logs where a process ends before."""
+    def until(self, look: Callable[[], T | None], timeout: float = DEADLINE) -> T:
+        """Return the first result of ``look`` that is not None. Fails, with the logs, if a process exits before."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             answer = look()
@@ -104,6 +104,6 @@ class Together:
 
 
 def rows(paths: records.RunPaths, attempt: int) -> list[dict[str, Any]]:
-    """What the attempt has written to metrics.jsonl."""
+    """Return the rows of the attempt's metrics.jsonl."""
     path = Path(paths.attempt(attempt).metrics)
     return records.parse_metrics(path.read_text().splitlines()) if path.exists() else []

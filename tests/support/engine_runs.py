@@ -1,4 +1,4 @@
-"""Start the real engine on the tiny configuration, and look at what it leaves in its run directory."""
+"""Start the real engine with a tiny configuration, and read its run directory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from midstream_engine import records
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Programs of tests are small and run a few times: most of their time would go into making them fast.
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+# Seconds for an engine to get anywhere, on a machine that has other work. pytest ends a test after 600.
+DEADLINE = 540.0
 T = TypeVar("T")
 
 
 def environment(root: Path, devices: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A clean environment in which jax has ``devices`` virtual CPU devices."""
+    """Return a clean environment in which jax has ``devices`` virtual CPU devices."""
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(("MIDSTREAM_", "JAX_", "XLA_", "RUN_"))
     }
@@ -35,7 +37,7 @@ def environment(root: Path, devices: int, extra: Mapping[str, str] | None = None
 class Engine:
     """One attempt of run ``r`` as a process."""
 
-    def __init__(self, root: Path, *flags: str, devices: int = 2, run_id: str = "r", **extra: str):
+    def __init__(self, root: Path, *flags: str, devices: int = 2, run_id: str = "r", **extra: str) -> None:
         self.paths = records.RunPaths(str(root), run_id)
         command = [sys.executable, "-m", "midstream_engine.train", "--config_path", str(CONFIGS / "gpt2_tiny.yaml")]
         self.process = subprocess.Popen(
@@ -56,13 +58,13 @@ class Engine:
         if self.process.stdout:
             self.process.stdout.close()
 
-    def finish(self, timeout: float = 120) -> tuple[int, str]:
-        """Exit code and log, once it has ended."""
+    def finish(self, timeout: float = DEADLINE) -> tuple[int, str]:
+        """Wait for the process, and return its exit code and log."""
         output, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode, output
 
-    def until(self, look: Callable[[], T | None], timeout: float = 120) -> T:
-        """The first answer of ``look`` that is not None; fails with the log where the engine ends before."""
+    def until(self, look: Callable[[], T | None], timeout: float = DEADLINE) -> T:
+        """Return the first result of ``look`` that is not None. Fails, with the log, if the engine exits before."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             answer = look()
@@ -84,12 +86,12 @@ class Engine:
         return records.parse_metrics(path.read_text().splitlines()) if path.exists() else []
 
     def has_trained(self, attempt: int, step: int) -> Callable[[], bool | None]:
-        """For ``until``: whether the attempt has written the line of ``step``."""
+        """Return a condition for ``until``: the attempt has logged ``step``."""
         return lambda: True if any(row["global_step"] >= step for row in self.rows(attempt)) else None
 
 
 def held(file: Path, *parts: bytes) -> None:
-    """W&B's own process writes the file, and may do so after the run has finished for us."""
+    """Assert that a file contains these parts. W&B writes it in a process of its own, perhaps after the run's end."""
     deadline = time.monotonic() + 60
     while missing := [part for part in parts if part not in file.read_bytes()]:
         assert time.monotonic() < deadline, missing

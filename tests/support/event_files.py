@@ -1,4 +1,4 @@
-"""What TensorBoard would read."""
+"""Read TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def scalars(directory: Path) -> dict[tuple[str, int], float]:
-    """(tag, step) -> value of all event files: length, CRC, record, CRC (the TFRecord framing)."""
+    """Return (tag, step) -> value of all event files. Their records are length, CRC, data, CRC (TFRecord framing)."""
     from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
     found: dict[tuple[str, int], float] = {}

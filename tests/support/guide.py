@@ -1,4 +1,4 @@
-"""The beginning of the guide's story: a run trains on a GPU server, and a slice can be asked for."""
+"""The start of the TPU guide: a run trains on a GPU server, and a slice can be created."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ TRAINING = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpoin
 
 @dataclass(frozen=True)
 class Guide:
-    """``file``: the fleet's, with host ``gpu`` and target ``pod``: a slice that is made for whoever asks for it. Its
-    workers have an identity of their own, and read and write the bucket; the GPU server has none."""
+    """The fleet file of the guide, with host ``gpu`` and target ``pod``.
+
+    The slice's workers have an identity of their own, which can read and write the bucket; the GPU server has none.
+    """
 
     file: Path
     gpu: SshServer
@@ -37,8 +39,7 @@ def begin(
     worker: str = "",
     **words: str,
 ) -> Guide:
-    """Launch the run on the GPU server's ``devices``. ``worker`` and ``words``: more fields of the workers, and of the
-    slice, in the fleet file."""
+    """Launch the run on the GPU server's ``devices``. ``worker`` and ``words`` are further fields of the target."""
     gpu, pod = lab.host("gpu", devices=devices), Slice(lab, "n", workers, bucket.environment)
     service.workers["n"] = pod.workers
     file = lab.fleet_file(gpu=gpu.config)

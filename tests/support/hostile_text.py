@@ -1,4 +1,4 @@
-"""Words that a terminal, a person or a markup parser would take for more than words."""
+"""Text that a terminal, a user or a markup parser could misinterpret."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ ALL = "".join(SEQUENCES.values())
 
 
 def unsafe(text: str, keep: str = "") -> set[str]:
-    """The characters of ``text`` that are no plain text, by the Unicode database."""
+    """Return the characters of ``text`` that are not plain text, by the Unicode database."""
     return {each for each in text if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp")} - set(keep)

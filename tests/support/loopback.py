@@ -1,4 +1,4 @@
-"""What the tests' HTTP servers have in common: a free port of this machine, threads, and a quiet end."""
+"""Common base of the tests' HTTP servers: a free port, threads, and a quiet shutdown."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that is killed, or goes, is no news."""
+        """Ignore a client that disconnects or is killed."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class Loopback:
-    """Serves on 127.0.0.1 as long as the context lasts. The handler finds it as ``server_of``."""
+    """Serves on 127.0.0.1 while the context is open. The handler has it as ``server_of``."""
 
     def __init__(self, handler: type[BaseHTTPRequestHandler], name: str) -> None:
         self._http = _Server(("127.0.0.1", 0), type("Handler", (handler,), {"server_of": self}))
@@ -35,7 +35,7 @@ class Loopback:
 
     @property
     def address(self) -> str:
-        """HOST:PORT."""
+        """``HOST:PORT``."""
         return f"127.0.0.1:{self._http.server_address[1]}"
 
     @property
@@ -44,9 +44,9 @@ class Loopback:
 
 
 class Quiet(BaseHTTPRequestHandler):
-    """A handler that writes nothing to stderr: servers keep what was asked."""
+    """A handler that writes nothing to stderr."""
 
     server_of: Any  # set in a subclass, one for each server
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Tests look at what the server kept instead."""
+        """Log nothing: tests read the server's recorded requests."""

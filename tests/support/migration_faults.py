@@ -1,8 +1,8 @@
-"""Moves between two hosts into which a fault comes at a random moment, and what has to hold afterwards.
+"""Migrations between two hosts with a fault at a random moment, and the promises that are checked afterwards.
 
-One run goes back and forth between ``one``, behind a real SSH server and a link, and ``two``, whose root is a small
-disk of its own. Its steps are slowed down by a sleep, so that what is computed is little. Each run of the campaign is
-one move; where it leaves the run, the next one takes it from.
+One run migrates between ``one``, behind a real SSH server and a link, and ``two``, whose root is a small disk. A sleep
+slows its steps down, so that little is computed. Each run of the campaign is one migration, and starts where the
+previous one has left the run.
 """
 
 from __future__ import annotations
@@ -21,17 +21,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from midstream.fleet.fleet import LocalHost, SshHost
-from midstream.headless.status import look
-from midstream.hosts.host_pool import Hosts
-from midstream.launch.bundle import build_bundle
+from midstream.check.check_result import FAIL
+from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
+from midstream.headless.fleet_snapshot import fleet_snapshot
+from midstream.hosts.host_pool import HostPool
+from midstream.launch.install.bundle import build_bundle
 from midstream.launch.launch_run import launch_run
+from midstream.migrate.event import Event
 from midstream.migrate.execution import migration_process
 from midstream.migrate.execution.journal import JournalReader
 from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
-from midstream.migrate.model import COLD, COMPLETED, FAIL, LIVE, PROGRESS, WARM, Event, Request
-from midstream.migrate.planning import plan as planning
+from midstream.migrate.migration_state import COMPLETED
+from midstream.migrate.modes import COLD, LIVE, WARM
+from midstream.migrate.phase_names import PROGRESS
+from midstream.migrate.planning import planner as planning
 from midstream.migrate.planning import preflight
+from midstream.migrate.request import Request
 from midstream_engine import records
 from simulators.disks import small_disk
 from simulators.link import Link, through
@@ -46,7 +51,7 @@ LINES = {WARM: 40, LIVE: 46, COLD: 36}
 DISK = 96 << 20
 STEPS = 1500  # of the run; a new one is begun before they are done
 RENEWED = 1000  # step from which no further move of the same run is begun
-STEP, SHADOWS = 0.3, 0.05  # seconds: of the run, and of a shadow, which is the quicker one wherever it runs
+STEP, REPLICAS = 0.3, 0.05  # seconds: of the run, and of a replica, which is faster on every host
 PATIENCE = 250.0  # seconds in which a move has to come to an end, or a run to go on
 TOLERANCE = 1e-4  # relative, of float32 losses
 FLAGS = (
@@ -70,7 +75,7 @@ class Slow(importlib.abc.MetaPathFinder):
             update = module.Loop._update
             def slow(loop, source):
                 update(loop, source)
-                time.sleep(SECONDS if type(loop) is module.Loop else SHADOWS)
+                time.sleep(SECONDS if type(loop) is module.Loop else REPLICAS)
             module.Loop._update = slow
         spec.loader.exec_module = exec_module
         return spec
@@ -81,7 +86,7 @@ sys.meta_path.insert(0, Slow())
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A move that is being carried out. ``source``, ``target``: hosts."""
+    """A migration in progress. ``source``, ``target``: hosts."""
 
     directory: MigrationDirectory
     reader: JournalReader
@@ -94,34 +99,36 @@ Strike = Callable[[UnderWay], str]
 
 
 def said(words: str) -> When:
-    """Once a line of the journal has these words."""
+    """Return a condition: a line of the journal contains these words."""
     return lambda events: any(words in event.message for event in events)
 
 
-class Broken(AssertionError):
-    """A promise was broken: the campaign stops, and leaves everything where it is."""
+class BrokenPromiseError(AssertionError):
+    """A promise was broken: the campaign stops, and leaves everything as it is."""
 
 
 def finished(run: Run) -> bool:
-    """Whether it has done all its steps: a move may take longer than they do."""
+    """True once the run has done all its steps: a migration may take longer than they do."""
     status = run.status()
     return status is not None and status.state == records.FINISHED and len(run.spliced()) == STEPS
 
 
 class Campaign:
-    """The two hosts, the curve of a run that nobody touched, and the run that is moved."""
+    """The two hosts, the loss curve of an undisturbed run, and the run that migrates."""
 
     patience = PATIENCE
     pace = STEP  # seconds of a step of the run
     renewed = RENEWED  # step from which no further move of the same run is begun
 
-    def __init__(self, room: Path, compiled: Path):
+    def __init__(self, room: Path, compiled: Path) -> None:
         self.room, self.compiled = room, compiled
         os.environ["MIDSTREAM_STATE"] = str(room / "state")
         self.lab = Lab(room / "lab")
         slow = room / "slow"
         slow.mkdir(parents=True)
-        (slow / "sitecustomize.py").write_text(SLOW.replace("SECONDS", str(self.pace)).replace("SHADOWS", str(SHADOWS)))
+        (slow / "sitecustomize.py").write_text(
+            SLOW.replace("SECONDS", str(self.pace)).replace("REPLICAS", str(REPLICAS))
+        )
         self.flags = (*FLAGS, "--trainer.jax_compilation_cache_dir", str(compiled))
         self.wanted = self._untouched()  # first: where it fails, nothing has to be ended
         self.mounts = ExitStack()
@@ -132,14 +139,14 @@ class Campaign:
         self.at = "one"
         self.number = 0
 
-    def _hosts(self, env: dict[str, str]) -> tuple[SshHost, LocalHost | SshHost]:
-        """The fleet's entries of ``one`` and ``two``, whose engines find ``env``."""
+    def _hosts(self, env: dict[str, str]) -> tuple[SshHostConfig, LocalHostConfig | SshHostConfig]:
+        """Return the fleet entries of ``one`` and ``two``, whose engines have ``env`` in their environment."""
         self.server = self.lab.host("one", devices=1)
         self.link = Link(self.server.port)
         self.disk = self.room / "disk"
         self.mounted = self.mounts.enter_context(small_disk(self.disk, str(DISK)))
         one = through(self.server, self.link.port).config
-        return replace(one, env=env), LocalHost(root=str(self.disk / "root"), devices=2, env=env)
+        return replace(one, env=env), LocalHostConfig(root=str(self.disk / "root"), devices=2, env=env)
 
     def close(self) -> None:
         for run in self.runs.values():
@@ -149,7 +156,7 @@ class Campaign:
         self.mounts.close()
 
     def give_up(self) -> Path:
-        """Leave the run as it is, for a person to look at, and have the next move begin another one. Where it lies."""
+        """Leave the run for inspection, and let the next migration start another one. Returns its directory."""
         kept = self.room / f"broken-{self.run_id}"
         for directory in map(MigrationDirectory, migration_ids()):
             with suppress(FileNotFoundError, ValueError, ProcessLookupError):
@@ -167,7 +174,7 @@ class Campaign:
     # ------------------------------------------------------------------------------------------ the run
 
     def _untouched(self) -> dict[int, dict[str, Any]]:
-        """The curve of the same run where nobody touches it; computed once by the same engine."""
+        """Return the loss curve of the same run without faults, computed once by the same engine."""
         known = self.compiled / f"untouched-{build_bundle().digest[:16]}.json"
         if (rows := records.read_json_or_none(str(known))) is not None:
             return {int(step): row for step, row in rows.items()}
@@ -189,7 +196,7 @@ class Campaign:
         return rows
 
     def begin(self, *, saved: bool = True) -> None:
-        """A new run on ``one``, which has ``saved`` a checkpoint; what is left of the one before goes away."""
+        """Start a new run on ``one``, delete the previous one, and wait for a checkpoint if ``saved``."""
         for run in self.runs.values():
             run.kill()
             shutil.rmtree(run.paths.dir, ignore_errors=True)
@@ -201,14 +208,14 @@ class Campaign:
         self.runs["one"].wait(ready, "a checkpoint" if saved else "an update", self.patience)
 
     def _launch(self, config: Path | str) -> None:
-        hosts = Hosts(self.fleet)
+        hosts = HostPool(self.fleet)
         try:
             launch_run(hosts, self.fleet, self.at, config, self.run_id, self.flags)
         finally:
             hosts.close()
 
     def start_again(self) -> None:
-        """As a person would, with ``midstream --launch``, after the run has ended where it is."""
+        """Start the run again with ``midstream --launch``, after it has exited."""
         self._launch(self.runs[self.at].paths.config)
 
     @property
@@ -223,7 +230,7 @@ class Campaign:
     # ------------------------------------------------------------------------------------------ a move with a fault
 
     def move(self, seed: int, number: int) -> dict[str, Any]:
-        """One move. Returns what happened; Broken where a promise was not kept."""
+        """Run one migration, and return what happened. Raises BrokenPromiseError."""
         rng = random.Random(f"{seed}-{number}")
         mode, kind = MODES[number % len(MODES)], KINDS[number // len(MODES) % len(KINDS)]
         line, wait = rng.randrange(1, LINES[mode]), rng.choice((0.0, 0.0, rng.uniform(0.0, 0.6)))
@@ -249,9 +256,10 @@ class Campaign:
         goes_on: Callable[[str], None] = migration_process.continue_,
         source: str = "",
     ) -> dict[str, Any]:
-        """Move the run to the other host, from ``source`` where that matters; ``strike`` once ``when`` holds for the
-        journal's lines; have the move go on until it has ended. Afterwards everything that was promised is looked
-        at."""
+        """Migrate the run to the other host, ``strike`` once ``when`` is true for the journal, and continue to the end.
+
+        ``source``: the host that it has to leave. All promises are checked afterwards.
+        """
         if not self.runs or self.step > self.renewed or source not in ("", self.at):
             self.begin()
         source, target = self.at, "two" if self.at == "one" else "one"
@@ -271,51 +279,53 @@ class Campaign:
                 break
             continued += 1
             if continued > 6:
-                raise Broken(f"{row}: six times continued and still {view.state}: {view.error}")
+                raise BrokenPromiseError(f"{row}: six times continued and still {view.state}: {view.error}")
             printed = [event.message for event in under_way.reader.events() if event.event == "result"]
             if printed and f"midstream --continue {directory.migration}" not in printed[-1]:
-                raise Broken(f"{row}: no line says how it goes on: {printed[-1]}")
+                raise BrokenPromiseError(f"{row}: no line says how it goes on: {printed[-1]}")
             goes_on(directory.migration)
         row["continued"], row["outcome"] = continued, directory.view().state
         if not reached and row["outcome"] != COMPLETED:
-            raise Broken(f"{row}: nothing struck it, and it did not come through: {directory.view().error}")
+            raise BrokenPromiseError(f"{row}: nothing struck it, and it did not come through: {directory.view().error}")
         self._settle(row, directory, sealed_before)
         row["step"] = self.step
         return row
 
     def _start(self, mode: str, target: str) -> str:
-        hosts = Hosts(self.fleet)
+        hosts = HostPool(self.fleet)
         try:
             request = Request(self.run_id, target, mode=mode, certify_steps=2, healthy_steps=4)
-            plan = planning.make_plan(self.fleet, hosts, look(self.fleet, hosts), request)
+            plan = planning.make_plan(self.fleet, hosts, fleet_snapshot(self.fleet, hosts), request)
             refused = [check for check in preflight.run_checks(self.fleet, hosts, plan) if check.state == FAIL]
             if refused:
-                raise Broken(f"the preflight refused a sound move: {refused}")
+                raise BrokenPromiseError(f"the preflight refused a sound move: {refused}")
         finally:
             hosts.close()
         return migration_process.start(self.fleet, plan)
 
     def _await(self, under_way: UnderWay, when: When) -> bool:
-        """Until ``when`` holds; False where the move was over before."""
+        """Wait for ``when``. False if the migration has ended before."""
         deadline = time.monotonic() + self.patience
         while not when([event for event in under_way.reader.events() if event.state != PROGRESS]):
             if not under_way.directory.is_locked():
                 return False
             if time.monotonic() > deadline:
-                raise Broken(f"{under_way.directory.migration} stands still at {place(under_way.reader)}")
+                raise BrokenPromiseError(f"{under_way.directory.migration} stands still at {place(under_way.reader)}")
             time.sleep(0.01)
         return True
 
     def _await_end(self, directory: MigrationDirectory) -> None:
-        """Until nobody carries the move out any more."""
+        """Wait until no process executes the migration."""
         deadline = time.monotonic() + self.patience
         while directory.is_locked():
             if time.monotonic() > deadline:
-                raise Broken(f"{directory.migration} does not end: {place(JournalReader(directory.journal_file))}")
+                raise BrokenPromiseError(
+                    f"{directory.migration} does not end: {place(JournalReader(directory.journal_file))}"
+                )
             time.sleep(0.05)
 
     def _strike(self, kind: str, rng: random.Random, under_way: UnderWay, lasts: float) -> str:
-        """The fault; what heals is healed after ``lasts`` seconds. What was hit, in words."""
+        """Inject the fault, and end it after ``lasts`` seconds. Returns what was hit, in words."""
         if kind == "operator":
             return self.kill_operator(under_way)
         if kind in ("source", "target"):
@@ -333,7 +343,7 @@ class Campaign:
         return self._fill(lasts)
 
     def kill_operator(self, under_way: UnderWay) -> str:
-        """End the process that carries the move out."""
+        """Kill the process that executes the migration."""
         with suppress(FileNotFoundError, ValueError, ProcessLookupError):
             pid = int((under_way.directory.path / ".lock").read_text())
             if under_way.directory.is_locked():
@@ -342,7 +352,7 @@ class Campaign:
         return "it was over"
 
     def kill_engine(self, under_way: UnderWay, where: str) -> str:
-        """End the newest engine there, waited for where there is none yet."""
+        """Kill the newest engine on a host, once there is one."""
         deadline = time.monotonic() + self.patience
         while under_way.directory.is_locked() and time.monotonic() < deadline:
             status = self.runs[where].status()
@@ -354,8 +364,7 @@ class Campaign:
         return "it was over"
 
     def _stall(self, rng: random.Random, under_way: UnderWay, lasts: float) -> str:
-        """A process stands still for a while: a laptop that sleeps, a host that is swapping, a link that carries
-        nothing."""
+        """Stop a process for a while, as on a sleeping laptop, a swapping host or a stalled link."""
         directory = under_way.directory
         pids = {"the link": self.server.sessions()}
         with suppress(FileNotFoundError, ValueError):
@@ -377,7 +386,7 @@ class Campaign:
         if not self.mounted:
             self.link.cut()
             return "no small disk here: every connection to one"
-        filler = self.disk / "somebody else's"
+        filler = self.disk / "other"
         with filler.open("wb", buffering=0) as file, suppress(OSError):  # no space left: what is wanted
             while True:
                 file.write(bytes(1 << 20))
@@ -388,59 +397,61 @@ class Campaign:
     # ------------------------------------------------------------------------------------------ what has to hold
 
     def _settle(self, row: dict[str, Any], directory: MigrationDirectory, sealed_before: int) -> None:
-        """After the move: one lineage, nothing lost, and the run goes on."""
+        """Check that the migration has left one lineage, no lost step, and a run that trains."""
         fences = {name: run.fence for name, run in self.runs.items() if Path(run.paths.fence).exists()}
         newest = max(fences.values(), key=lambda fence: fence.epoch)
         self.at = newest.owner
         run = self.runs[self.at]
-        row["epoch"], row["holder"] = newest.epoch, newest.owner
+        row["epoch"], row["owner"] = newest.epoch, newest.owner
         others = [other for name, other in self.runs.items() if name != self.at]
         for other in others:
-            self._gone(row, other)
-        if not run.alive and not finished(run):
+            self._check_stopped(row, other)
+        if not run.running and not finished(run):
             row["started_again"] = True  # with the one line that starts a run
             self.start_again()
         before = len(run.spliced())
         run.wait(
-            lambda run: finished(run) or (run.alive and len(run.spliced()) > before + 2),
+            lambda run: finished(run) or (run.running and len(run.spliced()) > before + 2),
             "the run goes on",
             self.patience,
         )
         spliced = run.spliced()
         if sorted(spliced) != list(range(max(spliced) + 1)):
-            raise Broken(f"{row}: steps are missing: {gaps(spliced)}")
+            raise BrokenPromiseError(f"{row}: steps are missing: {gaps(spliced)}")
         sealed = directory.view().sealed_step
         lost = [step for step in (sealed_before, sealed) if step is not None and step > max(spliced) + 1]
         if lost:
-            raise Broken(f"{row}: sealed at step {lost}, the run is at {max(spliced)}")
+            raise BrokenPromiseError(f"{row}: sealed at step {lost}, the run is at {max(spliced)}")
         for other in others:
-            self._gone(row, other)
+            self._check_stopped(row, other)
             for name in other.checkpoints():
                 manifest = other.manifest(name)
                 if manifest.epoch < newest.epoch and newest.accepts(manifest.epoch, manifest.step) is False:
                     continue
                 if manifest.step > len(spliced):  # step N has rows 0 to N - 1
-                    raise Broken(f"{row}: {name} of {manifest.epoch} is accepted, and the run is not there yet")
+                    raise BrokenPromiseError(
+                        f"{row}: {name} of {manifest.epoch} is accepted, and the run is not there yet"
+                    )
         worst = max(
             records.relative_difference(self.wanted[step]["train/loss"], line["train/loss"])
             for step, line in spliced.items()
         )
         digests = [step for step, line in spliced.items() if line["batch_digest"] != self.wanted[step]["batch_digest"]]
         if worst > TOLERANCE or digests:
-            raise Broken(f"{row}: losses differ by {worst:.1e}, batches at {digests[:5]}")
+            raise BrokenPromiseError(f"{row}: losses differ by {worst:.1e}, batches at {digests[:5]}")
         row["largest_difference"] = float(f"{worst:.2g}")
 
-    def _gone(self, row: dict[str, Any], other: Run) -> None:
-        """Nothing trains, or waits, where the run is not."""
+    def _check_stopped(self, row: dict[str, Any], other: Run) -> None:
+        """Check that no engine or standby is left where the run is not."""
         deadline = time.monotonic() + self.patience
-        while other.attempt and other.alive:
+        while other.attempt and other.running:
             if time.monotonic() > deadline:
-                raise Broken(f"{row}: {other.paths.dir} still has a living engine: {other.status()}")
+                raise BrokenPromiseError(f"{row}: {other.paths.dir} still has a running engine: {other.status()}")
             time.sleep(0.05)
 
 
 def place(reader: JournalReader) -> str:
-    """Where the move stands: its newest phase and line, numbers left out."""
+    """Return the migration's newest phase and line, without numbers."""
     events = [event for event in reader.events() if event.state != PROGRESS]
     phase = next((event.phase for event in reversed(events) if event.phase), "plan")
     last = events[-1] if events else None

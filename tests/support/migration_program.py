@@ -1,4 +1,4 @@
-"""A campaign of moves as a program: so many seeded runs, several at a time, one line of results each."""
+"""A campaign of migrations as a program: seeded runs, several at a time, one line of results for each."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import MidstreamError
-from support.migration_faults import Broken, Campaign
+from support.migration_faults import BrokenPromiseError, Campaign
 
 Make = Callable[[Path, Path], Campaign]
 
 
 def main(script: Path, description: str, make: Make, results: Path, runs: int) -> int:
-    """What ``python script --runs ...`` does: ``runs`` moves by default, appended to ``results``. 1 where a promise was
-    broken."""
+    """Run ``runs`` migrations by default, and append to ``results``. Returns 1 if a promise was broken."""
     flags = argparse.ArgumentParser(description=description.splitlines()[0])
     flags.add_argument("--runs", type=int, default=runs)
     flags.add_argument("--seed", type=int, default=1)
@@ -46,8 +45,10 @@ def main(script: Path, description: str, make: Make, results: Path, runs: int) -
 
 
 def _part(options: argparse.Namespace, make: Make) -> int:
-    """The runs of one job, as many as the time allows. 1 where a promise was broken: the run is then written to a file
-    beside the results, and what it left is kept."""
+    """Execute the runs of one job, as many as the time permits. Returns 1 if a promise was broken.
+
+    The broken run is written to a file beside the results, and its directory is not deleted.
+    """
     began = time.monotonic()
     room = Path(tempfile.mkdtemp(prefix="midstream-moves-"))
     broken = options.results.with_suffix(".broken.jsonl")
@@ -62,7 +63,7 @@ def _part(options: argparse.Namespace, make: Make) -> int:
                 break
             try:
                 row, file = campaign.move(options.seed, number), options.results
-            except (Broken, MidstreamError, pytest.fail.Exception) as error:
+            except (BrokenPromiseError, MidstreamError, pytest.fail.Exception) as error:
                 code, file = 1, broken
                 row = {"seed": options.seed, "run": number, "error": str(error), "kept": str(campaign.give_up())}
             with file.open("a") as lines:
@@ -77,6 +78,6 @@ def _part(options: argparse.Namespace, make: Make) -> int:
 
 
 def done(results: Path) -> set[tuple[int, int]]:
-    """``(seed, run)`` of what was written down already."""
+    """Return ``(seed, run)`` of the results so far."""
     lines = results.read_text().splitlines() if results.exists() else []
     return {(row["seed"], row["run"]) for row in map(json.loads, lines)}

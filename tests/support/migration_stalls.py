@@ -1,8 +1,7 @@
-"""Moves between two SSH hosts in which something stands still for long, and what has to hold afterwards.
+"""Migrations between two SSH hosts in which something stalls, and the promises that are checked afterwards.
 
-Nothing is broken: a process, a server or a link stops, tells nobody, and goes on after half a minute to two. Beside
-that two cases in which something is lost while nobody can tell: a source that is rebooted, and an operator that is
-killed together with the source's engine.
+A process, a server or a link stops without notice and continues after 30 to 120 seconds. In two further cases something
+is lost and nobody can detect it: the source reboots, and the operator is killed together with the source's engine.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from midstream.errors import Exit
-from midstream.fleet.fleet import SshHost
+from midstream.fleet.fleet import SshHostConfig
+from midstream.migrate.event import Event
 from midstream.migrate.execution.migration_directory import MigrationDirectory
-from midstream.migrate.model import ROLLED_BACK, Event
+from midstream.migrate.migration_state import ROLLED_BACK
 from midstream_engine import records
 from simulators.link import Link, through
-from support.migration_faults import LINES, MODES, Broken, Campaign, Strike, UnderWay, When
+from support.migration_faults import LINES, MODES, BrokenPromiseError, Campaign, Strike, UnderWay, When
 
 SHORTEST, LONGEST = 30.0, 120.0  # seconds of a stall
 STALLS = (
@@ -38,7 +38,7 @@ STALLS = (
 )  # fmt: skip
 LOSSES = ("reboot before", "reboot after", "operator and source")
 KINDS = (*STALLS, *LOSSES)
-FIRST_LINES = 5  # of the journal, before anything was asked of the source
+FIRST_LINES = 5  # of the journal, before the first call to the source
 ANOTHER_BOOT = "00000000-0000-4000-8000-000000000000"
 
 
@@ -50,7 +50,7 @@ class StallCampaign(Campaign):
     renewed = 600
     sshd = ""  # further lines of the servers' configuration
 
-    def _hosts(self, env: dict[str, str]) -> tuple[SshHost, SshHost]:
+    def _hosts(self, env: dict[str, str]) -> tuple[SshHostConfig, SshHostConfig]:
         self.servers = {
             name: self.lab.host(name, devices=devices, sshd=self.sshd) for name, devices in (("one", 1), ("two", 2))
         }
@@ -66,7 +66,7 @@ class StallCampaign(Campaign):
         super().close()
 
     def move(self, seed: int, number: int) -> dict[str, Any]:
-        """One move. Returns what happened; Broken where a promise was not kept."""
+        """Run one migration, and return what happened. Raises BrokenPromiseError."""
         draw = random.Random(f"stalls-{seed}-{number}")
         mode, kind = MODES[number % len(MODES)], KINDS[number // len(MODES) % len(KINDS)]
         first = kind == "reboot before"
@@ -78,7 +78,7 @@ class StallCampaign(Campaign):
     def struck(
         self, mode: str, kind: str, when: When, seconds: float, row: dict[str, Any] | None = None, source: str = ""
     ) -> dict[str, Any]:
-        """A move in which ``kind`` happens for ``seconds`` once ``when`` holds for the journal's lines."""
+        """Run a migration in which ``kind`` happens for ``seconds`` once ``when`` is true for the journal's lines."""
         unsaved = kind == "reboot before"
         if unsaved:
             self.begin_unsaved()
@@ -88,13 +88,13 @@ class StallCampaign(Campaign):
             if unsaved:  # it saves once an hour
                 self.end()
         if row.get("started_again") and "launched" not in row:
-            raise Broken(f"{row}: the run did not run any more, and nobody said so")
+            raise BrokenPromiseError(f"{row}: the run did not run any more, and nobody said so")
         return row
 
     # ------------------------------------------------------------------------------------------ the run
 
     def begin_unsaved(self) -> None:
-        """A new run on ``one`` that trains and has no checkpoint."""
+        """Start a run on ``one`` that trains and has no checkpoint."""
         flags, self.flags = self.flags, (*self.flags, "--trainer.checkpointer.save_interval", "1h")
         try:
             self.begin(saved=False)
@@ -102,7 +102,7 @@ class StallCampaign(Campaign):
             self.flags = flags
 
     def end(self) -> None:
-        """The next move begins another run."""
+        """Let the next migration start another run."""
         for run in self.runs.values():
             run.kill()
         self.runs = {}
@@ -135,7 +135,7 @@ class StallCampaign(Campaign):
         return strike
 
     def _stop_processes(self, find: Callable[[], Iterable[int]], seconds: float, what: str) -> str:
-        """SIGSTOP, a while, and SIGCONT."""
+        """Send SIGSTOP, wait, and send SIGCONT."""
         pids = list(find())
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -147,7 +147,7 @@ class StallCampaign(Campaign):
         return what if pids else "it was over"
 
     def _sleep(self, under_way: UnderWay, seconds: float) -> str:
-        """A laptop that sleeps: its process stands still, and its connections are cut meanwhile."""
+        """Simulate a sleeping laptop: its process is stopped, and its connections are cut."""
 
         def find() -> list[int]:
             found = self._operator(under_way)
@@ -167,7 +167,7 @@ class StallCampaign(Campaign):
         return f"the link of {host}"
 
     def _kill(self, host: str) -> str:
-        """End whatever runs there of the run, without a word."""
+        """Kill every process of the run on a host."""
         for pid in (*self._supervisor(host), *self._engine(host)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -175,8 +175,10 @@ class StallCampaign(Campaign):
         return f"the engine of {host} ({status.state} at step {status.step})" if status else f"the engine of {host}"
 
     def _reboot(self, host: str, seconds: float) -> str:
-        """Everything on the host ends without a word, and it answers again after a while. What stands on its disk names
-        an earlier boot then; the machine's own number cannot be changed here, so that in the files is."""
+        """Kill everything on the host, and let it answer again after a while.
+
+        Its files then name an earlier boot: the boot id of this machine cannot be changed, so the one in the files is.
+        """
         words = self._kill(host)
         server = self.servers[host]
         server.stop()
@@ -197,7 +199,7 @@ class StallCampaign(Campaign):
         return []
 
     def _sshd(self, host: str) -> list[int]:
-        """The server and all processes that serve its connections."""
+        """Return the server and all processes that serve its connections."""
         found, unseen = [], [self.servers[host].process.pid]
         while unseen:
             found.append(unseen.pop())
@@ -219,7 +221,7 @@ class StallCampaign(Campaign):
         return [identity.pid] if identity is not None and records.is_running(identity) else []
 
     def _awaited(self, under_way: UnderWay, find: Callable[[], list[int]]) -> list[int]:
-        """What ``find`` finds, once it finds something; nothing where the move is over before."""
+        """Return what ``find`` finds, empty if the migration ends before."""
         deadline = time.monotonic() + self.patience
         while not (found := find()) and under_way.directory.is_locked() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -228,44 +230,44 @@ class StallCampaign(Campaign):
     # ------------------------------------------------------------------------------------------ what has to hold
 
     def run_printed_line(self, migration: str) -> None:
-        """Go on with the very line that was printed last."""
+        """Run the command that was printed last."""
         directory = MigrationDirectory(migration)
         said = [event for event in directory.view().events if event.event in ("result", "phase", "note")]
-        line = f"midstream --continue {migration}"  # what a follower prints where the process is gone
+        line = f"midstream --continue {migration}"  # what a follower prints where the process has exited
         if said and said[-1].event == "result":
             found = re.search(r"midstream --continue \S+", said[-1].message)
             if found is None:
-                raise Broken(f"{migration}: no line says how it goes on: {said[-1].message}")
+                raise BrokenPromiseError(f"{migration}: no line says how it goes on: {said[-1].message}")
             line = found.group()
         ended = run_line(line)
         if "Traceback" in ended.stderr or ended.returncode not in set(Exit):
-            raise Broken(f"{line}: exit {ended.returncode}: {ended.stderr[-1000:]}")
+            raise BrokenPromiseError(f"{line}: exit {ended.returncode}: {ended.stderr[-1000:]}")
 
     def _settle(self, row: dict[str, Any], directory: MigrationDirectory, sealed_before: int) -> None:
-        """The last message is true, and the command in it works; then as after any other move."""
+        """Check that the last message is true and its command works; then as after any other migration."""
         result = last_result(directory.view().events)
         code = result.detail["exit_code"]
         row["said"], row["exit_code"] = result.message, code
-        living = [name for name, run in self.runs.items() if run.alive]
+        running = [name for name, run in self.runs.items() if run.running]
         if directory.view().state == ROLLED_BACK and code == Exit.NOT_RUNNING:
-            if living or "does not run on" not in result.message:
-                raise Broken(f"{row}: it runs on {living}")
+            if running or "does not run on" not in result.message:
+                raise BrokenPromiseError(f"{row}: it runs on {running}")
             found = re.search(r"midstream (--fleet \S+ )?--launch .*? --run-id \S+", result.message)
             if found is None:
-                raise Broken(f"{row}: no command starts it again")
+                raise BrokenPromiseError(f"{row}: no command starts it again")
             line = found.group().replace("midstream ", f"midstream --fleet {self.room / 'lab/fleet.yaml'} ", 1)
             ended = run_line(line if "--fleet" not in found.group() else found.group())
             if ended.returncode:
-                raise Broken(f"{row}: {line}: exit {ended.returncode}: {ended.stderr[-1000:]}")
+                raise BrokenPromiseError(f"{row}: {line}: exit {ended.returncode}: {ended.stderr[-1000:]}")
             row["launched"] = True
             self._launched(row)
         elif "does not run on" in result.message:
-            raise Broken(f"{row}: exit code {code}")
+            raise BrokenPromiseError(f"{row}: exit code {code}")
         super()._settle(row, directory, sealed_before)
 
     def _launched(self, row: dict[str, Any]) -> None:
         run = self.runs[row["from"]]
-        run.wait(lambda run: run.alive, "the run that was started again", self.patience)
+        run.wait(lambda run: run.running, "the run that was started again", self.patience)
 
 
 def last_result(events: Sequence[Event]) -> Event:
@@ -273,7 +275,7 @@ def last_result(events: Sequence[Event]) -> Event:
 
 
 def run_line(line: str) -> subprocess.CompletedProcess[str]:
-    """A command line as a person types it."""
+    """Run a command line as a user types it."""
     words = shlex.split(line)
     return subprocess.run(
         [sys.executable, "-m", *words],

@@ -1,4 +1,4 @@
-"""A dataset of NeoX's with index maps, such that a run reads given batches."""
+"""Write a NeoX dataset with index maps, such that a run reads given batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def write(prefix: Path, rows: np.ndarray, samples: int, seed: int = 1234) -> str:
-    """``rows`` [n, length + 1]: what samples ``samples - n`` and on are; the ones before them are the first row."""
+    """Write ``rows`` [n, length + 1] as samples ``samples - n`` and following; earlier samples are the first row."""
     length = rows.shape[1] - 1
     documents = np.concatenate([rows, rows[:1]]).astype("<u2")
     count = len(documents)

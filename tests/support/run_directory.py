@@ -1,4 +1,4 @@
-"""Run directories as an engine would leave them, written by hand."""
+"""Run directories as an engine leaves them, written by hand."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from midstream_engine import records
 
 
 class RunDirectory:
-    """One run under a root. Nothing trains in it."""
+    """One run below a root. No engine trains in it."""
 
-    def __init__(self, root: Path, run_id: str = "run"):
+    def __init__(self, root: Path, run_id: str = "run") -> None:
         self.paths = records.RunPaths(str(root), run_id)
         Path(self.paths.attempts).mkdir(parents=True)
         Path(self.paths.checkpoints).mkdir()
@@ -31,7 +31,7 @@ class RunDirectory:
         self.text(attempt, "".join(json.dumps(row(step)) + "\n" for step in steps))
 
     def text(self, attempt: int, text: str) -> None:
-        """Append to an attempt's metrics as they stand."""
+        """Append text to an attempt's metrics."""
         with open(self.attempt(attempt).metrics, "a") as file:
             file.write(text)
 
@@ -40,7 +40,7 @@ class RunDirectory:
             file.write(text)
 
     def status(self, attempt: int, state: str, step: int, process: records.ProcessIdentity | None = None) -> None:
-        """Process 0's status. By default this very process claims to be it, so that it is alive."""
+        """Write the status of process 0. By default it names this process, which runs."""
         identity = process or records.this_process()
         records.Status(
             state=state,
@@ -52,11 +52,11 @@ class RunDirectory:
             **identity.to_json(),
         ).write(self.attempt(attempt).status(), durable=False)
 
-    def fence(self, epoch: int, holder: str = "here", sealed: int | None = None, seals: Sequence[Any] = ()) -> None:
-        records.Fence(epoch, holder, sealed, list(seals)).write(self.paths.fence, durable=False)
+    def fence(self, epoch: int, owner: str = "here", sealed: int | None = None, seals: Sequence[Any] = ()) -> None:
+        records.Fence(epoch, owner, sealed, list(seals)).write(self.paths.fence, durable=False)
 
     def lineage(self, *attempts: Mapping[str, Any]) -> None:
-        """Each with ``attempt`` and ``epoch`` at least."""
+        """Write the lineage. Each entry has ``attempt`` and ``epoch`` at least."""
         chain = records.Lineage(self.paths.run_id)
         for given in attempts:
             words = {"target": "here", "devices": 1, "device_kind": "cpu", "first_step": 0, **given}
@@ -64,7 +64,7 @@ class RunDirectory:
         chain.write(self.paths.lineage, durable=False)
 
     def checkpoint(self, step: int, attempt: int = 1, epoch: int = 1, complete: bool = True) -> str:
-        """A checkpoint of no arrays; without its manifest unless ``complete``."""
+        """Write a checkpoint without arrays; without its manifest unless ``complete``."""
         name = records.checkpoint_name(step, attempt)
         directory = Path(self.paths.checkpoint(name))
         directory.mkdir(exist_ok=True)
@@ -89,6 +89,6 @@ def row(step: int) -> dict[str, Any]:
 
 
 def dead_process() -> records.ProcessIdentity:
-    """An identity that nobody has any more: this pid, of another start."""
+    """Return the identity of a process that has exited: this pid, with another start time."""
     here = records.this_process()
     return records.ProcessIdentity(here.boot_id, os.getpid(), here.start_ticks - 1)

@@ -1,5 +1,7 @@
-"""A package that takes the engine's place where a test is about starting and stopping, not about training: it speaks
-the engine's statuses and signals, and can be told to fail."""
+"""A stand-in for the engine's package, for tests of starting and stopping.
+
+It writes the engine's statuses and handles its signals, and can fail on request.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ process = int(flags.get("--trainer.distributed.process_id", 0))
 processes = int(flags.get("--trainer.distributed.num_processes", 1))
 paths = records.RunPaths(os.environ["MIDSTREAM_ROOT"], os.environ["RUN_ID"]).attempt(number)
 me = records.this_process()
-asked = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: asked.set())
+stop_requested = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
 
 
 def say(state, step=0, message=""):
@@ -31,25 +33,26 @@ print(json.dumps({"flags": flags, "env": dict(os.environ)}), flush=True)
 say(records.STARTING)
 fail = flags.get("--fail") if flags.get("--fail-process", str(process)) == str(process) else None
 if fail == "early":
-    raise RuntimeError("the device is held by somebody else")
-if fail == "told":
+    raise RuntimeError("the device is used by another process")
+if fail == "reported":
     say(records.FAILED, message="the batch does not divide")
     sys.exit(1)
 step = 0
-while not asked.wait(0.02) and not os.path.exists(os.path.join(paths.dir, "finish")):
+while not stop_requested.wait(0.02) and not os.path.exists(os.path.join(paths.dir, "finish")):
     step += not os.path.exists(os.path.join(paths.dir, "stand"))
     say(records.TRAINING, step)
-say(records.STOPPED if asked.is_set() else records.FINISHED, step)
+say(records.STOPPED if stop_requested.is_set() else records.FINISHED, step)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the interpreter's end would make it deadly again
 """
 
 
 def write_stand_in(directory: Path) -> Path:
-    """The package's directory, to make a bundle of."""
+    """Write the package, and return its directory."""
     package = directory / "midstream_engine"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    for name in ("json_shapes.py", "preemption_notices.py", "records.py", "supervise.py"):
+    for name in ("google_metadata.py", "json_shapes.py", "memory_kills.py", "preemption_notices.py", "supervise.py"):
         shutil.copy(Path(midstream_engine.__file__).parent / name, package)
+    shutil.copytree(Path(midstream_engine.__file__).parent / "records", package / "records")
     (package / "train.py").write_text(TRAIN)
     return package

@@ -1,4 +1,4 @@
-"""A program in a terminal of its own: a pseudo-terminal that the test types into."""
+"""Run a program in a pseudo-terminal that the test types into."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 60.0
 class TerminalProgram:
     """Python code that runs with a controlling terminal."""
 
-    def __init__(self, code: str, *arguments: str, env: Mapping[str, str] | None = None):
+    def __init__(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         self.text = ""
         self._seen = 0
         argv: Sequence[str] = [sys.executable, "-c", code, *arguments]
@@ -26,7 +26,7 @@ class TerminalProgram:
             os.execve(sys.executable, argv, {**os.environ, **(env or {})})
 
     def expect(self, pattern: str) -> str:
-        """Wait until the terminal has shown it, after what was waited for before."""
+        """Wait until the terminal has shown this text, after the text of the previous call."""
         deadline = time.monotonic() + PATIENCE
         while not (found := re.search(pattern, self.text[self._seen :])):
             assert time.monotonic() < deadline, f"never seen: {pattern!r} in {self.text!r}"
@@ -39,7 +39,7 @@ class TerminalProgram:
         os.write(self._terminal, text.encode())
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Wait for the program, and return its exit code."""
         while self._read(1.0):
             pass
         _, status = os.waitpid(self._pid, 0)
@@ -54,7 +54,7 @@ class TerminalProgram:
             os.close(self._terminal)
 
     def _read(self, patience: float) -> bool:
-        """False where nothing will come any more."""
+        """Read output. False at its end."""
         if not select.select([self._terminal], [], [], patience)[0]:
             return True
         try:

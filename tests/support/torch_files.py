@@ -1,4 +1,4 @@
-"""Writes torch's zip archives without torch, sound ones and others."""
+"""Write torch's zip archives without torch, valid and malformed ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ KINDS = {
 
 
 class Global:
-    """Something to be pickled as a name."""
+    """A value that is pickled as a name."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str) -> None:
         self.name = name
 
 
 class Made:
-    """What calling a global with arguments gives."""
+    """A value that is pickled as a call of a global."""
 
-    def __init__(self, name: str, *arguments: Any):
+    def __init__(self, name: str, *arguments: Any) -> None:
         self.name, self.arguments = name, arguments
 
 
@@ -37,9 +37,9 @@ _PlainPickler: Any = pickle._Pickler  # pyright: ignore[reportAttributeAccessIss
 
 
 class _Pickler(_PlainPickler):
-    """Pickles arrays as torch does its tensors, under protocol 2."""
+    """Pickles arrays as torch pickles its tensors, with protocol 2."""
 
-    def __init__(self, file: Any):
+    def __init__(self, file: Any) -> None:
         super().__init__(file, 2)
         self.storages: list[np.ndarray] = []
 
@@ -67,7 +67,7 @@ class _Pickler(_PlainPickler):
 
 
 def save(path: Path, value: Any) -> None:
-    """``value`` (plain values and arrays) as torch.save would write it."""
+    """Return ``value`` (plain values and arrays) as torch.save writes it."""
     import io
 
     buffer = io.BytesIO()
@@ -77,7 +77,7 @@ def save(path: Path, value: Any) -> None:
 
 
 def write(path: Path, data: bytes, storages: dict[str, bytes] | None = None, **options: Any) -> None:
-    """An archive of a pickle's bytes and its storages. ``options``: of zipfile."""
+    """Return an archive of a pickle's bytes and its storages. ``options``: of zipfile."""
     with zipfile.ZipFile(path, "w", options.get("compression", zipfile.ZIP_STORED)) as archive:
         archive.writestr("archive/data.pkl", data)
         archive.writestr("archive/byteorder", options.get("byteorder", "little"))
@@ -87,7 +87,7 @@ def write(path: Path, data: bytes, storages: dict[str, bytes] | None = None, **o
 
 
 def storage_pickle(kind: bytes = b"FloatStorage", name: str = "0", count: int = 4, tail: bytes = b"") -> bytes:
-    """A pickle of one tensor [count] in storage ``name``."""
+    """Return a pickle of one tensor [count] in storage ``name``."""
     text = name.encode()
     return (
         b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\n" + kind + b"\nX"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write_tree(directory: Path, contents: dict[str, bytes], **manifest: Any) -> list[dict[str, Any]]:
+def write_tree(directory: Path, contents: dict[str, bytes], **manifest: Any) -> list[Any]:
     """Write the objects and a manifest that names them; returns the manifest's ``objects``."""
     objects = []
     for path, content in contents.items():
@@ -34,7 +36,7 @@ def write_tree(directory: Path, contents: dict[str, bytes], **manifest: Any) -> 
 
 
 def write_data(data: Path, contents: dict[str, bytes]) -> str:
-    """A token cache below ``data``, called by the digest of its manifest, which is returned."""
+    """Write a token cache below ``data``, and return its name, the digest of its manifest."""
     objects = write_tree(data / "new", contents, format="midstream-tokens")
     manifest = {"format": "midstream-tokens", "objects": objects}
     digest = sha256(records.canonical_json(manifest))
@@ -43,18 +45,18 @@ def write_data(data: Path, contents: dict[str, bytes]) -> str:
 
 
 def cell(name: str) -> str:
-    """Path of the only cell of an array: what a copy of a checkpoint may contain."""
+    """Return the path of the only chunk of an array."""
     return f"arrays/{name}/c/0"
 
 
 def random_contents(rng: random.Random, sizes: list[int]) -> dict[str, bytes]:
-    """Objects of these sizes, in folders of several depths."""
+    """Return objects of these sizes, in folders of several depths."""
     names = [cell(f"{rng.choice(['', 'a/', 'a/b/'])}object-{index}") for index in range(len(sizes))]
     return {name: rng.randbytes(size) for name, size in zip(names, sizes, strict=True)}
 
 
 def write_checkpoint(directory: Path, rng: random.Random, arrays: int = 3, cells: int = 4, size: int = 5000) -> str:
-    """A checkpoint as the format says, with arbitrary bytes as chunks; returns its root digest."""
+    """Write a checkpoint in the documented format, with random bytes as chunks; return its root digest."""
     contents: dict[str, bytes] = {}
     entries = []
     for number in range(arrays):
@@ -84,12 +86,22 @@ def write_checkpoint(directory: Path, rng: random.Random, arrays: int = 3, cells
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """Every file below ``directory`` with its bytes."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    """Return every file below ``directory`` with its bytes, without those that are removed while it reads."""
+    found = {}
+    for path in paths_below(directory):
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                found[str(path.relative_to(directory))] = path.read_bytes()
+    return found
+
+
+def paths_below(directory: Path) -> list[Path]:
+    """Return all files and links below ``directory``. A ``rglob`` fails where a folder is removed at that time."""
+    return [Path(parent, name) for parent, _, names in os.walk(directory) for name in names]
 
 
 def assert_same_tree(found: Path | dict[str, bytes], expected: Path | dict[str, bytes], why: str = "") -> None:
-    """The same files with the same bytes. What is missing, extra or different is named, and no content is shown."""
+    """Assert the same files with the same bytes. The message names differing files without their content."""
     there, wanted = (files(each) if isinstance(each, Path) else each for each in (found, expected))
     flaws = [f"missing: {name!r} ({len(wanted[name]):,} bytes)" for name in sorted(wanted.keys() - there.keys())]
     flaws += [f"extra: {name!r} ({len(there[name]):,} bytes)" for name in sorted(there.keys() - wanted.keys())]
@@ -104,7 +116,7 @@ def assert_same_tree(found: Path | dict[str, bytes], expected: Path | dict[str, 
 
 
 def assert_unfinished(found: dict[str, bytes], expected: dict[str, bytes]) -> None:
-    """Some files of a tree, not all of them, and each with its bytes."""
+    """Assert that some files of a tree are there, not all of them, each complete."""
     assert_same_tree(found, {name: expected[name] for name in found.keys() & expected.keys()})
     assert len(found) < len(expected)
 
@@ -113,14 +125,14 @@ def _first_difference(one: bytes, other: bytes) -> int | None:
     if one == other:
         return None
     low, high = 0, min(len(one), len(other))
-    while low < high:  # the first byte that differs lies in one[low:high], or is that at ``high``
+    while low < high:  # the first byte that differs is in one[low:high], or at ``high``
         middle = (low + high) // 2 + 1
         low, high = (low, middle - 1) if one[low:middle] != other[low:middle] else (middle, high)
     return low
 
 
 def far_program(function: str, arguments: dict[str, Any], stdin: Any = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """A function of midstream.remote in an interpreter of its own, as on a host."""
+    """Start a function of midstream.remote in an interpreter of its own, as on a host."""
     module, _, name = function.rpartition(".")
     code = (
         f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote.{module} import {name};"
@@ -131,7 +143,7 @@ def far_program(function: str, arguments: dict[str, Any], stdin: Any = subproces
 
 
 def far_output(function: str, arguments: dict[str, Any]) -> bytes:
-    """What a program writes that is left to its end: it gives up when its stdin closes."""
+    """Return the output of a program that runs to its end: it exits when its stdin closes."""
     with far_program(function, arguments) as program:
         assert program.stdout is not None
         return program.stdout.read()

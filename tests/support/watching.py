@@ -1,4 +1,4 @@
-"""What tests of the watch look for, with patience."""
+"""Wait for snapshots of a watcher."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from midstream.watch.snapshot import RunView, Snapshot
-from midstream.watch.watcher import Watch
+from midstream.watch.watcher import Watcher
 
 PATIENCE = 60.0
 
 
-def seen(watch: Watch, holds: Callable[[Snapshot], Any]) -> Snapshot:
-    """The first snapshot that it holds for."""
+def seen(watch: Watcher, holds: Callable[[Snapshot], Any]) -> Snapshot:
+    """Return the first snapshot for which the condition is true."""
     found = watch.wait_for(holds, PATIENCE)
     assert found is not None, f"never seen; at last {watch.snapshot()}"
     return found

@@ -1,4 +1,4 @@
-"""A terminal with a command in it: a tmux server of its own, which dies with the test."""
+"""A command in a terminal: a private tmux server that exits with the test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TMUX = shutil.which("tmux")
 
 
 class Terminal:
-    """One command in one window. ``screen`` is the text that a person would see."""
+    """One command in one window. ``screen`` is the text that a user sees."""
 
     def __init__(self, directory: Path, width: int = 80, height: int = 24) -> None:
         self._socket = str(directory / "tmux")
@@ -30,12 +30,12 @@ class Terminal:
         return done.stdout
 
     def start(self, argv: list[str], env: Mapping[str, str]) -> None:
-        """Run the command. The window stays once it has ended."""
+        """Run the command. The window stays open after it exits."""
         words = " ".join(f"{key}={shlex.quote(value)}" for key, value in env.items())
         width, height = map(str, self._size)
-        # tmux' own account of the exit code (pane_dead_status) is sometimes empty for good.
+        # tmux' exit code of a pane (pane_dead_status) sometimes stays empty.
         code = shlex.quote(str(self._code))
-        # readline, which pytest imports, leaves the size of another terminal in the environment.
+        # readline, which pytest imports, sets the size of another terminal in the environment.
         run = f"env -u COLUMNS -u LINES {words} {shlex.join(argv)}"
         command = f"{run}; echo $? > {code}.new; mv {code}.new {code}; exec sleep 600"
         self._tmux("new-session", "-d", "-x", width, "-y", height, command)
@@ -45,42 +45,52 @@ class Terminal:
         return self._tmux("capture-pane", "-p")
 
     @property
-    def ended(self) -> int | None:
-        """The command's exit code, None while it runs."""
+    def history(self) -> str:
+        """The text that has scrolled away, and the screen. Wrapped lines are joined."""
+        return self._tmux("capture-pane", "-p", "-J", "-S", "-")
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return the command's exit code, None while it is running."""
         return int(self._code.read_text()) if self._code.exists() else None
 
     @property
     def pid(self) -> int:
-        """Of the command."""
+        """Process id of the command."""
         shell = self._tmux("list-panes", "-F", "#{pane_pid}").strip()
         found = subprocess.run(["ps", "-o", "pid=", "--ppid", shell], capture_output=True, text=True, check=True)
         return int(found.stdout.split()[0])
 
     def press(self, *keys: str) -> None:
-        """Keys by tmux' names, and words, one after the other."""
+        """Press keys (by tmux' names) or type words, in order."""
         self._tmux("send-keys", *keys)
+
+    def type(self, line: str) -> None:
+        """Type a line and press enter."""
+        self._tmux("send-keys", "-l", line)
+        self._tmux("send-keys", "Enter")
 
     def resize(self, width: int, height: int) -> None:
         self._tmux("resize-window", "-x", str(width), "-y", str(height))
 
-    def wait(self, holds: Callable[[str], object], what: str, timeout: float = 60.0) -> str:
-        """The first screen of which ``holds``."""
+    def wait(self, condition: Callable[[str], object], what: str, timeout: float = 60.0) -> str:
+        """Return the first screen for which ``condition`` is true."""
         deadline = time.monotonic() + timeout
         while True:
             screen = self.screen
-            if holds(screen):
+            if condition(screen):
                 return screen
-            assert self.ended is None, f"it ended ({self.ended}) before {what}:\n{screen}"
-            assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}\n{screen}"
+            assert self.exit_code is None, f"exited ({self.exit_code}) before {what}:\n{screen}"
+            assert time.monotonic() < deadline, f"timed out after {timeout:.0f} s: {what}\n{screen}"
             time.sleep(0.1)
 
-    def wait_end(self, timeout: float) -> tuple[int, float]:
-        """The exit code, and the seconds that it took from now on."""
-        begun = time.monotonic()
-        while (code := self.ended) is None:
-            assert time.monotonic() - begun < timeout, f"it still runs after {timeout:.0f} s\n{self.screen}"
+    def wait_exit(self, timeout: float) -> tuple[int, float]:
+        """Return the exit code, and the seconds until the command exited."""
+        start_time = time.monotonic()
+        while (code := self.exit_code) is None:
+            assert time.monotonic() - start_time < timeout, f"still running after {timeout:.0f} s\n{self.screen}"
             time.sleep(0.05)
-        return code, time.monotonic() - begun
+        return code, time.monotonic() - start_time
 
     def close(self) -> None:
         """End the server and what runs in it."""

@@ -1,4 +1,4 @@
-"""What the screens ask of a host, on a real one: this machine. And the flags that tell the same."""
+"""Actions of the screens on a real host, this machine; and the flags that report the same."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 from midstream.cli import main
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import load_fleet
-from midstream.hosts.host_pool import Hosts
-from midstream.tui.actions import FleetActions
+from midstream.hosts.host_pool import HostPool
+from midstream.tui.fleet_actions import FleetActions
+from midstream.watch.host_log import LogLines
+from midstream.watch.log_query import LogQuery
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 from support.run_directory import RunDirectory
@@ -23,6 +25,7 @@ LOG = (
     "2026-11-21T10:00:01Z I begins: größer\n"
     "2026-11-21T10:00:02Z I without an end"
 )
+SIZE = len(LOG.encode())
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 @pytest.fixture
 def actions(fleet: Fleet) -> Iterator[FleetActions]:
-    hosts = Hosts(fleet)
+    hosts = HostPool(fleet)
     yield FleetActions(fleet, hosts)
     hosts.close()
 
@@ -50,31 +53,31 @@ def actions(fleet: Fleet) -> Iterator[FleetActions]:
 RUN = RunView("run", "here", None, None, 1, None, False)
 
 
-def test_all_of_a_log_is_read_in_parts(actions: FleetActions, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert actions.read_log(RUN) == LOG.split("\n")
-    monkeypatch.setattr("midstream.watch.log_file.PART", 60)
-    assert actions.read_log(RUN)[-1] == "2026-11-21T10:00:02Z I without an end"
-    assert len(actions.read_log(RUN)) == len(LOG.split("\n"))
-    monkeypatch.setattr("midstream.tui.actions.LOG_LIMIT", 10)
-    assert actions.read_log(RUN)[-1] == "... the log is longer: midstream --log run prints all of it"
-    assert len(actions.read_log(RUN)) < len(LOG.split("\n"))
+def test_actions_read_and_search_a_log(actions: FleetActions) -> None:
+    lines = LOG.split("\n")
+    assert actions.read_log(RUN, 0, 0, 1 << 20) == LogLines(tuple(lines), 0, SIZE, SIZE)
+    last = actions.read_log(RUN, 0, -60, 1 << 62)
+    assert (last.lines, last.begin, last.end) == ((lines[-1],), SIZE - len(lines[-1]), SIZE)
+    found = actions.search_log(RUN, 0, LogQuery.parse("without !zzz"), 0)
+    assert (found.count, found.searched, found.size) == (1, SIZE, SIZE)
+    assert (found.before, found.after) == (None, last.begin)
 
 
-def test_the_configuration_of_an_attempt_is_read(actions: FleetActions) -> None:
+def test_actions_read_configuration_of_an_attempt(actions: FleetActions) -> None:
     assert actions.config(RUN, 1) == "seed: 1\ntrainer:\n  id: run"
 
 
-def test_damage_of_a_checkpoint_is_named(actions: FleetActions) -> None:
+def test_actions_verify_names_damage_of_a_checkpoint(actions: FleetActions) -> None:
     problems = actions.verify(RUN, "step-1-a001")
-    assert problems, "its objects are not there"
+    assert problems, "its objects are missing"
     assert any("train.json" in problem for problem in problems)
 
 
-def test_two_checkpoints_are_compared(actions: FleetActions) -> None:
+def test_actions_compare_two_checkpoints(actions: FleetActions) -> None:
     assert actions.compare(RUN, "step-1-a001", "step-2-a001") == []
 
 
-def test_hosts_of_the_ssh_configuration_are_put_into_the_fleet_file(
+def test_actions_add_ssh_config_hosts_to_fleet_file(
     actions: FleetActions, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -92,7 +95,7 @@ def test_hosts_of_the_ssh_configuration_are_put_into_the_fleet_file(
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_the_same_from_the_command_line(fleet: Fleet, capfd: pytest.CaptureFixture[str]) -> None:
+def test_headless_flags_report_the_same_as_actions(fleet: Fleet, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--fleet", fleet.path, "--metrics", "run", "--json"]) == 0
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [(row["global_step"], row["attempt"]) for row in rows] == [(0, 1), (1, 1), (2, 1)]
@@ -103,11 +106,27 @@ def test_the_same_from_the_command_line(fleet: Fleet, capfd: pytest.CaptureFixtu
     assert "run has no process 1 (it has 1, from 0 on)" in capfd.readouterr().err
 
 
-def out(capfd: pytest.CaptureFixture[str]) -> list[dict]:
+def test_log_search_prints_matching_lines_with_their_numbers(fleet: Fleet, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = LOG.split("\n")
+    number = next(number for number, line in enumerate(lines, 1) if "seed: 1" in line)
+    mode = ["--fleet", fleet.path, "--log", "run", "--search"]
+    assert main([*mode, "SEED: [0-9]"]) == 0
+    out, err = capfd.readouterr()
+    assert out == f"{number}: {lines[number - 1]}\n"
+    assert f"midstream: 1 of {len(lines)} lines matches" in err
+    assert main([*mode, "seed: [0-9]", "--json"]) == 0
+    found, result = json_lines(capfd)
+    assert (found["line"], found["number"]) == (lines[number - 1], number)
+    assert (result["matches"], result["lines"]) == (1, len(lines))
+    assert main([*mode, "(open"]) == 2
+    assert "--search, column 1: " in capfd.readouterr().err
+
+
+def json_lines(capfd: pytest.CaptureFixture[str]) -> list[dict]:
     return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
 
 
-def test_configurations_of_attempts_from_the_command_line(
+def test_headless_reports_configurations_of_attempts(
     fleet: Fleet, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     paths = records.RunPaths(str(tmp_path / "root"), "run")
@@ -122,14 +141,14 @@ def test_configurations_of_attempts_from_the_command_line(
     )
     mode = ["--fleet", fleet.path, "--config", "run"]
     assert main([*mode, "--json"]) == 0
-    (newest,) = out(capfd)
+    (newest,) = json_lines(capfd)
     assert (newest["attempt"], newest["config"]) == (2, {"seed": 1, "mode": "fast", "trainer": {"id": 7}})
     assert main([*mode, "--attempts", "1"]) == 0
     assert capfd.readouterr().out == "seed: 1\ntrainer:\n  id: run\n"
     assert main([*mode, "--attempts", "1,2"]) == 0
     assert capfd.readouterr().out == "+ mode fast\n~ trainer.id run -> 7\n"
     assert main([*mode, "--attempts", "1,2", "--json"]) == 0
-    added, changed, result = out(capfd)
+    added, changed, result = json_lines(capfd)
     assert (added["name"], added["kind"], added["after"]) == ("mode", "added", "fast")
     assert (changed["name"], changed["before"], changed["after"]) == ("trainer.id", "run", 7)
     assert result["changes"] == 2
@@ -139,7 +158,9 @@ def test_configurations_of_attempts_from_the_command_line(
         main(["--fleet", fleet.path, "--status", "--attempts", "1"])
 
 
-def test_curves_of_several_runs_side_by_side(fleet: Fleet, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_headless_reports_curves_of_several_runs(
+    fleet: Fleet, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     other = RunDirectory(tmp_path / "root", "other")
     other.fence(1)
     other.status(1, records.FINISHED, 2)
@@ -150,7 +171,7 @@ def test_curves_of_several_runs_side_by_side(fleet: Fleet, tmp_path: Path, capfd
         ["STEP", "run", "other"], ["0", "1", "-"], ["1", "0.5", "0.5"], ["2", "0.333333", "-"], ["3", "-", "0.25"],
     ]  # fmt: skip
     assert main(["--fleet", fleet.path, "--metrics", "run,other", "--json"]) == 0
-    assert [(row["run"], row["global_step"]) for row in out(capfd)] == [
+    assert [(row["run"], row["global_step"]) for row in json_lines(capfd)] == [
         ("run", 0), ("run", 1), ("run", 2), ("other", 1), ("other", 3),
     ]  # fmt: skip
     assert main(["--fleet", fleet.path, "--metrics", "run,nonesuch"]) == 2

@@ -1,4 +1,4 @@
-"""One table of commands: all that it says is so."""
+"""The table of commands is consistent with actions, keys and docs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import pytest
 from midstream.tui import commands
 from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.compare.compare_screen import CompareScreen
+from midstream.tui.screens.costs.costs_screen import CostsScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
+from midstream.tui.screens.fleet.leftovers_screen import LeftoversScreen
+from midstream.tui.screens.fleet.verify_screen import VerifyScreen
+from midstream.tui.screens.host.host_screen import HostScreen
+from midstream.tui.screens.launch.launch_screen import LaunchScreen
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.tui.screens.run.run_screen import RunScreen
@@ -22,9 +28,15 @@ from midstream.tui.widgets.table import Table
 
 OWNERS: dict[str, tuple[type, ...]] = {
     commands.FLEET: (FleetScreen,),
+    commands.COSTS: (CostsScreen,),
     commands.RUN: (RunScreen,),
+    commands.HOST: (HostScreen,),
     commands.WIZARD: (WizardScreen,),
+    commands.LAUNCH: (LaunchScreen,),
+    commands.LEFTOVERS: (LeftoversScreen,),
+    commands.VERIFY: (VerifyScreen,),
     commands.MIGRATION: (MigrationScreen,),
+    commands.COMPARE: (CompareScreen,),
     commands.SLICES: (SlicesScreen,),
     commands.LIST: (Table,),
     commands.PANE: (Pane, LogView),
@@ -32,11 +44,11 @@ OWNERS: dict[str, tuple[type, ...]] = {
     commands.CURVE: (CurveView,),
     commands.EVERYWHERE: (MidstreamScreen,),
 }
-TAKEN_BY_TERMINALS = {"ctrl+a", "ctrl+b", "ctrl+s", "ctrl+q"}  # ctrl+z suspends here, too
+TAKEN_BY_TERMINALS = {"ctrl+a", "ctrl+b", "ctrl+s", "ctrl+q"}  # ctrl+z suspends the app as well
 
 
 @pytest.mark.parametrize("command", commands.COMMANDS, ids=lambda command: f"{command.scopes[0]}-{command.action}")
-def test_every_command_has_its_action(command: commands.Command) -> None:
+def test_command_has_a_handler(command: commands.Command) -> None:
     name = command.action.split("(")[0]
     for scope in command.scopes:
         for owner in OWNERS[scope]:
@@ -45,13 +57,13 @@ def test_every_command_has_its_action(command: commands.Command) -> None:
 
 
 @pytest.mark.parametrize("scope", commands.SCOPES)
-def test_a_key_means_one_thing_in_a_scope(scope: str) -> None:
+def test_keys_are_unique_in_a_scope(scope: str) -> None:
     for one, other in combinations(commands.of(scope), 2):
         assert not set(one.keys) & set(other.keys), f"{one.action} and {other.action} in {scope}"
 
 
-@pytest.mark.parametrize("scope", [commands.FLEET, commands.RUN, commands.WIZARD, commands.MIGRATION])
-def test_keys_of_screens_and_of_all_screens_do_not_meet(scope: str) -> None:
+@pytest.mark.parametrize("scope", [commands.FLEET, commands.RUN, commands.HOST, commands.WIZARD, commands.MIGRATION])
+def test_screen_keys_do_not_collide_with_global_keys(scope: str) -> None:
     own = {key for command in commands.of(scope) for key in command.keys}
     everywhere = {key for command in commands.of(commands.EVERYWHERE) for key in command.keys}
     parts = {key for part in commands.PARTS[scope] for command in commands.of(part) for key in command.keys}
@@ -60,16 +72,16 @@ def test_keys_of_screens_and_of_all_screens_do_not_meet(scope: str) -> None:
     assert not parts & everywhere
 
 
-def test_no_key_is_one_that_terminals_take() -> None:
+def test_keys_avoid_those_reserved_by_terminals() -> None:
     keys = {key for command in commands.COMMANDS for key in command.keys}
     assert not keys & TAKEN_BY_TERMINALS
     assert not any(key.startswith("alt+") for key in keys)
 
 
-def test_descriptions_fit_the_help_at_80_columns() -> None:
+def test_command_descriptions_fit_help_at_80_columns() -> None:
     assert {command.description for command in commands.COMMANDS if len(command.description) > 46} == set()
 
 
-def test_docs_keys_are_current() -> None:
-    page = Path(__file__).parents[2] / "docs" / "keys.md"
-    assert page.read_text() == commands.document(), "python -m midstream.tui.commands > docs/keys.md"
+def test_keys_page_of_docs_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "keys.md"
+    assert page.read_text() == commands.document(), "python -m midstream.tui.commands > docs/reference/keys.md"

@@ -1,24 +1,25 @@
-"""The fleet screen: what is known of hosts, runs and migrations, stale or not, and where one goes from there."""
+"""The fleet screen: hosts, runs, migrations, their age, and the way to other screens."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from midstream.tui import palette
-from midstream.tui.filter import parse
-from midstream.tui.saved_layout import Layout
+from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.state.saved_layout import SavedLayout
+from midstream.tui.style import palette
 from midstream.tui.widgets.table import Rows, Table
-from midstream.watch.snapshot import CONNECTING, DOWN
-from tui import worlds
-from tui.looking import app_over, screen_text, settle
-from tui.worlds import Answers, Values
+from midstream.watch.snapshot import CONNECTING, DOWN, Snapshot
+from tui import fleets
+from tui.fleets import PreparedActions, PreparedSnapshots
+from tui.screens import app_over, screen_text, settle
 
 
 def line_with(text: str, *words: str) -> str:
@@ -27,8 +28,14 @@ def line_with(text: str, *words: str) -> str:
     return found[0]
 
 
-async def test_it_begins_with_the_runs_and_their_numbers() -> None:
-    app = app_over(worlds.big_fleet())
+def shown_runs(app: MidstreamApp) -> list[str]:
+    """Return the ids of the listed runs, without headings."""
+    keys = [row.key for row in app.screen.query_one("#runs", Table).rows]
+    return [key for key in keys if isinstance(key, str)]
+
+
+async def test_fleet_opens_on_runs_with_their_numbers() -> None:
+    app = app_over(fleets.small_fleet(fleets.moved_run()))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         line = line_with(screen_text(app), "nano")
@@ -36,24 +43,24 @@ async def test_it_begins_with_the_runs_and_their_numbers() -> None:
             assert word in line
 
 
-async def test_a_run_on_a_silent_host_is_shown_with_its_age_and_a_mark() -> None:
-    app = app_over(worlds.big_fleet())
+async def test_fleet_marks_runs_on_unreachable_host_with_age() -> None:
+    app = app_over(fleets.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         assert "3m !" in line_with(screen_text(app), "gpt2-medium")
         assert "!" not in line_with(screen_text(app), "baseline")
 
 
-async def test_a_lost_run_and_a_failed_one_are_marked() -> None:
-    app = app_over(worlds.big_fleet())
+async def test_fleet_marks_lost_and_failed_runs() -> None:
+    app = app_over(fleets.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         assert "✗ lost" in line_with(screen_text(app), "overnight")
         assert "✗ failed" in line_with(screen_text(app), "ablate")
 
 
-async def test_hosts_show_their_links_and_what_is_wrong() -> None:
-    app = app_over(worlds.big_fleet())
+async def test_fleet_hosts_show_links_and_errors() -> None:
+    app = app_over(fleets.big_fleet())
     async with app.run_test(size=(160, 45)) as pilot:
         await pilot.press("1")
         await settle(pilot)
@@ -65,37 +72,37 @@ async def test_hosts_show_their_links_and_what_is_wrong() -> None:
         assert "61.0 GB of 80.0 GB" in screen_text(app)
 
 
-async def test_the_selection_is_marked_and_outlives_an_update_that_moves_it() -> None:
-    first, second = worlds.run("alpha"), worlds.run("beta")
-    values = Values(worlds.small_fleet(first, second))
-    app = app_over(worlds.small_fleet(first, second))
-    app.source = values
+async def test_fleet_selection_survives_updates_that_move_it() -> None:
+    first, second = fleets.run("alpha"), fleets.run("beta")
+    snapshots = PreparedSnapshots(fleets.small_fleet(first, second))
+    app = app_over(fleets.small_fleet(first, second))
+    app.source = snapshots
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("j")
         await settle(pilot)
         assert line_with(screen_text(app), "beta", "training").startswith(" > ")
-        values.set(worlds.small_fleet(worlds.run("aardvark"), first, second))
+        snapshots.set(fleets.small_fleet(fleets.run("aardvark"), first, second))
         await settle(pilot, lambda: "aardvark" in screen_text(app))
         assert line_with(screen_text(app), "beta", "training").startswith(" > ")
 
 
-async def test_changes_from_other_threads_arrive_at_most_four_times_a_second() -> None:
-    app = app_over(worlds.small_fleet())
-    assert isinstance(app.source, Values)
-    values = app.source
+async def test_fleet_updates_at_most_four_times_a_second() -> None:
+    app = app_over(fleets.small_fleet())
+    assert isinstance(app.source, PreparedSnapshots)
+    snapshots = app.source
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         published: list[int] = []
         publish = app.publish
         app.publish = lambda: (published.append(app.source.snapshot().version), publish())[1]
         for version in range(2, 202):
-            values.set(replace(worlds.small_fleet(), version=version))
-        await settle(pilot, lambda: app.world.snapshot.version == 201)
-        assert len(published) <= 2, "two hundred changes at once are one repaint"
+            snapshots.set(replace(fleets.small_fleet(), version=version))
+        await settle(pilot, lambda: app.screen_state.snapshot.version == 201)
+        assert len(published) <= 2, "200 changes in a row are one repaint"
 
 
-async def test_a_filter_keeps_lines_with_the_word_and_esc_clears_it() -> None:
-    app = app_over(worlds.big_fleet())
+async def test_fleet_filter_keeps_matching_rows_and_esc_clears() -> None:
+    app = app_over(fleets.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("slash", *"gpu2", "enter")
         await settle(pilot)
@@ -107,43 +114,179 @@ async def test_a_filter_keeps_lines_with_the_word_and_esc_clears_it() -> None:
         assert "overnight" in screen_text(app)
 
 
-FIELDS = {"run": "nano", "state": "training", "loss": 2.5, "step": 1204}
+async def test_fleet_filter_shows_its_error_and_leaves_the_list() -> None:
+    app = app_over(fleets.big_fleet())
+    async with app.run_test(size=(100, 24)) as pilot:
+        await pilot.press("slash", *"gpu2 loss<2.5")
+        await settle(pilot)
+        assert shown_runs(app) == ["gpt2-medium"]
+        await pilot.press(*"x")
+        await settle(pilot)
+        text = screen_text(app)
+        line = line_with(text, "gpu2 loss<2.5x")
+        error = line_with(text, "2.5x is not a number (for example 2.5, 10k")
+        assert error.index("↑") == line.index("2.5x"), "the mark is below what is wrong"
+        assert shown_runs(app) == ["gpt2-medium"]
+        await pilot.press("enter")
+        await settle(pilot)
+        assert "is not a number" in screen_text(app), "enter leaves a malformed filter open"
+        await pilot.press("backspace", "enter")
+        await settle(pilot)
+        assert "is not a number" not in screen_text(app)
+        await pilot.press("slash", *" zzz:1")
+        await settle(pilot)
+        assert "column 15: no such field zzz; fields are run, host," in screen_text(app)
+        await pilot.press("escape")
+        await settle(pilot)
+        assert len(shown_runs(app)) == 5
+        assert "no such field" not in screen_text(app)
+
+
+async def test_fleet_each_list_has_its_own_filter() -> None:
+    app = app_over(fleets.big_fleet(), PreparedActions(fleets.certified()))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("slash", *"state:training", "enter", "1")
+        await settle(pilot)
+        assert "state:training" not in screen_text(app)
+        assert "gpu1" in screen_text(app)
+        await pilot.press("j", "j", "enter")  # the runs of gpu2
+        await settle(pilot)
+        assert "host=gpu2" in screen_text(app)
+        assert shown_runs(app) == ["gpt2-medium", "ablate-lr-3e-3"]
+
+
+async def test_fleet_groups_runs_under_headings_that_are_not_selected() -> None:
+    app = app_over(fleets.big_fleet())
+    async with app.run_test(size=(100, 40)) as pilot:
+        await pilot.press("b")
+        await settle(pilot)
+        text = screen_text(app)
+        assert "by project" in text
+        order = [
+            "shakespeare  2",
+            "nano",
+            "baseline",
+            "webtext  2",
+            "gpt2-medium",
+            "ablate-lr-3e-3",
+            "no project  1",
+            "overnight",
+        ]
+        listing = text[: text.index("enter opens")]
+        places = [listing.index(word) for word in order]
+        assert places == sorted(places), listing
+        table = app.screen.query_one("#runs", Table)
+        for key in ("g", "k"):
+            await pilot.press(key)
+            assert table.selected == "nano", "the heading above the first run is skipped"
+        seen = [table.selected]
+        for _ in range(6):
+            await pilot.press("j")
+            if table.selected != seen[-1]:
+                seen.append(table.selected)
+        assert seen == ["nano", "baseline", "gpt2-medium", "ablate-lr-3e-3", "overnight"]
+        await pilot.press("k", "k")
+        assert table.selected == "gpt2-medium"
+        await pilot.press("b")
+        await settle(pilot)
+        text = screen_text(app)
+        assert line_with(text, "ablation, lr  1")
+        assert line_with(text, "no tags  3")
+        await pilot.press("b", "b", "b")
+        await settle(pilot)
+        assert "by state" not in screen_text(app)
+
+
+async def test_fleet_hides_finished_runs_and_says_so() -> None:
+    app = app_over(fleets.big_fleet())
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("f")
+        await settle(pilot)
+        assert "baseline" not in shown_runs(app)
+        assert {"overnight", "ablate-lr-3e-3"} <= set(shown_runs(app)), "lost and failed runs stay"
+        assert "4 of 5, finished hidden" in screen_text(app)
+        await pilot.press("slash", *"baseline", "enter")
+        await settle(pilot)
+        assert "finished ones are hidden: f shows them" in screen_text(app)
+        await pilot.press("f")
+        await settle(pilot)
+        assert shown_runs(app) == ["baseline"]
+
+
+async def test_fleet_columns_are_chosen() -> None:
+    app = app_over(fleets.big_fleet())
+    async with app.run_test(size=(160, 30)) as pilot:
+        await settle(pilot)
+        text = screen_text(app)
+        for word in ("START", "Nov ", "TAGS", "lr, ablation"):
+            assert word in text
+        assert "PROJECT" not in text
+        await pilot.press("c", "space", "G", "k", "space", "enter")  # without HOST, with PROJECT
+        await settle(pilot)
+        heading = line_with(screen_text(app), "RUN", "STATE")
+        assert "HOST" not in heading
+        assert "PROJECT" in heading
+        assert "webtext" in line_with(screen_text(app), "gpt2-medium", "training")
+
+
+async def test_fleet_views_are_remembered_for_their_fleet(tmp_path: Path) -> None:
+    file = tmp_path / "screen.json"
+    first = app_over(fleets.big_fleet())
+    first.saved_layout = SavedLayout.load(file, "a.yaml")
+    async with first.run_test(size=(160, 30)) as pilot:
+        await pilot.press("slash", *"step>100", "enter", "o", "O", "b", "f", "q")
+    other = SavedLayout.load(file, "b.yaml").list_of("runs")
+    assert (other.filter, other.group) == ("", ""), "a filter names hosts and runs of one fleet"
+    again = app_over(fleets.big_fleet())
+    again.saved_layout = SavedLayout.load(file, "a.yaml")
+    async with again.run_test(size=(160, 30)) as pilot:
+        await settle(pilot)
+        text = screen_text(again)
+        for word in ("step>100", "RUN↓", "by project", "finished hidden"):
+            assert word in text
+        assert shown_runs(again) == ["nano", "gpt2-medium", "overnight"]
 
 
 @pytest.mark.parametrize(
-    ("filter", "kept"),
+    ("text", "words"),
     [
-        ("", True),
-        ("nano", True),
-        ("NANO train", True),
-        ("!nano", False),
-        ("!x nano", True),
-        ("!", True),
-        ("state:train", True),
-        ("st:train", True),
-        ("state:failed", False),
-        ("!state:failed", True),
-        ("run:train", False),
-        ("run=nan", False),
-        ("loss<3 step>1k", True),
-        ("loss>3", False),
-        ("loss<x", False),
-        ("http://nano", False),
+        ("not json", "screen.json is ignored: it is not JSON"),
+        ("[" * 100_000, "screen.json is ignored: it is not JSON"),
+        ("[]", "screen.json is damaged, defaults are used for: it is no object"),
+        ('{"theme": 5, "view": "hosts"}', "defaults are used for: theme"),
+        ('{"fleets": [1]}', "defaults are used for: fleets"),
+        ('{"fleets": {"": {"runs": {"sort": 1, "group": "host"}}}}', "defaults are used for: runs: sort"),
+        ('{"fleets": {"": {"runs": {"columns": [1]}}}}', "defaults are used for: runs: columns"),
     ],
 )
-def test_filter_words(filter: str, kept: bool) -> None:
-    assert all(word.holds(FIELDS, FIELDS.get) for word in parse(filter, FIELDS)) is kept
+def test_damaged_layout_has_defaults_and_a_problem(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "screen.json"
+    file.write_text(text)
+    layout = SavedLayout.load(file)
+    assert layout.problem.endswith(words)
+    assert layout.theme == SavedLayout().theme
+    assert layout.list_of("runs").sort == ""
 
 
-async def test_o_sorts_by_the_columns_and_a_click_on_a_heading_too() -> None:
-    app = app_over(worlds.big_fleet())
+async def test_damaged_layout_is_ignored_with_a_notice(tmp_path: Path) -> None:
+    file = tmp_path / "screen.json"
+    file.write_text('{"view": 5, "fleets": {"": {"runs": {"filter": "zzz:1"}}}}')
+    app = app_over(fleets.big_fleet())
+    app.saved_layout = SavedLayout.load(file)
+    async with app.run_test(size=(160, 30), notifications=True) as pilot:
+        await settle(pilot, lambda: "saved layout" in screen_text(app) and "saved filter dropped" in screen_text(app))
+        assert len(shown_runs(app)) == 5
+
+
+async def test_fleet_sorts_by_key_and_by_click_on_heading() -> None:
+    app = app_over(fleets.big_fleet())
     async with app.run_test(size=(120, 30)) as pilot:
         await settle(pilot)
 
         def names() -> list[str]:
             return [str(row.key) for row in app.screen.query_one("#runs", Table).rows]
 
-        assert names()[0] == "gpt2-medium", "what runs comes first"
+        assert names()[0] == "gpt2-medium", "running runs come first"
         await pilot.press("o")
         await settle(pilot)
         assert names() == sorted(names())
@@ -159,8 +302,8 @@ async def test_o_sorts_by_the_columns_and_a_click_on_a_heading_too() -> None:
         assert names()[-1] == "ablate-lr-3e-3"
 
 
-async def test_marked_runs_are_laid_over_the_one_that_is_opened() -> None:
-    app = app_over(worlds.big_fleet())
+async def test_fleet_overlays_marked_runs_on_the_opened_one() -> None:
+    app = app_over(fleets.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("j", "space", "j")
         await settle(pilot)
@@ -172,68 +315,68 @@ async def test_marked_runs_are_laid_over_the_one_that_is_opened() -> None:
         assert "── nano" in title
 
 
-async def test_five_hundred_hosts_and_five_thousand_runs_are_walked_and_filtered() -> None:
-    hosts = [worlds.host(f"host{number:03}") for number in range(500)]
-    curve = worlds.rows(20)
-    runs = [worlds.run(f"run{number:04}", f"host{number % 500:03}", step=20, curve=curve) for number in range(5000)]
-    app = app_over(worlds.snapshot(hosts, runs))
+async def test_fleet_of_5000_runs_is_navigated_and_filtered() -> None:
+    hosts = [fleets.host(f"host{number:03}") for number in range(500)]
+    curve = fleets.rows(20)
+    runs = [fleets.run(f"run{number:04}", f"host{number % 500:03}", step=20, curve=curve) for number in range(5000)]
+    app = app_over(fleets.snapshot(hosts, runs))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         table = app.screen.query_one("#runs", Table)
         assert isinstance(table.rows, Rows)
-        assert len(table.rows._made) < 200, "lines are made when they come in sight"
+        assert len(table.rows._created) < 200, "rows are created when they become visible"
         await pilot.press("G")
         await settle(pilot, lambda: "run4999" in screen_text(app))
         await pilot.press("slash", *"host:host123", "enter")
         await settle(pilot, lambda: "10 of 5000" in screen_text(app))
 
 
-async def test_what_a_host_was_busy_over_time_is_a_line_of_columns() -> None:
-    gpu = worlds.host("gpu1", accelerators=1, kind="NVIDIA A100-SXM4-80GB")
-    app = app_over(worlds.snapshot([gpu]))
-    assert isinstance(app.source, Values)
+async def test_fleet_host_activity_is_a_sparkline() -> None:
+    gpu = fleets.host("gpu1", accelerators=1, kind="NVIDIA A100-SXM4-80GB")
+    app = app_over(fleets.snapshot([gpu]))
+    assert isinstance(app.source, PreparedSnapshots)
     assert gpu.machine is not None
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("1")
         for version, busy in enumerate((0.0, 0.5, 1.0), 2):
             item = replace(gpu.machine.accelerators[0], utilization=busy)
             host = replace(gpu, machine=replace(gpu.machine, accelerators=(item,)))
-            app.source.set(worlds.snapshot([host], version=version))
-            await settle(pilot, lambda version=version: app.world.snapshot.version == version)
-        assert "▁▅█ 100% of its accelerators" in screen_text(app)
+            app.source.set(fleets.snapshot([host], version=version))
+            await settle(pilot, lambda version=version: app.screen_state.snapshot.version == version)
+        assert "▁▅█ 100% of the accelerators" in screen_text(app)
 
 
-async def test_news_are_told_wherever_one_is() -> None:
-    app = app_over(worlds.small_fleet(worlds.run(), worlds.run("other")))
-    assert isinstance(app.source, Values)
+async def test_notifications_appear_on_any_screen() -> None:
+    app = app_over(fleets.small_fleet(fleets.run(), fleets.run("other")))
+    assert isinstance(app.source, PreparedSnapshots)
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         await pilot.press("enter")
         await settle(pilot)
-        failed = worlds.run("other", state="failed", alive=False)
-        quiet = worlds.host("large", "stale")
-        app.source.set(worlds.snapshot([worlds.host("small"), quiet], [worlds.run(), failed]))
+        failed = fleets.run("other", state="failed", running=False)
+        unreachable = fleets.host("large", "stale")
+        app.source.set(fleets.snapshot([fleets.host("small"), unreachable], [fleets.run(), failed]))
         await settle(pilot, lambda: "other failed on small" in screen_text(app))
-        assert "large fell silent" in screen_text(app)
+        assert "large is unreachable" in screen_text(app)
 
 
-async def test_who_looks_at_a_move_is_not_told_of_it_besides() -> None:
-    answers = Answers(worlds.migration())
-    app = app_over(worlds.moved_fleet(), answers)
+async def test_migration_screen_suppresses_its_own_toasts() -> None:
+    actions = PreparedActions(fleets.migration())
+    app = app_over(fleets.moved_fleet(), actions)
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        await settle(pilot, lambda: bool(app.world.migrations))
+        await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("3", "enter")
         await settle(pilot)
-        answers.views = (worlds.certified(),)
-        await settle(pilot, lambda: "✓ witness" in screen_text(app))
+        actions.views = (fleets.certified(),)
+        await settle(pilot, lambda: "✓ reference losses" in screen_text(app))
         assert "nano to large: certified" not in screen_text(app)
         await pilot.press("escape")
-        answers.views = (replace(worlds.certified(), finished=True, state="completed"),)
+        actions.views = (replace(fleets.certified(), finished=True, state="completed"),)
         await settle(pilot, lambda: "nano to large: finished" in screen_text(app))
 
 
-async def test_hosts_are_added_from_the_ssh_configuration() -> None:
-    answers = Answers()
-    app = app_over(worlds.snapshot(), answers)
+async def test_fleet_adds_hosts_from_ssh_configuration() -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.snapshot(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await pilot.press("a")
@@ -241,30 +384,30 @@ async def test_hosts_are_added_from_the_ssh_configuration() -> None:
         assert "gpu1" in screen_text(app)
         await pilot.press("space", "j", "space", "enter")
         await pilot.pause()
-    assert answers.asked == [("add", ("  gpu1: {type: ssh, address: gpu1}", "  login: {type: ssh, address: login}"))]
-    assert app.return_code == 75, "the command begins anew with the fleet that was written"
+    assert actions.calls == [("add", ("  gpu1: {type: ssh, address: gpu1}", "  login: {type: ssh, address: login}"))]
+    assert app.return_code == 75, "the command restarts with the changed fleet file"
 
 
-async def test_another_theme_is_used_at_once_and_kept(tmp_path) -> None:
-    kept = Layout.load(tmp_path / "screen.json")
-    app = app_over(worlds.big_fleet())
-    app.kept = kept
+async def test_theme_change_applies_and_is_saved(tmp_path: Path) -> None:
+    layout = SavedLayout.load(tmp_path / "screen.json")
+    app = app_over(fleets.big_fleet())
+    app.saved_layout = layout
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await pilot.press("T", "j", "enter")
         await settle(pilot)
         assert app.theme == "paper"
         await pilot.press("1", "q")
-    assert Layout.load(tmp_path / "screen.json").theme == "paper"
-    assert Layout.load(tmp_path / "screen.json").view == "hosts"
+    assert SavedLayout.load(tmp_path / "screen.json").theme == "paper"
+    assert SavedLayout.load(tmp_path / "screen.json").view == "hosts"
     (tmp_path / "screen.json").write_text("not json")
-    assert Layout.load(tmp_path / "screen.json").theme == "midstream"
+    assert SavedLayout.load(tmp_path / "screen.json").theme == "midstream"
     palette.use(palette.DEFAULT)
 
 
-async def test_a_picture_is_a_file(tmp_path) -> None:
-    app = app_over(worlds.big_fleet())
-    app.kept = Layout.load(tmp_path / "screen.json")
+async def test_screenshot_is_written_to_a_file(tmp_path: Path) -> None:
+    app = app_over(fleets.big_fleet())
+    app.saved_layout = SavedLayout.load(tmp_path / "screen.json")
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await pilot.press("P")
@@ -273,25 +416,25 @@ async def test_a_picture_is_a_file(tmp_path) -> None:
     assert "gpt2-medium" in picture.read_text()
 
 
-async def test_keys_typed_into_the_filter_are_no_commands() -> None:
-    app = app_over(worlds.big_fleet())
+async def test_fleet_filter_keys_are_not_commands() -> None:
+    app = app_over(fleets.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("slash", *"qmS1")
         await settle(pilot)
         assert isinstance(app.screen, FleetScreen)
-        assert "nothing matches 'qmS1'" in screen_text(app)
+        assert "no match for 'qmS1'" in screen_text(app)
 
 
 @pytest.mark.parametrize(
     ("snapshot", "words"),
     [
-        (worlds.snapshot(), ("midstream --init", "midstream --demo")),
-        (worlds.snapshot([worlds.host("small")]), ("midstream --launch CONFIG --on small",)),
-        (worlds.snapshot([worlds.host("small", CONNECTING, machine=None, last_seen=None)]), ("asking small",)),
+        (fleets.snapshot(), ("midstream --init", "midstream --demo")),
+        (fleets.snapshot([fleets.host("small")]), ("midstream --launch CONFIG --on small",)),
+        (fleets.snapshot([fleets.host("small", CONNECTING, machine=None, last_seen=None)]), ("connecting to small",)),
     ],
     ids=["no hosts", "no runs", "not connected yet"],
 )
-async def test_an_empty_list_says_what_to_do_next(snapshot, words: tuple[str, ...]) -> None:
+async def test_fleet_empty_list_shows_next_action(snapshot: Snapshot, words: tuple[str, ...]) -> None:
     app = app_over(snapshot)
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
@@ -302,8 +445,8 @@ async def test_an_empty_list_says_what_to_do_next(snapshot, words: tuple[str, ..
         assert isinstance(app.screen, FleetScreen)
 
 
-async def test_enter_opens_the_run_and_esc_comes_back() -> None:
-    app = app_over(worlds.big_fleet())
+async def test_fleet_enter_opens_run_and_esc_returns() -> None:
+    app = app_over(fleets.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("j", "enter")
         await settle(pilot)
@@ -314,10 +457,10 @@ async def test_enter_opens_the_run_and_esc_comes_back() -> None:
         assert isinstance(app.screen, FleetScreen)
 
 
-async def test_migrations_open_their_screen() -> None:
-    app = app_over(worlds.moved_fleet(), Answers(worlds.certified()))
+async def test_fleet_migrations_open_their_screen() -> None:
+    app = app_over(fleets.moved_fleet(), PreparedActions(fleets.certified()))
     async with app.run_test(size=(80, 24)) as pilot:
-        await settle(pilot, lambda: bool(app.world.migrations))
+        await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("3")
         await settle(pilot)
         assert "certified" in line_with(screen_text(app), "nano", "small", "large")
@@ -326,24 +469,24 @@ async def test_migrations_open_their_screen() -> None:
         assert isinstance(app.screen, MigrationScreen)
 
 
-async def test_m_opens_the_wizard_and_the_move_itself_where_one_is_under_way() -> None:
-    answers = Answers()
-    app = app_over(worlds.small_fleet(), answers)
+async def test_fleet_m_opens_wizard_or_running_migration() -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
         assert isinstance(app.screen, WizardScreen)
         await pilot.press("escape")
-        answers.views = (worlds.migration(),)
-        await settle(pilot, lambda: bool(app.world.migrations))
+        actions.views = (fleets.migration(),)
+        await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("m")
         await settle(pilot)
         assert isinstance(app.screen, MigrationScreen)
 
 
-async def test_stop_asks_for_the_runs_name() -> None:
-    answers = Answers()
-    app = app_over(worlds.small_fleet(), answers)
+async def test_stop_run_requires_the_run_name() -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("S")
         await settle(pilot)
@@ -351,37 +494,37 @@ async def test_stop_asks_for_the_runs_name() -> None:
         await pilot.press(*"nan", "enter")
         await settle(pilot)
         assert isinstance(app.screen, ConfirmScreen)
-        assert answers.asked == []
+        assert actions.calls == []
         await pilot.press("o", "enter")
         await settle(pilot)
-        assert answers.asked == [("stop", ("small", "nano"))]
+        assert actions.calls == [("stop", ("small", "nano"))]
 
 
-async def test_esc_leaves_the_run_running() -> None:
-    answers = Answers()
-    app = app_over(worlds.small_fleet(), answers)
+async def test_stop_run_esc_leaves_run_running() -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("S", "escape")
         await settle(pilot)
         assert isinstance(app.screen, FleetScreen)
-        assert answers.asked == []
+        assert actions.calls == []
 
 
-async def test_a_run_that_does_not_run_cannot_be_stopped() -> None:
-    answers = Answers()
-    app = app_over(worlds.small_fleet(worlds.run(alive=False)), answers)
+async def test_stop_run_refuses_a_run_that_has_exited() -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.small_fleet(fleets.run(running=False)), actions)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await pilot.press("S")
         await settle(pilot)
         assert isinstance(app.screen, FleetScreen)
-        assert "does not run" in screen_text(app)
+        assert "is not running" in screen_text(app)
 
 
-async def test_readonly_refuses_what_changes_something() -> None:
-    answers = Answers(worlds.migration())
-    app = app_over(worlds.small_fleet(), answers, readonly=True)
+async def test_read_only_refuses_changes() -> None:
+    actions = PreparedActions(fleets.migration())
+    app = app_over(fleets.small_fleet(), actions, readonly=True)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await settle(pilot, lambda: bool(app.world.migrations))
+        await settle(pilot, lambda: bool(app.screen_state.migrations))
         assert "read-only" in screen_text(app)
         await pilot.press("m", "S")
         await settle(pilot)
@@ -390,22 +533,22 @@ async def test_readonly_refuses_what_changes_something() -> None:
         await pilot.press("3", "enter", "r", "c")
         await settle(pilot)
         assert isinstance(app.screen, MigrationScreen)
-        assert answers.asked == []
+        assert actions.calls == []
 
 
-async def test_q_quits_with_success_and_lets_go_of_the_source() -> None:
-    app = app_over(worlds.small_fleet())
+async def test_fleet_q_exits_zero_and_unsubscribes() -> None:
+    app = app_over(fleets.small_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
-        assert isinstance(app.source, Values)
+        assert isinstance(app.source, PreparedSnapshots)
         assert app.source.subscribers == 1
         await pilot.press("q")
     assert app.return_code == 0
     assert app.source.subscribers == 0
 
 
-async def test_help_lists_the_keys_of_the_screen() -> None:
-    app = app_over(worlds.small_fleet())
+async def test_help_lists_keys_of_the_screen() -> None:
+    app = app_over(fleets.small_fleet())
     async with app.run_test(size=(100, 60)) as pilot:
         await pilot.press("question_mark")
         await settle(pilot)
@@ -417,19 +560,19 @@ async def test_help_lists_the_keys_of_the_screen() -> None:
         assert isinstance(app.screen, FleetScreen)
 
 
-async def test_the_palette_finds_a_command_by_its_name() -> None:
-    app = app_over(worlds.small_fleet())
+async def test_palette_finds_command_by_name() -> None:
+    app = app_over(fleets.small_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("ctrl+p")
         await settle(pilot)
         await pilot.press(*"migrate")
-        await settle(pilot, lambda: "move the run to another target" in screen_text(app))
+        await settle(pilot, lambda: "migrate the run to another target" in screen_text(app))
         await pilot.press("enter")
         await settle(pilot, lambda: isinstance(app.screen, WizardScreen))
 
 
-async def test_a_click_on_a_view_opens_it() -> None:
-    app = app_over(worlds.big_fleet())
+async def test_fleet_click_on_a_view_opens_it() -> None:
+    app = app_over(fleets.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await pilot.click(offset=(4, 1))
@@ -437,13 +580,13 @@ async def test_a_click_on_a_view_opens_it() -> None:
         assert "connection refused" in screen_text(app)
 
 
-async def test_the_whole_error_of_a_host_can_be_read_on_a_small_screen() -> None:
+async def test_fleet_full_host_error_is_readable_at_small_size() -> None:
     error = (
         "gpu1: host key of [127.0.0.1]:53507 is not known (ssh-ed25519 "
         "SHA256:Zdeb9xDyjIB0Ds/ysoJfrze0ne/8lZnp6bDEZy17odQ) "
         "(compare the fingerprint, then: ssh-keyscan -p 53507 127.0.0.1 >> /home/me/.ssh/known_hosts)"
     )
-    app = app_over(worlds.snapshot([worlds.host("gpu1", DOWN, error=error), worlds.host("here")]))
+    app = app_over(fleets.snapshot([fleets.host("gpu1", DOWN, error=error), fleets.host("here")]))
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("1")
         await settle(pilot)
@@ -451,11 +594,11 @@ async def test_the_whole_error_of_a_host_can_be_read_on_a_small_screen() -> None
         assert error.removeprefix("gpu1: ") in " ".join(shown.split())
 
 
-async def test_a_launch_is_shown_on_a_host_that_answers() -> None:
-    silent = worlds.host("gpu1", CONNECTING, machine=None, last_seen=None)
-    app = app_over(worlds.snapshot([silent, worlds.host("here")]))
+async def test_fleet_launch_hint_names_reachable_host() -> None:
+    connecting = fleets.host("gpu1", CONNECTING, machine=None, last_seen=None)
+    app = app_over(fleets.snapshot([connecting, fleets.host("here")]))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         text = screen_text(app)
         assert "midstream --launch CONFIG --on here" in text
-        assert "asking gpu1 ..." in text
+        assert "connecting to gpu1 ..." in text

@@ -1,13 +1,15 @@
-"""Numbers for people."""
+"""Numbers and texts in readable form."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from midstream.tui import number_format
-from midstream.tui.screen_state import short_kind
+from midstream.listing.run_facts import short_kind
+from midstream.tui.style import number_format
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ from midstream.tui.screen_state import short_kind
         (number_format.digest, "", "-"),
     ],
 )
-def test_numbers(function, value, text: str) -> None:
+def test_number_format(function: Callable[[Any], str], value: float | None, text: str) -> None:
     assert function(value) == text
 
 
@@ -55,11 +57,11 @@ def test_numbers(function, value, text: str) -> None:
         ("", ""),
     ],
 )
-def test_kinds_of_accelerators_are_short(kind: str, text: str) -> None:
+def test_accelerator_kind_is_abbreviated(kind: str, text: str) -> None:
     assert short_kind(kind) == text
 
 
-def test_a_folded_text_stands_under_its_first_word_and_breaks_no_word_that_fits() -> None:
+def test_fold_indents_lines_and_breaks_only_long_words() -> None:
     text = "compare the fingerprint, then: ssh-keyscan -p 53507 127.0.0.1 >> /home/me/.ssh/known_hosts"
     lines = number_format.folded(text, 44, 4).split("\n")
     assert len(lines) > 1

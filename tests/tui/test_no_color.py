@@ -1,35 +1,53 @@
-"""NO_COLOR: greys alone, and nothing that only a colour would say."""
+"""NO_COLOR: greys only, and no information by colour alone."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tui import worlds
-from tui.looking import app_over, screen_text, settle
+from tui import fleets
+from tui.screens import app_over, screen_text, settle, strips
+
+TERMINALS = pytest.mark.parametrize("terminal", [("xterm-256color", "truecolor"), ("screen-256color", "")])
 
 
-async def test_no_color_is_honoured_and_the_selection_still_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def colours_of(app: Any) -> set[tuple[int, ...]]:
+    """The colours on the screen, as red, green and blue."""
+    return {
+        tuple(colour.get_truecolor())
+        for strip in strips(app)
+        for segment in strip
+        if segment.style is not None
+        for colour in (segment.style.color, segment.style.bgcolor)
+        if colour is not None and not colour.is_default
+    }
+
+
+def set_terminal(monkeypatch: pytest.MonkeyPatch, terminal: tuple[str, str]) -> None:
+    monkeypatch.setenv("TERM", terminal[0])
+    monkeypatch.setenv("COLORTERM", terminal[1])
+
+
+@TERMINALS
+async def test_no_color_is_honoured_and_selection_visible(
+    terminal: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    app = app_over(worlds.big_fleet())
+    set_terminal(monkeypatch, terminal)
+    app = app_over(fleets.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
-        colours = {
-            colour.triplet
-            for strip in app.screen._compositor.render_strips()
-            for segment in strip
-            if segment.style is not None
-            for colour in (segment.style.color, segment.style.bgcolor)
-            if colour is not None and colour.triplet is not None
-        }
+        colours = colours_of(app)
         assert colours, "something is drawn"
         assert {colour for colour in colours if len(set(colour)) != 1} == set()
         assert any(line.startswith(" > gpt2-medium") for line in screen_text(app).splitlines())
 
 
-async def test_with_colours_there_are_colours() -> None:
-    app = app_over(worlds.big_fleet())
+@TERMINALS
+async def test_colour_is_used_without_no_color(terminal: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    set_terminal(monkeypatch, terminal)
+    app = app_over(fleets.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
-        strips = app.screen._compositor.render_strips()
-        triplets = {s.style.color.triplet for strip in strips for s in strip if s.style and s.style.color}
-        assert any(triplet is not None and len(set(triplet)) == 3 for triplet in triplets)
+        assert any(len(set(colour)) == 3 for colour in colours_of(app))

@@ -1,4 +1,4 @@
-"""A session is recorded and shown again: the same snapshots, the same migrations, the same screens."""
+"""Record and replay of a session: the same snapshots, migrations and screens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from midstream.errors import UsageError
-from midstream.migrate import model
+from midstream.migrate import migration_state
 from midstream.tui.app import MidstreamApp
 from midstream.tui.recording import Recorder, Replay
-from midstream.watch.snapshot_store import Store
+from midstream.watch.snapshot_store import SnapshotStore
 from midstream_engine import records
-from tui import worlds
-from tui.looking import screen_text, settle
-from tui.worlds import Answers
+from tui import fleets
+from tui.fleets import PreparedActions
+from tui.screens import screen_text, settle
 
 
 def beat(at: float) -> dict[str, Any]:
@@ -25,8 +25,8 @@ def beat(at: float) -> dict[str, Any]:
     return {"event": "beat", "time": at, "accelerators": [], **numbers}
 
 
-def told(store: Store, step: int) -> None:
-    """What a probe says of a run that has come to a step."""
+def take_run(store: SnapshotStore, step: int) -> None:
+    """Feed the store the probe's actions for a run at ``step``."""
     status = records.Status("training", step, 0, "boot", 1, 1, 5.0, "nano", 1, 1, num_train_steps=100)
     rows = "".join(json.dumps({"global_step": at, "train/loss": 3.0 - at / 100}) + "\n" for at in range(step))
     store.take("here", {"event": "run", "run": "nano", "attempt": 1, "running": True, "status": status.to_json()})
@@ -35,21 +35,21 @@ def told(store: Store, step: int) -> None:
     store.take("here", beat(100.0 + step))
 
 
-def record(file: Path) -> Store:
+def record(file: Path) -> SnapshotStore:
     recorder = Recorder(str(file))
-    store = Store({"here": "local", "gone": "ssh"}, heard=recorder.heard)
+    store = SnapshotStore({"here": "local", "lost": "ssh"}, listener=recorder.record)
     store.take("here", {"event": "hello", "hostname": "h", "platform": "Linux", "python": "3.11", "cpus": 4})
-    told(store, 10)
-    recorder.migrations((worlds.migration(),))
-    told(store, 20)
-    store.link("gone", "down", "connection refused")
-    recorder.migrations((worlds.certified(),))
-    recorder.migrations((replace(worlds.certified(), state=model.COMPLETED, finished=True),))
+    take_run(store, 10)
+    recorder.migrations((fleets.migration(),))
+    take_run(store, 20)
+    store.link("lost", "down", "connection refused")
+    recorder.migrations((fleets.certified(),))
+    recorder.migrations((replace(fleets.certified(), state=migration_state.COMPLETED, finished=True),))
     recorder.close()
     return store
 
 
-def test_the_end_of_a_replay_is_what_was_recorded(tmp_path: Path) -> None:
+def test_replay_ends_with_recorded_snapshot(tmp_path: Path) -> None:
     store = record(tmp_path / "session")
     replay = Replay.load(str(tmp_path / "session"))
     assert replay.snapshot().hosts == ()
@@ -60,10 +60,10 @@ def test_the_end_of_a_replay_is_what_was_recorded(tmp_path: Path) -> None:
     assert [replace(host, last_seen=0, machine=None) for host in after.hosts] == [
         replace(host, last_seen=0, machine=None) for host in before.hosts
     ]
-    assert replay.migrations() == (replace(worlds.certified(), state=model.COMPLETED, finished=True),)
+    assert replay.migrations() == (replace(fleets.certified(), state=migration_state.COMPLETED, finished=True),)
 
 
-def test_it_goes_on_as_it_went(tmp_path: Path) -> None:
+def test_replay_keeps_recorded_pace(tmp_path: Path) -> None:
     record(tmp_path / "session")
     entries = [json.loads(line) for line in (tmp_path / "session").read_text().splitlines()]
     for number, entry in enumerate(entries):
@@ -77,22 +77,22 @@ def test_it_goes_on_as_it_went(tmp_path: Path) -> None:
     assert replay.clock() == 1000.0 + len(entries) - 1
 
 
-async def test_a_recorded_session_on_the_screen(tmp_path: Path) -> None:
+async def test_replay_of_session_is_shown_on_screen(tmp_path: Path) -> None:
     record(tmp_path / "session")
     replay = Replay.load(str(tmp_path / "session"))
-    app = MidstreamApp(replay, replay, readonly=True, clock=replay.clock)
+    app = MidstreamApp(replay, replay.actions, readonly=True, clock=replay.clock)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         replay.advance(float("inf"))
         app.publish()
-        await settle(pilot, lambda: "20/100" in screen_text(app) and bool(app.world.migrations))
+        await settle(pilot, lambda: "20/100" in screen_text(app) and bool(app.screen_state.migrations))
         await pilot.press("3", "enter")
-        await settle(pilot, lambda: "✓ witness" in screen_text(app))
+        await settle(pilot, lambda: "✓ reference losses" in screen_text(app))
         await pilot.press("r")
         await settle(pilot)
-        assert "--readonly" in screen_text(app), "a recording can only be looked at"
+        assert "--readonly" in screen_text(app), "a recording is read-only"
 
 
-def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+def test_replay_refuses_a_file_that_is_no_recording(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("{}\n")
     for name in ("other", "missing"):
         with pytest.raises(UsageError):
@@ -101,7 +101,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         Recorder(str(tmp_path / "missing" / "file"))
 
 
-def test_a_session_that_was_killed_is_shown_up_to_there(tmp_path: Path) -> None:
+def test_replay_of_killed_session_shows_its_last_snapshot(tmp_path: Path) -> None:
     record(tmp_path / "session")
     text = (tmp_path / "session").read_text()
     (tmp_path / "session").write_text(text[: int(len(text) * 0.9)])
@@ -110,11 +110,11 @@ def test_a_session_that_was_killed_is_shown_up_to_there(tmp_path: Path) -> None:
     assert replay.snapshot().runs[0].step == 20
 
 
-def test_what_is_asked_of_the_actions_is_still_answered(tmp_path: Path) -> None:
+def test_recorder_wraps_actions(tmp_path: Path) -> None:
     recorder = Recorder(str(tmp_path / "session"))
-    answers = Answers(worlds.migration())
-    over = recorder.over(answers)
-    assert over.targets() == answers.targets()
-    assert over.migrations() == answers.views
+    actions = PreparedActions(fleets.migration())
+    wrapped = recorder.wrap(actions)
+    assert wrapped.targets() == actions.targets()
+    assert wrapped.migrations() == actions.views
     recorder.close()
     assert '"do": "migration"' in (tmp_path / "session").read_text()

@@ -1,10 +1,13 @@
-"""The run screen: the loss first; logs, checkpoints and info behind it."""
+"""The run screen: the loss first, then logs, checkpoints and info."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+import pytest
+
+from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.tui.screens.run.run_screen import RunScreen
@@ -13,13 +16,13 @@ from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
 from midstream.watch import resolved_config
 from midstream_engine import records
-from tui import worlds
-from tui.looking import app_over, screen_text, settle
-from tui.worlds import Answers, Values
+from tui import fleets
+from tui.fleets import NOW, PreparedActions, PreparedSnapshots
+from tui.screens import app_over, screen_text, settle
 
 
-async def test_the_loss_comes_first_at_80_by_24() -> None:
-    app = app_over(worlds.small_fleet(worlds.moved_run()), start_run="nano")
+async def test_run_screen_shows_loss_first_at_80x24() -> None:
+    app = app_over(fleets.small_fleet(fleets.moved_run()), start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         text = screen_text(app)
@@ -36,136 +39,184 @@ async def test_the_loss_comes_first_at_80_by_24() -> None:
             assert word in text
 
 
-async def test_new_steps_appear_by_themselves() -> None:
-    app = app_over(worlds.small_fleet(worlds.run(step=50)), start_run="nano")
-    assert isinstance(app.source, Values)
+@pytest.mark.parametrize("size", [(80, 24), (60, 14)])
+async def test_demo_says_what_to_press_and_draws_two_steps(size: tuple[int, int]) -> None:
+    source = PreparedSnapshots(fleets.small_fleet(fleets.run(step=0)))
+    app = MidstreamApp(source, PreparedActions(), start_run="nano", demo=True, clock=lambda: NOW)
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        assert "Demo: press m to migrate this run" in screen_text(app).splitlines()[2]
+        assert "Starting on small: doing its first step." in screen_text(app)
+        source.set(fleets.small_fleet(fleets.run(step=2)))
+        await settle(pilot, lambda: "step 2/" in screen_text(app))
+        assert "Starting on" not in screen_text(app)
+        drawn = {character for character in screen_text(app) if "\u2801" <= character <= "\u28ff"}
+        assert drawn, "the curve has two points"
+        await pilot.press("m")
+        await settle(pilot)
+        assert isinstance(app.screen, WizardScreen)
+
+
+async def test_run_screen_appends_new_steps() -> None:
+    app = app_over(fleets.small_fleet(fleets.run(step=50)), start_run="nano")
+    assert isinstance(app.source, PreparedSnapshots)
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
-        app.source.set(worlds.small_fleet(worlds.run(step=80)))
+        app.source.set(fleets.small_fleet(fleets.run(step=80)))
         await settle(pilot, lambda: "step 80/" in screen_text(app))
-        assert f"{worlds.rows(80)[-1]['train/loss']:.4f}" in screen_text(app)
+        assert f"{fleets.rows(80)[-1]['train/loss']:.4f}" in screen_text(app)
 
 
-async def test_the_screen_follows_a_run_that_moved() -> None:
-    app = app_over(worlds.small_fleet(), start_run="nano")
-    assert isinstance(app.source, Values)
+async def test_run_screen_follows_a_migrated_run() -> None:
+    app = app_over(fleets.small_fleet(), start_run="nano")
+    assert isinstance(app.source, PreparedSnapshots)
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         assert "small 2×cpu" in screen_text(app)
-        app.source.set(worlds.moved_fleet())
+        app.source.set(fleets.moved_fleet())
         await settle(pilot, lambda: "● training  large 4×cpu" in screen_text(app))
 
 
-async def test_no_steps_one_step_and_no_numbers_are_shown_as_what_they_are() -> None:
+async def test_run_screen_shows_absent_single_and_nan_steps() -> None:
     for curve, word in (
-        ([], "no steps yet (compiling)"),
-        (worlds.rows(1), "train/loss 5."),
-        ([dict(row, **{"train/loss": math.nan}) for row in worlds.rows(20)], "nan"),
+        ([], "Starting on small: compiling."),
+        (fleets.rows(1), "train/loss 5."),
+        ([dict(row, **{"train/loss": math.nan}) for row in fleets.rows(20)], "nan"),
     ):
-        run = worlds.run(state=records.COMPILING, step=len(curve), curve=curve)
-        app = app_over(worlds.small_fleet(run), start_run="nano")
+        run = fleets.run(state=records.COMPILING, step=len(curve), curve=curve)
+        app = app_over(fleets.small_fleet(run), start_run="nano")
         async with app.run_test(size=(80, 24)) as pilot:
             await settle(pilot)
             assert word in screen_text(app)
 
 
-async def test_a_run_that_nobody_knows_says_so() -> None:
-    app = app_over(worlds.small_fleet(), start_run="nonesuch")
+async def test_run_that_was_started_says_what_it_does_and_since_when() -> None:
+    ended = records.ProcessExit(0, 1, NOW - 3, message="exit code 1: OSError: disk is full")
+    begins = fleets.run("new", state=records.COMPILING, step=0, curve=())
+    assert begins.lineage is not None
+    compiling = fleets.labelled(begins, 24 / 3600)
+    silent = replace(begins, status=None, lineage=None)
+    failed = replace(begins, running=False, status=None, ended_without_status=True, exit=ended)
+    app = app_over(fleets.small_fleet())
+    assert isinstance(app.source, PreparedSnapshots)
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
-        assert "no host knows a run 'nonesuch'" in screen_text(app)
+        app.open_run("new", started=NOW - 30)
+        await settle(pilot, lambda: "Its host has not reported it yet." in screen_text(app))
+        assert "new was started 30s ago." in screen_text(app)
+        for run, words in (
+            (silent, ("Starting on small for 30s: its process has not reported yet.", "starting for 30s  small")),
+            (compiling, ("Starting on small for 24s: compiling.", "compiling for 24s")),
+            (
+                failed,
+                (
+                    "lost before its first step (exit code 1",
+                    "\n exit code 1: OSError: disk is full  loss",
+                    "R starts it again.",
+                ),
+            ),
+        ):
+            app.source.set(fleets.small_fleet(run))
+            await settle(pilot, lambda words=words: all(word in screen_text(app) for word in words))
+
+
+async def test_run_screen_of_unknown_run_shows_a_message() -> None:
+    app = app_over(fleets.small_fleet(), start_run="nonesuch")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        assert "no host has a run 'nonesuch'" in screen_text(app)
         await pilot.press("m", "S", "right_square_bracket", "2", "3", "4")
         await settle(pilot)
         assert isinstance(app.screen, RunScreen)
 
 
-async def test_silence_is_said_and_the_curve_stays() -> None:
-    silent = worlds.silent(worlds.run(host="gpu2"))
-    app = app_over(worlds.snapshot([worlds.host("gpu2", "stale")], [silent]), start_run="nano")
+async def test_run_screen_of_unreachable_host_keeps_curve() -> None:
+    unreachable = fleets.unreachable(fleets.run(host="gpu2"))
+    app = app_over(fleets.snapshot([fleets.host("gpu2", "stale")], [unreachable]), start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
-        assert "! gpu2 silent, last word 3m ago" in screen_text(app)
+        assert "! unreachable, last report 3m ago" in screen_text(app)
         assert "train/loss 2." in screen_text(app)
 
 
-async def test_a_lost_process_and_a_failure_give_their_reason() -> None:
-    lost = worlds.run(alive=False)
-    failed = worlds.run(state=records.FAILED, alive=False)
+async def test_run_screen_gives_reason_of_lost_and_failed_runs() -> None:
+    lost = fleets.run(running=False)
+    failed = fleets.run(state=records.FAILED, running=False)
     assert failed.status is not None
     failed = replace(failed, status=replace(failed.status, message="loss is not finite at step 77"))
-    for run, word in ((lost, "its process is gone without a word"), (failed, "loss is not finite")):
-        app = app_over(worlds.small_fleet(run), start_run="nano")
+    for run, word in ((lost, "exited without a message"), (failed, "loss is not finite")):
+        app = app_over(fleets.small_fleet(run), start_run="nano")
         async with app.run_test(size=(160, 45)) as pilot:
             await settle(pilot)
             assert word in screen_text(app)
 
 
-async def test_the_log_follows_until_one_scrolls_and_again_with_f() -> None:
-    app = app_over(worlds.small_fleet(worlds.run(step=60)), start_run="nano")
-    assert isinstance(app.source, Values)
+async def test_run_log_follows_until_scrolled_and_again_with_f() -> None:
+    app = app_over(fleets.small_fleet(fleets.run(step=60)), start_run="nano")
+    assert isinstance(app.source, PreparedSnapshots)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("2")
         await settle(pilot)
         assert "step 59 loss" in screen_text(app)
-        app.source.set(worlds.small_fleet(worlds.run(step=100)))
+        app.source.set(fleets.small_fleet(fleets.run(step=100)))
         await settle(pilot, lambda: "step 99 loss" in screen_text(app))
         await pilot.press("k", "k", "pageup")
         await settle(pilot)
         assert "step 99 loss" not in screen_text(app)
-        app.source.set(worlds.small_fleet(worlds.run(step=102)))
+        app.source.set(fleets.small_fleet(fleets.run(step=102)))
         await settle(pilot, lambda: "step 102/" in screen_text(app))
         assert "step 101 loss" not in screen_text(app)
-        assert "Logs held" in screen_text(app)
+        assert "Logs paused" in screen_text(app)
         await pilot.press("f")
         await settle(pilot, lambda: "step 101 loss" in screen_text(app))
 
 
-async def test_the_log_shows_no_control_sequences() -> None:
-    run = worlds.run(log=("\x1b[31mred\x1b[0m alert\x07", "10%\r20%\r30% done\n", "tab\there"))
-    app = app_over(worlds.small_fleet(run), start_run="nano")
+async def test_run_log_shows_no_control_sequences() -> None:
+    run = fleets.run(log=("\x1b[31mred\x1b[0m alert\x07", "10%\r20%\r30% done\n", "tab\there"))
+    app = app_over(fleets.small_fleet(run), start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("2")
         await settle(pilot)
         assert app.screen.query_one(LogView).lines == ("red alert\\x07", "30% done", "tab here")
 
 
-async def test_checkpoints_show_what_they_are_worth() -> None:
-    run = worlds.run(
+async def test_run_checkpoints_show_their_status() -> None:
+    run = fleets.run(
         checkpoints=(
-            worlds.checkpoint(400),
-            worlds.checkpoint(800, pinned=True),
-            worlds.checkpoint(900, accepted=False),
-            worlds.checkpoint(1000, complete=False, root_digest=""),
+            fleets.checkpoint(400),
+            fleets.checkpoint(800, pinned=True),
+            fleets.checkpoint(900, accepted=False),
+            fleets.checkpoint(1000, complete=False, root_digest=""),
         )
     )
-    app = app_over(worlds.small_fleet(run), start_run="nano")
+    app = app_over(fleets.small_fleet(run), start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("3")
         await settle(pilot)
         lines = {line[3:17].strip(): line for line in screen_text(app).splitlines() if "step-" in line}
         assert list(lines)[:4] == ["step-1000-a001", "step-900-a001", "step-800-a001", "step-400-a001"]
-        assert "◐ incomplete" in lines["step-1000-a001"]
-        assert "✗ fenced off" in lines["step-900-a001"]
+        assert "◐ partial" in lines["step-1000-a001"]
+        assert "✗ past the seal" in lines["step-900-a001"]
         assert "pinned" in lines["step-800-a001"]
         assert "✓ complete" in lines["step-400-a001"]
         assert "3f9a1c52e07b" in lines["step-400-a001"]
         assert "14.2 MB" in lines["step-400-a001"]
 
 
-async def test_info_tells_lineage_fence_and_copies() -> None:
-    app = app_over(worlds.moved_fleet(), start_run="nano")
+async def test_run_info_shows_lineage_fence_and_copies() -> None:
+    app = app_over(fleets.moved_fleet(), start_run="nano")
     async with app.run_test(size=(100, 45)) as pilot:
         await pilot.press("4")
         await settle(pilot)
         text = screen_text(app)
         assert "attempt 1  small 2×cpu  steps 0 to 1,204  fresh" in text
         assert "attempt 2  large 4×cpu  steps 1,204 to now  from step-1204-a001" in text
-        assert "2, held by large" in text
+        assert "2, owner large" in text
         assert "epoch 1  stopped" in text
 
 
-async def test_brackets_go_through_the_metrics_and_z_through_the_tails() -> None:
-    app = app_over(worlds.small_fleet(), start_run="nano")
+async def test_run_screen_brackets_cycle_metrics_and_z_zooms() -> None:
+    app = app_over(fleets.small_fleet(), start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("right_square_bracket")
         await settle(pilot)
@@ -178,8 +229,8 @@ async def test_brackets_go_through_the_metrics_and_z_through_the_tails() -> None
         assert "last 50%" in screen_text(app)
 
 
-async def test_small_multiples_stand_beside_the_curve_and_a_click_enlarges_one() -> None:
-    app = app_over(worlds.small_fleet(worlds.moved_run()), start_run="nano")
+async def test_run_small_multiples_enlarge_on_click() -> None:
+    app = app_over(fleets.small_fleet(fleets.moved_run()), start_run="nano")
     async with app.run_test(size=(160, 45)) as pilot:
         await settle(pilot)
         tiles = [tile for tile in app.screen.query(CurveView) if tile.compact and tile.display]
@@ -193,9 +244,9 @@ async def test_small_multiples_stand_beside_the_curve_and_a_click_enlarges_one()
         assert app.screen.query_one("#main-curve", CurveView).size.width == 160
 
 
-async def test_another_run_is_laid_over_and_taken_away() -> None:
-    other = worlds.run("other", curve=worlds.rows(900, seed=3))
-    app = app_over(worlds.small_fleet(worlds.run(), other), start_run="nano")
+async def test_run_screen_overlays_and_removes_another_run() -> None:
+    other = fleets.run("other", curve=fleets.rows(900, seed=3))
+    app = app_over(fleets.small_fleet(fleets.run(), other), start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         for times in (1, 0):
@@ -207,8 +258,8 @@ async def test_another_run_is_laid_over_and_taken_away() -> None:
             assert screen_text(app).splitlines()[2].count("── other") == times
 
 
-async def test_the_way_of_drawing_is_kept_for_the_next_run() -> None:
-    app = app_over(worlds.small_fleet(), start_run="nano")
+async def test_run_screen_keeps_drawing_mode_for_next_run() -> None:
+    app = app_over(fleets.small_fleet(), start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("v", "s", "x")
         await settle(pilot)
@@ -217,11 +268,11 @@ async def test_the_way_of_drawing_is_kept_for_the_next_run() -> None:
         await pilot.press("escape", "enter")
         await settle(pilot)
         assert "log smoother" in screen_text(app).splitlines()[2]
-        assert app.kept.axis == "tokens"
+        assert app.saved_layout.axis == "tokens"
 
 
-async def test_esc_takes_the_crosshair_away_before_it_leaves() -> None:
-    app = app_over(worlds.small_fleet(), start_run="nano")
+async def test_run_screen_esc_removes_crosshair_before_leaving() -> None:
+    app = app_over(fleets.small_fleet(), start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await pilot.press("left", "left")
@@ -233,8 +284,8 @@ async def test_esc_takes_the_crosshair_away_before_it_leaves() -> None:
         assert "step 1,1" not in screen_text(app).splitlines()[2]
 
 
-async def test_a_metric_is_picked_from_the_list() -> None:
-    app = app_over(worlds.small_fleet(), start_run="nano")
+async def test_run_screen_picks_metric_from_list() -> None:
+    app = app_over(fleets.small_fleet(), start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await pilot.press("p", "G", "enter")
@@ -242,82 +293,82 @@ async def test_a_metric_is_picked_from_the_list() -> None:
         assert "throughput/duration" in screen_text(app).splitlines()[2]
 
 
-async def test_a_checkpoint_is_verified_and_the_damage_named() -> None:
-    answers = Answers()
-    app = app_over(worlds.small_fleet(), answers, start_run="nano")
+async def test_run_checkpoint_verification_names_damage() -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.small_fleet(), actions, start_run="nano")
     async with app.run_test(size=(120, 30)) as pilot:
         await pilot.press("3", "V")
-        await settle(pilot, lambda: "✓ whole" in screen_text(app))
-        answers.problems = ("params/wte/c/0: sha256 differs",)
+        await settle(pilot, lambda: "✓ verified" in screen_text(app))
+        actions.problems = ("params/wte/c/0: sha256 differs",)
         await pilot.press("j", "V")
         await settle(pilot, lambda: "✗ damaged" in screen_text(app))
         assert "params/wte/c/0: sha256 differs" in screen_text(app)
-        assert answers.asked == [("verify", "step-1200-a001"), ("verify", "step-1000-a001")]
+        assert actions.calls == [("verify", "step-1200-a001"), ("verify", "step-1000-a001")]
 
 
-async def test_two_checkpoints_are_compared() -> None:
-    answers = Answers()
-    app = app_over(worlds.small_fleet(), answers, start_run="nano")
+async def test_run_screen_compares_two_checkpoints() -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.small_fleet(), actions, start_run="nano")
     async with app.run_test(size=(120, 30)) as pilot:
         await pilot.press("3", "d")
         await settle(pilot)
         await pilot.press("enter")
-        await settle(pilot, lambda: "3 of 64 cells differ" in screen_text(app))
-        assert answers.asked == [("compare", ("step-1000-a001", "step-1200-a001"))]
+        await settle(pilot, lambda: "3 of 64 chunks differ" in screen_text(app))
+        assert actions.calls == [("compare", ("step-1000-a001", "step-1200-a001"))]
         await pilot.press("escape")
         await settle(pilot)
         assert "3 of 64" not in screen_text(app)
 
 
-async def test_the_configurations_of_two_attempts_are_compared() -> None:
-    app = app_over(worlds.moved_fleet(), start_run="nano")
+async def test_run_screen_compares_configurations_of_attempts() -> None:
+    app = app_over(fleets.moved_fleet(), start_run="nano")
     async with app.run_test(size=(100, 45)) as pilot:
         await pilot.press("4", "d")
         await settle(pilot, lambda: "~ trainer.per_device_parallelism 16 → 8" in screen_text(app))
         assert "seed" not in screen_text(app)
 
 
-def test_changes_of_a_configuration_are_named_by_their_fields() -> None:
-    found = resolved_config.changes("{a: {b: 1, c: 2}, gone: true}", "{a: {b: 1, c: 3}, new: []}")
+def test_configuration_diff_names_fields() -> None:
+    found = resolved_config.changes("{a: {b: 1, c: 2}, extra: true}", "{a: {b: 1, c: 3}, new: []}")
     assert [resolved_config.line(change) for change in found] == [
         "~ a.c 2 -> 3",
-        "- gone True",
+        "- extra True",
         "+ new []",
     ]
 
 
-def test_the_configuration_of_an_attempt_stands_in_its_log() -> None:
+def test_configuration_is_read_from_log_of_attempt() -> None:
     log = "2026-11-21T10:00:00Z I resolved configuration:\nseed: 1\ntrainer:\n  id: x\n2026-11-21T10:00:01Z I begins\n"
-    assert resolved_config.told(log) == "seed: 1\ntrainer:\n  id: x"
-    assert resolved_config.told("2026-11-21T10:00:00Z I begins") == ""
+    assert resolved_config.parse_log(log) == "seed: 1\ntrainer:\n  id: x"
+    assert resolved_config.parse_log("2026-11-21T10:00:00Z I begins") == ""
 
 
-async def test_gauges_of_the_devices_that_it_runs_on() -> None:
-    run = worlds.run(host="gpu2", devices=8)
-    app = app_over(worlds.snapshot([worlds.host("gpu2", accelerators=8, kind="NVIDIA A100-SXM4-80GB")], [run]))
+async def test_run_info_shows_device_gauges() -> None:
+    run = fleets.run(host="gpu2", devices=8)
+    app = app_over(fleets.snapshot([fleets.host("gpu2", accelerators=8, kind="NVIDIA A100-SXM4-80GB")], [run]))
     async with app.run_test(size=(120, 60)) as pilot:
         await pilot.press("enter", "4")
         await settle(pilot)
         assert screen_text(app).count("93%  61.0 GB of 80.0 GB") == 8
 
 
-def test_metrics_begin_with_the_loss() -> None:
-    names = metrics_of(worlds.run())
+def test_run_metric_names_begin_with_loss() -> None:
+    names = metrics_of(fleets.run())
     assert names[0] == "train/loss"
     assert not {"global_step", "time", "attempt"} & set(names)
-    assert metrics_of(worlds.run(curve=[])) == ["train/loss"]
+    assert metrics_of(fleets.run(curve=[])) == ["train/loss"]
 
 
-async def test_m_opens_the_wizard() -> None:
-    app = app_over(worlds.small_fleet(), start_run="nano")
+async def test_run_screen_m_opens_wizard() -> None:
+    app = app_over(fleets.small_fleet(), start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
         assert isinstance(app.screen, WizardScreen)
 
 
-async def test_a_terminal_that_is_resized_is_filled_again() -> None:
-    app = app_over(worlds.small_fleet(worlds.moved_run()), start_run="nano")
+async def test_run_screen_fills_resized_terminal() -> None:
+    app = app_over(fleets.small_fleet(fleets.moved_run()), start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         for size in ((160, 45), (40, 12), (80, 24)):

@@ -1,4 +1,4 @@
-"""The pyramid and the series: extremes are exact, growing is the same as having grown."""
+"""Pyramid and series: exact extremes, and appending equals building at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from midstream.tui.widgets.series import Pyramid, Series
+from midstream.tui.state.series import Pyramid, Series
 
 
 def pyramid(values: list[float]) -> Pyramid:
@@ -19,10 +19,10 @@ def pyramid(values: list[float]) -> Pyramid:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_extremes_of_any_stretch_are_those_of_its_values(seed: int) -> None:
+def test_pyramid_extremes_equal_those_of_values(seed: int) -> None:
     print(f"seed {seed}")
     chance = random.Random(seed)
-    # Halves are exact in the 32 bits that are kept.
+    # Halves are exact in float32.
     values = [
         chance.randrange(-4000, 4000) / 2 if chance.random() > 0.05 else math.nan
         for _ in range(chance.randrange(1, 9000))
@@ -35,20 +35,20 @@ def test_extremes_of_any_stretch_are_those_of_its_values(seed: int) -> None:
         assert made.extent(start, stop) == ((min(finite), max(finite)) if finite else None)
 
 
-def test_one_spike_in_a_hundred_thousand_points_is_kept() -> None:
+def test_pyramid_keeps_spike_in_100000_points() -> None:
     values = [1.0] * 100_000
     values[61_234] = 512.0
     assert pyramid(values).extent(0, len(values)) == (1.0, 512.0)
 
 
-def test_what_is_not_finite_counts_as_nothing() -> None:
+def test_pyramid_ignores_non_finite_values() -> None:
     made = pyramid([math.nan, math.inf, -math.inf])
     assert made.extent(0, 3) is None
     made.append(2.0)
     assert made.extent(0, 4) == (2.0, 2.0)
 
 
-def test_every_point_is_in_exactly_one_column() -> None:
+def test_series_puts_each_point_in_one_column() -> None:
     series = Series()
     for step in range(0, 5000, 3):
         series.append(step, 1.0)
@@ -60,14 +60,14 @@ def test_every_point_is_in_exactly_one_column() -> None:
         assert all(left[1] == right[0] for left, right in pairwise(columns))
 
 
-def test_first_and_last_step_lie_in_the_first_and_last_column() -> None:
+def test_series_first_and_last_step_are_at_the_ends() -> None:
     series = Series()
     for step in (100, 150, 200):
         series.append(step, 1.0)
     assert series.columns(100, 200, 11) == [(0, 1), *[(1, 1)] * 4, (1, 2), *[(2, 2)] * 4, (2, 3)]
 
 
-def test_a_window_holds_the_points_between_its_ends() -> None:
+def test_series_window_has_points_between_its_ends() -> None:
     series = Series()
     for step in range(10):
         series.append(step, 1.0)
@@ -75,7 +75,7 @@ def test_a_window_holds_the_points_between_its_ends() -> None:
     assert series.window(-5, 50) == (0, 10)
 
 
-def test_the_mean_of_a_stretch_leaves_out_what_is_not_finite() -> None:
+def test_pyramid_mean_ignores_non_finite_values() -> None:
     series = Series()
     for step, value in enumerate([1.0, 3.0, math.nan, math.inf, 8.0]):
         series.append(step, value)

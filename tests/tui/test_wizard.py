@@ -1,4 +1,4 @@
-"""The wizard: nothing is touched before the run's name is typed, and a failed check is the end of the road."""
+"""The wizard changes nothing before the run's name is typed; a failed check blocks."""
 
 from __future__ import annotations
 
@@ -6,42 +6,47 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from typing_extensions import override
 
+from midstream.check.check_result import PASS, Check
 from midstream.errors import MidstreamError, UsageError
-from midstream.migrate import model
-from midstream.tui.actions import NotMade
+from midstream.migrate.modes import COLD, WARM
+from midstream.migrate.plan import Plan
+from midstream.migrate.request import Request
+from midstream.tui.actions import TargetMissingError
 from midstream.tui.app import MidstreamApp
+from midstream.tui.base_app import RELOAD_EXIT_CODE
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.tui.screens.fleet.add_hosts import RELOAD
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.watch.snapshot import Snapshot
-from tui import worlds
-from tui.looking import app_over, screen_text, settle
-from tui.worlds import NOW, Answers, Values
+from tui import fleets
+from tui.fleets import NOW, PreparedActions, PreparedSnapshots
+from tui.screens import app_over, screen_text, settle
 
 
-def asked(answers: Answers, what: str) -> list:
-    return [entry[1] for entry in answers.asked if entry[0] == what]
+def calls_of(actions: PreparedActions, name: str) -> list[Any]:
+    return [call[1] for call in actions.calls if call[0] == name]
 
 
-async def test_the_plan_shows_every_number_that_changes_and_the_command_line() -> None:
-    app = app_over(worlds.small_fleet())
-    async with app.run_test(size=(80, 24)) as pilot:
+async def test_wizard_plan_shows_changed_numbers_and_command() -> None:
+    app = app_over(fleets.small_fleet())
+    async with app.run_test(size=(80, 45)) as pilot:
         await pilot.press("m")
         await settle(pilot, lambda: "downtime" in screen_text(app))
         text = screen_text(app)
         for words in (
-            "▶ Plan",
+            "▶ plan",
             "small  2×cpu",
             "large  4 devices",
             "epoch 1 → 2",
             "2 → 4",
             "16 → 8",
-            "kept         batch 32",
+            "unchanged    batch 32",
             "14.2 MB of state",
             "relayed through this machine",
             "about 14s",
@@ -50,8 +55,8 @@ async def test_the_plan_shows_every_number_that_changes_and_the_command_line() -
             assert words in text
 
 
-async def test_the_source_is_no_target() -> None:
-    app = app_over(worlds.small_fleet())
+async def test_wizard_excludes_source_from_targets() -> None:
+    app = app_over(fleets.small_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
@@ -59,9 +64,9 @@ async def test_the_source_is_no_target() -> None:
         assert targets == ["large", "gpu2"]
 
 
-async def test_another_target_or_checkpoint_is_another_plan() -> None:
-    answers = Answers()
-    app = app_over(worlds.small_fleet(), answers)
+async def test_wizard_replans_for_other_target_or_checkpoint() -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
@@ -73,7 +78,7 @@ async def test_another_target_or_checkpoint_is_another_plan() -> None:
         await settle(pilot)
         await pilot.press("c", "G", "enter")
         await settle(pilot)
-        requests = asked(answers, "plan")
+        requests = calls_of(actions, "plan")
         assert [(request.target, request.checkpoint, request.mode) for request in requests] == [
             ("large", "now", "warm"),
             ("gpu2", "now", "warm"),
@@ -85,47 +90,47 @@ async def test_another_target_or_checkpoint_is_another_plan() -> None:
         assert "--to gpu2" in screen_text(app)
 
 
-async def test_steps_that_would_be_lost_and_warnings_are_said() -> None:
-    answers = Answers()
-    answers.plan = replace(
-        worlds.PLAN,
-        checkpoint="step-1200-a001",
-        checkpoint_step=1200,
-        steps_lost=4,
-        warnings=("4 steps after the chosen checkpoint are given up",),
+async def test_wizard_shows_lost_steps_and_warnings() -> None:
+    actions = PreparedActions()
+    actions.plan = replace(
+        fleets.PLAN,
+        identity=replace(fleets.PLAN.identity, checkpoint="step-1200-a001", checkpoint_step=1200),
+        estimate=replace(fleets.PLAN.estimate, steps_lost=4),
+        policy=replace(fleets.PLAN.policy, warnings=("4 steps after the chosen checkpoint are lost",)),
     )
-    app = app_over(worlds.small_fleet(), answers)
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
-        await settle(pilot, lambda: "step-1200-a001  4 steps are given up" in screen_text(app))
-        assert "! 4 steps after the chosen checkpoint are given up" in screen_text(app)
+        await settle(pilot, lambda: "step-1200-a001  4 steps are discarded" in screen_text(app))
+        assert "! 4 steps after the chosen checkpoint are lost" in screen_text(app)
 
 
-async def test_an_impossible_plan_gives_its_reason_and_blocks() -> None:
-    answers = Answers()
-    answers.plan = UsageError("target large has 2 hosts", "this version moves runs to targets of one host")
-    app = app_over(worlds.small_fleet(), answers)
+async def test_wizard_impossible_plan_shows_reason_and_blocks() -> None:
+    actions = PreparedActions()
+    actions.plan = UsageError("target large has 2 hosts", "the modes are cold, warm, live")
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot, lambda: "target large has 2 hosts" in screen_text(app))
-        assert "this version moves runs to targets of one host" in screen_text(app)
+        assert "the modes are cold, warm, live" in screen_text(app)
         await pilot.press("enter")
         await settle(pilot)
-        assert asked(answers, "preflight") == []
+        assert calls_of(actions, "preflight") == []
 
 
-async def test_an_answer_to_an_older_question_is_dropped() -> None:
-    """The plan for the first target comes after a person has selected the second one."""
-    held = threading.Event()
+async def test_wizard_drops_plan_of_earlier_target() -> None:
+    """The plan of the first target arrives after the second one is selected."""
+    release = threading.Event()
 
-    class Slow(Answers):
-        def make_plan(self, snapshot: Snapshot, request: model.Request) -> model.Plan:
+    class Slow(PreparedActions):
+        @override
+        def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
             plan = super().make_plan(snapshot, request)
             if request.target == "large":
-                assert held.wait(10)
+                assert release.wait(10)
             return plan
 
-    app = app_over(worlds.small_fleet(), Slow())
+    app = app_over(fleets.small_fleet(), Slow())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await pilot.press("j")
@@ -134,14 +139,38 @@ async def test_an_answer_to_an_older_question_is_dropped() -> None:
             if "--to gpu2" in screen_text(app):
                 break
             await pilot.pause(0.01)
-        held.set()
+        release.set()
         await settle(pilot)
         assert "--to gpu2" in screen_text(app)
         assert "--to large" not in screen_text(app)
 
 
-async def test_checks_are_listed_with_their_fixes_and_a_warning_does_not_block() -> None:
-    app = app_over(worlds.small_fleet())
+async def test_wizard_enter_before_the_plan_says_that_it_is_computed() -> None:
+    planned = threading.Event()
+
+    class Waiting(PreparedActions):
+        @override
+        def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
+            assert planned.wait(30)
+            return super().make_plan(snapshot, request)
+
+    actions = Waiting()
+    app = app_over(fleets.small_fleet(), actions)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await pilot.press("m")
+        while not isinstance(app.screen, WizardScreen):
+            await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        words = "the plan is being computed; press enter when it is shown"
+        assert screen_text(app).count(words[:24]) == 2, "below the plan, and as the answer to the key"
+        planned.set()
+        await settle(pilot, lambda: "enter runs the preflight" in screen_text(app))
+        assert calls_of(actions, "preflight") == [], "the early key starts nothing"
+
+
+async def test_wizard_checks_show_hints_and_warnings_do_not_block() -> None:
+    app = app_over(fleets.small_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
@@ -150,26 +179,26 @@ async def test_checks_are_listed_with_their_fixes_and_a_warning_does_not_block()
         text = screen_text(app)
         assert "✓ source answers" in text
         assert "! disk" in text
-        assert "mend it: free some space on large" in text
+        assert "hint: free some space on large" in text
 
 
-async def test_the_verdict_is_in_sight_however_many_checks_there_are() -> None:
-    answers = Answers()
-    answers.checks = tuple(model.Check(f"check {number}", model.PASS, "fine") for number in range(40))
-    app = app_over(worlds.small_fleet(), answers)
+async def test_wizard_verdict_is_visible_with_many_checks() -> None:
+    actions = PreparedActions()
+    actions.checks = tuple(Check(f"check {number}", PASS, "fine") for number in range(40))
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
-        assert "can go wrong" in screen_text(app)
+        assert "  risk  " in screen_text(app)
         await pilot.press("enter")
         await settle(pilot, lambda: "Ready." in screen_text(app))
-        assert "safe          everything" in screen_text(app)
+        assert "safety  checks change nothing" in screen_text(app)
 
 
-async def test_what_failed_comes_first_once_all_is_checked() -> None:
-    answers = Answers()
-    answers.checks = (*worlds.CHECKS * 5, worlds.REFUSAL)
-    app = app_over(worlds.small_fleet(), answers)
+async def test_wizard_lists_failed_checks_first() -> None:
+    actions = PreparedActions()
+    actions.checks = (*fleets.CHECKS * 5, fleets.REFUSAL)
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
@@ -177,26 +206,27 @@ async def test_what_failed_comes_first_once_all_is_checked() -> None:
         await settle(pilot, lambda: "kill 811" in screen_text(app))
 
 
-async def test_the_price_of_standing_still_is_said() -> None:
-    answers = Answers()
-    answers.plan = replace(worlds.PLAN, cost_per_hour=(12.0, 24.0))
-    app = app_over(worlds.small_fleet(), answers)
+async def test_wizard_shows_cost_of_downtime() -> None:
+    actions = PreparedActions()
+    actions.plan = replace(fleets.PLAN, estimate=replace(fleets.PLAN.estimate, cost_per_hour=(12.0, 24.0)))
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("m")
         await settle(pilot, lambda: "12.00 → 24.00" in screen_text(app))
         assert "costs about 0.14" in screen_text(app)
 
 
-async def test_checks_appear_while_later_ones_still_run() -> None:
-    held = threading.Event()
+async def test_wizard_shows_checks_while_later_ones_run() -> None:
+    release = threading.Event()
 
-    class Slow(Answers):
-        def preflight(self, plan: model.Plan) -> Iterator[model.Check]:
-            yield worlds.CHECKS[0]
-            assert held.wait(10)
-            yield worlds.CHECKS[1]
+    class Slow(PreparedActions):
+        @override
+        def preflight(self, plan: Plan) -> Iterator[Check]:
+            yield fleets.CHECKS[0]
+            assert release.wait(10)
+            yield fleets.CHECKS[1]
 
-    app = app_over(worlds.small_fleet(), Slow())
+    app = app_over(fleets.small_fleet(), Slow())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
@@ -208,46 +238,46 @@ async def test_checks_appear_while_later_ones_still_run() -> None:
         assert "source answers" in screen_text(app)
         await pilot.press("enter")
         await pilot.pause()
-        assert not isinstance(app.screen, ConfirmScreen), "not before all checks are done"
-        held.set()
+        assert not isinstance(app.screen, ConfirmScreen), "blocked until all checks are done"
+        release.set()
         await settle(pilot, lambda: "Ready." in screen_text(app))
 
 
-async def test_a_failed_check_blocks_with_its_reason_and_r_checks_again() -> None:
-    answers = Answers()
-    answers.checks = (*worlds.CHECKS, worlds.REFUSAL)
-    app = app_over(worlds.small_fleet(), answers)
+async def test_wizard_failed_check_blocks_and_r_repeats_checks() -> None:
+    actions = PreparedActions()
+    actions.checks = (*fleets.CHECKS, fleets.REFUSAL)
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
         await pilot.press("enter")
-        await settle(pilot, lambda: "It cannot be moved: devices free: pid 811 uses device 0." in screen_text(app))
+        await settle(pilot, lambda: "Cannot migrate: devices free: pid 811 uses device 0." in screen_text(app))
         assert "stop it on large: kill 811" in screen_text(app)
         await pilot.press("enter")
         await settle(pilot)
         assert isinstance(app.screen, WizardScreen)
-        answers.checks = worlds.CHECKS
+        actions.checks = fleets.CHECKS
         await pilot.press("r")
         await settle(pilot, lambda: "Ready." in screen_text(app))
 
 
-async def test_b_goes_back_to_the_plan() -> None:
-    answers = Answers()
-    app = app_over(worlds.small_fleet(), answers)
+async def test_wizard_b_returns_to_plan() -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
         await pilot.press("enter")
         await settle(pilot)
         await pilot.press("b")
-        await settle(pilot, lambda: "▶ Plan" in screen_text(app))
-        assert "WHERE TO" in screen_text(app)
-        assert asked(answers, "start") == []
+        await settle(pilot, lambda: "▶ plan" in screen_text(app))
+        assert "TARGET" in screen_text(app)
+        assert calls_of(actions, "start") == []
 
 
-async def test_only_the_runs_own_name_starts_the_move_and_its_progress_is_shown() -> None:
-    answers = Answers()
-    app = app_over(worlds.small_fleet(), answers)
+async def test_wizard_starts_only_on_the_typed_run_name() -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
@@ -259,20 +289,20 @@ async def test_only_the_runs_own_name_starts_the_move_and_its_progress_is_shown(
         assert "nothing is deleted" in screen_text(app)
         await pilot.press(*"yes", "enter")
         await settle(pilot)
-        assert asked(answers, "start") == []
+        assert calls_of(actions, "start") == []
         await pilot.press(*["backspace"] * 3, *"nano", "enter")
         await settle(pilot, lambda: isinstance(app.screen, MigrationScreen))
-        assert asked(answers, "start") == [worlds.PLAN.migration]
-        await settle(pilot, lambda: "▶ Copy" in screen_text(app))
+        assert calls_of(actions, "start") == [fleets.PLAN.migration]
+        await settle(pilot, lambda: "▶ cutover" in screen_text(app))
         await pilot.press("escape")
         await settle(pilot)
         assert isinstance(app.screen, FleetScreen)
 
 
 @pytest.mark.parametrize("keys", [("escape",), ("enter", "escape"), ("enter", "enter", "escape", "escape")])
-async def test_leaving_at_any_step_changes_nothing(keys: tuple[str, ...]) -> None:
-    answers = Answers()
-    app = app_over(worlds.small_fleet(), answers)
+async def test_wizard_esc_at_any_step_changes_nothing(keys: tuple[str, ...]) -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
@@ -280,15 +310,16 @@ async def test_leaving_at_any_step_changes_nothing(keys: tuple[str, ...]) -> Non
             await pilot.press(key)
             await settle(pilot)
         assert isinstance(app.screen, FleetScreen)
-        assert asked(answers, "start") == []
+        assert calls_of(actions, "start") == []
 
 
-async def test_a_start_that_fails_says_why_and_stays() -> None:
-    class Failing(Answers):
-        def start(self, plan: model.Plan) -> str:
+async def test_wizard_failed_start_shows_reason_and_stays() -> None:
+    class Failing(PreparedActions):
+        @override
+        def start(self, plan: Plan) -> str:
             raise MidstreamError("the migration's process ended at once", "see process.log")
 
-    app = app_over(worlds.small_fleet(), Failing())
+    app = app_over(fleets.small_fleet(), Failing())
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         await pilot.press("m")
         await settle(pilot)
@@ -301,27 +332,27 @@ async def test_a_start_that_fails_says_why_and_stays() -> None:
         assert isinstance(app.screen, WizardScreen)
 
 
-async def test_y_copies_the_command_line() -> None:
-    app = app_over(worlds.small_fleet())
+async def test_wizard_y_copies_command_line() -> None:
+    app = app_over(fleets.small_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await settle(pilot)
         await pilot.press("y")
         await settle(pilot)
-        assert app.clipboard == replace(worlds.PLAN, mode=model.WARM).command()
+        assert app.clipboard == replace(fleets.PLAN, identity=replace(fleets.PLAN.identity, mode=WARM)).command()
 
 
-async def test_a_slice_that_is_not_there_is_asked_for_with_its_price_and_its_name(
+async def test_wizard_creates_missing_slice_after_price_and_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers = Answers()
-    price = "v3-8, spot: cheaper, and taken back whenever the provider needs it; 8 an hour"
-    answers.plan = NotMade("large: p/z/large is not there", price)
-    app = app_over(worlds.small_fleet(), answers)
+    actions = PreparedActions()
+    price = "v3-8, spot: cheaper, and preempted whenever the provider needs it; 8 an hour"
+    actions.plan = TargetMissingError("large: p/z/large does not exist", price)
+    app = app_over(fleets.small_fleet(), actions)
     monkeypatch.setattr(app, "suspend", contextlib.nullcontext)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("m")
-        await settle(pilot, lambda: "is not there, and can be made: v3-8, spot: cheaper" in screen_text(app))
+        await settle(pilot, lambda: "does not exist. It can be created: v3-8, spot: cheaper" in screen_text(app))
         await pilot.press("o", "j", "enter")
         await settle(pilot, lambda: "mode cold" in screen_text(app))
         await pilot.press("enter")
@@ -329,28 +360,28 @@ async def test_a_slice_that_is_not_there_is_asked_for_with_its_price_and_its_nam
         assert "v3-8, spot: cheaper" in screen_text(app)
         await pilot.press("escape")
         await settle(pilot, lambda: isinstance(app.screen, WizardScreen))
-        assert not asked(answers, "create"), "esc costs nothing"
+        assert not calls_of(actions, "create"), "esc costs nothing"
         await pilot.press("enter", *"large", "enter")
-        await settle(pilot, lambda: bool(asked(answers, "create")))
-    assert asked(answers, "create") == ["large"]
-    assert app.return_value == RELOAD, "with its workers among the hosts"
-    assert app.move is not None, "and with what was chosen"
-    assert (app.move.run_id, app.move.target, app.move.mode) == ("nano", "large", "cold")
+        await settle(pilot, lambda: bool(calls_of(actions, "create")))
+    assert calls_of(actions, "create") == ["large"]
+    assert app.return_value == RELOAD_EXIT_CODE, "restarts with the slice's workers as hosts"
+    assert app.request is not None, "and with the earlier choices"
+    assert (app.request.run_id, app.request.target, app.request.mode) == ("nano", "large", "cold")
 
 
-async def test_the_wizard_goes_on_with_what_was_chosen_once_the_target_answers() -> None:
-    move = model.Request("nano", "gpu2", mode=model.COLD, checkpoint="latest", source="small")
-    answers = Answers()
-    hosts = worlds.small_fleet().hosts
-    app = MidstreamApp(Values(worlds.snapshot(hosts)), answers, move=move, clock=lambda: NOW)
+async def test_wizard_resumes_with_choices_once_target_answers() -> None:
+    request = Request("nano", "gpu2", mode=COLD, checkpoint="latest", source="small")
+    actions = PreparedActions()
+    hosts = fleets.small_fleet().hosts
+    app = MidstreamApp(PreparedSnapshots(fleets.snapshot(hosts)), actions, request=request, clock=lambda: NOW)
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot)
         assert isinstance(app.screen, FleetScreen), "run and target have not answered yet"
-        assert isinstance(app.source, Values)
-        app.source.set(worlds.snapshot([*hosts, worlds.host("gpu2")], [worlds.run()], version=2))
+        assert isinstance(app.source, PreparedSnapshots)
+        app.source.set(fleets.snapshot([*hosts, fleets.host("gpu2")], [fleets.run()], version=2))
         await settle(pilot, lambda: isinstance(app.screen, WizardScreen) and "--to gpu2" in screen_text(app))
-        (request,) = {(each.target, each.mode, each.checkpoint) for each in asked(answers, "plan")}
-        assert request == ("gpu2", "cold", "latest")
+        (planned,) = {(each.target, each.mode, each.checkpoint) for each in calls_of(actions, "plan")}
+        assert planned == ("gpu2", "cold", "latest")
         await pilot.press("escape")
         await settle(pilot)
-        assert isinstance(app.screen, FleetScreen), "once"
+        assert isinstance(app.screen, FleetScreen), "the wizard opens only once"

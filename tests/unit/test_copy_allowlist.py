@@ -1,4 +1,4 @@
-"""The receiver's own list: what each kind of copy may contain, and what it never does."""
+"""Allowlist of the receiver: paths, sizes and hashes of each kind of copy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from midstream.fleet.fleet import LocalHost
-from midstream.hosts.local_host import LocalMachine
+from midstream.fleet.fleet import LocalHostConfig
+from midstream.hosts.local_host import LocalHost
 from midstream.remote.copy import allowlist
-from midstream.remote.copy.allowlist import CHECKPOINT, CHECKPOINTS, DATA, HISTORY, KINDS, NotAllowed
-from midstream.transfer import TransferError, copy_history, copy_objects
+from midstream.remote.copy.allowlist import CHECKPOINT, CHECKPOINTS, DATA, HISTORY, NotAllowedError
+from midstream.transfer import Endpoint, TransferError, copy_history, copy_tree
 from midstream_engine import records
 from midstream_engine.checkpoint.format import zarr
 from midstream_engine.interop.tokenizer_files import FOLDER, NAMES
@@ -54,23 +54,23 @@ BAD = (
 def allowed(kind: str, path: Any) -> bool:
     try:
         allowlist.largest(kind, path)
-    except NotAllowed:
+    except NotAllowedError:
         return False
     return True
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_has_its_own_paths_and_no_others(kind: str) -> None:
+@pytest.mark.parametrize("kind", GOOD)
+def test_kind_allows_its_own_paths_only(kind: str) -> None:
     assert [path for path in GOOD[kind] if not allowed(kind, path)] == []
     assert [path for path in BAD if allowed(kind, path)] == []
-    others = [path for other in KINDS if other != kind for path in GOOD[other]]
+    others = [path for other in GOOD if other != kind for path in GOOD[other]]
     assert [path for path in others if allowed(kind, path)] == []
     assert not any(allowed(kind, value) for value in (None, 7, [], {}, b"train.json"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_spelling_of_a_path_leaves_the_tree_or_can_be_imported(kind: str) -> None:
-    """Paths that are near those that belong there: each that is accepted is still one of a kind that harms nobody."""
+@pytest.mark.parametrize("kind", GOOD)
+def test_mutated_paths_never_leave_tree_or_name_modules(kind: str) -> None:
+    """Each accepted mutation of an allowed path is still a harmless path."""
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -105,7 +105,7 @@ def test_no_spelling_of_a_path_leaves_the_tree_or_can_be_imported(kind: str) -> 
             assert last != "settings", path
 
 
-def test_what_our_own_programs_write_is_on_the_lists() -> None:
+def test_allowlist_contains_what_the_engine_writes() -> None:
     assert all(allowed(DATA, name) and allowed(DATA, f"{FOLDER}/{name}") for name in NAMES)
     assert allowed(CHECKPOINT, zarr.chunk_path("model/blocks/attn/qkv/weight", (0, 63)))
     paths = records.RunPaths("/r", "run")
@@ -116,7 +116,7 @@ def test_what_our_own_programs_write_is_on_the_lists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"size": "7"}, "has a size of '7'"),
         ({"size": -1}, "has a size of -1"),
@@ -129,76 +129,74 @@ def test_what_our_own_programs_write_is_on_the_lists() -> None:
         ({"offset": -5}, "begins at -5"),
     ],
 )
-def test_sizes_and_hashes_are_bounded_and_nothing_is_shown_raw(fields: dict[str, Any], said: str) -> None:
+def test_sizes_and_hashes_are_checked_and_errors_escaped(fields: dict[str, Any], message: str) -> None:
     entry = {"path": cell("x"), "size": 1, "sha256": "0" * 64}
     assert allowlist.checked(CHECKPOINT, entry) == entry
-    with pytest.raises(NotAllowed, match=said):
+    with pytest.raises(NotAllowedError, match=message):
         allowlist.checked(CHECKPOINT, {**entry, **fields})
-    with pytest.raises(NotAllowed, match="named twice"):
+    with pytest.raises(NotAllowedError, match="named twice"):
         allowlist.check_all(CHECKPOINT, [entry, dict(entry)])
-    with pytest.raises(NotAllowed, match="no list"):
+    with pytest.raises(NotAllowedError, match="no list"):
         allowlist.check_all(CHECKPOINT, {"0": entry})
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[LocalMachine, LocalMachine]:
-    one, two = (LocalMachine(name, LocalHost(root=str(tmp_path / name))) for name in ("one", "two"))
+def pair(tmp_path: Path) -> tuple[LocalHost, LocalHost]:
+    one, two = (LocalHost(name, LocalHostConfig(root=str(tmp_path / name))) for name in ("one", "two"))
     return one, two
 
 
 @pytest.mark.parametrize(
     "path", ["yaml.py", "arrays/yaml.py", "manifest.json", "arrays/\u202ex/c/0", "attempts/001/log-0.txt"]
 )
-def test_a_checkpoint_with_another_file_is_refused_before_anything_is_written(
-    pair: tuple[LocalMachine, LocalMachine], tmp_path: Path, path: str
-) -> None:
+def test_copy_refuses_extra_file_before_writing(pair: tuple[LocalHost, LocalHost], tmp_path: Path, path: str) -> None:
     write_tree(tmp_path / "source", {cell("a"): b"1", path: b"import os"})
     with pytest.raises(TransferError) as caught:
-        copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(tmp_path / "target"))
+        copy_tree(Endpoint(pair[0], str(tmp_path / "source")), Endpoint(pair[1], str(tmp_path / "target")))
     assert "is no part of a checkpoint" in str(caught.value)
     assert str(caught.value).startswith("one: ")
     assert str(caught.value).isprintable()
     assert not (tmp_path / "target").exists()
 
 
-def test_two_arrays_may_differ_in_case_alone(pair: tuple[LocalMachine, LocalMachine], tmp_path: Path) -> None:
+def test_arrays_may_differ_in_case_alone(pair: tuple[LocalHost, LocalHost], tmp_path: Path) -> None:
     write_tree(tmp_path / "source", {cell("model/W"): b"1", cell("model/w"): b"2"})
-    copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(tmp_path / "target"))
+    copy_tree(Endpoint(pair[0], str(tmp_path / "source")), Endpoint(pair[1], str(tmp_path / "target")))
     assert files(tmp_path / "target") == files(tmp_path / "source")
 
 
-def test_an_object_where_another_has_its_folder_is_refused(
-    pair: tuple[LocalMachine, LocalMachine], tmp_path: Path
-) -> None:
+def test_object_path_below_another_object_is_refused(pair: tuple[LocalHost, LocalHost], tmp_path: Path) -> None:
     objects = write_tree(tmp_path / "source", {"arrays/x/c/0": b"1"})
     more = [{**objects[0], "path": "arrays/x/c/0/0"}]
     (tmp_path / "source" / records.MANIFEST).write_text(json.dumps({"objects": objects + more}))
     with pytest.raises(TransferError, match=r"arrays/x/c/0/0 of one:"):
-        copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(tmp_path / "target"))
+        copy_tree(Endpoint(pair[0], str(tmp_path / "source")), Endpoint(pair[1], str(tmp_path / "target")))
     assert not (tmp_path / "target" / records.MANIFEST).exists()
 
 
-def test_data_arrive_only_under_the_name_that_is_their_digest(
-    pair: tuple[LocalMachine, LocalMachine], tmp_path: Path
-) -> None:
-    """All runs of a host share its token caches: one with another content under the same name would poison them."""
+def test_data_directory_name_must_be_its_digest(pair: tuple[LocalHost, LocalHost], tmp_path: Path) -> None:
+    """A wrong token cache under a right name would reach all runs of the host."""
     data = tmp_path / "one" / "data"
     digest = write_data(data, {"tokens-00000.bin": b"12", "offsets.bin": b"3"})
     target = tmp_path / "two" / "data" / digest
-    copy_objects(pair[0], str(data / digest), pair[1], str(target), kind=DATA)
+    copy_tree(Endpoint(pair[0], str(data / digest)), Endpoint(pair[1], str(target)), kind=DATA)
     assert files(target) == files(data / digest)
     other = write_data(data, {"tokens-00000.bin": b"56"})
-    wanted = "f" * 64
-    (data / other).rename(data / wanted)
-    manifest = json.loads((data / wanted / records.MANIFEST).read_text())
-    for text in (json.dumps(manifest), json.dumps({**manifest, "digest": wanted})):
-        (data / wanted / records.MANIFEST).write_text(text)
-        with pytest.raises(TransferError, match="not the one that its name is the digest of"):
-            copy_objects(pair[0], str(data / wanted), pair[1], str(tmp_path / "two/data" / wanted), kind=DATA)
-    assert not (tmp_path / "two" / "data" / wanted).exists()
+    wrong_digest = "f" * 64
+    (data / other).rename(data / wrong_digest)
+    manifest = json.loads((data / wrong_digest / records.MANIFEST).read_text())
+    for text in (json.dumps(manifest), json.dumps({**manifest, "digest": wrong_digest})):
+        (data / wrong_digest / records.MANIFEST).write_text(text)
+        with pytest.raises(TransferError, match="its name is not the digest of its manifest"):
+            copy_tree(
+                Endpoint(pair[0], str(data / wrong_digest)),
+                Endpoint(pair[1], str(tmp_path / "two/data" / wrong_digest)),
+                kind=DATA,
+            )
+    assert not (tmp_path / "two" / "data" / wrong_digest).exists()
 
 
-def test_a_config_that_was_not_checked_does_not_travel(pair: tuple[LocalMachine, LocalMachine]) -> None:
+def test_config_is_copied_only_as_it_was_checked(pair: tuple[LocalHost, LocalHost]) -> None:
     paths, there = (records.RunPaths(host.root, "run") for host in pair)
     Path(paths.attempt(1).dir).mkdir(parents=True)
     Path(paths.config).write_text("a: 1\n")

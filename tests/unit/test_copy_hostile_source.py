@@ -1,4 +1,7 @@
-"""A source that sends what nobody requested, and links where a copy reads or writes: program against program."""
+"""A hostile source: unrequested items, and links in the paths of a copy.
+
+Sender and receiver are the real programs.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,17 @@ from typing import Any
 
 import pytest
 
-from midstream.fleet.fleet import LocalHost
-from midstream.hosts.local_host import LocalMachine
-from midstream.remote.copy import growing_checkpoint, history, staging
+from midstream.fleet.fleet import LocalHostConfig
+from midstream.hosts.local_host import LocalHost
+from midstream.remote.copy import growing_checkpoint, history
 from midstream.remote.copy.allowlist import CHECKPOINT, CHECKPOINTS, HISTORY
-from midstream.remote.copy.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM
-from midstream.remote.copy.object_files import INCOMING, NotPlain
-from midstream.remote.copy.requested_items import RequestedItems, new_key
-from midstream.transfer import TransferError, copy_history, copy_objects
-from midstream.transfer.stream_pool import ranges
+from midstream.remote.copy.copy_items import CopyObject
+from midstream.remote.copy.object_files import INCOMING, NotPlainError
+from midstream.remote.copy.stream.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM
+from midstream.remote.copy.stream.requested_items import RequestedItems, new_key
+from midstream.remote.copy.target import staging
+from midstream.transfer import Endpoint, TransferError, copy_history, copy_tree
+from midstream.transfer.streams.stream_pool import ranges
 from midstream_engine import records
 from support.trees import cell, far_program, files, sha256, write_tree
 
@@ -33,7 +38,7 @@ PATHS = (cell("one"), cell("two"))
 def requested(
     paths: tuple[str, ...] = PATHS, key: str = KEY, contents: tuple[bytes, ...] = (CONTENT, CONTENT)
 ) -> list[dict[str, Any]]:
-    """Items as the operator hands them to the source."""
+    """Return items with tags, as the operator sends them to the source."""
     tags = RequestedItems(key)
     return [
         tags.tagged(item)
@@ -51,11 +56,11 @@ def item(value: Any) -> bytes:
 
 
 def received(target: Path, stream: bytes, kind: str = CHECKPOINT) -> dict[str, Any]:
-    """What a receiver reports last of a stream."""
+    """Return the last report of a receiver about a stream."""
     arguments = {"directory": str(target), "generation": "f00d", "kind": kind, "key": KEY}
-    said, _ = far_program("copy.disk_receiver.receive", arguments).communicate(stream, timeout=120)
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+    output, _ = far_program("copy.stream.disk_receiver.receive", arguments).communicate(stream, timeout=120)
+    last: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return last
 
 
 def changed(at: int, **fields: Any) -> Callable[[list[dict[str, Any]]], bytes]:
@@ -66,7 +71,7 @@ def changed(at: int, **fields: Any) -> Callable[[list[dict[str, Any]]], bytes]:
     return stream
 
 
-def whole(items: list[dict[str, Any]]) -> bytes:
+def stream_of(items: list[dict[str, Any]]) -> bytes:
     return b"".join(item(each) + frame(DATA, CONTENT) for each in items)
 
 
@@ -84,23 +89,23 @@ STREAMS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
     "no tag": changed(0, tag=None),
     "a made-up tag": changed(0, tag="0" * 64),
     "a tag beyond ASCII": changed(0, tag="\u202e" * 64),
-    "the tag of another stream": lambda items: whole(requested(key=new_key())),
-    "the same item twice": lambda items: whole([items[0], items[0]]),
-    "one left out": lambda items: whole([items[1]]),
-    "another order": lambda items: whole([items[1], items[0]]),
+    "the tag of another stream": lambda _: stream_of(requested(key=new_key())),
+    "the same item twice": lambda items: stream_of([items[0], items[0]]),
+    "one left out": lambda items: stream_of([items[1]]),
+    "another order": lambda items: stream_of([items[1], items[0]]),
     "inside another": lambda items: item(items[0]) + frame(DATA, b"what") + item(items[1]),
     "more bytes": lambda items: item(items[0]) + frame(DATA, CONTENT + b"!"),
-    "bytes of nothing": lambda items: frame(DATA, b"#!/bin/sh"),
-    "no item": lambda items: item(b"[1, 2"),
-    "a list": lambda items: item([1, 2]),
-    "deep": lambda items: item(b"[" * 100_000),
-    "no text": lambda items: item(b"\xff\xfe"),
+    "bytes of nothing": lambda _: frame(DATA, b"#!/bin/sh"),
+    "no item": lambda _: item(b"[1, 2"),
+    "a list": lambda _: item([1, 2]),
+    "deep": lambda _: item(b"[" * 100_000),
+    "no text": lambda _: item(b"\xff\xfe"),
     "fields of other types": lambda items: item({**items[0], "path": ["a"], "size": "1"}),
 }
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_what_nobody_requested_ends_the_stream_and_is_written_nowhere(tmp_path: Path, name: str) -> None:
+def test_receiver_rejects_unrequested_items_unwritten(tmp_path: Path, name: str) -> None:
     target = tmp_path / "root" / "target"
     target.mkdir(parents=True)
     last = received(target, STREAMS[name](requested()) + frame(FINISH))
@@ -115,16 +120,16 @@ def test_what_nobody_requested_ends_the_stream_and_is_written_nowhere(tmp_path: 
     ("path", "kind"),
     [("yaml.py", CHECKPOINT), ("yaml.py", HISTORY), ("manifest.json", CHECKPOINT), ("run.yaml", CHECKPOINTS)],
 )
-def test_the_target_has_its_own_list_whatever_is_requested(tmp_path: Path, path: str, kind: str) -> None:
-    last = received(tmp_path, whole(requested((path,))) + frame(FINISH), kind)
+def test_receiver_applies_its_own_allowlist(tmp_path: Path, path: str, kind: str) -> None:
+    last = received(tmp_path, stream_of(requested((path,))) + frame(FINISH), kind)
     assert (last["kind"], last["path"]) == ("unrequested", path)
     assert "is no part of" in last["message"]
     arguments = {
         "directory": str(tmp_path / "t"), "generation": "f00d", "manifest": None, "text": "", "root": "", "kind": kind,
         "objects": [{"path": path, "size": 1, "sha256": "0" * 64}],
     }  # fmt: skip
-    said, _ = far_program("copy.session.serve", arguments).communicate(b"", timeout=120)
-    assert json.loads(said.splitlines()[-1])["kind"] == "unrequested"
+    output, _ = far_program("copy.target.session.serve", arguments).communicate(b"", timeout=120)
+    assert json.loads(output.splitlines()[-1])["kind"] == "unrequested"
     assert files(tmp_path) == {}
 
 
@@ -136,17 +141,17 @@ def test_the_target_has_its_own_list_whatever_is_requested(tmp_path: Path, path:
     ],
     ids=["finish", "idle", "unknown", "long", "failed"],
 )  # fmt: skip
-def test_a_frame_of_another_shape_ends_the_stream_with_a_line(tmp_path: Path, stream: bytes) -> None:
+def test_malformed_frame_ends_stream_with_one_line(tmp_path: Path, stream: bytes) -> None:
     last = received(tmp_path, stream + frame(FINISH))
     assert last["event"] == "problem"
     assert last.get("message", "").isprintable()
 
 
-def test_nothing_of_a_complete_checkpoint_is_replaced(tmp_path: Path) -> None:
+def test_complete_checkpoint_is_never_replaced(tmp_path: Path) -> None:
     write_tree(tmp_path / "step-9-a001", {cell("one"): b"what was there"})
     before = files(tmp_path)
-    last = received(tmp_path, whole(requested((f"step-9-a001/{cell('one')}",))) + frame(FINISH), CHECKPOINTS)
-    assert (last["kind"], "is there already" in last["message"]) == ("system", True)
+    last = received(tmp_path, stream_of(requested((f"step-9-a001/{cell('one')}",))) + frame(FINISH), CHECKPOINTS)
+    assert (last["kind"], "exists already" in last["message"]) == ("system", True)
     assert files(tmp_path) == before
 
 
@@ -154,15 +159,15 @@ def test_nothing_of_a_complete_checkpoint_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[LocalMachine, LocalMachine]:
-    one, two = (LocalMachine(name, LocalHost(root=str(tmp_path / name))) for name in ("one", "two"))
+def pair(tmp_path: Path) -> tuple[LocalHost, LocalHost]:
+    one, two = (LocalHost(name, LocalHostConfig(root=str(tmp_path / name))) for name in ("one", "two"))
     return one, two
 
 
-Pair = tuple[LocalMachine, LocalMachine]
+Pair = tuple[LocalHost, LocalHost]
 
 
-def run_of(host: LocalMachine) -> records.RunPaths:
+def run_of(host: LocalHost) -> records.RunPaths:
     paths = records.RunPaths(host.root, "run")
     Path(paths.attempt(1).dir).mkdir(parents=True)
     Path(paths.attempt(1).metrics).write_text('{"global_step": 0}\n')
@@ -170,7 +175,7 @@ def run_of(host: LocalMachine) -> records.RunPaths:
 
 
 @pytest.mark.parametrize("planted", ["attempts/001", "attempts"])
-def test_a_receiver_writes_through_no_link_that_was_planted_before(pair: Pair, tmp_path: Path, planted: str) -> None:
+def test_receiver_refuses_planted_symlinked_directories(pair: Pair, tmp_path: Path, planted: str) -> None:
     run_of(pair[0])
     there = Path(records.RunPaths(pair[1].root, "run").dir)
     outside = tmp_path / "outside"
@@ -182,8 +187,8 @@ def test_a_receiver_writes_through_no_link_that_was_planted_before(pair: Pair, t
     assert files(outside) == {}
 
 
-def test_a_file_that_is_replaced_stays_what_it_was_behind_its_links(pair: Pair, tmp_path: Path) -> None:
-    """Names are given anew, so neither a symbolic nor a hard link leads a receiver to another file."""
+def test_replaced_link_leaves_its_target_unchanged(pair: Pair, tmp_path: Path) -> None:
+    """Each name gets a new file, so no link leads a receiver to another file."""
     content = {cell("a"): b"new content", cell("b"): b"other content"}
     write_tree(tmp_path / "source", content)
     secret = tmp_path / "authorized_keys"
@@ -192,19 +197,19 @@ def test_a_file_that_is_replaced_stays_what_it_was_behind_its_links(pair: Pair, 
     for name, link in ((cell("a"), os.symlink), (cell("b"), os.link)):
         (target / name).parent.mkdir(parents=True)
         link(secret, target / name)
-    copy_objects(pair[0], str(tmp_path / "source"), pair[1], str(target))
+    copy_tree(Endpoint(pair[0], str(tmp_path / "source")), Endpoint(pair[1], str(target)))
     assert secret.read_bytes() == b"ssh-ed25519"
     assert not any((target / name).is_symlink() for name in content)
     assert {name: (target / name).read_bytes() for name in content} == content
 
 
 @pytest.mark.parametrize("where", ["incoming", "generation", "folder", "part", "hard link"])
-def test_parts_are_files_of_their_own(tmp_path: Path, where: str) -> None:
+def test_partial_files_are_never_links(tmp_path: Path, where: str) -> None:
     target, outside = tmp_path / "target", tmp_path / "outside"
     outside.mkdir()
     victim = outside / "victim"
     victim.write_bytes(b"untouched")
-    (entry,) = requested((cell("one"),))
+    entry: Any = requested((cell("one"),))[0]
     stage = target / INCOMING / "f00d"
     if where == "incoming":
         target.mkdir()
@@ -220,12 +225,12 @@ def test_parts_are_files_of_their_own(tmp_path: Path, where: str) -> None:
         link = os.symlink if where == "part" else os.link
         link(victim, stage / staging.part_name(entry))
     before = files(outside)
-    last = received(target, whole([entry]) + frame(FINISH))
+    last = received(target, stream_of([entry]) + frame(FINISH))
     assert files(outside) == before
-    if where in ("part", "hard link"):  # a whole object begins a part of its own
+    if where in ("part", "hard link"):  # a complete object starts its own partial file
         assert last["event"] == "done"
         assert (target / cell("one")).read_bytes() == CONTENT
-        half = {"path": cell("two"), "size": len(CONTENT), "sha256": sha256(CONTENT)}
+        half: CopyObject = {"path": cell("two"), "size": len(CONTENT), "sha256": sha256(CONTENT)}
         stage.mkdir(parents=True)
         (os.symlink if where == "part" else os.link)(victim, stage / staging.part_name(half))
         tagged = RequestedItems(KEY).tagged(ranges(half, [(0, 4)])[0])
@@ -235,8 +240,9 @@ def test_parts_are_files_of_their_own(tmp_path: Path, where: str) -> None:
     assert "symbolic link" in last["message"]
 
 
-def test_what_a_dead_copy_left_is_taken_over_only_where_it_is_a_file(tmp_path: Path) -> None:
-    entries = [{"path": cell(name), "size": 3, "sha256": sha256(b"abc")} for name in ("plain", "link", "hard")]
+def test_copy_adopts_leftovers_only_if_regular_files(tmp_path: Path) -> None:
+    names = ("plain", "link", "hard")
+    entries: list[CopyObject] = [{"path": cell(name), "size": 3, "sha256": sha256(b"abc")} for name in names]
     victim = tmp_path / "victim"
     victim.write_bytes(b"untouched")
     dead = tmp_path / "target" / INCOMING / "dead"
@@ -255,7 +261,7 @@ def test_what_a_dead_copy_left_is_taken_over_only_where_it_is_a_file(tmp_path: P
 
 
 @pytest.mark.parametrize("how", ["symlink", "folder", "pipe"])
-def test_a_source_sends_no_link_and_waits_at_no_pipe(pair: Pair, tmp_path: Path, how: str) -> None:
+def test_source_refuses_links_and_pipes(pair: Pair, tmp_path: Path, how: str) -> None:
     source = tmp_path / "source"
     write_tree(source, {cell("a"): b"secret", cell("b"): b"2"})
     (tmp_path / "elsewhere").mkdir()
@@ -269,12 +275,12 @@ def test_a_source_sends_no_link_and_waits_at_no_pipe(pair: Pair, tmp_path: Path,
         else:
             os.mkfifo(source / cell("a"))
     with pytest.raises(TransferError, match=r"object arrays/a/c/0 of one:.*symbolic link or no regular file"):
-        copy_objects(pair[0], str(source), pair[1], str(tmp_path / "target"))
+        copy_tree(Endpoint(pair[0], str(source)), Endpoint(pair[1], str(tmp_path / "target")))
     assert not (tmp_path / "target" / records.MANIFEST).exists()
 
 
-def test_a_history_behind_a_link_is_refused_where_it_lies(tmp_path: Path) -> None:
-    host = LocalMachine("one", LocalHost(root=str(tmp_path)))
+def test_history_refuses_symlinked_files(tmp_path: Path) -> None:
+    host = LocalHost("one", LocalHostConfig(root=str(tmp_path)))
     paths = run_of(host)
     (tmp_path / "secret").write_text("secret")
     Path(paths.attempt(1).log()).symlink_to(tmp_path / "secret")
@@ -283,11 +289,11 @@ def test_a_history_behind_a_link_is_refused_where_it_lies(tmp_path: Path) -> Non
     os.unlink(paths.attempt(1).log())
     Path(paths.dir, "tb").mkdir()
     Path(paths.dir, "tb", "events.out.tfevents.1.x").symlink_to(tmp_path / "secret")
-    assert [entry["path"] for entry in history.describe(host.root, "run")["files"]] == ["attempts/001/metrics.jsonl"]
+    assert [entry.path for entry in history.describe(host.root, "run").files] == ["attempts/001/metrics.jsonl"]
 
 
-def test_a_tree_of_this_host_gives_its_files_by_hard_link_and_no_symbolic_one(pair: Pair, tmp_path: Path) -> None:
-    """Objects are shared between trees on purpose: what is linked is the very file that was hashed."""
+def test_local_reuse_hard_links_regular_files_only(pair: Pair, tmp_path: Path) -> None:
+    """Trees share objects by hard link; the linked file is the one that was hashed."""
     content = random.Random(1).randbytes(1000)
     checkpoints = Path(pair[1].root) / "runs" / "other" / "checkpoints"
     write_tree(checkpoints / "step-1-a001", {cell("plain"): content})
@@ -297,20 +303,21 @@ def test_a_tree_of_this_host_gives_its_files_by_hard_link_and_no_symbolic_one(pa
     (checkpoints / "step-2-a001" / cell("linked")).symlink_to(tmp_path / "elsewhere")
     source, target = tmp_path / "source", Path(pair[1].root) / "runs" / "r" / "checkpoints" / "step-3-a001"
     write_tree(source, {cell("one"): content, cell("two"): b"y" * 1000})
-    report = copy_objects(pair[0], str(source), pair[1], str(target))
+    report = copy_tree(Endpoint(pair[0], str(source)), Endpoint(pair[1], str(target)))
     assert report.linked == (cell("one"),)
     assert (target / cell("one")).samefile(checkpoints / "step-1-a001" / cell("plain"))
     assert not (target / cell("two")).is_symlink()
     assert files(target) == files(source)
 
 
-def test_a_manifest_is_not_written_into_a_directory_behind_a_link(tmp_path: Path) -> None:
+def test_commit_refuses_symlinked_checkpoint_directory(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     objects = write_tree(tmp_path / "outside", {cell("a"): b"1"})
     (tmp_path / "outside" / records.MANIFEST).unlink()
     (tmp_path / "step-9-a001").symlink_to(tmp_path / "outside")
-    text = json.dumps(records.Manifest(records.FORMAT, 1, "r", 9, 1, 1, 0.0, "d" * 64, [], objects).to_json())
-    with pytest.raises(NotPlain):
+    manifest = records.Manifest(records.FORMAT, records.FORMAT_VERSION, "r", 9, 1, 1, 0.0, "d" * 64, [], objects)
+    text = json.dumps(manifest.to_json())
+    with pytest.raises(NotPlainError):
         growing_checkpoint.commit(str(tmp_path / "step-9-a001"), text)
     assert not (tmp_path / "outside" / records.MANIFEST).exists()
     evil = json.dumps({**json.loads(text), "objects": [{**objects[0], "path": "yaml.py"}]})
@@ -318,7 +325,7 @@ def test_a_manifest_is_not_written_into_a_directory_behind_a_link(tmp_path: Path
         growing_checkpoint.commit(str(tmp_path / "outside"), evil)
 
 
-def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+def test_open_object_closes_descriptors_on_errors(tmp_path: Path) -> None:
     write_tree(tmp_path, {cell("a"): b"1"})
     (tmp_path / "link").symlink_to(tmp_path)
     from midstream.remote.copy.object_files import open_object, open_parent

@@ -1,4 +1,4 @@
-"""The fleet file: what it may say, and the line that tells what is wrong with one."""
+"""The fleet file: valid content, and the one-line errors of invalid content."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import Exit, UsageError
-from midstream.fleet.fleet import LocalHost, SshHost
+from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "fleet.example.yaml"
@@ -21,28 +21,28 @@ def refusal(text: str) -> str:
     return str(caught.value)
 
 
-def test_the_example_is_a_fleet():
+def test_example_fleet_file_loads() -> None:
     fleet = load_fleet(EXAMPLE)
-    assert fleet.target_names == ("here", "a100", "h100", "node1", "node2", "login", "big", "pair", "cluster")
+    assert fleet.target_names == ("here", "a100", "h100", "node1", "node2", "login", "big", "pair", "cluster", "slice")
     assert fleet.target("pair").hosts == ("node1", "node2")
     assert {fleet.hosts[name].root for name in ("node1", "node2")} == {"/nfs/midstream"}
     assert fleet.target("cluster").slurm is not None
     assert fleet.target("big").hosts == ("h100",)
     assert fleet.target("a100").hosts == ("a100",)
     here, h100 = fleet.hosts["here"], fleet.hosts["h100"]
-    assert isinstance(here, LocalHost)
+    assert isinstance(here, LocalHostConfig)
     assert here.devices == 4
-    assert isinstance(h100, SshHost)
+    assert isinstance(h100, SshHostConfig)
     billed = '{"gs://my-bucket/runs": "my-project"}'  # of stores:, for every engine
     assert (h100.user, h100.port) == ("me", 2222)
-    assert h100.env == {"NCCL_DEBUG": "WARN", "MIDSTREAM_BILLED_TO": billed}
+    assert h100.env == {"NCCL_DEBUG": "WARN", "MIDSTREAM_USER_PROJECTS": billed}
 
 
-def test_an_empty_file_is_an_empty_fleet():
+def test_empty_file_is_an_empty_fleet() -> None:
     assert parse_fleet("").target_names == ()
 
 
-def test_the_path_comes_from_the_flag_then_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_path_comes_from_flag_before_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named, other = tmp_path / "named.yaml", tmp_path / "other.yaml"
     named.write_text("hosts: {a: {type: local}}\n")
     other.write_text("hosts: {b: {type: local}}\n")
@@ -51,12 +51,12 @@ def test_the_path_comes_from_the_flag_then_the_environment(tmp_path: Path, monke
     assert list(load_fleet().hosts) == ["b"]
 
 
-def test_a_missing_file_names_the_commands_that_need_none(tmp_path: Path):
+def test_missing_file_error_names_init(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no fleet file at .*none\.yaml \(midstream --init writes one"):
         load_fleet(tmp_path / "none.yaml")
 
 
-def test_a_file_that_is_no_text_is_refused_by_name(tmp_path: Path):
+def test_binary_file_error_names_the_file(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=r"fleet\.yaml cannot be read"):
@@ -71,15 +71,15 @@ def test_a_file_that_is_no_text_is_refused_by_name(tmp_path: Path):
         ("hosts:\n\ta: 1\n", "fleet.yaml:2: "),
     ],
 )
-def test_malformed_yaml_is_named_with_its_line(text: str, line: str):
+def test_malformed_yaml_error_has_the_line(text: str, line: str) -> None:
     assert refusal(text).startswith(line)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[1, 2]", "fleet.yaml: expected hosts:, targets: and stores:, found list"),
-        ("host: {}", "fleet.yaml: host is not known (did you mean hosts?)"),
+        ("host: {}", "fleet.yaml: host is unknown (did you mean hosts?)"),
         ("hosts: [a]", "fleet.yaml: hosts is list (hosts: {NAME: {type: ...}})"),
         ("hosts: {a: local}", "fleet.yaml: hosts.a is str ({type: ..., ...})"),
         ("hosts: {a: {}}", "fleet.yaml: hosts.a has no type (type: local or ssh)"),
@@ -87,7 +87,7 @@ def test_malformed_yaml_is_named_with_its_line(text: str, line: str):
         ("hosts: {a: {type: ssh}}", "fleet.yaml: hosts.a has no address (address: [user@]name[:port])"),
         (
             "hosts: {a: {type: ssh, adress: b}}",
-            "fleet.yaml: hosts.a.adress is not known (did you mean address?)",
+            "fleet.yaml: hosts.a.adress is unknown (did you mean address?)",
         ),
         (
             "hosts: {a: {type: local, devices: 0}}",
@@ -100,17 +100,17 @@ def test_malformed_yaml_is_named_with_its_line(text: str, line: str):
         ("targets: {t: {type: hosts}}", "fleet.yaml: targets.t names no hosts (hosts: [a, b])"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_field_and_what_mends_it(text: str, said: str):
-    assert refusal(text) == said
+def test_errors_name_the_field_and_the_fix(text: str, message: str) -> None:
+    assert refusal(text) == message
 
 
-def test_a_value_of_the_wrong_type_names_file_and_field():
-    said = refusal("hosts: {a: {type: local, devices: many}}")
-    assert said.startswith("fleet.yaml: ")
-    assert "devices" in said
+def test_wrong_type_error_names_file_and_field() -> None:
+    message = refusal("hosts: {a: {type: local, devices: many}}")
+    assert message.startswith("fleet.yaml: ")
+    assert "devices" in message
 
 
-def test_an_unknown_target_names_its_neighbours():
+def test_unknown_target_error_suggests_similar_names() -> None:
     fleet = parse_fleet("hosts: {large: {type: local}, small: {type: local}}", "fleet.yaml")
     with pytest.raises(UsageError, match=r"no target 'larg' in fleet.yaml \(did you mean large\?\)"):
         fleet.target("larg")
@@ -118,8 +118,8 @@ def test_an_unknown_target_names_its_neighbours():
         fleet.target("zzz")
 
 
-def test_a_slice_that_nobody_has_looked_for_has_no_hosts_yet():
+def test_slice_without_lookup_has_no_hosts() -> None:
     fleet = parse_fleet("targets: {pod: {type: tpu, project: p, zone: z}}", "fleet.yaml")
     assert fleet.target_names == ("pod",)
-    with pytest.raises(UsageError, match="the workers of pod are not known"):
+    with pytest.raises(UsageError, match="the workers of pod are unknown"):
         fleet.target("pod")

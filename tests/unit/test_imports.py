@@ -1,9 +1,10 @@
-"""What may not be imported where: measured in fresh interpreters, not read off the source."""
+"""Modules that must not be imported, measured in new interpreters."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,28 +16,45 @@ def loaded_after(statement: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
 
 
-@pytest.mark.parametrize("module", ["midstream.cli", "midstream_engine.records", "midstream.migrate.model"])
-def test_light_modules_load_nothing_heavy(module: str):
+@pytest.mark.parametrize("module", ["midstream.cli", "midstream_engine.records", "midstream.migrate.plan"])
+def test_light_modules_load_nothing_heavy(module: str) -> None:
     loaded = loaded_after(f"import {module}")
     assert not [heavy for heavy in HEAVY if heavy in loaded]
 
 
-def test_the_headless_modes_load_no_screen_and_no_jax():
+def test_headless_modes_load_neither_textual_nor_jax() -> None:
     loaded = loaded_after(
-        "import midstream.headless, midstream.migrate.planning.plan, midstream.watch.watcher, midstream.hosts.host_pool"
+        "from midstream import headless\nfor name in headless._MODULES: headless.mode(name)\n"
+        "import midstream.migrate.planning.planner, midstream.watch.watcher, midstream.hosts.host_pool"
     )
     assert "textual" not in loaded
     assert "jax" not in loaded
 
 
-def test_the_records_need_the_standard_library_alone():
-    code = "import sys, midstream_engine.records\nprint(*{name.split('.')[0] for name in sys.modules})"
+def test_status_of_a_local_fleet_loads_neither_ssh_nor_google(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"hosts: {{here: {{type: local, root: {tmp_path / 'root'}}}}}\n")
+    loaded = loaded_after(f"from midstream.cli import main\nmain(['--fleet', {str(fleet)!r}, '--status', '--json'])")
+    assert "midstream.watch.watcher" in loaded
+    assert not [heavy for heavy in HEAVY if heavy in loaded]
+
+
+def test_first_frame_of_the_terminal_ui_loads_only_the_fleet_screen() -> None:
+    loaded = loaded_after("import midstream.tui.run_tui")
+    screens = {name for name in loaded if name.startswith("midstream.tui.screens.")}
+    packages = {name.split(".")[3] for name in screens}
+    assert packages == {"base", "dialogs", "fleet"}
+    later = {"midstream.hosts.rpc.report_types", "midstream.watch.host_feed", "midstream.migrate.plan"}
+    assert not {*later, "paramiko", "yaml"} & loaded
+
+
+@pytest.mark.parametrize("module", ["records", "arithmetic.learning_rate", "arithmetic.mesh_division"])
+def test_shared_modules_import_only_the_standard_library(module: str) -> None:
+    code = f"import sys, midstream_engine.{module}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     found = subprocess.run([sys.executable, "-S", "-c", "import sys\nsys.path.insert(0, 'engine')\n" + code],
                            check=True, capture_output=True, text=True, cwd=_root()).stdout.split()  # fmt: skip
     assert set(found) - set(sys.stdlib_module_names) - {"__main__", "midstream_engine"} == set()
 
 
 def _root() -> str:
-    from pathlib import Path
-
     return str(Path(__file__).parents[2])

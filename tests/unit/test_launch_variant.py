@@ -1,22 +1,24 @@
-"""Which build of the engine's packages suits a host."""
+"""Choice of the package variant for a host."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import VARIANTS, LocalHost
+from midstream.fleet.fleet import VARIANTS, LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.launch.errors import LaunchError
-from midstream.launch.variant import Variant, choose_variant
+from midstream.launch.install.variant import Variant, choose_variant
+from midstream.remote.machine.checks import AcceleratorKinds
 
 
-def facts(**more: Any) -> dict[str, Any]:
-    none: list[str] = []
-    return {"gpus": none, "driver": "", "compute": none, "tpus": none, "machine": "x86_64", **more}
+def facts(**more: Any) -> AcceleratorKinds:
+    none = AcceleratorKinds(gpus=[], driver="", cuda="", compute=[], tpus=[], pids=[], machine="x86_64")
+    return replace(none, **more)
 
 
 @pytest.mark.parametrize(
@@ -31,37 +33,37 @@ def facts(**more: Any) -> dict[str, Any]:
             "cuda12",
             "T4, compute capability 7.0",
         ),
-        ({"gpus": ["A100"], "driver": ""}, "cuda12", "A100; its driver does not tell its version"),
+        ({"gpus": ["A100"], "driver": ""}, "cuda12", "A100; its driver does not report its version"),
         ({"tpus": ["TPU v2/v3"] * 8}, "tpu-v3", "8 x TPU v2/v3"),
         ({"tpus": ["TPU v4"] * 4}, "tpu", "4 x TPU v4"),
     ],
 )
-def test_the_build_follows_from_what_the_host_has(found: dict[str, Any], name: str, why: str) -> None:
-    assert choose_variant("gpu1", LocalHost(), facts(**found)) == Variant(name, why)
+def test_variant_follows_from_accelerators_and_driver(found: dict[str, Any], name: str, why: str) -> None:
+    assert choose_variant("gpu1", LocalHostConfig(), facts(**found)) == Variant(name, why)
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         ({"gpus": ["A100"], "driver": "470.82"}, "gpu1: the driver 470.82 of A100 is too old: jax needs 525 or newer"),
         ({"tpus": ["TPU v4"], "machine": "aarch64"}, "gpu1: libtpu is built for x86_64 alone, not for aarch64"),
     ],
 )
-def test_a_host_that_no_build_runs_on_is_refused(found: dict[str, Any], said: str) -> None:
-    with pytest.raises(LaunchError, match=said):
-        choose_variant("gpu1", LocalHost(), facts(**found))
+def test_host_without_matching_variant_is_refused(found: dict[str, Any], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        choose_variant("gpu1", LocalHostConfig(), facts(**found))
 
 
-def test_the_fleet_file_has_the_last_word() -> None:
+def test_fleet_file_overrides_the_variant() -> None:
     old = facts(gpus=["K80"], driver="470.82")
-    assert choose_variant("gpu1", LocalHost(variant="cpu"), old).name == "cpu"
-    assert choose_variant("gpu1", LocalHost(devices=4), old).name == "cpu"
+    assert choose_variant("gpu1", LocalHostConfig(variant="cpu"), old).name == "cpu"
+    assert choose_variant("gpu1", LocalHostConfig(devices=4), old).name == "cpu"
     with pytest.raises(UsageError, match=r"hosts\.a\.variant is 'cuda11' \(did you mean cuda1"):
         parse_fleet("hosts: {a: {type: local, variant: cuda11}}", "f")
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_each_variant_has_a_lock_with_hashes_and_its_own_jax(name: str) -> None:
+def test_each_variant_has_lock_with_hashes_and_its_jax(name: str) -> None:
     lock = Variant(name, "").lock
     pins = dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", lock, re.MULTILINE))
     assert lock.count("--hash=sha256:") > len(pins)
@@ -69,8 +71,8 @@ def test_each_variant_has_a_lock_with_hashes_and_its_own_jax(name: str) -> None:
     assert pins["jax"] == pins["jaxlib"]
     assert pins["jax"].split(".")[:2] == ["0", "10"], "haliax does not work with a newer one"
     plugins = {"cuda12": "jax-cuda12-plugin", "cuda13": "jax-cuda13-plugin", "tpu": "libtpu", "tpu-v3": "libtpu"}
-    wanted = {plugins[name]} if name in plugins else set()
-    assert wanted == {plugin for plugin in plugins.values() if plugin in pins}
+    expected = {plugins[name]} if name in plugins else set()
+    assert expected == {plugin for plugin in plugins.values() if plugin in pins}
     if name == "tpu-v3":
         assert pins["jax"] == "0.10.1"
         assert tuple(map(int, pins["libtpu"].split("."))) < (0, 0, 42, 1), "later ones have no TPU v3"

@@ -1,4 +1,4 @@
-"""YAML that came from a host."""
+"""Plain YAML: values from a host, without tags and aliases."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ODD = {
 }
 
 
-def test_plain_values_are_read():
+def test_plain_values_are_read() -> None:
     text = "a: 1\nb: [x, null, 1.5, true]\nc: {d: 'e'}\n"
     assert load_plain(text) == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD)
-def test_what_is_not_plain_is_refused(text: str):
+def test_tags_aliases_and_malformed_yaml_are_refused(text: str) -> None:
     with pytest.raises((yaml.YAMLError, ValueError, RecursionError)):
         load_plain(text)
     with pytest.raises(MidstreamError, match="cannot be read"):

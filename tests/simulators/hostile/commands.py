@@ -3,7 +3,7 @@
 Reads JSON lines ``{argv, cwd, env, stdout, stderr, deadline}`` and answers each with ``{code, seconds, peak, late}``:
 the exit code, the most memory (KiB) that the process or a child of it had, and whether the deadline had to end it.
 ``argv`` is what the command line gets; ``["copy", KIND, FLEET, SOURCE, TARGET, RUN, WHAT]`` calls the functions of
-`midstream.transfer` that a migration calls.
+`midstream.transfer` that a migration calls, ``["call", NAME, FLEET]`` one of `operator_calls`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ import time
 import traceback
 from typing import Any
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # as a script
+
 PRELOADED = (
-    "midstream.cli", "midstream.headless", "midstream.headless.status", "midstream.headless.migrate_run",
+    "midstream.cli", "midstream.headless", "midstream.headless.fleet.status",
+    "midstream.headless.migration.migrate_run",
     "midstream.hosts.host_pool",
     "midstream.hosts.ssh.ssh_host", "midstream.hosts.local_host", "midstream.fleet.fleet_file",
     "midstream.watch.watcher",
     "midstream.transfer",
-    "midstream.migrate.planning.plan", "midstream.migrate.planning.preflight",
+    "midstream.migrate.planning.planner", "midstream.migrate.planning.preflight",
     "midstream.migrate.execution.migration_process", "midstream.check.target_checks",
-    "midstream.watch.resolved_config", "midstream.headless.examine_checkpoint", "midstream.launch.attempt_monitor",
+    "midstream.watch.resolved_config", "midstream.headless.checkpoints.examine_checkpoint",
+    "midstream.launch.attempt_monitor",
     "midstream.launch.launch_run",
     "midstream.migrate.execution.migration_directory", "yaml", "paramiko", "cryptography.x509",
-    "concurrent.futures.thread",
+    "concurrent.futures.thread", "simulators.hostile.operator_calls",
 )  # fmt: skip
 
 
@@ -63,7 +67,7 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _child(job: dict[str, Any]) -> None:
-    """Never returns."""
+    """Run the command in the forked child. Never returns."""
     import faulthandler
 
     code = 70
@@ -77,7 +81,7 @@ def _child(job: dict[str, Any]) -> None:
             )
         ):
             os.dup2(os.open(path, flags, 0o600), number)
-        # The encodings of a terminal that a person has; what cannot be written in them is the command's own affair.
+        # The encodings of a user's terminal: the command itself must escape what they cannot represent.
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -104,32 +108,56 @@ def _child(job: dict[str, Any]) -> None:
 def _command(argv: list[str]) -> int:
     if argv[0] == "copy":
         return _copy(*argv[1:])
+    if argv[0] == "call":
+        return _call(*argv[1:])
     from midstream.cli import main as command_line
 
     return command_line(argv)
 
 
-def _copy(kind: str, fleet_file: str, source: str, target: str, run: str, what: str) -> int:
-    """One of a migration's copies, its errors shown as the command line shows them."""
+def _call(name: str, fleet_file: str) -> int:
+    """Let the app meet the answer of one function, with errors as the command line shows them."""
     from midstream.errors import MidstreamError
     from midstream.fleet.fleet_file import load_fleet
-    from midstream.hosts.host_pool import Hosts
+    from midstream.hosts.host_pool import HostPool
+    from midstream.output import Output
+    from simulators.hostile.operator_calls import Operator, call
+
+    fleet = load_fleet(fleet_file)
+    hosts = HostPool(fleet)
+    try:
+        call(Operator(fleet, hosts), name)
+    except MidstreamError as error:
+        Output(False).error(error)
+        return int(error.code)
+    finally:
+        hosts.close()
+    return 0
+
+
+def _copy(kind: str, fleet_file: str, source: str, target: str, run: str, what: str) -> int:
+    """Run one of a migration's copies, with errors as the command line shows them."""
+    from midstream.errors import MidstreamError
+    from midstream.fleet.fleet_file import load_fleet
+    from midstream.hosts.host_pool import HostPool
     from midstream.migrate import host_files
     from midstream.output import Output
-    from midstream.transfer import copy_history, copy_objects
+    from midstream.transfer import Endpoint, copy_history, copy_tree
     from midstream_engine import records
 
-    hosts = Hosts(load_fleet(fleet_file))
+    hosts = HostPool(load_fleet(fleet_file))
     try:
         one, two = hosts.get(source), hosts.get(target)
         if kind == "history":
             copy_history(one, two, run, source_root=one.root, target_root=two.root)
         elif kind == "checkpoint":
             here, there = (records.RunPaths(host.root, run).checkpoint(what) for host in (one, two))
-            copy_objects(one, here, two, there)
+            copy_tree(Endpoint(one, here), Endpoint(two, there))
         else:
-            copy_objects(
-                one, host_files.data_directory(one, what), two, host_files.data_directory(two, what), kind="data"
+            copy_tree(
+                Endpoint(one, host_files.data_directory(one, what)),
+                Endpoint(two, host_files.data_directory(two, what)),
+                kind="data",
             )
     except MidstreamError as error:
         Output(False).error(error)

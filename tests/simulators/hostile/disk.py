@@ -1,4 +1,4 @@
-"""Hostile things that a host can hold on its disk: damaged records, odd kinds of files, odd names."""
+"""Hostile contents of a host's disk: damaged records, odd kinds of files, odd names."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ HUGE = 64 << 20  # bytes
 
 
 def record_files(run: Path) -> list[Path]:
-    """The JSON records of a run that commands read."""
+    """Return the JSON records of a run that commands read."""
     found = [run / "fence.json", run / "lineage.json", run / "store.json", run / "migration_lock.json"]
     attempts = sorted((run / "attempts").iterdir())
     found += [
         attempts[-1] / name for name in ("status-0.json", "launch.json", "exit-0.json", "command.json", "slurm.json")
     ]
-    points = sorted((run / "checkpoints").iterdir())
-    found += [points[-1] / name for name in ("manifest.json", "train.json")]
+    checkpoints = sorted((run / "checkpoints").iterdir())
+    found += [checkpoints[-1] / name for name in ("manifest.json", "train.json")]
     found += sorted((run / "pins").glob("*.json")) or [run / "pins" / "m.json"]
     return found
 
 
 def damage_record(run: Path, mutator: Mutator) -> tuple[Path, str]:
-    """One record of a run whose JSON is another, or none any more."""
+    """Replace a record of a run with other JSON, or with text that is no JSON."""
     rng = mutator.rng
     files = record_files(run)
     file = rng.choice(
@@ -58,7 +58,7 @@ def damage_record(run: Path, mutator: Mutator) -> tuple[Path, str]:
 
 
 def odd_kind(run: Path, rng: random.Random, secret: Path) -> tuple[Path, str]:
-    """A file of a run that is no file: a FIFO, a link, a device, a directory, a socket."""
+    """Replace a file of a run with a FIFO, a link, a device, a directory or a socket."""
     attempt = sorted((run / "attempts").iterdir())[-1]
     files = [*record_files(run)[:2], run / "run.yaml", attempt / "status-0.json", attempt / "metrics.jsonl",
              attempt / "log-0.txt", attempt / "restore.json", attempt / "launch.json", run / "store.json",
@@ -86,7 +86,7 @@ def odd_kind(run: Path, rng: random.Random, secret: Path) -> tuple[Path, str]:
 
 
 def _socket(file: Path) -> None:
-    """Bound by a short name: a path of a socket has 107 characters at most."""
+    """Bind a socket by a short name: its path may have at most 107 characters."""
     before = os.getcwd()
     os.chdir(file.parent)
     try:
@@ -109,7 +109,7 @@ ROWS = (
 
 
 def odd_rows(run: Path, mutator: Mutator) -> tuple[Path, str]:
-    """Rows of metrics of other shapes between the right ones."""
+    """Write malformed rows of metrics between valid ones."""
     rng = mutator.rng
     file = sorted((run / "attempts").iterdir())[-1] / "metrics.jsonl"
     lines = file.read_text().splitlines()
@@ -129,7 +129,7 @@ def odd_rows(run: Path, mutator: Mutator) -> tuple[Path, str]:
 
 
 def odd_text(run: Path, mutator: Mutator) -> tuple[Path, str]:
-    """A log or a configuration with text that a terminal would obey."""
+    """Write a log or a configuration with terminal control sequences."""
     rng = mutator.rng
     attempt = sorted((run / "attempts").iterdir())[-1]
     file = rng.choice([attempt / "log-0.txt", attempt / "log-0.txt", run / "run.yaml"])
@@ -157,11 +157,11 @@ def odd_text(run: Path, mutator: Mutator) -> tuple[Path, str]:
 
 
 def odd_names(root: Path, run: Path, mutator: Mutator) -> tuple[Path, str]:
-    """Directories and files with names that a shell, a terminal or a parser would trip over."""
+    """Create directories and files whose names a shell, a terminal or a parser could misinterpret."""
     rng = mutator.rng
     name = rng.choice([text for text in (*ESCAPES, *mutator.shell) if "/" not in text and "\0" not in text])
     name = name.encode("utf-8", "surrogatepass")[:200].decode(errors="ignore")
-    place = rng.choice(("run", "run", "attempt", "checkpoint", "pin", "temporary", "torn", "not UTF-8", "many"))
+    place = rng.choice(("run", "run", "attempt", "checkpoint", "pin", "temporary", "partial", "not UTF-8", "many"))
     if place == "run":
         made = root / "runs" / name
         shutil.copytree(run, made)
@@ -179,7 +179,7 @@ def odd_names(root: Path, run: Path, mutator: Mutator) -> tuple[Path, str]:
     elif place == "temporary":
         made = run / "attempts" / "001" / (name + ".tmp-1-1")
         made.write_text("x")
-    elif place == "torn":
+    elif place == "partial":
         made = run / "checkpoints" / "step-99-a001"
         (made / name).mkdir(parents=True)
     elif place == "not UTF-8":
@@ -194,10 +194,10 @@ def odd_names(root: Path, run: Path, mutator: Mutator) -> tuple[Path, str]:
 
 
 def leave_links(run: Path, rng: random.Random, secret: Path) -> tuple[Path, str]:
-    """A link inside of a run's directory that leads out of it. (A hard link is as good as a file.)"""
+    """Create links that lead out of a run's directory. A hard link is equivalent to a file."""
     attempt = sorted((run / "attempts").iterdir())[-1]
-    point = sorted((run / "checkpoints").iterdir())[-1]
-    objects = sorted(path for path in point.rglob("*") if path.is_file() and path.name not in ("manifest.json",))
+    checkpoint = sorted((run / "checkpoints").iterdir())[-1]
+    objects = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name not in ("manifest.json",))
     file = rng.choice([attempt / "metrics.jsonl", attempt / "log-0.txt", run / "run.yaml", *objects[:3]])
     file.unlink()
     file.symlink_to(secret)

@@ -1,8 +1,7 @@
-"""A fleet with one hostile host behind a real SSH server, commands that meet it, and what has to hold afterwards.
+"""A fleet with one hostile host behind a real SSH server.
 
-``bad`` is hostile: its interpreter (`interpreter.py`), its login shell, its banner and its disk (`disk.py`)
-answer what a case says. ``good`` is an honest SSH host, ``here`` this machine. Each has a run of its own that nothing
-of that may touch.
+``bad`` is hostile: its interpreter (`interpreter.py`), login shell, banner and disk (`disk.py`) answer as a case
+defines. ``good`` is an honest SSH host, ``here`` this machine. Each has a run of its own, which must not change.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from midstream_engine import records
 from simulators.hostile.disk import SECRET
 from simulators.sshd import Lab
 from support.engine_runs import Engine
-from support.run_directory import RunDirectory, dead_process
-from support.trees import sha256, write_checkpoint, write_tree
+from support.stopped_run import write_stopped_run
+from support.trees import sha256, write_tree
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
@@ -38,7 +35,7 @@ PLANTED = ("yaml.py", "sitecustomize.py", "usercustomize.py", "json.py", "numpy.
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that ended."""
+    """Exit code and output of a command."""
 
     argv: list[str]
     code: int
@@ -59,7 +56,7 @@ class Ended:
 
 @dataclass
 class Verdict:
-    """What a case led to, and every promise that it broke."""
+    """The outcome of a case, with every broken promise."""
 
     ended: list[Ended] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
@@ -67,9 +64,9 @@ class Verdict:
 
 
 class Fleet:
-    """The three hosts, made once; each case finds them as they were."""
+    """The three hosts, created once; each case starts with their initial state."""
 
-    def __init__(self, room: Path, *, trained: bool = False):
+    def __init__(self, room: Path, *, trained: bool = False) -> None:
         self.room = room
         self.control, self.state, self.home, self.cwd = (room / name for name in ("control", "state", "home", "cwd"))
         self.temporary, self.canary, self.outside = room / "tmp", room / "canary", room / "outside"
@@ -79,7 +76,7 @@ class Fleet:
         self.secret = self.outside / "secret"
         self.secret.write_text(SECRET)
         self.code = f"import os; os.system('touch {self.canary}')\n"
-        for name in PLANTED:  # whatever is started here must not import what lies here
+        for name in PLANTED:  # no program that is started here may import them
             (self.cwd / name).write_text(self.code)
         self.lab = Lab(room / "lab")
         self.bad = self.lab.host(
@@ -96,7 +93,7 @@ class Fleet:
         self._make_runs(trained)
         for name, root in self.roots.items():
             shutil.copytree(root, self.kept / name, symlinks=True)
-        self.point = sorted(path.name for path in (self.run / "checkpoints").iterdir())[-1]
+        self.checkpoint_name = sorted(path.name for path in (self.run / "checkpoints").iterdir())[-1]
         self._operator = self._start_operator()
         self.idle = 0
         self.idle = self.command(["--checkpoints", self.checkpoint]).memory
@@ -107,8 +104,8 @@ class Fleet:
 
     @property
     def checkpoint(self) -> str:
-        """The newest one of the hostile host's run, as the command line names it."""
-        return f"bad:{self.run}/checkpoints/{self.point}"
+        """The newest checkpoint of the hostile host's run, as on the command line."""
+        return f"bad:{self.run}/checkpoints/{self.checkpoint_name}"
 
     def close(self) -> None:
         self._operator.kill()
@@ -118,8 +115,11 @@ class Fleet:
     # --------------------------------------------------------------------------------------------- what there is
 
     def _program(self, name: str, script: str, wanted: str) -> str:
-        """An executable that a host's ``python:`` names. The script is in the way of the real interpreter for our own
-        functions alone, and only where the file ``wanted`` is there: each start takes its time."""
+        """Write an executable for a host's ``python:``.
+
+        The script replaces the real interpreter for midstream's functions alone, and only while the file
+        ``wanted`` exists: each start takes time.
+        """
         file, real = self.room / f"python-{name}", sys.executable
         file.write_text(
             f"#!/bin/sh\ncase $* in *stdin.buffer*) [ ! -f {self.control}/{wanted} ] ||"
@@ -129,7 +129,7 @@ class Fleet:
         return str(file)
 
     def _login(self) -> str:
-        """Lines of the hostile sshd: each command passes through a script that a case may extend."""
+        """Return lines of the hostile sshd: each command passes through a script that a case may extend."""
         force = self.room / "login"
         force.write_text(
             f"#!/bin/sh\n[ ! -f {self.control}/login.sh ] || . {self.control}/login.sh\n"
@@ -140,11 +140,11 @@ class Fleet:
 
     def _make_runs(self, trained: bool) -> None:
         for host, run in (("bad", OTHER_RUN), ("good", GOOD_RUN), ("here", HERE_RUN)):
-            _write_run(self.roots[host], run, host)
+            write_stopped_run(self.roots[host], run, host)
         if trained:
             self._train()
         else:
-            _write_run(self.roots["bad"], BAD_RUN, "bad")
+            write_stopped_run(self.roots["bad"], BAD_RUN, "bad")
         tokens = {"tokens-00000.bin": b"\1\2" * 4000, "offsets.bin": b"\0" * 80}
         self.data = name_data(self.roots["bad"] / "data" / "new", tokens)
         for directory in (self.run, *sorted((self.run / "attempts").iterdir()), self.roots["bad"] / "data" / self.data,
@@ -154,7 +154,7 @@ class Fleet:
                 (directory / name).chmod(0o755)
 
     def _train(self) -> None:
-        """A real run of some steps, with real checkpoints."""
+        """Train a real run for some steps, with real checkpoints."""
         flags = ("--trainer.num_train_steps", "1000000", "--trainer.checkpointer.keep", "[{every: 3}]",
                  "--trainer.jax_compilation_cache_dir", str(self.compiled))  # fmt: skip
         with Engine(self.roots["bad"], *flags, run_id=BAD_RUN, MIDSTREAM_TARGET="bad") as engine:
@@ -166,7 +166,7 @@ class Fleet:
             Path(engine.paths.attempt(1).log()).write_text(log)
 
     def plants(self, directory: Path) -> list[dict[str, Any]]:
-        """Entries of files that really are there, and of paths that lead elsewhere, as a list of a copy has them."""
+        """Return entries of existing files and of paths that lead elsewhere, as in a copy's list."""
         names = [*PLANTED, "run.sh", "attempts/001/yaml.py", "../../escaped.py", "../../../yaml.py", "/tmp/escaped",
                  "a/../yaml.py", ".incoming/yaml.py", "attempts/001/\x1b[2J", "attempts/001/log-0.txt\n",
                  "status-0.json", "fence.json", "migration_lock.json", "attempts/001/command.json",
@@ -190,14 +190,14 @@ class Fleet:
         )  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """A person's, whose directories are all in the room."""
+        """A user's environment, with all directories in the room."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         return {**kept, "HOME": str(self.home), "TMPDIR": str(self.temporary), "MIDSTREAM_STATE": str(self.state),
                 "MIDSTREAM_CACHE": str(self.home / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
 
     def command(self, argv: Sequence[str], deadline: float = DEADLINE, file: Path | None = None) -> Ended:
-        """Run one, from a directory full of modules that nobody may import."""
-        words = list(argv) if argv[0] == "copy" else ["--fleet", str(file or self.file), *argv]
+        """Run a command in a directory full of modules that must not be imported."""
+        words = list(argv) if argv[0] in ("copy", "call") else ["--fleet", str(file or self.file), *argv]
         out, err = self.room / "stdout", self.room / "stderr"
         for each in (out, err):
             each.unlink(missing_ok=True)
@@ -206,22 +206,28 @@ class Fleet:
         job = {"argv": words, "cwd": str(self.cwd), "env": self.environment(), "stdout": str(out), "stderr": str(err)}
         self._operator.stdin.write(json.dumps({**job, "deadline": deadline}) + "\n")
         self._operator.stdin.flush()
-        told = json.loads(self._operator.stdout.readline())
+        reported = json.loads(self._operator.stdout.readline())
         return Ended(
-            words, told["code"], _head(out), _head(err), told["seconds"], max(0, told["peak"] - self.idle), told["late"]
+            words,
+            reported["code"],
+            _head(out),
+            _head(err),
+            reported["seconds"],
+            max(0, reported["peak"] - self.idle),
+            reported["late"],
         )
 
     def hostile(self, spec: Mapping[str, Any]) -> None:
-        """From here on the host answers as ``spec`` says."""
-        whole = {"canary": f"touch {self.canary}", "code": self.code, **spec}
-        (self.control / "spec.json").write_text(json.dumps(whole))
+        """Let the host answer as ``spec`` defines, from now on."""
+        complete = {"canary": f"touch {self.canary}", "code": self.code, **spec}
+        (self.control / "spec.json").write_text(json.dumps(complete))
 
     def measure(self) -> None:
-        """Programs of the honest SSH host note the memory that they take, from here on."""
+        """Let programs of the honest SSH host record their memory, from now on."""
         (self.control / "measure").touch()
 
     def restore(self) -> None:
-        """The hosts as they were, and nothing hostile any more."""
+        """Restore the hosts, and end all hostility."""
         for file in self.control.iterdir():
             file.unlink()
         for name, root in self.roots.items():
@@ -238,20 +244,20 @@ class Fleet:
         }  # fmt: skip
 
     def changes(self) -> list[str]:
-        """What the hostile host notes to have changed."""
+        """Return what the hostile host has recorded as changed."""
         file = self.control / "changed.jsonl"
         found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         return [f"{each['function']}: {each['what']}" for each in found]
 
     def peaks(self) -> list[int]:
-        """KiB of each program of the honest host, above what an interpreter needs."""
+        """Return the KiB of each program of the honest host, above those of an empty interpreter."""
         file = self.control / "peaks"
         return [int(line) for line in file.read_text().split()] if file.exists() else []
 
     # --------------------------------------------------------------------------------------------- what is there
 
     def watched(self) -> dict[str, tuple[Any, ...]]:
-        """Every file that no host may change, with what would show a change."""
+        """Return every file that no host may change, with a fingerprint."""
         found: dict[str, tuple[Any, ...]] = {}
         other = self.roots["bad"] / "runs" / OTHER_RUN
         for root in (self.roots["good"], self.roots["here"], self.state, self.home, self.cwd, self.temporary,
@@ -269,7 +275,7 @@ class Fleet:
         return found
 
     def written(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """(host or "operator", path below its root) of what is not as it was."""
+        """Return (host or "operator", path below its root) of changed files."""
         for path in sorted(before.keys() | after.keys()):
             if before.get(path) == after.get(path) or path.endswith(("/sshd.log", "/sshd.pid")):
                 continue
@@ -296,15 +302,17 @@ def _walk(root: Path | str, skip: str = "") -> Iterator[tuple[str, tuple[Any, ..
             try:
                 found = os.lstat(path)
                 link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else ""
-            except FileNotFoundError:  # a program that was just ended removed it meanwhile
+            except FileNotFoundError:  # a program that was ending removed it after the listing
                 continue
             times = () if stat.S_ISDIR(found.st_mode) else (found.st_size, found.st_mtime_ns)
             yield path, (found.st_mode, link, *times)
 
 
 def name_data(directory: Path, contents: dict[str, bytes] | None = None, also: Sequence[dict[str, Any]] = ()) -> str:
-    """Give a tree of data (written first, where ``contents`` are given) the name that its manifest's digest is, and
-    return that. ``also``: further objects that the manifest is to name."""
+    """Name a tree of data by its manifest's digest, and return that name.
+
+    ``contents`` are written first; ``also``: further objects for the manifest.
+    """
     if contents is not None:
         write_tree(directory, contents, format="midstream-tokens", version=1)
     file = directory / records.MANIFEST
@@ -314,23 +322,3 @@ def name_data(directory: Path, contents: dict[str, bytes] | None = None, also: S
     file.write_text(json.dumps({**value, "digest": digest}))
     directory.rename(directory.parent / digest)
     return digest
-
-
-def _write_run(root: Path, run_id: str, host: str) -> None:
-    """A run that trained and ended, written by hand."""
-    import random
-
-    run = RunDirectory(root, run_id)
-    run.fence(1, host)
-    run.lineage({"attempt": 1, "epoch": 1, "target": host})
-    run.rows(1, *range(8))
-    run.status(1, records.STOPPED, 8, dead_process())
-    config = yaml.safe_load((REPOSITORY / "configs" / "gpt2_tiny.yaml").read_text())
-    Path(run.paths.config).write_text(yaml.safe_dump(config))
-    run.log(
-        1, "2026-01-01T00:00:00 resolved configuration:\n\n" + yaml.safe_dump(config) + "2026-01-01T00:00:01 step 1\n"
-    )
-    for step in (4, 8):
-        write_checkpoint(Path(run.paths.checkpoint(f"step-{step}-a001")), random.Random(step))
-        file = Path(run.paths.checkpoint(f"step-{step}-a001"), records.MANIFEST)
-        file.write_text(json.dumps({**json.loads(file.read_text()), "run_id": run_id, "step": step}))

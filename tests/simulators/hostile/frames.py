@@ -1,4 +1,4 @@
-"""The frames of a copy, changed on their way out of the hostile host. Standard library only."""
+"""Change the frames of a copy on their way out of the hostile host. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def frame_bytes(kind: int, payload: bytes = b"") -> bytes:
 
 
 def item(path: str, content: bytes, **changes: Any) -> bytes:
-    """The frames of an object that nobody asked for."""
+    """Return the frames of an object that was not requested."""
     entry = {"path": path, "size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "offset": 0}
     return frame_bytes(ITEM, json.dumps(dict(entry, length=len(content), **changes)).encode()) + frame_bytes(
         DATA, content
@@ -36,7 +36,7 @@ FRAMES = (
 class Frames:
     """Copies frames from the real sender's stdout, with one change at the ``at``-th item."""
 
-    def __init__(self, action: str, mutator: Mutator, at: int, write: Callable[[bytes], None], code: bytes):
+    def __init__(self, action: str, mutator: Mutator, at: int, write: Callable[[bytes], None], code: bytes) -> None:
         self.action, self.mutator, self.at, self.write, self.code = action, mutator, at, write, code
         self.items, self.changed = 0, False
 
@@ -68,16 +68,7 @@ class Frames:
             extra = item(name, self.code)
             return frame + extra if action == "after the end" else extra + frame
         if kind == ITEM and action in ("renamed", "changed item", "offset"):
-            entry = json.loads(payload)
-            if action == "renamed":
-                entry["path"], self.mutator.what = name, ascii(name)[:60]
-            elif action == "offset":
-                field = rng.choice(("offset", "length", "size"))
-                entry[field] = rng.choice((-1, -(2**40), 2**62, 1.5, "0", None, 1 << 40))
-                self.mutator.what = f"{field} {entry[field]!r}"
-            else:
-                entry = self.mutator.value(entry)
-            return frame_bytes(ITEM, dumps(entry))
+            return frame_bytes(ITEM, dumps(self._change_item(json.loads(payload), name)))
         if kind == ITEM and action == "item not JSON":
             return frame_bytes(ITEM, raw(payload, rng.choice(RAW[:8]), rng)[: 1 << 19])
         if kind == ITEM and action == "deep":
@@ -101,3 +92,14 @@ class Frames:
         if action == "truncated":
             return frame[: max(1, len(frame) // 2)]
         return None
+
+    def _change_item(self, entry: dict[str, Any], name: str) -> Any:
+        if self.action == "renamed":
+            entry["path"], self.mutator.what = name, ascii(name)[:60]
+        elif self.action == "offset":
+            field = self.mutator.rng.choice(("offset", "length", "size"))
+            entry[field] = self.mutator.rng.choice((-1, -(2**40), 2**62, 1.5, "0", None, 1 << 40))
+            self.mutator.what = f"{field} {entry[field]!r}"
+        else:
+            return self.mutator.value(entry)
+        return entry

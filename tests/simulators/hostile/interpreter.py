@@ -3,8 +3,9 @@
     interpreter.py CONTROL REAL_PYTHON [interpreter arguments...]
 
 ``CONTROL/spec.json`` says what to change (nothing where it is absent): ``place`` (rpc, probe, report, frames, begin,
-stream), ``function`` (``module.name``; empty: any), ``action``, ``seed``. Each change is appended to
-``CONTROL/changed.jsonl``. Standard library only: it is started with ``-I -S``.
+stream), ``function`` (``module.name``; empty: any), ``action``, ``seed``. ``answer`` and ``lines`` take the place of
+what the function would answer. Each change is appended to ``CONTROL/changed.jsonl``. Standard library only: it is
+started with ``-I -S``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ENDLESS = 3 << 30  # bytes after which endless output ends after all
 
 
 class Host:
-    def __init__(self, control: str, python: str, arguments: list[str]):
+    def __init__(self, control: str, python: str, arguments: list[str]) -> None:
         self.control, self.python, self.arguments = control, python, arguments
         self.spec = _read_json(os.path.join(control, "spec.json")) or {}
         self.rng = random.Random(str(self.spec.get("seed", 0)))
@@ -37,7 +38,7 @@ class Host:
     def run(self) -> int:
         job_line, rest = _first_line()
         job, line = json.loads(job_line), job_line + rest
-        function = job["module"].rpartition(".")[2] + "." + job["function"]
+        function = job["module"].removeprefix("midstream.remote.") + "." + job["function"]
         if not self._wanted(function, job):
             return self._pass_on(line, job)
         if self.spec["place"] == "stream":
@@ -78,7 +79,7 @@ class Host:
         return child
 
     def _pass_on(self, line: bytes, job: dict[str, Any]) -> int:
-        """Nothing is changed. Of a call all input is here at once: the real interpreter takes this one's place."""
+        """Run the real interpreter without a change, in place of this one. A call's input is complete at this point."""
         if job["program"]:
             return self._child(line).wait()
         again = os.memfd_create("stdin")
@@ -90,9 +91,12 @@ class Host:
         os.execv(self.python, [self.python, *self.arguments])
 
     def _call(self, function: str, line: bytes) -> int:
-        child = self._child(line, stdout=subprocess.PIPE)
-        answer = child.stdout.read().rstrip(b"\n")  # type: ignore[union-attr]
-        code = child.wait()
+        if "answer" in self.spec:  # of a function that does not run
+            answer, code = dumps({"value": self.spec["answer"]}), 0
+        else:
+            child = self._child(line, stdout=subprocess.PIPE)
+            answer = child.stdout.read().rstrip(b"\n")  # type: ignore[union-attr]
+            code = child.wait()
         self.note(function, self.spec["action"])
         if not answer:
             return code
@@ -109,11 +113,13 @@ class Host:
             new = self.mutator.value(value)
         elif action == "error":
             text = self.rng.choice((self.mutator.text(), "", "\n\n", 7, None, ["x"], "x" * 100000, DEEP))
-            kind = self.rng.choice((self.mutator.text(), "RecordError", "NoTree", "Refused", 7, None, []))
+            kind = self.rng.choice((self.mutator.text(), "RecordError", "NoTreeError", "RefusedError", 7, None, []))
             new = {"error": text, "kind": kind} if self.rng.random() < 0.8 else {"error": text}
             self.mutator.what = ascii(new)[:60]
         elif action == "plant":
             new = dict(value, value=plant(value.get("value"), self.spec.get("plants", []), self.rng))
+        elif action == "as it is":
+            new, self.mutator.what = value, "as it is"
         elif action == "later value":  # a well-formed answer whose number, list or name is another one
             new = dict(value, value=self.mutator.value(value.get("value")))
         else:
@@ -123,6 +129,10 @@ class Host:
         return dumps(new)
 
     def _program(self, function: str, line: bytes) -> int:
+        if "lines" in self.spec:  # of a program that does not run
+            _write_all(1, BEGIN)
+            self._lines(function, (dumps(each) + b"\n" for each in self.spec["lines"]))
+            return 0
         child = self._child(line, stdout=subprocess.PIPE)
         out = child.stdout
         assert out is not None
@@ -170,7 +180,7 @@ class Host:
             _write_all(1, line)
 
     def _endless(self, function: str) -> int:
-        """Output that does not end, on stdout or stderr, with line ends or without."""
+        """Write endless output on stdout or stderr, with or without newlines."""
         action = self.spec["action"]
         self.note(function, action)
         if "begun" in action:
@@ -211,7 +221,7 @@ STREAMS = (
 
 
 def plant(value: Any, plants: list[dict[str, Any]], rng: random.Random) -> Any:
-    """More files in a list that a copy begins with: history's ``files``, a tree's ``objects`` and manifest."""
+    """Add files to a list that a copy begins with: history's ``files``, a tree's ``objects`` and manifest."""
     if not isinstance(value, dict):
         return value
     chosen = rng.sample(plants, k=min(len(plants), rng.choice((1, 1, 2, 4))))
@@ -225,7 +235,7 @@ def plant(value: Any, plants: list[dict[str, Any]], rng: random.Random) -> Any:
 
 
 def _first_line() -> tuple[bytes, bytes]:
-    """The job, and what came after it."""
+    """Return the job, and the bytes after it."""
     data = b""
     while b"\n" not in data:
         more = os.read(0, 1 << 16)

@@ -1,4 +1,4 @@
-"""Whole migrations from a hostile host, or to one: the slow share of the campaign."""
+"""Complete migrations from or to a hostile host: the slow part of the campaign."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from simulators.hostile.frames import FRAMES
 from simulators.hostile.values import RAW
 
 MOVE_DEADLINE = 420.0  # seconds
-# What a migration's source is asked while it is moved, in about the order of the phases.
-ASKED = (
+# The functions that a migration calls on its source, in about the order of the phases.
+CALLED = (
     "copy.history.describe", "copy.history.digests", "verify.objects.describe", "verify.objects.missing",
     "runs.run_state.describe", "runs.run_state.status",
     "runs.run_state.read_text", "runs.standby_state.newest_state", "runs.standby_state.pin_newest",
@@ -32,14 +32,14 @@ ASKED = (
 # What the engine and midstream itself write on a target, below its root: an opinion of this test alone.
 ENGINE = re.compile(
     r"(runs(/\.[\w.-]+)?|engines(/.*)?|envs(/.*)?|compile-cache(/.*)?|data(/.*)?|runs/r(/(run\.yaml|lineage\.json|fence\.json"
-    r"|mover\.json|store\.json|\.?lock|\.[\w-]*lock|attempts(/\d{3,}(/.*)?)?|pins(/[\w.-]+)?|checkpoints(/.*)?|tblogs(/.*)?"
+    r"|migration_lock\.json|store\.json|\.?lock|\.[\w-]*lock|attempts(/\d{3,}(/.*)?)?|pins(/[\w.-]+)?|checkpoints(/.*)?|tblogs(/.*)?"
     r"|\.incoming(/.*)?|\.secrets(/.*)?))?)?"
 )
 CODE = re.compile(r"\.(py|pyc|pth|sh|egg)$")
 
 
 def draw(fleet: Fleet, seed: int, number: int) -> dict[str, Any]:
-    """What the source does in a move, and how it is moved. The hosts are as `Fleet.restore` leaves them."""
+    """Return what the source does in a migration, and its mode. The hosts are as `Fleet.restore` leaves them."""
     rng = random.Random(f"{seed}-{number}-move")
     place = rng.choice(("plant", "plant", "rpc", "rpc", "frames", "report", "disk"))
     spec: dict[str, Any] = {"place": place, "seed": f"{seed}-{number}"}
@@ -49,9 +49,9 @@ def draw(fleet: Fleet, seed: int, number: int) -> dict[str, Any]:
         function = rng.choice(("copy.history.describe", "verify.objects.describe"))
         spec.update(place="rpc", function=function, action="plant", plants=plants)
     elif place == "rpc":
-        spec.update(function=rng.choice(ASKED), action=rng.choice(("value", "value", "error", rng.choice(RAW[:8]))))
+        spec.update(function=rng.choice(CALLED), action=rng.choice(("value", "value", "error", rng.choice(RAW[:8]))))
     elif place == "frames":
-        spec.update(function="copy.sender.send", action=rng.choice(FRAMES))
+        spec.update(function="copy.stream.sender.send", action=rng.choice(FRAMES))
     elif place == "report":
         spec.update(
             function="machine.probe.main,copy.growing_checkpoint.follow",
@@ -66,16 +66,16 @@ def draw(fleet: Fleet, seed: int, number: int) -> dict[str, Any]:
         "mode": rng.choice(("cold", "warm")),
         "what": f"{place}: {spec.get('function', 'odd files')} {spec.get('action', '')}".strip(),
         "place": place,
-        "alive": rng.random() < 0.4,
+        "running": rng.random() < 0.4,
     }
 
 
 def run(fleet: Fleet, case: dict[str, Any]) -> Verdict:
-    """Let it happen. Every engine that it started is ended."""
+    """Execute the case. Every engine that it started is ended."""
     verdict = Verdict()
     relay = fleet.relayed
     try:
-        if case["alive"]:
+        if case["running"]:
             for name in PLANTED:  # its own engine is honest
                 (fleet.run / name).unlink()
             started = fleet.command(["--launch", str(fleet.run / "run.yaml"), "--on", "bad", "--run-id", BAD_RUN], 300)
@@ -114,7 +114,7 @@ def run(fleet: Fleet, case: dict[str, Any]) -> Verdict:
 
 
 def _hold(fleet: Fleet, verdict: Verdict) -> None:
-    """The source holds modules in every directory, and links that lead out of it."""
+    """Put modules into every directory of the source, and links that lead out of it."""
     attempt = fleet.run / "attempts" / "001"
     (attempt / "restore.json").unlink(missing_ok=True)
     (attempt / "restore.json").symlink_to(fleet.secret)
@@ -138,7 +138,7 @@ def _await_step(fleet: Fleet) -> None:
 
 
 def _goes_on(fleet: Fleet, verdict: Verdict) -> list[str]:
-    """What was interrupted is continued with the line that it printed, by a host that is honest again."""
+    """Continue an interrupted migration with the command that it printed, with an honest host."""
     said = verdict.ended[-1].stderr.decode(errors="replace") + verdict.ended[-1].stdout.decode(errors="replace")
     found = re.search(r"midstream --(continue|rollback) ([\w.-]+)", said)
     if not found:
@@ -150,7 +150,7 @@ def _goes_on(fleet: Fleet, verdict: Verdict) -> list[str]:
 
 
 def _one_lineage(fleet: Fleet, to: str, code: int) -> list[str]:
-    """At most one side may commit, and a move that ended well is on the target."""
+    """Check that at most one group may commit, and that a successful migration is on the target."""
     fences = {}
     for name in ("bad", to):
         with contextlib.suppress(records.RecordError):
@@ -165,7 +165,7 @@ def _one_lineage(fleet: Fleet, to: str, code: int) -> list[str]:
 
 
 def _end_engines(fleet: Fleet) -> None:
-    """Kill what still trains, and the migrations of this room."""
+    """Kill engines that still train, and the migrations of this room."""
     for lock in fleet.state.glob("migrations/*/.lock"):
         with contextlib.suppress(OSError, ValueError):
             os.kill(int(lock.read_text()), signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Seeded hostile values: changes of JSON, lines that are no JSON, text that a terminal or a shell would obey.
+"""Seeded hostile values: changes of JSON, malformed lines, text that a terminal or a shell would interpret.
 
-Imported by the hostile host's interpreter: standard library only.
+The hostile host's interpreter imports it: standard library only.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ VALUES = (
 
 
 class Mutator:
-    """Seeded changes of JSON values. ``canary``: a shell command line that would leave a trace where it is run."""
+    """Seeded changes of JSON values. ``canary``: a shell command line that leaves a trace where it is run."""
 
-    def __init__(self, rng: random.Random, canary: str = "touch /nonexistent/canary"):
+    def __init__(self, rng: random.Random, canary: str = "touch /nonexistent/canary") -> None:
         self.rng = rng
         self.shell = (f"$({canary})", f"`{canary}`", f"; {canary} #", f"x\n{canary}\n", f"| {canary}")
         self.what = ""
 
     def text(self) -> str:
-        """A hostile string."""
+        """Return a hostile string."""
         kind = self.rng.choice((ESCAPES, ESCAPES, PATHS, PATHS, self.shell))
         return self.rng.choice(kind)
 
     def value(self, value: Any) -> Any:
-        """``value`` with one place changed; ``what`` says which and how."""
+        """Return ``value`` with one change; ``what`` describes it."""
         places = list(_places(value))
         path, found = self.rng.choice(places[:2000])
         actions = ["replace", "replace", "text"]
@@ -102,7 +102,7 @@ def _put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """JSON as Python writes it, the deeply nested stand-in written out."""
+    """Serialize JSON as Python does, and expand the deeply nested placeholder."""
     text = json.dumps(value)
     return text.replace(f'"{DEEP}"', "[" * 100000 + "]" * 100000).encode()
 
@@ -123,7 +123,7 @@ RAW = (
 
 
 def raw(line: bytes, action: str, rng: random.Random) -> bytes:
-    """A line of JSON (without its end) that is none any more, or an odd one."""
+    """Return a line that is malformed or unusual JSON, without its newline."""
     if action == "empty":
         return b""
     if action == "truncated":

@@ -1,0 +1,76 @@
+"""A shell in which midstream's Google Cloud side can be tried without an account: ``make lab``.
+
+    python tests/simulators/lab_shell.py [COMMAND ...]
+
+A Cloud TPU service, a bucket and SSH servers run on loopback for as long as the shell (or the command) does. The fleet
+has a "GPU server" ``gpu`` of two virtual devices and a target ``pod``: a slice of four workers that is not there yet.
+Nothing is written outside a temporary directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS))
+
+from simulators.bucket import BucketServer  # noqa: E402
+from simulators.slice import Slice, target_text  # noqa: E402
+from simulators.sshd import SSHD, Lab  # noqa: E402
+from simulators.tpu_api import TpuServer  # noqa: E402
+
+WORKERS = 4
+WELCOME = """\
+A Cloud TPU service, the bucket gs://lab-runs and SSH servers run on this machine, until you leave this shell (exit).
+
+  midstream --status                                                     the fleet, and every slice
+  midstream --launch {config} --on gpu --run-id guide
+  midstream --migrate guide --to pod --yes                               asks for the slice; over the bucket
+  midstream --migrate guide --to gpu                                     and back
+  midstream --delete pod --yes                                           gives the slice back
+  midstream --clean                                                      what is left over
+
+The fleet file: {fleet}
+"""
+
+
+def main(command: list[str]) -> int:
+    """Run the shell, or ``command``, and return its exit code."""
+    if not SSHD:
+        sys.exit("the lab needs an SSH server: apt-get install openssh-server")
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="midstream-lab-")))
+        lab = Lab(directory)
+        stack.callback(lab.close)
+        service, bucket = stack.enter_context(TpuServer()), stack.enter_context(BucketServer())
+        bucket.create("lab-runs")
+        gpu, pod = lab.host("gpu", devices=2), Slice(lab, "pod", WORKERS, bucket.environment)
+        service.workers["pod"] = pod.workers
+        fleet = lab.fleet_file(gpu=gpu.config)
+        worker = f"{{devices: 1, python: {sys.executable}, store: ckpt}}"
+        words = {"create": "true", "spot": "true", "worker": worker, "price_per_hour": "8"}
+        stores = "stores: {ckpt: {url: gs://lab-runs/mine}}\n"
+        fleet.write_text(
+            fleet.read_text() + stores + "targets:\n" + target_text("pod", pod, directory / "key", **words)
+        )
+        environment = {
+            **os.environ,
+            **service.environment,
+            **bucket.environment,
+            "MIDSTREAM_FLEET": str(fleet),
+            "MIDSTREAM_STATE": str(directory / "state"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        if not command:
+            print(WELCOME.format(fleet=fleet, config=TESTS.parent / "configs" / "gpt2_tiny.yaml"), flush=True)
+            command = [os.environ.get("SHELL") or "/bin/sh"]
+        return subprocess.run(command, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

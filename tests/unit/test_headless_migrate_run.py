@@ -1,0 +1,53 @@
+"""How `--migrate` prints the result of a migration on stdout and stderr."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from midstream.headless.migration.migrate_run import print_event, result_lines
+from midstream.migrate.event import Event
+from midstream.output import Output
+
+MESSAGE = "large: no route to host (is the machine up?)"
+
+
+def printed(event: Event, *, as_json: bool) -> tuple[str, str]:
+    data, talk = io.StringIO(), io.StringIO()
+    print_event(event, Output(as_json, data, talk))
+    return data.getvalue(), talk.getvalue()
+
+
+def result(code: int, outcome: str, message: str) -> Event:
+    detail = {"ok": not code, "exit_code": code, "outcome": outcome, "run": "r", "migration": "m", "certificate": None}
+    return Event.from_json({"event": "result", "time": 1.0, "message": message, **detail})
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(1, "rolled back"), (4, "interrupted"), (5, "not certified")])
+def test_failed_migration_prints_one_stderr_line_with_json(code: int, outcome: str) -> None:
+    stdout, stderr = printed(result(code, outcome, MESSAGE), as_json=True)
+    assert json.loads(stdout)["exit_code"] == code
+    assert stderr == f"midstream: r: {outcome}: {MESSAGE}\n"
+
+
+def test_completed_migration_prints_nothing_on_stderr() -> None:
+    stdout, stderr = printed(result(0, "done", ""), as_json=True)
+    assert json.loads(stdout)["outcome"] == "done"
+    assert stderr == ""
+
+
+def test_text_result_is_on_stdout() -> None:
+    stdout, _ = printed(result(1, "rolled back", MESSAGE), as_json=False)
+    assert stdout.splitlines()[0] == f"r: rolled back: {MESSAGE}"
+
+
+@pytest.mark.parametrize(
+    ("valid", "outcome", "words"),
+    [(True, "completed", "valid"), (True, "rolled back", "void (rolled back)"), (False, "rolled back", "NOT VALID")],
+)
+def test_result_says_whether_the_certificate_is_in_force(valid: bool, outcome: str, words: str) -> None:
+    certificate = {"valid": valid, "step": 7, "root_digest": "0" * 64, "claims": []}
+    event = Event("result", 0.0, detail={"run": "r", "outcome": outcome, "certificate": certificate})
+    assert result_lines(event)[1].startswith(f"certificate: {words}, step 7")
