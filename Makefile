@@ -3,44 +3,81 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The demo needs fewer packages than development; an environment that has those serves too.
+DEMO_STAMP := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): locks/dev.txt locks/install pyproject.toml
 	@sh locks/install $(VENV) locks/dev.txt
 
+$(VENV)/.demo: locks/demo.txt locks/install pyproject.toml
+	@sh locks/install $(VENV) locks/demo.txt $@
+
 setup: $(STAMP)  ## make .venv from the lock file
 
-demo: $(STAMP)  ## a real run on two local targets, ready to migrate; HEADLESS=1 moves it without a terminal
+compilers: $(STAMP)  ## the compiler for TPUs, for the tests of compiled programs (684 MB)
+	@sed -n '/^libtpu==/,/[^\\]$$/p' locks/engine-tpu.txt > $(VENV)/compilers.txt
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip -q
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes --upgrade \
+		--target $(VENV)/compilers -r $(VENV)/compilers.txt
+
+compilers-cuda: $(STAMP)  ## the compiler for NVIDIA GPUs, for the same tests (480 MB); needs no GPU
+	@sed -n '/^jax-cuda12-[a-z]*==/,/[^\\]$$/p' locks/engine-cuda12.txt > $(VENV)/compilers-cuda.txt
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip -q
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes --upgrade \
+		--target $(VENV)/compilers-cuda -r $(VENV)/compilers-cuda.txt
+
+demo: $(DEMO_STAMP)  ## a real run on two local targets, ready to migrate; HEADLESS=1 moves it without a terminal
 	@$(BIN)/midstream --demo $(if $(HEADLESS),--headless --json)
 
 lab: $(STAMP)  ## a shell with a Cloud TPU service, a bucket and hosts on loopback; ARGS="COMMAND" runs one in it
-	@$(BIN)/python tests/simulators/play.py $(ARGS)
+	@$(BIN)/python tests/simulators/lab_shell.py $(ARGS)
 
 test: $(STAMP)  ## the test suite without the long campaigns
 	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(ARGS)
 
-test-slow: $(STAMP)  ## the long fault campaigns
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+# Without the tests that start tmux and other programs of the system: they take seconds each.
+quick: $(STAMP)  ## unit and terminal UI tests
+	@$(BIN)/python -m pytest tests/unit tests/tui -m "not slow and not system" -n 2 --dist worksteal -q $(ARGS)
 
-lint: $(STAMP)  ## ruff, pyright, import-linter
+test-slow: $(STAMP)  ## the long fault campaigns, and all tests of which `make test` draws some
+	@$(BIN)/python -m pytest -m "slow or drawn" $(ARGS)
+
+# Folders and files whose words `make lint` checks.
+WORDS := app engine tests docs benchmarks configs README.md CONTRIBUTING.md CHANGELOG.md Makefile pyproject.toml
+
+lint: docs  ## ruff, import-linter, pyright, words, the site
+	@tools/words $(WORDS)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/pyright
 
-bench: $(STAMP)  ## the benchmarks: ratios beside public tools, each in one run
+docs: $(STAMP)  ## the documentation's site, into site/; dead links and missing anchors fail
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pages: $(STAMP)  ## reference pages that are made from the program
+	@$(BIN)/python -m midstream.reference
+	@$(BIN)/python -m midstream_engine.config.document > docs/reference/configuration.md
+	@$(BIN)/python -m midstream_engine.config.levanter_page tests/fixtures/levanter/fields.json > docs/reference/levanter.md
+	@$(BIN)/python -m midstream_engine.interop.neox.arguments_page > docs/reference/neox-arguments.md
+
+words: $(STAMP)  ## words and phrases that the glossary replaces, per folder; ARGS="FOLDER..." lists them
+	@if [ -n "$(ARGS)" ]; then tools/words $(ARGS); else tools/words --counts; fi
+
+bench: compilers compilers-cuda  ## the benchmarks: ratios beside public tools, each in one run
 	@for each in benchmarks/*.py; do $(BIN)/python $$each || exit 1; done
 
-format: $(STAMP)  ## mend what ruff can mend
+format: $(STAMP)  ## apply ruff's fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-lock: $(STAMP)  ## resolve the lock files anew (needs uv)
+lock: $(STAMP)  ## resolve the lock files (needs uv)
 	@sh locks/resolve
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup demo lab test test-slow lint bench format lock clean
+.PHONY: help setup compilers compilers-cuda demo lab quick test test-slow lint words docs pages bench format lock clean

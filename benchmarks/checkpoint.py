@@ -9,7 +9,7 @@ in a file of its own, SHA-256 and crc32c while it passes, fsync, in as many thre
 orbax-checkpoint jax==...``; it sees this one's packages, too. Without it, the one that runs this is tried.
 
 Ways are interleaved, medians are compared. Before each measurement as much memory as it takes is touched and freed: in
-a virtual machine the first touch of a page that the host has taken back costs more than all that is measured. A ratio
+a virtual machine the first touch of a page that the host has reclaimed costs more than all that is measured. A ratio
 is plain's time over the way's, above 1 means faster than plain. For ``stall`` it is the part of a synchronous save, for
 ``another mesh`` the multiple of the same mesh. CPU seconds are those of the process, which neighbours on the machine
 disturb less. Read ratios, not rates.
@@ -78,7 +78,7 @@ def touch(size: int) -> None:
 
 
 def memory_line(name: str) -> int:
-    """Bytes that /proc/self/status tells of this process: ``VmRSS`` now, ``VmHWM`` the most since it was reset."""
+    """Bytes that /proc/self/status reports for this process: ``VmRSS`` now, ``VmHWM`` the most since it was reset."""
     with open("/proc/self/status", encoding="ascii") as file:
         line = next(line for line in file if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
@@ -89,7 +89,7 @@ def peak_of(work: Callable[[], object]) -> int:
     gc.collect()
     before = memory_line("VmRSS")
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")  # VmHWM begins anew
+        file.write("5")  # resets VmHWM
     kept = work()
     grown = memory_line("VmHWM") - before
     del kept
@@ -123,7 +123,7 @@ def print_memory(case: Case, what: str) -> None:
 class Case:
     """One state on one mesh, and where it is to be saved. ``save`` and ``restore`` return seconds."""
 
-    def __init__(self, room: Path, mib: int, devices: int):
+    def __init__(self, room: Path, mib: int, devices: int) -> None:
         import jax
         import numpy as np
         from jax.sharding import Mesh
@@ -167,7 +167,7 @@ class Plain:
 
     name = "plain"
 
-    def __init__(self, case: Case, threads: int):
+    def __init__(self, case: Case, threads: int) -> None:
         self._case, self._threads = case, threads
 
     def save(self, directory: Path) -> None:
@@ -234,7 +234,7 @@ class Midstream:
 
     name = "midstream"
 
-    def __init__(self, case: Case):
+    def __init__(self, case: Case) -> None:
         self._case = case
         self.stall = 0.0
 
@@ -248,6 +248,7 @@ class Midstream:
         }
 
     def begin(self, directory: Path, *, copy: bool) -> Any:
+        from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
         from midstream_engine.checkpoint.saving.save import begin_save
         from midstream_engine.records import RunPaths
 
@@ -256,12 +257,10 @@ class Midstream:
         return begin_save(
             paths,
             self._case_tree(),
+            train_document({"step": 1}, {}, None),
             step=1,
             attempt=1,
             epoch=1,
-            state={"step": 1},
-            provenance={},
-            reference_losses=None,
             copy=copy,
         )
 
@@ -290,7 +289,7 @@ class Midstream:
 class Orbax:
     """StandardCheckpointer, as its documentation shows it. It hashes nothing; OCDBT, its default, compresses."""
 
-    def __init__(self, case: Case, ocdbt: bool):
+    def __init__(self, case: Case, ocdbt: bool) -> None:
         import orbax.checkpoint as ocp
 
         self.name = f"orbax {ocp.__version__}{'' if ocdbt else ', no OCDBT'}"
@@ -327,7 +326,7 @@ def measure(case: Case, ways: list[Any], rounds: int) -> dict[str, dict[str, flo
 
     for number in range(rounds + 1):
         turn = number % len(ways)
-        for way in ways[turn:] + ways[:turn]:  # who comes after whom makes a difference
+        for way in ways[turn:] + ways[:turn]:  # the order makes a difference
             directory = case.room / "state"
             os.sync()
             touch(case.bytes * 3 // 2)
@@ -360,7 +359,7 @@ def measure(case: Case, ways: list[Any], rounds: int) -> dict[str, dict[str, flo
     return found
 
 
-def report(case: Case, found: dict[str, dict[str, float]]) -> None:
+def report(found: dict[str, dict[str, float]]) -> None:
     plain = found["plain"]
     for way, values in found.items():
         ratios = {f"{what} / plain": plain[what] / values[what] for what in plain if way != "plain"}
@@ -389,7 +388,7 @@ def main() -> None:
     flags.add_argument("--orbax", metavar="PYTHON", help="an interpreter with orbax-checkpoint")
     options = flags.parse_args()
     if options.orbax and os.path.realpath(sys.executable) and options.orbax != sys.executable:
-        # orbax lives in another environment: run there, and let it see this one's packages too.
+        # orbax is in another environment: run there, with this one's packages too.
         packages = next(path for path in sys.path if path.endswith("site-packages"))
         environment = {**os.environ, "PYTHONPATH": packages}
         words = [word for word in sys.argv[1:] if word not in ("--orbax", options.orbax)]
@@ -403,7 +402,7 @@ def main() -> None:
     import numpy as np
     import tensorstore
 
-    from midstream_engine.checkpoint.saving.bounded_pool import THREADS
+    from midstream_engine.checkpoint.bounded_pool import THREADS
 
     with tempfile.TemporaryDirectory(prefix="midstream-bench-", dir=options.where) as name:
         case = Case(Path(name), options.mib, options.devices)
@@ -434,7 +433,7 @@ def main() -> None:
         found = measure(case, ways, options.rounds)
         for what in ("save", "restore", "restore, another mesh"):
             found["midstream"][f"extra memory in {what} / state"] = measure_memory(options, what)
-        report(case, found)
+        report(found)
 
 
 if __name__ == "__main__":

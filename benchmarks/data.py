@@ -22,10 +22,10 @@ from importlib import metadata
 import numpy as np
 
 from midstream_engine.config import DataConfig
+from midstream_engine.data.batches.batches import TrainingBatches
 from midstream_engine.data.cache.token_cache import TokenCache
-from midstream_engine.data.order.batches import TrainingBatches
+from midstream_engine.data.prepared_data import open_cache
 from midstream_engine.data.sources.list_sources import documents, list_sources
-from midstream_engine.data.tokenize.prepare import open_cache
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 
 
@@ -100,7 +100,7 @@ def assembling(cache: TokenCache, seq_len: int, size: int, rounds: int) -> None:
         batches.batch(index)
 
     def least(index: int) -> None:
-        starts = batches.sequence_index(np.arange(index * size, (index + 1) * size)) * seq_len
+        starts = batches.locate(np.arange(index * size, (index + 1) * size))[1] * seq_len
         np.stack([row[start : start + seq_len] for start in starts])
 
     took = {

@@ -2,12 +2,14 @@
 
     python benchmarks/engine.py [--shape gpt2-10m] [--rounds 7] [--steps 5] [--torch PYTHON] [--levanter PYTHON]
     python benchmarks/engine.py --only startup | loop | steps
+    python benchmarks/engine.py --sweep FILE [--budget SECONDS] [--shape llama-1b] [--torch PYTHON]
 
 *steps*: every contestant is a process of its own (``benchmarks/steps/``) with the same initial parameters and batches;
 they take turns, a few updates each, and the medians over all turns are compared. An update is what a training loop
-does: put the batch on the device, update, read the loss. The hand-written step is the limit: plain jax for this one
-model, no options. A ratio is a contestant's time over midstream's: above 1 midstream is faster. Processor seconds, of
-all threads, say the same of a CPU whatever else it is busy with. The losses must agree.
+does: put the batch on the device, update, read the loss. All start with the same environment, which is in the first
+line of the output; on a CPU it has the engine's settings of the allocator. The hand-written step is the limit: plain
+jax for this one model, no options. A ratio is a contestant's time over midstream's: above 1 midstream is faster.
+Processor seconds, of all threads, say the same of a CPU whatever else it is busy with. The losses must agree.
 
 *loop*: the engine itself, as a run: how much of an update is spent waiting for data, and how much longer it is than the
 bare step.
@@ -15,7 +17,11 @@ bare step.
 *startup*: a fresh process that resumes a run with a warm compile cache, until its first update is done, beside one that
 does nothing but import the same packages and restore the same checkpoint.
 
-Without ``--shape``: gpt2-10m on a CPU; gpt2-124m and llama-1b, in bfloat16 and with MFU, where there is a GPU.
+*sweep*: for an accelerator that is lent for a short time: attention, rematerialisation and batch, documents' ends and
+preallocation on and off, save and restore from device memory, torch. One process and one JSON line in FILE for each
+point; started again, it continues (``benchmarks/steps/sweep.py``).
+
+Without ``--shape``: gpt2-10m on a CPU; gpt2-124m and llama-1b, in bfloat16 and with MFU, on an accelerator.
 ``--torch`` and ``--levanter`` name interpreters that have these packages; without, the one that runs this is tried.
 """
 
@@ -39,24 +45,39 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "engine")]
 
+from steps import sweep as sweeping  # noqa: E402
 from steps.shape import SHAPES, Shape  # noqa: E402
+
+from midstream_engine.trainer.runtime.host_memory import devices_are_cpus, tunables  # noqa: E402
 
 HERE = Path(__file__).parent / "steps"
 AGREEMENT = {"float32": 1e-4, "bfloat16": 2e-2}  # largest relative difference of losses from those of midstream
 
 
 def environment() -> dict[str, str]:
-    """Of every process that is measured: one GPU, of which jax takes memory as it needs it, because others share it."""
+    """Return the environment of every process that is measured, the same for all contestants.
+
+    One GPU, of which jax takes memory as it needs it, because others share it. On a CPU the allocator's settings of the
+    engine, which it would otherwise have alone.
+    """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MIDSTREAM_")}
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     own = {"CUDA_VISIBLE_DEVICES": device, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONWARNINGS": "ignore"}
+    if devices_are_cpus(os.environ):
+        own["GLIBC_TUNABLES"] = tunables()
     return {**kept, **own}
 
 
-class Contestant:
-    """A process that holds a model and takes steps when it is told to."""
+def settings() -> dict[str, str]:
+    """Return what the output says of that environment."""
+    names = ("CUDA_VISIBLE_DEVICES", "GLIBC_TUNABLES", "JAX_PLATFORMS", "XLA_FLAGS", "XLA_PYTHON_CLIENT_PREALLOCATE")
+    return {name: value for name, value in environment().items() if name in names}
 
-    def __init__(self, name: str, python: str, shape: Shape, directory: Path):
+
+class Contestant:
+    """A process that holds a model and does steps on command."""
+
+    def __init__(self, name: str, python: str, shape: Shape, directory: Path) -> None:
         self.name, self.seconds, self.processor, self.losses = name, [], [], []
         self._errors = (directory / f"{name}.log").open("w+")
         self._process = subprocess.Popen(
@@ -130,7 +151,8 @@ def compare(shape: Shape, contestants: list[Contestant]) -> None:
         }
         if facts["peak"]:
             peak = facts["peak"] * facts["devices"]
-            row["mfu"] = round(facts["flops_per_token"] * shape.tokens / own / peak, 3)
+            for name, per_token in facts["utilisation"].items():
+                row[name] = round(per_token * shape.tokens / own / peak, 3)
         difference = max(abs(a - b) / b for a, b in zip(each.losses, ours.losses, strict=True))
         row["loss_difference"] = float(f"{difference:.2g}")
         say(**row)
@@ -141,7 +163,7 @@ def compare(shape: Shape, contestants: list[Contestant]) -> None:
 class Run:
     """A run of the engine itself, as processes, one attempt after the other."""
 
-    def __init__(self, shape: Shape, directory: Path):
+    def __init__(self, shape: Shape, directory: Path) -> None:
         from steps import midstream
 
         text = directory / "text.txt"
@@ -156,8 +178,10 @@ class Run:
         self.attempts = 0
 
     def train(self, updates: int) -> tuple[float, list[dict[str, Any]]]:
-        """One attempt of at least so many updates, then told to stop. When the process was started (UTC seconds), and
-        the lines of its metrics."""
+        """Run one attempt of at least ``updates`` updates, then stop it.
+
+        Return the start of its process (UTC seconds) and the rows of its metrics.
+        """
         self.attempts += 1
         path = self.directory / "attempts" / f"{self.attempts:03d}" / "metrics.jsonl"
         with open(self.directory.parents[1] / "engine.log", "wb") as log:
@@ -189,13 +213,13 @@ class Run:
 
 
 def loop(run: Run, steps: int) -> None:
-    """One attempt from scratch: what a whole update is made of, apart from the step."""
+    """One attempt from step 0: the parts of an update besides the step."""
     _, rows = run.train(steps)
     rows = rows[3:]  # the first ones find caches cold
     spans = [after["time"] - before["time"] for before, after in itertools.pairwise(rows)]
-    whole, duration = statistics.median(spans), statistics.median(row["throughput/duration"] for row in rows)
+    update, duration = statistics.median(spans), statistics.median(row["throughput/duration"] for row in rows)
     loading = sum(row["throughput/loading_time"] for row in rows) / sum(row["throughput/duration"] for row in rows)
-    ratios = {"loading_time / duration": round(loading, 5), "update / step": round(whole / duration, 4)}
+    ratios = {"loading_time / duration": round(loading, 5), "update / step": round(update / duration, 4)}
     say(loop=ratios, updates=len(rows), step_ms=round(1000 * duration, 2))
 
 
@@ -233,21 +257,30 @@ def main() -> None:
     flags.add_argument("--shape", choices=sorted(SHAPES), action="append")
     flags.add_argument("--rounds", type=int, default=7)
     flags.add_argument("--steps", type=int, default=5, help="updates a turn")
-    flags.add_argument("--updates", type=int, default=40, help="of the whole run")
+    flags.add_argument("--updates", type=int, default=40, help="of the run")
     flags.add_argument("--torch", metavar="PYTHON", default=sys.executable)
     flags.add_argument("--levanter", metavar="PYTHON", default=sys.executable)
     flags.add_argument("--only", choices=("steps", "loop", "startup"))
+    flags.add_argument("--sweep", type=Path, metavar="FILE")
+    flags.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS", help="of the sweep")
     options = flags.parse_args()
-    gpu = os.path.exists("/dev/nvidiactl") and os.environ.get("JAX_PLATFORMS") != "cpu"
-    names = options.shape or (["gpt2-124m", "llama-1b"] if gpu else ["gpt2-10m"])
+    accelerated = not devices_are_cpus(os.environ)
+    names = options.shape or (["gpt2-124m", "llama-1b"] if accelerated else ["gpt2-10m"])
     pythons = {
         "midstream": sys.executable, "plain_jax": sys.executable, "plain_torch": options.torch,
         "levanter": options.levanter,
     }  # fmt: skip
-    say(python=platform.python_version(), cpus=os.cpu_count(), load=os.getloadavg()[0], rounds=options.rounds)
+    say(
+        python=platform.python_version(), cpus=os.cpu_count(), load=os.getloadavg()[0], rounds=options.rounds,
+        environment=settings(),
+    )  # fmt: skip
     for python in pythons.values():
         if shutil.which(python) is None:
             flags.error(f"{python} is no interpreter")
+    if options.sweep is not None:
+        accelerator = "gpu" if os.path.exists("/dev/nvidiactl") else "tpu"
+        wanted = sweeping.points(names, accelerator if accelerated else "cpu")
+        return sweeping.sweep(options.sweep, options.budget, wanted, environment(), torch=options.torch, say=say)
     for name in names:
         say(shape=name, **json.loads(SHAPES[name].to_json()))
         if options.only in (None, "steps"):

@@ -233,7 +233,7 @@ def import_once(source: str, target: str) -> dict[str, float]:
     with Peak() as peak:
         began = time.monotonic()
         adopted = open_neox(source)
-        import_run.import_run(adopted, target, import_run.Wishes(without_data=True))
+        import_run.import_run(adopted, target, import_run.ImportOptions(without_data=True))
         seconds = time.monotonic() - began
     largest = max(array.size for array in adopted.arrays)
     return {"seconds": seconds, "memory": peak.highest, "largest": largest}

@@ -8,11 +8,11 @@ process of its
 own). Downtime is from the end of the last step on the source to the end of the first on the target, by the lines that
 the engines write; both run on this machine, so one clock measures.
 
-``by hand`` is what a guide tells a person to do, with the same engine: stop it (it saves), ``scp -r`` the checkpoint
-and the config, start it there. Packages and data are there already, and nobody hesitates; compiling is part of it.
+``by hand`` is the recipe of guides, with the same engine: stop it (it saves), ``scp -r`` the checkpoint
+and the config, start it there. Packages and data are there already, and there are no pauses; compiling is part of it.
 ``floor`` is what cannot be avoided: the bytes at the link's rate, and the restore that the warm migration measured.
 ``live`` needs a target that is quicker than the source: the source sleeps ``--throttle`` seconds a step, and a
-shadow does not.
+replica does not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STEPS_BEFORE = 6  # that the source has done when the move begins
 class Bench:
     """Two hosts with a link between them, and a model of ``mib``."""
 
-    def __init__(self, room: Path, options: argparse.Namespace):
+    def __init__(self, room: Path, options: argparse.Namespace) -> None:
         self.room, self.options = room, options
         self.lab = Lab(room / "lab")
         server = self.lab.host("there", devices=2)
@@ -65,7 +65,7 @@ class Bench:
         self.there: SshServer = through(server, int(self.link.stdout.readline()))
         slow = room / "slow"
         slow.mkdir()
-        sleeps = SLOW.replace("SECONDS", str(options.throttle)).replace("SHADOWS", "0.0")
+        sleeps = SLOW.replace("SECONDS", str(options.throttle)).replace("REPLICAS", "0.0")
         (slow / "sitecustomize.py").write_text(sleeps)
         here = self.lab.local("here", devices=2)
         throttled = type(here)(root=here.root, devices=2, env={"PYTHONPATH": str(slow)})
@@ -101,11 +101,11 @@ class Bench:
             source.wait_step(STEPS_BEFORE, PATIENCE)
             if mode == "by hand":
                 return self._by_hand(source, target)
-            told = self._midstream(
+            printed = self._midstream(
                 "--fleet", fleet, "--migrate", run_id, "--to", "there", "--mode", mode, "--certify-steps", "1",
                 "--healthy-steps", "1", "--json",
             )  # fmt: skip
-            result = [json.loads(line) for line in told.splitlines()][-1]
+            result = [json.loads(line) for line in printed.splitlines()][-1]
             sealed = result["certificate"]["step"]
             first = next(row for row in target.rows() if row["global_step"] == sealed)
             return {
@@ -140,7 +140,7 @@ class Bench:
         status = source.status()
         assert status is not None
         os.kill(status.pid, signal.SIGTERM)
-        source.wait(lambda run: not run.alive, "its end", PATIENCE)
+        source.wait(lambda run: not run.running, "its end", PATIENCE)
         saved = source.checkpoints()[-1]
         here = [source.paths.checkpoint(saved), target.paths.checkpoints], [source.paths.config, target.paths.dir]
         for what, where in here:
@@ -166,7 +166,9 @@ def main() -> int:
     flags.add_argument("--mib", type=int, default=1024, help="of state")
     flags.add_argument("--mbit", type=float, default=1000.0, help="the link's rate")
     flags.add_argument("--milliseconds", type=float, default=10.0, help="the link's round trip")
-    flags.add_argument("--throttle", type=float, default=2.0, help="seconds that the overtaken source sleeps a step")
+    flags.add_argument(
+        "--throttle", type=float, default=2.0, help="seconds that the source of a live migration sleeps per step"
+    )
     flags.add_argument("--rounds", type=int, default=1)
     flags.add_argument("--only", nargs="*", choices=MODES, default=MODES)
     options = flags.parse_args()

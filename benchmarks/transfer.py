@@ -39,11 +39,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from midstream.fleet.fleet import LocalHost
+from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
-from midstream.hosts.local_host import LocalMachine
-from midstream.transfer import CopySettings, copy_objects
+from midstream.hosts.local_host import LocalHost
+from midstream.transfer import CopySettings, Endpoint, copy_tree
 from simulators import link
 from simulators.sshd import SSHD, Lab, SshServer
 from support.trees import cell, write_tree
@@ -114,7 +114,7 @@ def over_socket(source: Path, target: Path) -> None:
 
 
 def _sha256sum(source: Path, target: Path) -> None:
-    """What a careful person types afterwards: at both ends, and both at once."""
+    """A careful user's check: at both ends, in parallel."""
     hashing = 'cd "$1" && find . -type f -print0 | xargs -0 sha256sum'
     ends = [
         subprocess.Popen(["sh", "-c", hashing, "sh", str(place)], stdout=subprocess.PIPE) for place in (source, target)
@@ -130,7 +130,7 @@ def _processor(pid: int) -> float:
     total = sum(int(each) for each in fields[11:15]) / os.sysconf("SC_CLK_TCK")
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # it has exited already
                 total += _processor(int(child))
     return total
 
@@ -190,7 +190,9 @@ def cases(room: Path, options: argparse.Namespace) -> Iterator[tuple[str, Path]]
 
 
 def _copies(source: Host, target: Host, settings: CopySettings | None = None) -> Way:
-    return lambda here, there: void(copy_objects(source, str(here), target, str(there), settings=settings))
+    return lambda here, there: void(
+        copy_tree(Endpoint(source, str(here)), Endpoint(target, str(there)), settings=settings)
+    )
 
 
 def void(_: object) -> None:
@@ -199,7 +201,7 @@ def void(_: object) -> None:
 
 def on_loopback(room: Path, options: argparse.Namespace) -> None:
     with contextlib.closing(Lab(room / "lab")) as lab:
-        here = LocalMachine("here", LocalHost(root=str(room / "root")))
+        here = LocalHost("here", LocalHostConfig(root=str(room / "root")))
         servers = [lab.host(name) for name in ("far", "near")]
         far, near = (open_host(server.name, server.config) for server in servers)
         for host in (far, near):
@@ -226,7 +228,7 @@ def on_a_link(room: Path, options: argparse.Namespace) -> None:
         proxy = stack.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         assert proxy.stdout is not None
         server = link.through(server, int(proxy.stdout.readline()))
-        here, far = LocalMachine("here", LocalHost(root=str(room / "root"))), open_host(server.name, server.config)
+        here, far = LocalHost("here", LocalHostConfig(root=str(room / "root"))), open_host(server.name, server.config)
         far.connect()
         ways = {
             OURS: _copies(here, far),
@@ -252,7 +254,7 @@ def main() -> None:
     flags.add_argument("--small", type=int, default=4000, help="files of 64 KiB")
     flags.add_argument("--cases", nargs="+", choices=CASES, default=CASES, help="one file, many large, many small")
     flags.add_argument("--rounds", type=int, default=3)
-    flags.add_argument("--disk", help="where the trees lie: by default with temporary files; /dev/shm is memory")
+    flags.add_argument("--disk", help="directory of the trees: by default with temporary files; /dev/shm is memory")
     flags.add_argument("--link", action="store_true")
     flags.add_argument("--milliseconds", type=float, default=50.0)
     flags.add_argument("--mbit", type=float, default=1000.0)

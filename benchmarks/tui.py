@@ -2,13 +2,16 @@
 
     python benchmarks/tui.py [--rounds 7] [--keys 60] [--idle 20] [--points 1000000] [--hosts 500] [--only first,...]
 
-- first: from the start of the interpreter to the first text on the screen.
-- keys: from a key press to the text that answers it, while each of ``--hosts`` simulated hosts tells of itself every
+- first: from the start of the interpreter to the first text on the screen, of `midstream` with a fleet of one host.
+- keys: from a key press to the text that answers it, while each of ``--hosts`` simulated hosts reports every
   second, in the lines that probes write, and the curve in sight holds ``--points`` points and grows by one a second.
   The empty app answers a key with another word, ours with the curve of another metric.
-- idle: processor time of a process that nobody touches, with a run that does not change; the kernel counts it.
+- idle: processor time of a process without input, with a run that does not change; the kernel counts it.
+- filter: processor time of a filter over ten runs on each of ``--hosts`` hosts; each key in the filter line takes it.
 - memory: what ten metrics of ``--points`` steps take, in the store and on the screen with small multiples; the kernel's
   own count of resident memory.
+- system: what a day of system metrics of ``--hosts`` hosts with eight accelerators each takes, with a run of each on
+  the screen's list; the kernel's own count.
 - leet: the time until `wandb leet` shows the same loss, and its memory, where wandb is installed (``--only leet``).
 """
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -27,6 +31,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -40,8 +45,10 @@ ROOT = Path(__file__).parents[1]
 SIZE = (45, 160)
 WORDS = ("empty-first", "empty-other")
 METRICS = 10
+RUNS_ON_HOST = 10
+FILTERS = {"word": "run00", "field": "host=host000", "number": "step>1,000", "pattern": "~^run(0|1)+$"}
 PATIENCE = 90.0  # seconds for a program to load a million steps
-PARTS = ("first", "keys", "idle", "memory", "leet")
+PARTS = ("first", "keys", "idle", "filter", "memory", "system", "leet")
 
 
 def main() -> None:
@@ -51,7 +58,7 @@ def main() -> None:
     parser.add_argument("--idle", type=float, default=20.0, help="seconds")
     parser.add_argument("--points", type=int, default=1_000_000)
     parser.add_argument("--hosts", type=int, default=500)
-    parser.add_argument("--only", default="first,keys,idle,memory", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--only", default="first,keys,idle,filter,memory,system", help=f"some of {','.join(PARTS)}")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -149,7 +156,7 @@ class Screen:
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
-                with contextlib.suppress(OSError):  # it ended meanwhile
+                with contextlib.suppress(OSError):  # it has exited already
                     if os.getsid(int(entry.name)) == self.process.pid:
                         found.append(int(entry.name))
         return found
@@ -186,19 +193,33 @@ def started(kind: str, options: argparse.Namespace) -> Screen:
 
 
 def measure_first(options: argparse.Namespace) -> dict[str, float]:
-    times: dict[str, list[float]] = {"empty": [], "list": []}
-    for _ in range(options.rounds + 1):
-        for kind, word in (("empty", WORDS[0]), ("list", "nano")):
-            screen = started(kind, options)
-            times[kind].append(screen.until(lambda text, word=word: word.encode() in text) - screen.began)
-            screen.close()
-    empty, ours = (statistics.median(times[kind][1:]) for kind in ("empty", "list"))  # the first one warms the disk
-    return {"empty_seconds": round(empty, 3), "seconds": round(ours, 3), "ratio": round(ours / empty, 2)}
+    """Time `midstream` itself, with a fleet file of one host of this machine, until the host's name is shown."""
+    times: dict[str, list[float]] = {"empty": [], "midstream": []}
+    used: dict[str, list[float]] = {"empty": [], "midstream": []}
+    with tempfile.TemporaryDirectory() as directory:
+        fleet = Path(directory, "fleet.yaml")
+        fleet.write_text(f"hosts: {{{WORDS[0]}: {{type: local, root: {directory}/root}}}}\n")
+        state = {"MIDSTREAM_STATE": f"{directory}/state"}
+        for _ in range(options.rounds + 1):
+            for kind in times:
+                ours = [sys.executable, "-m", "midstream", "--fleet", str(fleet)]
+                screen = Screen(ours, state) if kind == "midstream" else started(kind, options)
+                times[kind].append(screen.until(lambda text: WORDS[0].encode() in text) - screen.began)
+                used[kind].append(screen.cpu_seconds)
+                screen.close()
+    empty, ours = (statistics.median(times[kind][1:]) for kind in times)  # the first one warms the disk
+    processor = [statistics.median(used[kind][1:]) for kind in used]
+    return {
+        "empty_seconds": round(empty, 3),
+        "seconds": round(ours, 3),
+        "ratio": round(ours / empty, 2),
+        "processor_ratio": round(processor[1] / processor[0], 2),
+    }
 
 
 def measure_keys(options: argparse.Namespace) -> dict[str, float]:
     found: dict[str, list[float]] = {}
-    base, each = {}, {}  # processor: share while nobody presses a key, seconds a key beyond that
+    base, each = {}, {}  # processor: share while no key is pressed, seconds a key beyond that
     for kind, keys, words in (
         ("empty", "]]", WORDS[::-1]),
         ("fleet", "][", ("grad/norm/total", "train/loss")),
@@ -246,6 +267,29 @@ def measure_idle(options: argparse.Namespace) -> dict[str, float]:
     return {"empty_percent": round(100 * found["empty"], 2), "percent": round(100 * found["small"], 2)}
 
 
+def measure_filter(options: argparse.Namespace) -> dict[str, float]:
+    """Processor time to parse a filter and to apply it to all runs, as each key in the filter line does."""
+    sys.path[0] = str(ROOT / "tests")
+    from midstream.listing import filter_parser
+    from midstream.tui.screens.fleet import table_rows
+    from midstream.tui.state.saved_layout import ListLayout
+    from midstream.tui.state.screen_state import ScreenState
+    from tui.fleets import NOW
+
+    state = ScreenState(many_runs(options.hosts), (), NOW)
+    runs, listing = state.current_runs, table_rows.RUNS
+    found: dict[str, float] = {"runs": len(runs)}
+    for kind, text in FILTERS.items():
+        times = []
+        for _ in range(options.rounds):
+            began = time.process_time()
+            condition = filter_parser.parse(text, listing.fields, NOW)
+            table_rows.found_in(listing, runs, state, condition, ListLayout())
+            times.append(time.process_time() - began)
+        found[f"{kind}_ms"] = round(1000 * statistics.median(times), 1)
+    return found
+
+
 def measure_memory(options: argparse.Namespace) -> dict[str, float]:
     found = {}
     for kind, word in (("empty", WORDS[0]), ("small", "nano"), ("memory", "metric/5")):
@@ -263,9 +307,28 @@ def measure_memory(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def measure_system(options: argparse.Namespace) -> dict[str, float]:
+    found = {}
+    for kind, word in (("empty", WORDS[0]), ("hosts", "nano"), ("system", "utilization")):
+        screen = started(kind, options)
+        screen.until(lambda text, word=word: word.encode() in text, 500)
+        screen.rest(3)
+        found[kind] = screen.megabytes
+        screen.close()
+    return {
+        "empty_mb": round(found["empty"]),
+        "hosts": options.hosts,
+        "without_system_mb": round(found["hosts"]),
+        "mb": round(found["system"]),
+    }
+
+
 def measure_leet(options: argparse.Namespace) -> dict[str, Any]:
-    """Both open a run of ``--points`` steps: W&B LEET the file of an offline run, midstream a run directory on this
-    machine. Loaded is who has come to rest: less than a tenth of a processor for two seconds."""
+    """Compare with W&B LEET: each opens a run of ``--points`` steps.
+
+    LEET opens the file of an offline run, midstream a run directory on this machine. A program has loaded the run when
+    it uses less than a tenth of a processor for two seconds.
+    """
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="leet") as name:
@@ -310,8 +373,10 @@ def write_run(folder: Path, points: int) -> Path:
 
 
 def write_wandb(folder: Path, points: int) -> None:
-    """An offline run as wandb writes it; it takes 250 us a step for that, so that it writes the first steps alone, and
-    the others are put in before the end, in its format: a log of LevelDB's with wandb's own messages."""
+    """Write an offline run in wandb's format: a LevelDB log with wandb's messages.
+
+    wandb takes 250 us per step, so it writes the first steps only; the others are inserted before the end.
+    """
     code = (
         "import wandb\n"
         f"run = wandb.init(mode='offline', dir={str(folder)!r}, project='p', settings=wandb.Settings(silent=True))\n"
@@ -358,7 +423,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def _log_records(data: bytes) -> Iterator[bytes]:
-    """https://github.com/google/leveldb/blob/main/doc/log_format.md"""
+    """Read a LevelDB log: https://github.com/google/leveldb/blob/main/doc/log_format.md."""
     place, record = HEADER, b""
     while place < len(data):
         if BLOCK - place % BLOCK < CHUNK_HEADER:
@@ -372,7 +437,7 @@ def _log_records(data: bytes) -> Iterator[bytes]:
 
 
 def _log_chunks(record: bytes, place: int) -> bytes:
-    """A record as it stands at ``place`` of the file. wandb's checksum is zlib's CRC-32 of the kind and the data."""
+    """A record at ``place`` of the file. wandb's checksum is zlib's CRC-32 of the kind and the data."""
     found, begin = b"", True
     while begin or record:
         room = BLOCK - (place + len(found)) % BLOCK
@@ -394,12 +459,17 @@ def child(options: argparse.Namespace) -> None:
         empty_app()
         return
     sys.path[0] = str(ROOT / "tests")  # for this folder: this file has the name of a package there
-    if options.child == "list":
-        run_ours(Still(small_world()), start_run=None)
-    elif options.child == "small":
+    if options.child == "small":
         run_ours(Still(small_world()), start_run="nano")
     elif options.child == "fleet":
-        run_ours(Told(options.hosts, options.points), start_run="nano")
+        run_ours(SimulatedFleet(options.hosts, options.points), start_run="nano")
+    elif options.child in ("hosts", "system"):
+        snapshot = fleet_world(options.hosts, fleet_rows(1000))
+        if options.child == "system":
+            day = day_of_system()
+            snapshot = dataclasses.replace(snapshot, system={host.name: grown_as(day) for host in snapshot.hosts})
+            keep_in_files(snapshot.system)
+        run_ours(Still(snapshot), start_run="nano", tiles=True)
     else:
         run_ours(Still(fleet_world(2, long_curve(options.points, METRICS))), start_run="nano", tiles=True)
 
@@ -423,10 +493,12 @@ def empty_app() -> None:
 
 def run_ours(source: Any, *, start_run: str | None, tiles: bool = False) -> None:
     from midstream.tui.app import MidstreamApp
-    from midstream.tui.saved_layout import Layout
-    from tui.worlds import NOW, Answers
+    from midstream.tui.state.saved_layout import SavedLayout
+    from tui.fleets import NOW, PreparedActions
 
-    MidstreamApp(source, Answers(), start_run=start_run, clock=lambda: NOW, layout=Layout(tiles=tiles)).run_alone()
+    MidstreamApp(
+        source, PreparedActions(), start_run=start_run, clock=lambda: NOW, layout=SavedLayout(tiles=tiles)
+    ).run_alone()
 
 
 class Still:
@@ -438,18 +510,18 @@ class Still:
     def snapshot(self) -> Any:
         return self._snapshot
 
-    def subscribe(self, callback: Callable[..., Any], /) -> Callable[[], None]:
+    def subscribe(self, _callback: Callable[..., Any], /) -> Callable[[], None]:
         return lambda: None
 
 
-class Told:
-    """A fleet of which probes tell, as they do: a store takes their lines, one host after the other, every second."""
+class SimulatedFleet:
+    """A fleet of simulated probes: a store receives their lines, one host after the other, every second."""
 
     def __init__(self, hosts: int, points: int) -> None:
-        from midstream.watch.snapshot_store import Store
+        from midstream.watch.snapshot_store import SnapshotStore
 
         still = fleet_world(hosts, ())
-        self._store = Store({host.name: "ssh" for host in still.hosts})
+        self._store = SnapshotStore({host.name: "ssh" for host in still.hosts})
         self._machines = {host.name: host.machine for host in still.hosts}
         self._chance = random.Random(2)
         self._points = points
@@ -465,21 +537,21 @@ class Told:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
-    def _tell(self, host: str, **line: Any) -> None:
+    def _report(self, host: str, **line: Any) -> None:
         self._store.take(host, json.loads(json.dumps(line)))
 
     def _first(self, host: str, run: Any, points: int) -> None:
         machine = self._machines[host]
-        self._tell(host, event="hello", hostname=host, platform=machine.platform, python=machine.python, cpus=96)
+        self._report(host, event="hello", hostname=host, platform=machine.platform, python=machine.python, cpus=96)
         records = {name: getattr(run, name).to_json() for name in ("fence", "lineage", "status")}
         records["status"]["step"] = points
-        self._tell(host, event="run", run=run.run_id, attempts=[1], attempt=1, running=True, **records)
+        self._report(host, event="run", run=run.run_id, attempts=[1], attempt=1, running=True, **records)
         for start in range(0, points, 2000):
             self._metrics(host, run.run_id, start, min(points, start + 2000))
         kept = ("memory_total", "memory_used", "disk_total", "disk_free")
         gauges = {name: getattr(machine, name) for name in kept}
         accelerators = [vars(each) for each in machine.accelerators]
-        self._tell(host, event="beat", time=time.time(), cpu_used=0.5, accelerators=accelerators, **gauges)
+        self._report(host, event="beat", time=time.time(), cpu_used=0.5, accelerators=accelerators, **gauges)
 
     def _metrics(self, host: str, run: str, start: int, stop: int) -> None:
         text = "".join(
@@ -487,7 +559,7 @@ class Told:
             for step in range(start, stop)
             for value in (2.0 + 3.0 * math.exp(-step / 2e5) + 0.1 * self._chance.random(),)
         )
-        self._tell(host, event="metrics", run=run, attempt=1, inode=1, offset=start, end=stop, text=text)
+        self._report(host, event="metrics", run=run, attempt=1, inode=1, offset=start, end=stop, text=text)
 
     def _go_on(self) -> None:
         names = list(self._machines)
@@ -498,23 +570,34 @@ class Told:
                 if number == 0:
                     self._metrics(host, "nano", self._points, self._points + 1)
                     self._points += 1
-                self._tell(host, event="beat", time=time.time(), cpu_used=round(self._chance.random(), 2))
+                self._report(host, event="beat", time=time.time(), cpu_used=round(self._chance.random(), 2))
                 for callback in tuple(self._callbacks):
                     callback()
             time.sleep(max(0.0, began + 1 - time.monotonic()))
 
 
-def small_world() -> Any:
-    from tui import worlds
+def many_runs(hosts: int) -> Any:
+    from tui import fleets
 
-    return worlds.small_fleet()
+    names, few = [f"host{number:03}" for number in range(hosts)], fleets.rows(20)
+    runs = [
+        fleets.run(f"run{number:04}", names[number % hosts], step=20, curve=few)
+        for number in range(RUNS_ON_HOST * hosts)
+    ]
+    return fleets.snapshot([fleets.host(name) for name in names], runs)
+
+
+def small_world() -> Any:
+    from tui import fleets
+
+    return fleets.small_fleet()
 
 
 def long_curve(points: int, metrics: int) -> Any:
-    from midstream.watch.loss_curve import Curve
+    from midstream.watch.loss_curve import LossCurve
 
     names = ["train/loss", "grad/norm/total", *(f"metric/{number}" for number in range(2, metrics))]
-    curve, chance = Curve(), random.Random(3)
+    curve, chance = LossCurve(), random.Random(3)
     for start in range(0, points, 10_000):
         rows = []
         for step in range(start, min(points, start + 10_000)):
@@ -524,14 +607,71 @@ def long_curve(points: int, metrics: int) -> Any:
     return curve.rows()
 
 
+def fleet_rows(count: int) -> Any:
+    from tui import fleets
+
+    return fleets.rows(count)
+
+
+def day_of_system() -> Any:
+    """A day of reports of a host with all system metrics: as often as each resolution has a point."""
+    from midstream.watch.system.system_series import TIERS, SystemSeries
+    from tui.fleets import NOW
+
+    series, chance, time_left = SystemSeries(), random.Random(4), 1.1 * 86400
+    names = ("network_received", "network_sent", "rdma_received", "rdma_sent", "disk_read", "disk_written")
+    while time_left > 0:
+        share = chance.random()
+        units = [
+            {"index": index, "utilization": share, "memory_used": 7 * 10**10, "power": 700 * share, "temperature": 60.0}
+            for index in range(8)
+        ]
+        gauges = {"cpu_used": share, "memory_used": 10**11, **dict.fromkeys(names, int(1e9 * share))}
+        series.add(NOW - time_left, {**gauges, "accelerators": units})
+        time_left -= next((seconds for seconds, count in TIERS if time_left <= seconds * count), TIERS[-1][0])
+    return series
+
+
+def grown_as(series: Any) -> Any:
+    """The same series in memory of its own, grown value by value as a watcher's: arrays allocate in advance."""
+    from array import array
+
+    from midstream.watch.system.system_series import SystemSeries
+
+    def grown(values: Any) -> Any:
+        new = array(values.typecode)
+        for value in values:
+            new.append(value)
+        return new
+
+    new = SystemSeries()
+    new.version = series.version
+    for target, source in zip(new._tiers, series._tiers, strict=True):  # noqa: SLF001 (adding takes a minute)
+        target.times = grown(source.times)
+        target.columns = {key: grown(column) for key, column in source.columns.items()}
+    return new
+
+
+def keep_in_files(system: Any) -> None:
+    """Write the files of all hosts, as a session does; what that takes counts as well."""
+    from midstream.watch.system.series_files import SeriesFiles
+
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["MIDSTREAM_STATE"] = directory
+        files = SeriesFiles("benchmark", system)
+        files.start()
+        files.restored.wait()
+        files.stop()
+
+
 def fleet_world(hosts: int, curve: Any) -> Any:
-    from tui import worlds
+    from tui import fleets
 
     names = [f"host{number:03}" for number in range(hosts)]
-    runs = [worlds.run("nano", names[0], step=len(curve), curve=curve)]
-    few = worlds.rows(50)
-    runs += [worlds.run(f"run{number:03}", name, step=50, curve=few) for number, name in enumerate(names[1:])]
-    return worlds.snapshot([worlds.host(name, accelerators=8, kind="NVIDIA H100") for name in names], runs)
+    runs = [fleets.run("nano", names[0], step=len(curve), curve=curve)]
+    few = fleets.rows(50)
+    runs += [fleets.run(f"run{number:03}", name, step=50, curve=few) for number, name in enumerate(names[1:])]
+    return fleets.snapshot([fleets.host(name, accelerators=8, kind="NVIDIA H100") for name in names], runs)
 
 
 if __name__ == "__main__":

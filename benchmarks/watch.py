@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from midstream.fleet.fleet import Fleet, SshHost
+from midstream.fleet.fleet import Fleet, SshHostConfig
 from midstream_engine import records
 from simulators.sshd import Lab, environment
 from support.run_directory import RunDirectory
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """What the watching process told of itself."""
+    """Report of the watching process about itself."""
     argv = [sys.executable, __file__, "--watch", "--settle", str(options.settle), "--seconds", str(options.seconds)]
     watching = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     os.nice(options.nice)  # what is started from here on
@@ -97,11 +97,11 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
         trainer = threading.Thread(target=train, args=(folder, runs, done))
         trainer.start()
         try:
-            told, _ = watching.communicate(json.dumps(hosts) + "\n")
+            printed, _ = watching.communicate(json.dumps(hosts) + "\n")
         finally:
             done.set()
             trainer.join()
-        return {"hosts": options.hosts, "servers": options.servers, "training": options.training, **json.loads(told)}
+        return {"hosts": options.hosts, "servers": options.servers, "training": options.training, **json.loads(printed)}
     finally:
         watching.kill()
         watching.wait()
@@ -134,14 +134,14 @@ def write_gpus(folder: Path, draw: random.Random) -> None:
 
 
 def watch(entries: dict[str, dict[str, Any]], settle: float, seconds: float) -> None:
-    """Watch these hosts, and tell on stdout what it cost."""
-    from midstream.hosts.host_pool import Hosts
+    """Watch these hosts, and report the cost on stdout."""
+    from midstream.hosts.host_pool import HostPool
     from midstream.watch.snapshot import LIVE, Snapshot
-    from midstream.watch.watcher import Watch
+    from midstream.watch.watcher import Watcher
 
-    fleet = Fleet(hosts={name: SshHost(**entry) for name, entry in entries.items()})
-    hosts = Hosts(fleet)
-    watching = Watch(fleet, hosts, interval=1.0)
+    fleet = Fleet(hosts={name: SshHostConfig(**entry) for name, entry in entries.items()})
+    hosts = HostPool(fleet)
+    watching = Watcher(fleet, hosts, interval=1.0)
     began, seen = time.monotonic(), 0
 
     def shown(_: Snapshot) -> None:
@@ -170,7 +170,7 @@ def watch(entries: dict[str, dict[str, Any]], settle: float, seconds: float) -> 
         "CPU, share of one core": round(spent / passed, 3),
         "memory, peak MB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000),
         "threads": threading.active_count(),
-        "seconds between two looks": watching.pace,
+        "seconds between two looks": watching.interval,
         "age of what is shown, median s": round(ages[len(ages) // 2], 2),
         "age of what is shown, 99th percentile s": round(ages[len(ages) * 99 // 100], 2),
         "snapshots a second": round((seen - shown_before) / passed, 1),

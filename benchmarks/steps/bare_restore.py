@@ -16,17 +16,17 @@ sys.path[:1] = [str(Path(__file__).parents[2] / "engine")]
 def main() -> None:
     import jax
 
-    import midstream_engine.train
-    import midstream_engine.trainer.attempt.run_attempt
+    import midstream_engine.trainer.attempt.run_attempt  # noqa: F401  the engine imports it before it restores
     from midstream_engine import records
-    from midstream_engine.checkpoint.loading.list_checkpoints import newest_complete
+    from midstream_engine.checkpoint.loading.checkpoint_list import newest_complete
     from midstream_engine.checkpoint.loading.restore import restore_checkpoint
-    from midstream_engine.checkpoint.saving.save_fence import read_fence
-    from midstream_engine.trainer.attempt.setup import make_plan
+    from midstream_engine.checkpoint.save_fence import read_fence
+    from midstream_engine.config import load_config
+    from midstream_engine.trainer.computation.setup import make_plan
 
     jax.devices()
     imported = time.time()
-    config = midstream_engine.train.load_config(sys.argv[2:]).config
+    config = load_config(sys.argv[2:]).config
     paths = records.RunPaths(config.trainer.resolved_root(), sys.argv[1])
     name = newest_complete(paths, read_fence(paths))
     assert name is not None

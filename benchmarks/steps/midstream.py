@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ def tokenizer(directory: Path, vocab: int) -> str:
     return str(path)
 
 
-def flags(shape: Shape, directory: Path) -> list[str]:
-    """The configuration of ``shape``, as flags of ``midstream_engine.train``."""
+def flags(shape: Shape, directory: Path, overrides: Mapping[str, Any] | None = None) -> list[str]:
+    """The configuration of ``shape``, as flags of ``midstream_engine.train``; ``overrides`` by key."""
     model: dict[str, Any] = {
         "type": shape.kind, "seq_len": shape.seq_len, "hidden_dim": shape.hidden, "num_layers": shape.layers,
         "num_heads": shape.heads, "gradient_checkpointing": shape.remat,
@@ -47,31 +47,52 @@ def flags(shape: Shape, directory: Path) -> list[str]:
         "optimizer.beta2": BETA2,
         "optimizer.epsilon": EPSILON,
         "optimizer.max_grad_norm": CLIP,
+        **(overrides or {}),
     }
     words = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
     return [word for name, value in words.items() for word in (f"--{name}", value)]
 
 
-def start(shape: Shape, directory: Path) -> tuple[Callable[[np.ndarray], float], dict[str, Any]]:
-    """(batch -> loss, facts). Writes the initial parameters for the others."""
-    from midstream_engine.trainer.runtime.host_memory import keep_host_memory
+def write_parameters(shape: Shape, directory: Path) -> None:
+    """Write the initial parameters for the others."""
+    from midstream_engine.config import load_config
+    from midstream_engine.trainer.computation.setup import make_plan
 
-    keep_host_memory()  # as the engine does before all else
+    _write(make_plan(load_config(flags(shape, directory)).config).fresh_state(), directory)
+
+
+def _write(state: Any, directory: Path) -> None:
+    from midstream_engine.checkpoint.format.array_names import flatten
+
+    named = {name: np.asarray(array.value) for name, array in flatten(state.model).items()}
+    np.savez(directory / PARAMETERS, **named)  # pyright: ignore[reportArgumentType]
+
+
+def device_memory() -> dict[str, int]:
+    """The most bytes that the process had on its first device, where the device counts them."""
+    import jax
+
+    stats = jax.devices()[0].memory_stats() or {}
+    return {"peak_device_bytes": stats["peak_bytes_in_use"]} if "peak_bytes_in_use" in stats else {}
+
+
+def start(
+    shape: Shape, directory: Path, overrides: Mapping[str, Any] | None = None
+) -> tuple[Callable[[np.ndarray], float], dict[str, Any]]:
+    """(batch -> loss, facts). Writes the initial parameters for the others."""
     import jax
     from haliax import NamedArray
 
-    from midstream_engine.checkpoint.format.array_names import flatten
     from midstream_engine.config import load_config
-    from midstream_engine.trainer.attempt.setup import make_plan
+    from midstream_engine.trainer.computation.programs import compile_steps
+    from midstream_engine.trainer.computation.setup import make_plan
     from midstream_engine.trainer.loop import flops
-    from midstream_engine.trainer.runtime.programs import compile_steps
 
-    config = load_config(flags(shape, directory)).config
+    config = load_config(flags(shape, directory, overrides)).config
     plan = make_plan(config)
     update = compile_steps(plan)
     held = [plan.fresh_state()]
-    named = {name: np.asarray(array.value) for name, array in flatten(held[0].model).items()}
-    np.savez(directory / PARAMETERS, **named)  # pyright: ignore[reportArgumentType]
+    _write(held[0], directory)
     counted = np.ones((shape.batch, shape.seq_len), np.int32)
     counted[:, -1] = 0
     number = 0
@@ -88,7 +109,7 @@ def start(shape: Shape, directory: Path) -> tuple[Callable[[np.ndarray], float],
 
     facts = {
         "parameters": plan.parameters,
-        "flops_per_token": flops.flops_per_token(config.model, shape.vocab),
+        "utilisation": flops.utilisation_columns(config.model, shape.vocab),
         "device": jax.devices()[0].device_kind,
         "peak": flops.peak(jax.devices()[0].device_kind),
         "devices": plan.layout.mesh.size,

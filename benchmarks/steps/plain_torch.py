@@ -23,7 +23,7 @@ def attention(q: Any, k: Any, v: Any) -> Any:
 class Model(torch.nn.Module):
     """The parameters by midstream's names, one tensor a layer."""
 
-    def __init__(self, shape: Shape, arrays: dict[str, np.ndarray]):
+    def __init__(self, shape: Shape, arrays: dict[str, np.ndarray]) -> None:
         super().__init__()
         self.shape = shape
         stacked = "blocks/stacked/"

@@ -47,7 +47,7 @@ class Shape:
 class Batches:
     """Endless batches of random tokens, int32 [batch, position]; the same for every contestant."""
 
-    def __init__(self, shape: Shape, seed: int):
+    def __init__(self, shape: Shape, seed: int) -> None:
         self._shape, self._random = shape, np.random.default_rng(seed)
 
     def next(self) -> np.ndarray:

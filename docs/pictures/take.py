@@ -1,4 +1,7 @@
-"""Takes the pictures of docs/tui.md anew: python docs/pictures/take.py"""
+"""Renew the pictures of the docs: python docs/pictures/take.py [--all DIRECTORY].
+
+With ``--all``, write every screen in every size and theme to a directory instead, to be looked at.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +12,49 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))
 
-from tui import worlds  # noqa: E402  (tests are no package of the project)
-from tui.looking import app_over, settle  # noqa: E402
-from tui.worlds import Answers  # noqa: E402
+from textual import constants  # noqa: E402
 
+from tui import fleets  # noqa: E402  (tests are no package of the project)
+from tui.scenes import SCENES, Scene  # noqa: E402
+from tui.screens import app_over, play  # noqa: E402
+
+# name -> scene, size
 PICTURES = {
-    "fleet": (worlds.big_fleet(), (), (120, 30), ("j",)),
-    "run": (worlds.small_fleet(worlds.moved_run()), (), (140, 36), ("enter",)),
-    "plan": (worlds.small_fleet(), (), (100, 26), ("m",)),
-    "certificate": (worlds.moved_fleet(), (worlds.certified(),), (110, 32), ("3", "enter")),
+    "fleet": (Scene(fleets.big_fleet(), (), ("j",)), (120, 30)),
+    "run": (SCENES["run-curves"], (140, 36)),
+    "plan": (SCENES["wizard-plan"], (100, 26)),
+    "certificate": (SCENES["migration-certificate"], (110, 32)),
+}
+SIZES = ((80, 24), (160, 45))
+# name -> theme, colours of the terminal
+LOOKS = {
+    "dark": ("midstream", "truecolor"),
+    "light": ("paper", "truecolor"),
+    "dark-256": ("midstream", "256"),
+    "light-256": ("paper", "256"),
 }
 
 
-async def take(name: str) -> None:
-    snapshot, migrations, size, keys = PICTURES[name]
-    app = app_over(snapshot, Answers(*migrations))
+async def take(path: Path, scene: Scene, size: tuple[int, int], look: str = "dark") -> None:
+    theme, constants.COLOR_SYSTEM = LOOKS[look]
+    app = app_over(scene.snapshot, scene.actions())
     async with app.run_test(size=size) as pilot:
-        await settle(pilot, lambda: app.world.migrations == migrations)
-        for key in keys:
-            await pilot.press(key)
-            await settle(pilot)
-        (HERE / f"{name}.svg").write_text(app.export_screenshot(title="midstream"))
+        app.use_theme(theme)
+        await play(pilot, scene)
+        path.write_text(app.export_screenshot(title="midstream"))
+
+
+async def take_all(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, scene in SCENES.items():
+        for size in SIZES:
+            for look in LOOKS:
+                await take(directory / f"{name}-{size[0]}x{size[1]}-{look}.svg", scene, size, look)
 
 
 if __name__ == "__main__":
-    for each in PICTURES:
-        asyncio.run(take(each))
+    if sys.argv[1:2] == ["--all"]:
+        asyncio.run(take_all(Path(sys.argv[2])))
+    else:
+        for each, (scene, size) in PICTURES.items():
+            asyncio.run(take(HERE / f"{each}.svg", scene, size))

@@ -1,0 +1,182 @@
+"""One point of a sweep, in a process of its own: ``PYTHON sweep_point.py POINT_JSON TORCH_PYTHON``.
+
+stdout: one JSON object, with ``result`` or, where torch is not installed, ``skipped``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# In the place of this folder, whose modules are named like the packages that they import.
+sys.path[:1] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "engine")]
+
+from steps.shape import SHAPES, Shape  # noqa: E402
+from steps.sweep import SAVE, TORCH, Point  # noqa: E402
+
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+WARM_UP, TIMED = 2, 8  # updates
+DOCUMENTS = 4  # a sequence, where attention stops at their ends
+
+
+def end_with_parent() -> None:
+    """End this process when the sweep is killed: the next one needs the device."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    end_with_parent()
+    point = Point(**json.loads(sys.argv[1]))
+    shape = dataclasses.replace(SHAPES[point.shape], batch=point.batch, remat=point.remat != "false")
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    with tempfile.TemporaryDirectory(prefix="midstream-sweep-") as name:
+        measure: Callable[[Point, Shape, Path], dict[str, Any]] = measure_updates
+        if point.measures == TORCH:
+            measure = measure_torch
+        elif point.measures == SAVE:
+            measure = measure_save
+        answers.write(json.dumps(measure(point, shape, Path(name))) + "\n")
+        answers.flush()
+
+
+def batches(point: Point, shape: Shape) -> Callable[[], np.ndarray]:
+    """Return a function that makes the next batch, int32 [batch, position]."""
+    source = shape.batches()
+
+    def next_batch() -> np.ndarray:
+        batch = source.next()
+        if point.documents:
+            batch[:, shape.seq_len // DOCUMENTS - 1 :: shape.seq_len // DOCUMENTS] = shape.vocab - 1  # end of document
+        return batch
+
+    return next_batch
+
+
+def overrides(point: Point) -> dict[str, Any]:
+    """Return the point's part of the configuration."""
+    values = {"data.block_cross_document_attention": point.documents, "model.gradient_checkpointing": point.remat}
+    return values if point.attention == "default" else {**values, "model.attn_backend": point.attention}
+
+
+def measure_updates(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
+    """Measure updates of the engine's step."""
+    from steps import midstream
+
+    began, ready = time.perf_counter(), 0.0
+    step, facts = midstream.start(shape, directory, overrides(point))
+    next_batch, seconds, losses = batches(point, shape), [], []
+    for number in range(WARM_UP + TIMED):
+        batch, start = next_batch(), time.perf_counter()
+        losses.append(step(batch))
+        if number >= WARM_UP:
+            seconds.append(time.perf_counter() - start)
+        elif number == 0:
+            ready = time.perf_counter() - began
+    if not all(map(np.isfinite, losses)):
+        raise SystemExit(f"a loss is not finite: {losses}")
+    median = statistics.median(seconds)
+    result = {
+        "step_ms": round(1000 * median, 3),
+        "least_ms": round(1000 * min(seconds), 3),
+        "tokens_per_second": round(shape.tokens / median),
+        "ready_seconds": round(ready, 1),
+        "device": facts["device"],
+        "loss": losses[-1],
+        "versions": facts["versions"],
+        **midstream.device_memory(),
+    }
+    if facts["peak"]:
+        for name, per_token in facts["utilisation"].items():
+            result[name] = round(per_token * shape.tokens / median / facts["peak"] / facts["devices"], 4)
+    return {"result": result}
+
+
+def measure_save(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
+    """Measure a save of the state from device memory, the stall of training, and a restore to device memory.
+
+    The second of two saves and restores: the first one allocates host memory.
+    """
+    import jax
+
+    from midstream_engine.checkpoint.format.array_names import flatten
+    from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+    from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
+    from midstream_engine.checkpoint.saving.save import begin_save
+    from midstream_engine.config import load_config
+    from midstream_engine.records import RunPaths
+    from midstream_engine.trainer.computation.setup import make_plan
+    from steps import midstream
+
+    plan = make_plan(load_config(midstream.flags(shape, directory, overrides(point))).config)
+    state = jax.block_until_ready(plan.fresh_state())
+    size = sum(array.value.nbytes for array in flatten(state).values())
+    paths = RunPaths(str(directory), "sweep")
+    os.makedirs(paths.dir, exist_ok=True)
+    stall = saved = restored = 0.0
+    for step in (1, 2):
+        began = time.perf_counter()
+        pending = begin_save(
+            paths, state, train_document({"step": step}, {}, None), step=step, attempt=1, epoch=1, copy=True
+        )
+        stall = time.perf_counter() - began
+        manifest = pending.finish()
+        saved = time.perf_counter() - began
+        began = time.perf_counter()
+        tree = restore_checkpoint(paths.checkpoint(manifest.name), plan.template, plan.shardings).tree
+        jax.block_until_ready(tree)
+        restored = time.perf_counter() - began
+        del tree
+    return {
+        "result": {
+            "state_bytes": size,
+            "save_gb_per_second": round(size / saved / 1e9, 3),
+            "stall_seconds": round(stall, 4),
+            "stall_gb_per_second": round(size / stall / 1e9, 3),
+            "restore_cached_gb_per_second": round(size / restored / 1e9, 3),
+            "device": jax.devices()[0].device_kind,
+        }
+    }
+
+
+def measure_torch(_point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
+    """Measure torch's step, compiled where there is a GPU, from the same initial parameters."""
+    script = f"""
+import sys; sys.path[:0] = {[str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "engine")]!r}
+from pathlib import Path
+from steps import midstream
+from steps.shape import Shape
+midstream.write_parameters(Shape(**{dataclasses.asdict(shape)!r}), Path({str(directory)!r}))
+"""
+    python = sys.argv[2]
+    if subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode:
+        return {"skipped": f"torch is not installed for {python} (hint: --torch PYTHON)"}
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)
+    command = [python, str(Path(__file__).parent / "worker.py"), "plain_torch", shape.to_json(), str(directory)]
+    done = subprocess.run(command, input=f"{TIMED}\n", stdout=subprocess.PIPE, text=True, check=True)
+    first, rest = map(json.loads, done.stdout.splitlines())
+    median = statistics.median(rest["seconds"])
+    result = {
+        "step_ms": round(1000 * median, 3), "least_ms": round(1000 * min(rest["seconds"]), 3),
+        "tokens_per_second": round(shape.tokens / median), "ready_seconds": round(first["ready"], 1),
+        "loss": rest["losses"][-1], "versions": first["versions"],
+    }  # fmt: skip
+    return {"result": result}
+
+
+if __name__ == "__main__":
+    main()
