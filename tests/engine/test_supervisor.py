@@ -21,7 +21,7 @@ from support.trees import SOURCES
 WRITER = """
 import os, signal, sys, time
 sys.path[:0] = {sources!r}
-from midstream_engine import records
+from midstream_engine import records, supervise
 me = records.this_process()
 def say(state, step, message=""):
     records.Status(state, step, {process}, me.boot_id, me.pid, me.start_ticks, time.time(), message=message).write(
@@ -66,6 +66,21 @@ class Engine:
     def ended(self) -> tuple[int, records.ProcessExit]:
         code = self.process.wait(60)
         return code, records.ProcessExit.read(self.files.exit(self.number))
+
+
+def supervise_with_short_timeout(directory: Path, seconds: int) -> int:
+    """Return the exit code of a supervisor whose engine sleeps and whose timeout for failed peers is 0.1 s.
+
+    It has a process of its own: a fork of the test's process would run the fork handlers of gRPC.
+    """
+    engine = [sys.executable, "-c", f"import time; time.sleep({seconds})"]
+    code = (
+        "import sys; from midstream_engine import supervise; supervise.PEER_TIMEOUT = 0.1; "
+        f"sys.exit(supervise.Supervisor({str(directory)!r}, 0, {engine!r}).run())"
+    )
+    return subprocess.call(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}, timeout=60
+    )
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -148,11 +163,9 @@ def test_supervisor_ends_and_reports_stalled_engine(tmp_path: Path, body: str) -
     assert ended.message.endswith(f"({where})")
 
 
-def test_failure_of_another_process_ends_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "PEER_TIMEOUT", 0.1)
+def test_failure_of_another_process_ends_this_one(tmp_path: Path) -> None:
     Engine(tmp_path, "sys.exit(1)", process=1).ended()
-    supervisor = supervise.Supervisor(str(tmp_path), 0, [sys.executable, "-c", "import time; time.sleep(600)"])
-    assert supervisor.run() > 128
+    assert supervise_with_short_timeout(tmp_path, 600) > 128
     assert records.ProcessExit.read(records.AttemptPaths(str(tmp_path)).exit(0)).message == "process 1 failed"
 
 
@@ -218,13 +231,11 @@ def test_waiting_for_command_is_no_stall() -> None:
         assert not progress.stalled_seconds(status(state, 3), 1e6)
 
 
-def test_signal_after_last_message_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_after_last_message_is_no_failure(tmp_path: Path) -> None:
     """A second SIGTERM, or the machine's shutdown, after everything is saved and sealed."""
     code, ended = Engine(tmp_path, "say('stopped', 7); os.kill(os.getpid(), signal.SIGTERM)", process=1).ended()
     assert code == 128 + signal.SIGTERM
     assert (ended.signal, ended.state, ended.failed) == ("SIGTERM", "stopped", False)
-    monkeypatch.setattr(supervise, "PEER_TIMEOUT", 0.1)
-    peer = supervise.Supervisor(str(tmp_path), 0, [sys.executable, "-c", "import time; time.sleep(2)"])
-    assert peer.run() == 0, "its peers are left alone"
+    assert supervise_with_short_timeout(tmp_path, 2) == 0, "its peers are left alone"
     _, ended = Engine(tmp_path, "say('training', 7); os.kill(os.getpid(), signal.SIGTERM)", process=1).ended()
     assert ended.failed
