@@ -11,7 +11,7 @@ import pytest
 from midstream.compare.compiler import BESIDE, engine_and_packages
 from midstream.compare.estimate import Estimate, Memory, cache_file, store
 from midstream_engine import records
-from midstream_engine.accelerator_types import parse
+from midstream_engine.shared.accelerator_types import parse
 from simulators.sshd import Lab
 from support.command_line import REPOSITORY, midstream, refused
 from support.run_directory import RunDirectory, row

@@ -15,8 +15,8 @@ from midstream.tui.app import MidstreamApp
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.log_view import LogView, new_lines
 from midstream.tui.widgets.paged_log_view import PAGE, PagedLogView
-from midstream.watch import host_log
-from midstream.watch.log_query import LogQuery
+from midstream.watch.logs import host_log
+from midstream.watch.logs.log_query import LogQuery
 from midstream.watch.snapshot import LogRange, RunView
 from midstream_engine import records
 from tui import fleets

@@ -19,7 +19,7 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.runs.compare_accelerators import is_config, text
-from midstream_engine.accelerator_types import AcceleratorType, parse
+from midstream_engine.shared.accelerator_types import AcceleratorType, parse
 
 SLICE = """
 hosts: {lab: {type: local, devices: 2}}

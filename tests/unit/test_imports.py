@@ -44,7 +44,7 @@ def test_first_frame_of_the_terminal_ui_loads_only_the_fleet_screen() -> None:
     screens = {name for name in loaded if name.startswith("midstream.tui.screens.")}
     packages = {name.split(".")[3] for name in screens}
     assert packages == {"base", "dialogs", "fleet"}
-    later = {"midstream.hosts.rpc.report_types", "midstream.watch.host_feed", "midstream.migrate.plan"}
+    later = {"midstream.hosts.rpc.report_types", "midstream.watch.feeds.host_feed", "midstream.migrate.plan"}
     assert not {*later, "paramiko", "yaml"} & loaded
 
 

@@ -31,8 +31,8 @@ from midstream.reference.markdown import marked, replaced
 from midstream.remote.runs.leftovers import Leftover
 from midstream.tui import commands
 from midstream.tui.screens.dialogs.form import FormScreen
-from midstream.watch import symptoms
-from midstream.watch.resolved_config import Change
+from midstream.watch.logs.resolved_config import Change
+from midstream.watch.runs import symptoms
 from midstream.watch.snapshot import CheckpointView, HostView
 from midstream_engine import records, supervise
 from support.doc_pages import REPOSITORY
