@@ -12,8 +12,8 @@ from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.state.series_cache import STEP, TIME, TOKENS, SeriesCache
 from midstream.tui.state.system_curves import SystemCurves
 from midstream.tui.widgets.curve import CurveView
+from midstream.watch.runs.run_hosts import hosts_of
 from midstream.watch.snapshot import AcceleratorUser, RunView, Snapshot
-from midstream.watch.system.run_hosts import hosts_of
 from midstream.watch.system.system_series import SystemSeries
 from tui import fleets
 from tui.fleets import NOW, PreparedSnapshots

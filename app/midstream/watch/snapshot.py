@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from midstream.watch.logs.log_errors import error_line
+from midstream.watch.log_errors import error_line
 from midstream.watch.system.system_series import SystemSeries
 from midstream_engine import records
 

@@ -53,7 +53,7 @@ CURVE = [{"attempt": 1, "throughput/duration": 2.0} for _ in range(8)]
 
 
 def migration_of(tmp_path: Path, mode: str, prices: tuple[float | None, float | None]) -> Any:
-    from midstream.migrate.planning import cost
+    from midstream.migrate import cost
 
     plan = changed(
         PLAN,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from midstream.watch.logs.log_errors import is_error, last_words
+from midstream.watch.log_errors import is_error, last_words
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
