@@ -125,7 +125,7 @@ def store_estimate(name: str, seconds: float) -> None:
     store(cache_file(engine_and_packages(), RUN_YAML, flags, accelerators), found)
 
 
-def test_run_is_compared_with_its_move_and_corrected_by_its_own_steps(tmp_path: Path) -> None:
+def test_compared_run_has_its_migration_and_its_own_step_times(tmp_path: Path) -> None:
     root = tmp_path / "lab"
     write_run(root)
     fleet = tmp_path / "fleet.yaml"

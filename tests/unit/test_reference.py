@@ -45,7 +45,7 @@ def test_generated_pages_are_current() -> None:
     assert stale == [], "make pages"
 
 
-def test_a_generated_section_is_replaced_and_a_missing_one_is_an_error() -> None:
+def test_generated_section_is_replaced_and_a_missing_one_refused() -> None:
     page = "a\n<!-- made: x -->\nold\n<!-- end -->\nb\n"
     assert replaced(page, "x", "new\n") == "a\n<!-- made: x -->\n\nnew\n\n<!-- end -->\nb\n"
     with pytest.raises(ValueError, match="no line"):

@@ -85,7 +85,7 @@ def test_attention_backends_give_the_same_loss_and_gradient(plain: tuple[float, 
 
 
 @pytest.mark.parametrize("name", ["gelu_new", "gelu", "relu", "silu"])
-def test_activation_stores_only_its_argument_for_the_backward_pass(name: str) -> None:
+def test_activation_stores_only_its_argument_for_backward(name: str) -> None:
     x = hax.named(jnp.linspace(-3, 3, 7), "mlp")
     _, backward = jax.vjp(activation(name), x)
     assert len([leaf for leaf in jax.tree.leaves(backward) if leaf.shape == (7,)]) == 1

@@ -139,7 +139,7 @@ ENTRY %main (x: bf16[16,8]) -> bf16[64,8] {
 """
 
 
-def test_collective_on_a_core_of_its_own_is_hidden_by_the_work_of_others() -> None:
+def test_collective_on_its_own_core_is_hidden_by_other_work() -> None:
     (found,) = collectives(ASIDE)
     assert (found.kind, found.nbytes, found.exposed) == (ALL_GATHER, 64 * 8 * 2 * 3 / 4, False)
     (found,) = collectives(ASIDE.replace(" fusion(%y)", " copy(%y)"))
@@ -194,7 +194,7 @@ def test_unknown_topology_and_missing_compiler_are_errors(monkeypatch: pytest.Mo
         tpu_devices("v9:2x2")
 
 
-def test_start_of_a_collective_counts_its_results_and_hides_behind_arrays() -> None:
+def test_collective_start_counts_results_and_hides_behind_arrays() -> None:
     """The forms of programs for GPUs."""
     lines = """
 HloModule jit_step, is_scheduled=true
@@ -302,7 +302,7 @@ def test_step_for_tpu_gathers_head_once_and_writes_no_logits() -> None:
 
 @pytest.mark.drawn
 @pytest.mark.skipif(gpu_compiler() is None, reason="no compiler for GPUs: make compilers-cuda")
-def test_step_for_gpus_gathers_head_once_in_bfloat16_and_writes_no_pairs_of_positions() -> None:
+def test_gpu_step_gathers_head_once_and_writes_no_position_pairs() -> None:
     alone, eight = compiled_steps("h100x1,h100x8", "--model.seq_len", "48")
     assert not alone["collectives"]
     for found in (alone, eight):

@@ -140,7 +140,7 @@ bf16[2,1024,8,128]{3,2,1,0}, bf16[2,1024,8,128]{3,2,1,0}}, backend_config={"mask
 """
 
 
-def test_gpu_step_is_the_longer_of_products_and_bytes_of_each_kernel() -> None:
+def test_gpu_kernel_takes_the_longer_of_products_and_bytes() -> None:
     found = gpu_step_time(GPU_PROGRAM, known("h100x8"))
     product = 2 * 1024**3 / 989.5e12 / PRODUCT_SHARE[1]
     moved = 3 * 1024 * 1024 * 2 / 3350e9 / BANDWIDTH_SHARE[1]  # of the stack only the slice
@@ -153,7 +153,7 @@ def test_gpu_step_is_the_longer_of_products_and_bytes_of_each_kernel() -> None:
     assert found.low < found.seconds < found.high
 
 
-def test_gpu_kernels_of_attention_within_documents_count_as_attention() -> None:
+def test_gpu_kernels_within_documents_count_as_attention() -> None:
     target = 'custom_call_target="__cudnn$fmhaSoftmax"'
     name = 'metadata={op_name="jit(step)/shard_map/document_attention_key_gradients/pallas_call"}'
     ours = GPU_PROGRAM.replace(target, f'custom_call_target="__gpu$xla.gpu.triton", {name}')

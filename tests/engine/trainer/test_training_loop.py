@@ -107,7 +107,7 @@ def setups(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Setup]:
     return make
 
 
-def test_next_update_is_dispatched_before_the_row_of_the_one_before(tmp_path: Path, setups: Any) -> None:
+def test_next_update_is_dispatched_before_the_row_of_the_last(tmp_path: Path, setups: Any) -> None:
     stage = Stage(tmp_path, setups())
     assert stage.loop.run() == records.FINISHED
     assert stage.events == [
@@ -141,9 +141,7 @@ def test_state_that_is_not_finite_is_attributed_to_its_update(tmp_path: Path, se
 
 
 @pytest.mark.parametrize("loss", [float("nan"), 1.0])
-def test_update_that_ends_the_run_is_named_and_nothing_after_it_is_saved(
-    loss: float, tmp_path: Path, setups: Any
-) -> None:
+def test_fatal_update_is_named_and_nothing_after_it_is_saved(loss: float, tmp_path: Path, setups: Any) -> None:
     stage = Stage(tmp_path, setups(), saves=(4,))
     stage.losses[2] = Loss(loss)
     stage.bad = {2} if loss == 1.0 else set()
@@ -167,7 +165,7 @@ def test_request_during_a_long_update_acts_at_its_end(tmp_path: Path, setups: An
     assert stage.events == [("dispatch", 0), ("row", 0), ("save", 1)]
 
 
-def test_row_of_the_running_update_is_written_before_the_attempt_ends(tmp_path: Path, setups: Any) -> None:
+def test_row_of_the_running_update_is_written_before_the_end(tmp_path: Path, setups: Any) -> None:
     stage = Stage(tmp_path, setups())
     fence = records.Fence.read(stage.paths.fence)
     stage.during[3] = lambda: fence.sealed(2, "there", 3).write(stage.paths.fence)

@@ -24,7 +24,7 @@ def migration(state: str, run_id: str = "nano", created: float = 0.0) -> Migrati
     return replace(view, migration=identity.migration, plan=replace(view.plan, identity=identity))
 
 
-def test_status_lists_open_migrations_and_a_run_that_was_rolled_back() -> None:
+def test_status_lists_open_and_rolled_back_migrations() -> None:
     open_one = migration(migration_state.RUNNING, "open")
     done = migration(migration_state.COMPLETED, "done")
     returned = migration(migration_state.ROLLED_BACK, "returned", 2.0)

@@ -121,7 +121,7 @@ def pins(lock: str) -> dict[str, set[str]]:
     return found
 
 
-def test_demo_lock_is_the_engine_and_the_app_at_the_versions_of_dev() -> None:
+def test_demo_lock_is_engine_and_app_at_the_versions_of_dev() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     demo, dev = pins("demo"), pins("dev")
     wanted = [*project["dependencies"]]

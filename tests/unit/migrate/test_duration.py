@@ -107,7 +107,7 @@ def test_estimate_has_the_stages_that_happen_and_no_other(
         assert (f"{name} " in stages.stages_text(found)) == (seconds != 0.0), name
 
 
-def test_bytes_are_counted_once_for_each_host_of_a_group_and_never_for_a_shared_bucket() -> None:
+def test_bytes_count_once_per_host_and_never_for_a_shared_bucket() -> None:
     alone = plan_estimate.durations(WORK, 4.0, Rates())
     group = plan_estimate.durations(replace(WORK, further_hosts=3), 4.0, Rates())
     assert alone["data"] == alone["checkpoint"] == 2.0
@@ -181,7 +181,7 @@ def unsaved() -> Plan:
                    duration=plan_estimate.durations(work, None, Rates()))  # fmt: skip
 
 
-def test_downtime_of_an_unsaved_run_is_unknown_and_not_about_a_second() -> None:
+def test_downtime_of_an_unsaved_run_is_unknown() -> None:
     plan = unsaved()
     assert plan.estimate.unknown == ("save", "copy", "restore")
     assert plan.estimate.predicted_downtime is None

@@ -56,7 +56,7 @@ def test_config_of_levanter_is_read() -> None:
         (config(trainer="num_train_steps: 9, train_batch_size: [{value: 0}]"), "trainer.train_batch_size is no number"),
     ],
 )
-def test_config_that_would_take_memory_or_has_no_such_numbers_is_refused(text: str, message: str) -> None:
+def test_config_with_huge_or_impossible_numbers_is_refused(text: str, message: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(MidstreamError, match=message) as caught:

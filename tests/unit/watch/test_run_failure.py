@@ -79,7 +79,7 @@ def test_first_process_that_ended_is_the_reason_of_a_group() -> None:
     assert (failure.reason, failure.process, failure.run) == ("process 1 on h1: ended by SIGBUS", 1, second)
 
 
-def test_error_line_is_the_end_of_the_last_traceback_else_the_last_error() -> None:
+def test_error_line_ends_the_last_traceback_or_is_the_last_error() -> None:
     assert TRACEBACK[error_line(TRACEBACK)] == "ValueError: boom"
     assert error_line(["2026-11-21T10:00:00Z E bad", "goes on", ""]) == 0
     assert error_line(["a", "b", "", " "]) == 1

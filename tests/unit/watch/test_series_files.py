@@ -120,9 +120,7 @@ def test_partial_or_foreign_file_counts_as_absent(file: Path) -> None:
     assert zlib.crc32(body) == head["crc32"]
 
 
-def test_session_reads_files_at_its_start_and_writes_them_at_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_session_reads_files_at_start_and_writes_them_at_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
     now = time.time()
     system = {name: filled(now - 300, 300) for name in ("lab", "../../x", "other")}
@@ -144,9 +142,7 @@ def test_session_reads_files_at_its_start_and_writes_them_at_its_end(
     assert points(later["other"]) == []
 
 
-def test_session_that_ends_before_it_has_read_the_files_keeps_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_session_that_ends_before_reading_the_files_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
     file = directory_of("fleet.yaml") / "lab"
     write(file, filled(time.time() - 3600, 1800).stored())
