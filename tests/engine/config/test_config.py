@@ -191,6 +191,22 @@ def test_config_mistake_in_a_flag_names_the_flag(value: str, said: str) -> None:
     assert str(caught.value).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("trainer.seed", "[1]", "--trainer.seed: Couldn't parse '[1]' into a int"),
+        ("data.enforce_eos", "false", "data.enforce_eos: False is not supported: every document ends with"),
+        ("trainer.checkpointer.base_path", "/x", "trainer.checkpointer.base_path: '/x': checkpoints are stored in"),
+    ],
+)
+def test_wrong_value_of_a_flag_names_its_key_once(flag: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([f"--{flag}", value])
+    assert str(caught.value).startswith(said)
+    assert str(caught.value).count(flag) == 1
+    assert "()" not in str(caught.value)
+
+
 @pytest.mark.parametrize("path", ["a\0b", "\ud800"])
 def test_config_path_that_cannot_exist_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match="is no path"):
