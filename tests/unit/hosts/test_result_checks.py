@@ -178,8 +178,8 @@ def test_report_is_built_as_the_type_of_its_event() -> None:
     assert report_of("lab", FOLLOW, line) == Complete("step-2-a001", [Object("w", 3, "00")])
     line = {"event": "checked", "path": "w", "bytes": 3, "of_a_newer_version": None}
     assert report_of("lab", VERIFY, line) == CheckedObject("w", 3, wrong=None)
-    landed = {"event": "landed", "bytes": 3, "objects": ["w"], "ranges": [["v", 0, 2]]}
-    assert event_of("lab", "copy", COPY, landed) == Landed(3, ["w"], [("v", 0, 2)])
+    landed = {"event": "landed", "bytes": 3, "received": 2, "objects": ["w"], "ranges": [["v", 0, 2]]}
+    assert event_of("lab", "copy", COPY, landed) == Landed(3, 2, ["w"], [("v", 0, 2)])
     assert event_of("lab", "copy", COPY, {"event": "placed", "objects": []}) == Placed([])
     assert event_of("lab", "copy", COPY, {"event": "ready"}) == Ready()
 

@@ -11,6 +11,7 @@ import pytest
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
 from midstream.transfer import Endpoint, Progress, TransferError, collect_objects, fan_out, verify_objects
+from midstream.transfer.streams import stream_pool
 from midstream_engine import records
 from support.checkpoints.trees import assert_same_tree, files, write_checkpoint
 
@@ -61,6 +62,30 @@ def test_fan_out_and_collect_keep_the_checkpoint(hosts: Hosts, tmp_path: Path) -
     collected = read(tmp_path / "collected")
     assert (collected.hosts, collected.host) == ([], "")
     assert verify_objects(hosts["c"], str(tmp_path / "collected")).root_digest == digest
+
+
+def test_collect_opens_streams_of_few_hosts_at_once(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path / "complete", random.Random(1), arrays=2, cells=4, size=50_000)
+    fan_out(Endpoint(hosts["c"], str(tmp_path / "complete")), endpoints(hosts, tmp_path), needs=NEEDS)
+    monkeypatch.setattr(stream_pool, "MAX_SOURCES", 1)
+    busy: list[int] = []
+    opened: list[str] = []
+    open_queue = stream_pool.StreamPool._open
+
+    def observed(pool: stream_pool.StreamPool, queue: stream_pool.SendQueue) -> None:
+        busy.append(sum(each.busy for each in pool._queues))
+        opened.append(queue.route.source.host.name)
+        open_queue(pool, queue)
+
+    monkeypatch.setattr(stream_pool.StreamPool, "_open", observed)
+    collect_objects(
+        hosts, Endpoint(hosts["a"], str(tmp_path / "a" / "ckpt")), Endpoint(hosts["c"], str(tmp_path / "collected"))
+    )
+    assert busy == [0, 0], "the second host begins when the first one is done"
+    assert sorted(opened) == ["a", "b"]
+    assert files(tmp_path / "collected").keys() == files(tmp_path / "complete").keys()
 
 
 def test_missing_host_with_a_share_is_named(hosts: Hosts, tmp_path: Path) -> None:
