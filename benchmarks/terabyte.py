@@ -60,6 +60,7 @@ def write_manifest(path: Path, layers: int, hosts: int) -> None:
     from midstream_engine import records
     from midstream_engine.checkpoint.format import zarr
     from midstream_engine.checkpoint.format.chunk_grid import chunk_shape, grid_of
+    from midstream_engine.records.manifest import FORMAT, FORMAT_VERSION
 
     draw = random.Random(0)
     entries: list[records.ArrayEntry] = []
@@ -87,7 +88,7 @@ def write_manifest(path: Path, layers: int, hosts: int) -> None:
     add(records.TRAIN, 2000)
     spread = [records.SpreadHost(f"host-{n}", [n], "/data/runs/r/checkpoints/step-1-a001") for n in range(hosts)]
     manifest = records.Manifest(
-        records.manifest.FORMAT, records.manifest.FORMAT_VERSION, "r", 1, 1, 1, 0.0, "0" * 64,
+        FORMAT, FORMAT_VERSION, "r", 1, 1, 1, 0.0, "0" * 64,
         [each.to_json() for each in entries], [each.to_json() for each in objects],
         [each.to_json() for each in spread], "host-0",
     )  # fmt: skip

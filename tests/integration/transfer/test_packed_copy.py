@@ -12,7 +12,7 @@ from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.transfer import CopySettings, Endpoint, copy_tree
 from simulators.link import Link, through
 from simulators.sshd import Lab
-from support.trees import assert_same_tree, cell, write_tree
+from support.checkpoints.trees import assert_same_tree, cell, write_tree
 
 MIB = 1 << 20
 
