@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,9 +16,25 @@ import pytest
 SHARED = {"arithmetic", "gcs_errors", "json_shapes", "records", "requester_pays", "shared"}
 HEAVY = ("textual", "paramiko", "google.cloud", "jax", "numpy")
 
+# Opens the terminal UI on FLEET without a terminal, and prints what is loaded when its first frame is shown.
+FIRST_FRAME = """
+from midstream.fleet.fleet_file import load_fleet
+from midstream.hosts.host_pool import HostPool
+from midstream.tui.app import MidstreamApp
+from midstream.tui.run_tui import run_tui
+loaded = []
+MidstreamApp._begin = lambda app: (loaded.extend(sys.modules), app.exit(0))
+MidstreamApp.run_alone = lambda app: app.run(headless=True, size=(160, 45))
+fleet = load_fleet(FLEET)
+hosts = HostPool(fleet)
+run_tui(fleet, hosts)
+hosts.close()
+assert loaded, "no frame was shown"
+"""
 
-def loaded_after(statement: str) -> set[str]:
-    code = f"import sys\n{statement}\nprint(*sorted(sys.modules))"
+
+def loaded_after(statement: str, loaded: str = "sys.modules") -> set[str]:
+    code = f"import sys\n{statement}\nprint(*sorted({loaded}))"
     return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
 
 
@@ -44,13 +61,29 @@ def test_status_of_a_local_fleet_loads_neither_ssh_nor_google(tmp_path: Path) ->
     assert not [heavy for heavy in HEAVY if heavy in loaded]
 
 
-def test_first_frame_of_the_terminal_ui_loads_only_its_screen() -> None:
-    loaded = loaded_after("import midstream.tui.run_tui")
+def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"hosts: {{here: {{type: local, root: {tmp_path / 'root'}}}}}\n")
+    loaded = loaded_after(f"FLEET = {str(fleet)!r}\n{FIRST_FRAME}", "loaded")
     screens = {name for name in loaded if name.startswith("midstream.tui.screens.")}
-    packages = {name.split(".")[3] for name in screens}
-    assert packages == {"base", "dialogs", "fleet"}
-    later = {"midstream.hosts.rpc.report_types", "midstream.watch.feeds.host_feed", "midstream.migrate.plan"}
-    assert not {*later, "paramiko", "yaml"} & loaded
+    assert {name.split(".")[3] for name in screens} == {"base", "dialogs", "fleet"}
+    dialogs = {"confirm", "prompts", "dialog_prompter"}  # questions of the first connections
+    assert {name.split(".")[4] for name in screens if name.count(".") == 4 and "dialogs" in name} == dialogs
+    rooms = {".".join(name.split(".")[:2]) for name in loaded if name.startswith("midstream.") and name.count(".") > 1}
+    first = "charts check fleet hosts listing migrate remote tui watch"
+    assert rooms == {f"midstream.{room}" for room in first.split()}
+    later = {
+        "midstream.hosts.rpc",
+        "midstream.hosts.ssh",
+        "midstream.listing.filter_parser",
+        "midstream.listing.linear_pattern",
+        "midstream.migrate.plan",
+        "midstream.watch.feeds.host_feed",
+        "midstream.watch.logs.host_log",
+        "paramiko",
+    }
+    assert all(importlib.util.find_spec(name) for name in later), "their names"
+    assert not later & loaded
 
 
 @pytest.mark.parametrize("module", ["records", "arithmetic.learning_rate", "arithmetic.mesh_division"])

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from midstream.listing import fleet_fields
 from midstream.listing.conditions import Condition, quoted
 from midstream.listing.fields import Field, by_name
-from midstream.listing.filter_parser import MAX_LENGTH, FilterError, parse
+from midstream.listing.filter_error import FilterError
+from midstream.listing.filter_parser import MAX_LENGTH, parse
 from midstream.listing.filter_values import Kind
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.listing.linear_pattern import LinearPattern, PatternError

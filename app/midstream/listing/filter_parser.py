@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from midstream.errors import UsageError
 from midstream.listing import filter_values
 from midstream.listing.conditions import AllOf, AnyOf, Comparison, Condition, Not, Search
 from midstream.listing.fields import Field, Fields
+from midstream.listing.filter_error import FilterError
 from midstream.listing.filter_values import EXAMPLES, Kind, Span, ValueFormError
 from midstream.listing.linear_pattern import LinearPattern, PatternError
 
@@ -24,14 +24,6 @@ _SPACE = re.compile(r"\s*")
 _FIELD = re.compile(r"(?P<name>[^\W\d][\w./-]*)(?P<operator>:|!=|!~|<=|>=|<|>|=|~)")
 TEXT_OPERATORS = (":", "=", "!=", "~", "!~")
 NUMBER_OPERATORS = ("<", "<=", ">", ">=", "=", "!=", ":")
-
-
-class FilterError(UsageError):
-    """A filter is malformed. ``column`` is the place in the text, from 1 on; ``reason`` is the message without it."""
-
-    def __init__(self, reason: str, column: int, hint: str = "") -> None:
-        super().__init__(f"filter, column {column}: {reason}", hint)
-        self.reason, self.column = reason, column
 
 
 def parse(text: str, fields: Fields, now: float) -> Condition:

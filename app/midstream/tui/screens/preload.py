@@ -10,6 +10,7 @@ import time
 
 SCREENS = (
     "midstream.tui.screens.run.run_screen",
+    "midstream.listing.filter_parser",
     "midstream.tui.screens.dialogs.help",
     "midstream.tui.screens.migration.wizard",
     "midstream.tui.screens.migration.migration_screen",

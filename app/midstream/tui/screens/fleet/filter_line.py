@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Input, Static
 
-from midstream.listing.filter_parser import FilterError
+from midstream.listing.filter_error import FilterError
 from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textual.widgets import Input
 
-from midstream.listing import filter_parser
-from midstream.listing.conditions import Condition
-from midstream.listing.filter_parser import FilterError
+from midstream.listing.filter_error import FilterError
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet import table_rows
 from midstream.tui.screens.fleet.filter_line import FilterLine
@@ -17,6 +15,9 @@ from midstream.tui.screens.fleet.table_rows import LISTS, Listing
 from midstream.tui.state.saved_layout import ListLayout
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.widgets.table import Column, Row, Table
+
+if TYPE_CHECKING:
+    from midstream.listing.conditions import Condition
 
 RUNS = "runs"
 
@@ -56,7 +57,11 @@ class ListScreen(MidstreamScreen):
                 layout.filter = ""
 
     def _parse(self, text: str, listing: Listing) -> Condition | None:
-        return filter_parser.parse(text, listing.fields, self.screen_state.now) if text.strip() else None
+        if not text.strip():
+            return None
+        from midstream.listing import filter_parser
+
+        return filter_parser.parse(text, listing.fields, self.screen_state.now)
 
     # ------------------------------------------------------------------------------------------ showing
 

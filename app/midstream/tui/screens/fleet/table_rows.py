@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from midstream.listing import fleet_fields
-from midstream.listing.conditions import Condition
 from midstream.listing.fields import Fields
 from midstream.listing.fleet_fields import NO_CERTIFICATE, certificate_state
 from midstream.listing.run_facts import (
@@ -34,6 +33,7 @@ from midstream.watch.snapshot import HostView, RunView
 from midstream_engine import records
 
 if TYPE_CHECKING:
+    from midstream.listing.conditions import Condition
     from midstream.migrate.migration_view import MigrationView
 
 HOST_COLUMNS = (
