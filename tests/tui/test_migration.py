@@ -114,7 +114,7 @@ async def test_migration_follows_journal_up_to_certificate(
             text = screen_text(app)
             assert "predicted 14s   measured 14s" in text
             assert "install        estimated 1.5s     measured 1.8s" in text
-            assert "healthy steps  estimated 20s      measured nothing" in text
+            assert "healthy steps  estimated 20s      measured -" in text
 
 
 async def test_migration_shows_newest_estimate_beside_plan(directory: MigrationDirectory) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from midstream.errors import DamagedError, MidstreamError, RemoteError
@@ -16,6 +17,7 @@ from midstream.remote.runs.standby_state import NewestState
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
+CONCURRENCY = 32  # hosts that are requested at the same time
 ABSENT = ("FileNotFoundError", "NotADirectoryError")  # what a host raises for a file that is not there
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -96,10 +98,26 @@ def has_manifest(host: Host, directory: str) -> bool:
     return True
 
 
-def missing_data(source: Host, target: Host, digest: str) -> int:
-    """Return the bytes of a token cache, 0 if the target has it."""
-    if has_manifest(target, data_directory(target, digest)):
-        return 0
+def hosts_without(hosts: Sequence[Host], digest: str) -> tuple[Host, ...]:
+    """Return the hosts that lack a token cache. Errors as of `has_manifest`."""
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        found = pool.map(lambda host: has_manifest(host, data_directory(host, digest)), hosts)
+        return tuple(host for host, there in zip(hosts, found, strict=True) if not there)
+
+
+def missing_data(source: Host, hosts: Sequence[Host], digests: Sequence[str]) -> tuple[int, ...]:
+    """Return the bytes of these token caches that each of ``hosts`` lacks."""
+    missing = dict.fromkeys((host.name for host in hosts), 0)
+    for digest in digests:
+        lacking = hosts_without(hosts, digest)
+        size = _data_size(source, digest) if lacking else 0
+        for host in lacking:
+            missing[host.name] += size
+    return tuple(missing.values())
+
+
+def _data_size(source: Host, digest: str) -> int:
+    """Return the bytes of a token cache; 0 where its host has none that can be read."""
     try:
         described = _json_at(source, f"{data_directory(source, digest)}/{records.MANIFEST}")
     except RemoteError:

@@ -94,7 +94,7 @@ class Estimate:
     """Bytes, seconds and cost that are expected."""
 
     checkpoint_bytes: int = 0
-    data_bytes: int = 0  # to be copied; 0 where the target has the data
+    data_bytes: int = 0  # to be copied to the host that lacks most; 0 where each host of the target has the data
     steps_lost: int = 0
     predicted_seconds: Mapping[str, float] = field(default_factory=dict[str, float])  # by phase of the downtime
     cost_per_hour: tuple[float | None, float | None] = (None, None)  # source, target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from midstream.check.check_result import FAIL, PASS, WARN
 from midstream.errors import MidstreamError
-from midstream.fleet.fleet import Fleet, LocalHostConfig
+from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.host_group import HostGroup
 from midstream.migrate.modes import COLD, WARM
@@ -30,7 +31,7 @@ from support.run_directory import RunDirectory
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[SimpleNamespace]:
-    """Create a run on ``a`` with caches for training and validation; ``b`` has none."""
+    """Create a run on ``a`` with caches for training and validation; ``b`` and ``c``, together ``pair``, have none."""
     run = RunDirectory(tmp_path / "a", "r")
     Path(run.paths.config).write_text("model: {seq_len: 8}\ntrainer: {train_batch_size: 4, num_train_steps: 100}\n")
     run.status(1, records.TRAINING, 30)
@@ -41,20 +42,22 @@ def world(tmp_path: Path) -> Iterator[SimpleNamespace]:
     )
     provenance = {"validation": {"held out": {"digest": validated}}, "config": {"data": {"cache_dir": None}}}
     train.write_text(json.dumps({"state": {"data_digest": trained}, "provenance": provenance}))
-    fleet = Fleet({name: LocalHostConfig(root=str(tmp_path / name)) for name in "ab"})
+    machines = {name: LocalHostConfig(root=str(tmp_path / name)) for name in "abc"}
+    fleet = Fleet(machines, {"pair": HostsTarget(hosts=["b", "c"])})
     hosts = HostPool(fleet)
     digests = (trained, validated)
     yield SimpleNamespace(run=run, train=train, fleet=fleet, hosts=hosts, root=tmp_path, digests=digests)
     hosts.close()
 
 
-def plan_of(world: Any, mode: str = WARM) -> Plan:
-    return make_plan(world.fleet, world.hosts, take_snapshot(world.fleet, world.hosts), Request("r", "b", mode=mode))
+def plan_of(world: Any, mode: str = WARM, target: str = "b") -> Plan:
+    snapshot = take_snapshot(world.fleet, world.hosts)
+    return make_plan(world.fleet, world.hosts, snapshot, Request("r", target, mode=mode))
 
 
-def data_checks(world: Any, plan: Any) -> list[tuple[str, str]]:
-    a, b = world.hosts.get("a"), world.hosts.get("b")
-    return [(check.state, check.detail) for check in preflight.check_data(a, b, plan)]
+def data_checks(world: Any, plan: Any, targets: str = "b") -> list[tuple[str, str]]:
+    source, hosts = world.hosts.get("a"), [world.hosts.get(name) for name in targets]
+    return [(check.state, check.detail) for check in preflight.check_data(source, hosts, plan)]
 
 
 def test_copy_token_caches_copies_only_missing_caches(world: Any) -> None:
@@ -74,6 +77,16 @@ def test_copy_token_caches_copies_only_missing_caches(world: Any) -> None:
     assert notes == ["the target has the data already"] * 2
     with pytest.raises(MidstreamError, match="neither on a nor on b"):
         copy_token_caches(migration, ["c" * 64])
+
+
+def test_data_that_one_host_of_a_group_lacks_is_planned(world: Any) -> None:
+    shutil.copytree(world.root / "a" / "data", world.root / "b" / "data")
+    shutil.copytree(world.root / "a" / "data" / world.digests[1], world.root / "c" / "data" / world.digests[1])
+    plan = plan_of(world, target="pair")
+    assert plan.estimate.data_bytes == 3000
+    lacking, there = data_checks(world, plan, "bc")
+    assert lacking == (PASS, f"token cache {world.digests[0][:12]}: c lacks it: to copy from b, 0.0 MB in all")
+    assert there == (PASS, f"token cache {world.digests[1][:12]}: the target has it")
 
 
 def test_missing_cache_fails_the_preflight(world: Any) -> None:

@@ -33,9 +33,10 @@ from support.migrations.sample_plan import PLAN, changed
 
 SIZE = 400_000_000
 WORK = plan_estimate.Work(
-    mode=WARM, checkpoint_bytes=SIZE, data_bytes=SIZE, copies_checkpoint=False, shared_store=False,
+    mode=WARM, checkpoint_bytes=SIZE, data_bytes=(SIZE,), copies_checkpoint=False, shared_store=False,
     environment_ready=True, steps_compared=0, healthy_steps=100, step=0.5, compile=40.0,
 )  # fmt: skip
+GROUP = {"further_hosts": 3, "data_bytes": (SIZE, SIZE, SIZE, SIZE)}
 EXPECTED = {"install": 10.0, "compile": None, "downtime": 5.0, "certify": 1.0, "healthy steps": 50.0}
 
 
@@ -73,15 +74,15 @@ STANDBY = ["install", "data", "checkpoint", "start", "compile", "rehearse", *ALW
 @pytest.mark.parametrize(
     ("changes", "rates", "expected"),
     [
-        pytest.param({"further_hosts": 3}, Rates(), STANDBY, id="warm, to a group or a TPU slice of four hosts"),
-        pytest.param({"mode": COLD, "further_hosts": 3}, Rates(), ALWAYS, id="cold, to a group"),
+        pytest.param(GROUP, Rates(), STANDBY, id="warm, to a group or a TPU slice of four hosts"),
+        pytest.param({"mode": COLD, **GROUP}, Rates(), ALWAYS, id="cold, to a group"),
         pytest.param({"shared_store": True}, Rates(), STANDBY, id="warm, both ends read one bucket"),
-        pytest.param({"shared_store": True, "further_hosts": 3}, Rates(), STANDBY, id="a TPU slice with a bucket"),
+        pytest.param({"shared_store": True, **GROUP}, Rates(), STANDBY, id="a TPU slice with a bucket"),
         pytest.param({"mode": COLD, "shared_store": True}, Rates(), ALWAYS, id="cold, both ends read one bucket"),
         pytest.param(
             {"mode": LIVE, "replayed_steps": 100}, Rates(step=0.25), [*STANDBY[:6], "replay", *ALWAYS[2:]], id="live"
         ),
-        pytest.param({"data_bytes": 0}, Rates(), STANDBY, id="the data is there, or in a bucket"),
+        pytest.param({"data_bytes": (0,)}, Rates(), STANDBY, id="the data is there, or in a bucket"),
         pytest.param({"healthy_steps": 0, "step": 0.0}, Rates(step=0.5), STANDBY, id="no healthy steps"),
     ],
 )
@@ -109,11 +110,13 @@ def test_estimate_has_the_stages_that_happen_and_no_other(
 
 def test_bytes_count_once_per_host_and_never_for_a_shared_bucket() -> None:
     alone = plan_estimate.durations(WORK, 4.0, Rates())
-    group = plan_estimate.durations(replace(WORK, further_hosts=3), 4.0, Rates())
+    group = plan_estimate.durations(replace(WORK, **GROUP), 4.0, Rates())
     assert alone["data"] == alone["checkpoint"] == 2.0
     assert group["data"] == group["checkpoint"] == 8.0, "the first host sends them to three others"
-    measured = plan_estimate.durations(replace(WORK, further_hosts=3), 4.0, Rates(copy=100e6))
-    assert measured["checkpoint"] == 4.0, "a measured rate is that of the copies to all hosts"
+    lacking = plan_estimate.durations(replace(WORK, **{**GROUP, "data_bytes": (0, SIZE, 0, 0)}), 4.0, Rates())
+    assert lacking["data"] == 2.0, "one of the others lacks the data"
+    measured = plan_estimate.durations(replace(WORK, **GROUP), 4.0, Rates(copy=100e6))
+    assert measured["data"] == measured["checkpoint"] == 4.0, "a measured rate is that of the copies to all hosts"
     bucket = plan_estimate.durations(replace(WORK, shared_store=True, checkpoint_bytes=0), 4.0, Rates())
     assert bucket["checkpoint"] == 0.0
 
@@ -122,7 +125,7 @@ def test_bytes_count_once_per_host_and_never_for_a_shared_bucket() -> None:
         return downtime_estimate.predict([], SIZE, COLD, Rates(), copied_bytes=copied)["copy"]
 
     assert copy_seconds(WORK) == 3.0
-    assert copy_seconds(replace(WORK, further_hosts=3)) == 9.0
+    assert copy_seconds(replace(WORK, **GROUP)) == 9.0
     assert copy_seconds(replace(WORK, shared_store=True)) == 1.0
 
 
@@ -267,7 +270,7 @@ def test_report_has_the_estimate_beside_the_measured() -> None:
         "  install        estimated 10s      measured 12s",
         "  compile        estimated unknown  measured 30s",
         "  downtime       estimated 5.0s     measured 6.0s",
-        "  certify        estimated 1.0s     measured nothing",
-        "  healthy steps  estimated 50s      measured nothing",
+        "  certify        estimated 1.0s     measured -",
+        "  healthy steps  estimated 50s      measured -",
     ]
     assert report_lines(report(changed(PLAN, duration={}), StageTimes({"install": 1.0}))) == []

@@ -115,7 +115,7 @@ def report_lines(found: Mapping[str, Any]) -> list[str]:
     rows += [(f"  {name}", estimated.get(name), measured.get(name)) for name in names]
     lines = [
         f"{name:<16} estimated {UNKNOWN if before is None else shown(before):<8} "
-        f"measured {'nothing' if after is None else shown(after)}"
+        f"measured {'-' if after is None else shown(after)}"
         for name, before, after in rows
     ]
     if unknown:

@@ -94,7 +94,7 @@ def plan_import(
         arrays=found.arrays,
         checkpoint_bytes=found.state_bytes,
         data_digests=(),
-        data_bytes=_data_bytes(source, found),
+        data_bytes=None if (size := _data_bytes(source, found)) is None else (size,) * len(ends.data_hosts),
         imported=Imported((f"{source.name}:{path}", *flags), _warnings(snapshot, survey, found)),
     )
     plan = assemble(fleet, snapshot, replace(request, checkpoint="latest"), ends, contents)

@@ -24,7 +24,7 @@ class Work:
 
     mode: str
     checkpoint_bytes: int  # 0: unknown
-    data_bytes: int | None  # that the target lacks; None: unknown
+    data_bytes: tuple[int, ...] | None  # that each host of the target lacks; None: unknown
     copies_checkpoint: bool  # an existing checkpoint is copied before the downtime
     shared_store: bool  # both ends read one bucket: no checkpoint is copied
     environment_ready: bool | None  # on the target; None: unknown
@@ -39,6 +39,12 @@ class Work:
 def copied_bytes(work: Work, rates: Rates) -> float:
     """Return the bytes of checkpoint that are copied, with the copies to further hosts of the target; 0 if unknown."""
     return 0.0 if work.shared_store else work.checkpoint_bytes * _rounds(work, rates)
+
+
+def sent_data(work: Work, rates: Rates) -> int:
+    """Return the bytes of data that are sent to the target's hosts; 0 if unknown."""
+    missing = work.data_bytes or (0,)
+    return sum(missing) if rates.copy is None else max(missing)  # as `_rounds`
 
 
 def _rounds(work: Work, rates: Rates) -> int:
@@ -79,7 +85,7 @@ def durations(work: Work, downtime: float | None, rates: Rates) -> dict[str, flo
         install = READY_INSTALL_SECONDS
     found: dict[str, float | None] = {
         stages.INSTALL: None if work.environment_ready is None else install,
-        stages.DATA: None if work.data_bytes is None else work.data_bytes * _rounds(work, rates) / copy,
+        stages.DATA: None if work.data_bytes is None else sent_data(work, rates) / copy,
     }
     if work.copies_checkpoint or standby:
         found[stages.CHECKPOINT] = size / copy if known_size else None
@@ -104,7 +110,7 @@ def durations(work: Work, downtime: float | None, rates: Rates) -> dict[str, flo
 def assumptions(work: Work, rates: Rates, source: str, target: str) -> tuple[str, ...]:
     """Return a line for each rate that the estimates assume, because nothing has measured it yet."""
     lines = list[str]()
-    count = (work.data_bytes or 0) + (0 if work.shared_store else work.checkpoint_bytes)
+    count = sent_data(work, rates) + (0 if work.shared_store else work.checkpoint_bytes)
     if rates.copy is None and count >= MIN_COPY_BYTES:
         lines.append(f"copies at {DEFAULT_COPY_SPEED / 1e6:.0f} MB/s: not measured between {source} and {target} yet")
     if rates.step is None and work.step:

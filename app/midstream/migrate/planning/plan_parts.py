@@ -63,6 +63,11 @@ class Ends:
         """The target's host of process 0."""
         return self.destinations[0]
 
+    @property
+    def data_hosts(self) -> tuple[Host, ...]:
+        """The target's hosts that have directories of their own, that of process 0 first."""
+        return self.destinations[:1] if self.target.shared_root else self.destinations
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -83,7 +88,7 @@ class Contents:
     arrays: Sequence[records.ArrayEntry]  # of the newest checkpoint; empty: there is none
     checkpoint_bytes: int  # of the newest checkpoint; 0: unknown
     data_digests: tuple[str, ...]
-    data_bytes: int | None  # that the target lacks; None: unknown
+    data_bytes: tuple[int, ...] | None  # that each of the target's `data_hosts` lacks; None: unknown
     imported: Imported | None = None  # it is another trainer's checkpoint, not imported yet
 
     @property
@@ -194,7 +199,7 @@ def estimate(fleet: Fleet, request: Request, ends: Ends, contents: Contents, sha
         data_bytes=contents.data_bytes,
         copies_checkpoint=contents.checkpoint is not None,
         shared_store=same_bucket(ends.source_store, ends.target_store),
-        further_hosts=0 if target.shared_root else len(target.hosts) - 1,
+        further_hosts=len(ends.data_hosts) - 1,
         environment_ready=needs.ready,
         steps_compared=min(request.certify_steps, lost),
         healthy_steps=min(request.healthy_steps, left),
@@ -214,14 +219,14 @@ def estimate(fleet: Fleet, request: Request, ends: Ends, contents: Contents, sha
     prices = (_price(fleet, ends.source_hosts), _price(fleet, target.hosts))
     return Estimate(
         checkpoint_bytes=size,
-        data_bytes=contents.data_bytes or 0,
+        data_bytes=max(contents.data_bytes or (0,)),
         steps_lost=lost,
         predicted_seconds=predicted,
         cost_per_hour=prices,
         cost=cost.estimate(
             prices,
             prepare_seconds=downtime_estimate.preparation_seconds(
-                contents.data_bytes or 0,
+                plan_estimate.sent_data(work, rates),
                 size,
                 mode,
                 rates,
@@ -251,9 +256,8 @@ def _environment_needs(fleet: Fleet, ends: Ends) -> EnvironmentNeeds:
         except HostError:
             return EnvironmentNeeds(None, 0)  # the preflight reports why
 
-    hosts = ends.destinations[:1] if ends.target.shared_root else ends.destinations
     with ThreadPoolExecutor(CONCURRENCY) as pool:
-        found = list(pool.map(needs_of, hosts))
+        found = list(pool.map(needs_of, ends.data_hosts))
     known = [each.ready for each in found if each.ready is not None]
     ready = all(known) if len(known) == len(found) or not all(known) else None
     return EnvironmentNeeds(ready, sum(each.download for each in found))

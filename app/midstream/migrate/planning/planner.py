@@ -85,7 +85,7 @@ def _read_source(request: Request, ends: Ends) -> Contents:
         source_run.with_stored_checkpoints(run, source, ends.source_store), request
     )
     newest, manifest, digests = host_files.newest_state(source, ends.source_store.newest_state(), run)
-    data_bytes = sum(host_files.missing_data(source, ends.destination, digest) for digest in digests)
+    data_bytes = host_files.missing_data(source, ends.data_hosts, digests)
     arrays, size = (manifest.array_entries, manifest.size) if manifest else ((), ends.status.state_bytes)
     return Contents(config, consent, checkpoint, newest, arrays, size, digests, data_bytes)
 

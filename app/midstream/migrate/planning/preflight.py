@@ -49,7 +49,8 @@ def run_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
     yield from _source(source, described, plan)
     yield from _targets(fleet, targets, there, plan)
     yield _route(here, there, source, target, plan)
-    yield from _fit(source, here, target, plan)
+    own = targets[:1] if fleet.target(plan.target).shared_root else targets
+    yield from _fit(source, here, own, plan)
 
 
 def import_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
@@ -255,8 +256,8 @@ def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
     )
 
 
-def check_data(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
-    """Check that each token cache is on the target or can be copied there."""
+def check_data(source: Host, targets: Sequence[Host], plan: Plan) -> Iterator[Check]:
+    """Check that each token cache is on the target's hosts or can be copied there."""
     if plan.route.data_location:
         standby = plan.has_standby
         yield Check(
@@ -268,17 +269,22 @@ def check_data(source: Host, target: Host, plan: Plan) -> Iterator[Check]:
         )
     for digest in plan.route.data_digests:
         name = f"token cache {digest[:12]}"
-        if host_files.has_manifest(target, host_files.data_directory(target, digest)):
+        lacking = host_files.hosts_without(targets, digest)
+        size = f"{plan.estimate.data_bytes / 1e6:.1f} MB in all"
+        names = ", ".join(host.name for host in lacking)
+        if not lacking:
             yield Check("data", PASS, f"{name}: the target has it")
+        elif targets[0] not in lacking:  # which has the data, and sends it to the others
+            yield Check("data", PASS, f"{name}: {names} lacks it: to copy from {targets[0].name}, {size}")
         elif host_files.has_manifest(source, host_files.data_directory(source, digest)):
-            yield Check("data", PASS, f"{name}: to copy, {plan.estimate.data_bytes / 1e6:.1f} MB in all")
+            yield Check("data", PASS, f"{name}: to copy, {size}")
         else:
             where = host_files.data_directory(source, digest)
             yield Check("data", FAIL, f"{name} is on neither host", f"copy or build it in {where}")
 
 
-def _fit(source: Host, here: CheckpointStore, target: Host, plan: Plan) -> Iterator[Check]:
-    yield from check_data(source, target, plan)
+def _fit(source: Host, here: CheckpointStore, targets: Sequence[Host], plan: Plan) -> Iterator[Check]:
+    yield from check_data(source, targets, plan)
     try:
         # Listed and read in one call: a training run replaces one checkpoint by the next.
         newest = here.newest_state()
