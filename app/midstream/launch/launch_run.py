@@ -18,7 +18,7 @@ from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
 from midstream.launch.input_check import check_inputs, read_inputs
 from midstream.launch.reporter import reporter_of
 from midstream.launch.start_attempt import Attempt, Launch
-from midstream.remote.runs import ownership, run_state
+from midstream.remote.runs import ownership, run_state, standby_state
 from midstream.stores.host_identity import identity_problem
 from midstream_engine import records
 
@@ -31,7 +31,8 @@ class CheckedLaunch:
         run_id: The run.
         target: Its target.
         epoch: Epoch under which the attempt commits.
-        continues: Whether the run has attempts there: it continues with its own config.
+        continues: Whether the run exists there and continues with its own config.
+        replaces: Whether it exists there and none of its attempts has trained: the config replaces its own.
         overrides: Flags for the engine.
         config_text: Text of the config; None where the run has its own.
         known: The target's hosts, with what they have of the run.
@@ -41,6 +42,7 @@ class CheckedLaunch:
     target: Target
     epoch: int
     continues: bool
+    replaces: bool
     overrides: tuple[str, ...]
     config_text: str | None
     known: tuple[tuple[Host, run_state.RunDescription], ...]
@@ -81,6 +83,8 @@ def launch_run(
         if found.fence is None:
             new = fence or records.first_fence(chosen.name)
             host.call(ownership.put_fence)(root=host.root, run_id=checked.run_id, fence=new.to_json())
+        if checked.replaces and checked.config_text is not None:
+            host.call(standby_state.put_config)(root=host.root, run_id=checked.run_id, text=checked.config_text)
     launch = Launch(
         checked.run_id, chosen.name, checked.epoch, overrides=checked.overrides, config_text=checked.config_text
     )
@@ -110,7 +114,11 @@ def check_launch(
     known = tuple((host, host.call(run_state.describe)(root=host.root, run_id=run_id)) for host in members)
     epoch = max(_check_startable(host.name, chosen.name, run_id, found) for host, found in known)
     _check_elsewhere(hosts, fleet, chosen, run_id, epoch, say)
-    continues = any(found.attempt for _, found in known)
+    exists = any(found.attempt for _, found in known)
+    trained = any(_has_trained(found) for _, found in known)
+    continues, replaces = exists and (trained or text is None), exists and not trained and text is not None
+    if replaces:
+        say(f"no attempt of {run_id} on {chosen.name} has trained: it starts with {config_path}")
     if continues:
         say(f"{run_id} exists on {chosen.name}: it continues with its own config; only overrides change it")
     elif text is None or inputs is None:
@@ -127,7 +135,12 @@ def check_launch(
         check_inputs(members, [fleet.hosts[host.name] for host in members], chosen, run_id, inputs, say)
     for host in members:
         read_secrets(host.name, fleet.hosts[host.name])  # one that is missing is reported before the installation
-    return CheckedLaunch(run_id, chosen, epoch, continues, tuple(overrides), text, known)
+    return CheckedLaunch(run_id, chosen, epoch, continues, replaces, tuple(overrides), text, known)
+
+
+def _has_trained(known: run_state.RunDescription) -> bool:
+    """Return whether an attempt has begun to train; one that failed before has left nothing to continue."""
+    return known.lineage is not None or bool(known.checkpoints) or (known.status is not None and known.status.step > 0)
 
 
 def store_flags(store: str, config: str, overrides: Sequence[str]) -> tuple[str, ...]:

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from midstream_engine import records
+from midstream_engine.config import ConfigError, TrainLmConfig
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.signals import Signals
+from midstream_engine.trainer.attempt import attempt_process
 from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests
 from midstream_engine.trainer.runtime import attempt_record as attempts
-from midstream_engine.trainer.runtime.attempt_record import open_attempt
+from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
+from midstream_engine.trainer.runtime.status_file import StatusFile
+from support.engine_runs import CONFIGS
 
 
 def test_attempt_of_new_run_has_number_1_epoch_1_and_fence(tmp_path: Path) -> None:
@@ -55,6 +59,30 @@ def test_attempt_refuses_older_epoch_and_invalid_number(tmp_path: Path) -> None:
         open_attempt(str(tmp_path), "r", {"MIDSTREAM_ATTEMPT": "x"})
     with pytest.raises(EngineError, match="run id"):
         open_attempt(str(tmp_path), "../r", {})
+
+
+@pytest.mark.parametrize("state", [records.COMPILING, records.TRAINING])
+def test_attempt_that_fails_before_it_trains_leaves_the_config_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """What it was started with may be the reason: an attempt without it has to be possible."""
+    given = CONFIGS / "gpt2_tiny.yaml"
+    paths = open_attempt(str(tmp_path), "r", {}).paths
+    Path(paths.config).write_bytes(given.read_bytes())
+
+    def fail(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
+        assert "train_batch_size: 7\n" in Path(paths.config).read_text(), (
+            "a run that trains has the config that it uses"
+        )
+        status.update(state=state)
+        raise ConfigError("the batch does not divide")
+
+    monkeypatch.setattr(attempt_process, "_import_run", lambda: fail)
+    arguments = ["--config_path", str(given), "--trainer.id", "r", "--trainer.root", str(tmp_path)]
+    code = attempt_process.run_process([*arguments, "--trainer.train_batch_size", "7"], Signals())
+    assert code == records.EXIT_CONFIG
+    unchanged = Path(paths.config).read_bytes() == given.read_bytes()
+    assert unchanged == (state == records.COMPILING)
 
 
 def test_lineage_has_one_entry_and_end_per_attempt(tmp_path: Path) -> None:

@@ -218,6 +218,25 @@ def test_launch_starts_next_attempt_only_after_stop(
     assert launching.launch_run(hosts, fleet, "spot", config, "mine").number == 2
 
 
+def test_launch_of_a_run_that_never_trained_takes_the_config_as_it_is_now(
+    host: Host, fleet: Fleet, tmp_path: Path, pool_of: Callable[[Fleet], HostPool]
+) -> None:
+    hosts, config, run_file = pool_of(fleet), tmp_path / "tiny.yaml", records.RunPaths(host.root, "mine").config
+    attempt = launching.launch_run(hosts, fleet, "spot", config, "mine", ("--fail", "reported"))
+    with pytest.raises(LaunchError, match="the batch does not divide"):
+        wait_state(hosts, "here", "mine", attempt.number)
+    config.write_text("trainer: {id: corrected}\n")
+    messages: list[str] = []
+    again = launching.launch_run(hosts, fleet, "spot", config, "mine", say=messages.append)
+    assert f"no attempt of mine on spot has trained: it starts with {config}" in messages
+    assert "id: corrected" in Path(run_file).read_text()
+    wait_state(hosts, "here", "mine", again.number, timeout=60)
+    stop_run(hosts, "here", "mine", again.number, 30)
+    config.write_text("trainer: {id: later}\n")
+    assert launching.launch_run(hosts, fleet, "spot", config, "mine").number == 3
+    assert "id: corrected" in Path(run_file).read_text(), "it has trained: it continues with its own config"
+
+
 def test_launch_is_refused_if_it_would_fork_the_run(
     host: Host, fleet: Fleet, tmp_path: Path, pool_of: Callable[[Fleet], HostPool]
 ) -> None:

@@ -29,10 +29,17 @@ from midstream_engine.printable import printable
 from midstream_engine.processes.rendezvous import Processes, complete, host_name, rendezvous
 from midstream_engine.processes.shared_file_systems import find_shared_file_systems
 from midstream_engine.signals import Signals
-from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt, write_config
+from midstream_engine.trainer.runtime.attempt_record import (
+    Attempt,
+    open_attempt,
+    read_config,
+    restore_config,
+    write_config,
+)
 from midstream_engine.trainer.runtime.logs import start_logging
 from midstream_engine.trainer.runtime.status_file import StatusFile
 
+PREPARING = frozenset({records.STARTING, records.COMPILING, records.RESTORING})  # before the first step
 log = logging.getLogger("midstream_engine.train")
 
 
@@ -115,6 +122,8 @@ def _attempt(
 ) -> tuple[int, Processes]:
     """Run the attempt. Returns the exit code and the connected processes."""
     config: TrainLmConfig = loaded.config
+    resolved: dict[str, Any] = config.resolved()
+    before: bytes | None = None  # of ``run.yaml``, where this process replaces it
     try:
         distributed = complete(config.trainer.distributed, os.environ)
         if distributed.wanted and processes.client is None:
@@ -133,8 +142,8 @@ def _attempt(
             log.info(note)
         for warning in loaded.warnings:
             log.warning(warning)
-        resolved: dict[str, Any] = config.resolved()
         if not attempt.standby and (attempt.file_systems is None or attempt.file_systems.leads):
+            before = read_config(attempt.paths)
             write_config(attempt.paths, resolved)
         log.info("resolved configuration:\n%s", yaml.safe_dump(resolved, sort_keys=False).rstrip())
         ended = _import_run()(config, root, attempt, status, signals)
@@ -145,6 +154,9 @@ def _attempt(
         code, line = _code(error), _one_line(error)
         # Errors of the engine have a full message; any other is a bug, whose traceback is needed.
         log.error(line, exc_info=None if isinstance(error, (EngineError, ConfigError, CheckpointError)) else error)
+        if before is not None and status.value.state in PREPARING:
+            # Its flags may be the reason: the next attempt starts without them.
+            restore_config(attempt.paths, resolved, before)
         status.update(state=records.FAILED, message=line)
         processes.abandon(line)
         return code, processes

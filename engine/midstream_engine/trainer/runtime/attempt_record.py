@@ -206,8 +206,28 @@ def lineage_entry(
 
 def write_config(paths: records.RunPaths, resolved: Mapping[str, Any]) -> None:
     """Write ``run.yaml``: the configuration with every default."""
+    records.write_bytes(paths.config, _config_text(resolved))
+
+
+def _config_text(resolved: Mapping[str, Any]) -> bytes:
     text = yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True)
-    records.write_bytes(paths.config, b"# The resolved configuration of the newest attempt.\n" + text.encode())
+    return b"# The resolved configuration of the newest attempt.\n" + text.encode()
+
+
+def read_config(paths: records.RunPaths) -> bytes | None:
+    """Return ``run.yaml``; None if there is none."""
+    try:
+        with open(paths.config, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def restore_config(paths: records.RunPaths, resolved: Mapping[str, Any], before: bytes) -> None:
+    """Write ``run.yaml`` as it was ``before``, if it is still what this attempt has written."""
+    with records.locked(paths.lock):
+        if read_config(paths) == _config_text(resolved):
+            records.write_bytes(paths.config, before)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

@@ -61,18 +61,19 @@ def offer_start_again(screen: MidstreamScreen, run: RunView) -> None:
         hint = f"midstream --repair {run.run_id} shows why"
         screen.notify(f"{run.run_id} on {run.host} has no fence: {hint}", severity="warning", markup=False)
     else:
-        failed = run.attempt if has_failed(run) else 0
+        trained = run.lineage is not None and any(entry.attempt == run.attempt for entry in run.lineage.entries)
+        failed = run.attempt if has_failed(run) and not trained else 0
         ask_start_again(screen, LaunchRequest(run.fence.owner, None, run.run_id), failed)
 
 
 def ask_start_again(screen: MidstreamScreen, request: LaunchRequest, failed: int = 0) -> None:
     """Ask for engine flags, then run the preflight of the run's next attempt.
 
-    ``failed`` is the number of the attempt before, if it failed: its flags are in the run's config now.
+    ``failed`` is the number of the attempt before, if it failed before its first step: its flags do not count.
     """
     none = f"none: {request.run_id} continues with its own config"
     if failed:
-        none = f"none: the config of attempt {failed}, which failed"
+        none += f", without the flags of attempt {failed}"
     fields = (Field("flags", "Engine flags", shlex.join(request.overrides), none),)
 
     def answered(values: Values | None) -> None:
