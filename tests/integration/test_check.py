@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
+from midstream.check.doctor import doctor
 from midstream.check.host_checks import check_host
 from midstream.check.target_checks import check_target, clock_skew
 from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, SshHostConfig
@@ -157,6 +158,10 @@ def test_doctor_checks_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found["fleet file"]["state"] == "warn"
     assert found["fleet file"]["hint"] == "export NO_SUCH_TOKEN_HERE=..."
     (tmp_path / ".ssh").mkdir()
+    (tmp_path / "lab.key").touch(0o600)
+    (tmp_path / ".ssh" / "config").write_text(f"Host lab\n  IdentityFile {tmp_path}/lab.key\n")
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    assert Check("keys", PASS, "1 of ~/.ssh/config") in doctor(str(fleet))
     key = tmp_path / ".ssh" / "id_ed25519"
     key.touch()
     key.chmod(0o644)

@@ -446,7 +446,7 @@ COSTS = CostReport(
     ),
     (RunCost("nano", ("large", "small"), 52 * HOUR, 51.5 * HOUR, 427.5),),
     (MigrationCost("20261121-101502-nano-3fa9", "nano", "small", "large", "completed", 400.0, 14.0, 1.39),),
-    ("gpu1: connection refused: is sshd running on gpu1?", "desk: has been on since its boot 1.0 h ago"),
+    ("gpu1: connection refused: is sshd running on gpu1?", "desk: booted 1.0 h ago"),
 )
 _WORKERS = tuple(Worker(f"10.0.0.{number}") for number in range(4))
 SLICES = SliceListing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -110,14 +111,28 @@ def _ssh() -> Iterator[Check]:
     )
     agent = os.environ.get("SSH_AUTH_SOCK", "")
     keys = [path for path in sorted(Path("~/.ssh").expanduser().glob("id_*")) if path.suffix != ".pub"]
-    loose = [path for path in keys if path.stat().st_mode & 0o077]
+    configured = [path for path in _configured_keys() if path not in keys]
+    loose = [path for path in (*keys, *configured) if path.stat().st_mode & 0o077]
     if loose:
         yield Check("keys", WARN, f"{loose[0]} can be read by others: ssh refuses it", f"chmod 600 {loose[0]}")
-    elif not keys and not (agent and os.path.exists(agent)):
-        yield Check("keys", WARN, "no key in ~/.ssh and no agent", "ssh-keygen -t ed25519, or ssh-add FILE")
-    else:
-        words = [f"{len(keys)} in ~/.ssh"] + (["an agent"] if agent and os.path.exists(agent) else [])
+        return
+    words = [f"{len(keys)} in ~/.ssh"] if keys else []
+    words += [f"{len(configured)} of ~/.ssh/config"] if configured else []
+    words += ["an agent"] if agent and os.path.exists(agent) else []
+    if words:
         yield Check("keys", PASS, " and ".join(words))
+    else:
+        yield Check("keys", WARN, "no key in ~/.ssh and no agent", "ssh-keygen -t ed25519, or ssh-add FILE")
+
+
+def _configured_keys() -> list[Path]:
+    """Return the keys that ``~/.ssh/config`` names and that exist."""
+    try:
+        text = Path("~/.ssh/config").expanduser().read_text(errors="replace")
+    except OSError:
+        return []
+    named = re.findall(r"(?im)^\s*IdentityFile[\s=]+\"?([^\"\n]+?)\"?\s*$", text)
+    return sorted({path for name in named if (path := Path(name).expanduser()).is_file()})
 
 
 def _terminal() -> Check:

@@ -163,9 +163,8 @@ def make_report(
         else:
             use.on.append(_clipped(((began, found.now),), period))
             if began > period[0] and host not in created:
-                missing.append(
-                    f"{host}: has been on since its boot {_ago(began, period[1])}; before, only processes count"
-                )
+                ago = _ago(began, period[1])
+                missing.append(f"{host}: booted {ago}; of the time before, only the hours of its processes count")
         missing += [f"{host}: {line}" for line in found.unreadable]
         if found.omitted:
             missing.append(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from midstream.costs import cost_report
 from midstream.costs.cost_report import HOUR, CostReport, hours_text, money_text
 from midstream.errors import Exit
-from midstream.output import Output, table
+from midstream.output import Output, duration, table
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -79,8 +79,8 @@ def text(report: CostReport) -> list[str]:
                 m.source,
                 m.target,
                 m.state,
-                hours_text(m.preparation),
-                hours_text(m.downtime),
+                duration(m.preparation),
+                duration(m.downtime),
                 money_text(m.cost),
             )
             for m in report.migrations
