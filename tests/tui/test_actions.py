@@ -77,6 +77,18 @@ def test_actions_compare_two_checkpoints(actions: FleetActions) -> None:
     assert actions.compare(RUN, "step-1-a001", "step-2-a001") == []
 
 
+def test_actions_offer_configs_of_this_directory_and_no_other_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actions: FleetActions
+) -> None:
+    (tmp_path / "mine.yaml").write_text("# my run\nmodel: {type: llama}\n")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "other.yaml").write_text("trainer: !include base.yaml\n")
+    monkeypatch.chdir(tmp_path)
+    assert (tmp_path / "fleet.yaml").exists()
+    own = [name for name in actions.configs() if not name.startswith("configs/")]
+    assert own == ["mine.yaml", "more/other.yaml"]
+
+
 def test_actions_add_ssh_config_hosts_to_fleet_file(
     actions: FleetActions, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ def check_libc(name: str, libc: str, floor: tuple[int, int] = GLIBC) -> Check:
 
 
 def _clock(name: str, survey: Survey, skew: float) -> Check:
-    words = f"{skew * 1000:+.0f} ms against this machine"
+    words = f"{round(skew * 1000):+d} ms against this machine"
     if abs(skew) > SKEW_LIMIT:
         return Check("clock", FAIL, words, f"timedatectl set-ntp true on {name} (or here)", name)
     if survey.clock_synchronized is False:

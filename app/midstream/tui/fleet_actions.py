@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from midstream.watch.snapshot import RunView, Snapshot
 
 MAX_CONFIGS = 200  # files of this directory that a launch offers
+CONFIG_SIZE = 64_000  # characters of a file that are looked at
+_CONFIG_SECTION = re.compile(r"^(data|model|trainer|optimizer)[ \t]*:", re.MULTILINE)
 STOP_TIMEOUT = 600.0  # seconds: the run saves before it stops
 
 
@@ -151,8 +154,9 @@ class FleetActions:
     def configs(self) -> tuple[str, ...]:
         from midstream.bundled_files import config_names
 
-        own = sorted(str(path) for pattern in ("*.yaml", "*/*.yaml") for path in Path().glob(pattern))
-        return tuple(dict.fromkeys([*own[:MAX_CONFIGS], *config_names()]))
+        found = sorted(path for pattern in ("*.yaml", "*/*.yaml") for path in Path().glob(pattern))
+        own = [str(path) for path in found[:MAX_CONFIGS] if _looks_like_config(path)]
+        return tuple(dict.fromkeys([*own, *config_names()]))
 
     def launch_checks(self, request: LaunchRequest) -> Iterator[Check]:
         from midstream.check.launch_checks import check_request
@@ -289,3 +293,12 @@ class FleetActions:
         from midstream.migrate.execution import migration_directory
 
         return tuple(migration_directory.list_migrations(self._fleet))
+
+
+def _looks_like_config(path: Path) -> bool:
+    """Return whether a YAML file has a section of a config: a fleet file, for example, has none."""
+    try:
+        with path.open(errors="replace") as file:
+            return _CONFIG_SECTION.search(file.read(CONFIG_SIZE)) is not None
+    except OSError:
+        return False
