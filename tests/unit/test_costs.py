@@ -81,10 +81,12 @@ def test_time_before_the_boot_and_before_the_period() -> None:
     """Before the boot only processes count; nothing counts before the period."""
     early = process(attempt=1, started=hours(-150), ended=hours(-90), first_step=hours(-149), last_step=hours(-91))
     late = process(attempt=2, started=hours(-5), running=True, first_step=hours(-4), last_step=hours(0))
-    found = report({"a": host_times(early, late, booted=hours(-6))})
-    (host,) = found.hosts
+    found = report({"a": host_times(early, late, booted=hours(-6)), "b": host_times(booted=hours(-6))})
+    host = found.hosts[0]
     assert (host.on / HOUR, host.training / HOUR, host.idle / HOUR) == (16, 13, 1)
-    assert any("booted 6.0 h ago" in line for line in found.not_known)
+    assert [line for line in found.not_known if "booted" in line] == [
+        "a, b: booted 6.0 h ago; of the time before, only the hours of processes count"
+    ]
 
 
 def test_run_with_records_on_two_hosts_counts_each_host_once() -> None:

@@ -155,6 +155,7 @@ def make_report(
         use.training = intervals.union(use.training, training)
         newest = max((each.started or each.first_step or 0.0, each.devices) for each in found)
         use.accelerators = max(use.accelerators, newest)
+    booted: dict[str, list[str]] = {}  # how long ago -> hosts
     for host, found in times.items():
         use = uses.setdefault(host, _HostUse())
         began = created.get(host, found.booted)
@@ -163,13 +164,14 @@ def make_report(
         else:
             use.on.append(_clipped(((began, found.now),), period))
             if began > period[0] and host not in created:
-                ago = _ago(began, period[1])
-                missing.append(f"{host}: booted {ago}; of the time before, only the hours of its processes count")
+                booted.setdefault(_ago(began, period[1]), []).append(host)
         missing += [f"{host}: {line}" for line in found.unreadable]
         if found.omitted:
             missing.append(
                 f"{host}: {count(found.omitted, 'older process', 'older processes')} {agree(found.omitted)} left out"
             )
+    for ago, names in booted.items():
+        missing.append(f"{', '.join(names)}: booted {ago}; of the time before, only the hours of processes count")
     prices = Prices(fleet, uses)
     for host in sorted(set(uses) - set(times)):
         missing.append(f"{host}: only what copies of its runs' records contain")
