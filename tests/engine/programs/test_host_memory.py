@@ -27,6 +27,30 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+FRAGMENTED = """
+import ctypes
+from midstream_engine.trainer.runtime.host_memory import keep_host_memory, release_free_memory
+malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
+malloc.restype, free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+assert keep_host_memory()
+blocks = []
+for _ in range(64):
+    blocks.append(malloc(4 << 20))
+    ctypes.memset(blocks[-1], 1, 4 << 20)
+    malloc(64)  # stays, between two large blocks
+for block in blocks:
+    free(block)
+kept = resident()
+release_free_memory()
+print(kept - resident())
+"""
+
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator is that of Linux")
 
 
@@ -50,6 +74,13 @@ def test_step_reuses_pages_of_the_step_before(tmp_path: Path, usual: int) -> Non
 def test_step_reuses_pages_with_the_settings_in_the_environment(tmp_path: Path, usual: int) -> None:
     """Other programs that are measured beside the engine get its settings that way."""
     assert page_faults(tmp_path, "usual", {"GLIBC_TUNABLES": host_memory.tunables()}) < usual / 10
+
+
+@linux
+def test_released_memory_includes_what_lies_between_live_blocks(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FRAGMENTED]
+    done = subprocess.run(command, env=environment(tmp_path, 1), capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 200 << 20, "of 256 MiB"
 
 
 def test_host_memory_is_kept_where_the_devices_are_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from midstream_engine.trainer.computation.reference_losses import Measured, Refe
 from midstream_engine.trainer.computation.setup import Setup
 from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.runtime.attempt_record import Attempt
+from midstream_engine.trainer.runtime.host_memory import release_free_memory
 from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
@@ -246,6 +247,7 @@ class Saver:
         """Write and commit, update the status, and prune. Runs on the saving thread."""
         self._sync_metrics()
         manifest = pending.finish()
+        release_free_memory()
         self._status.update(checkpoint=manifest.name, root_digest=manifest.root_digest)
         self._status.try_write()
         if not self._processes.leads:

@@ -2,6 +2,9 @@
 
 XLA allocates a program's temporary buffers for each call. By default glibc returns blocks of that size to the system
 immediately, and every step faults all of its pages in again, which took a quarter of the processor's time.
+
+The heap that keeps them never shrinks by itself, and what lies between live blocks is lost to it: after each save the
+free pages are returned. A step faults those that it needs in once more.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import glob
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Mapping
 
 # Of malloc.h. A second arena cannot grow beyond 64 MiB and maps larger blocks whatever M_MMAP_MAX says: one is enough.
@@ -22,11 +26,13 @@ _NVIDIA_FILES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/dxg")
 _OTHER_FILES = ("/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
 _PACKAGES = ("jax_plugins", "libtpu")
 
+_keeps = threading.Event()  # this process keeps freed memory
+
 
 def keep_host_memory(environment: Mapping[str, str] = os.environ) -> bool:
     """Keep freed memory in the process if jax trains on the CPU; return whether. Call before any thread starts.
 
-    The process keeps its largest size.
+    The process keeps its largest size until `release_free_memory`.
     """
     if not sys.platform.startswith("linux") or not devices_are_cpus(environment):
         return False
@@ -34,7 +40,16 @@ def keep_host_memory(environment: Mapping[str, str] = os.environ) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:  # another C library
         return False
-    return all(mallopt(option, value) == 1 for option, value in _OPTIONS.values())
+    if not all(mallopt(option, value) == 1 for option, value in _OPTIONS.values()):
+        return False
+    _keeps.set()
+    return True
+
+
+def release_free_memory() -> None:
+    """Return the free pages of the heap to the system, where `keep_host_memory` keeps them."""
+    if _keeps.is_set():
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def devices_are_cpus(environment: Mapping[str, str]) -> bool:
