@@ -97,6 +97,12 @@ def _add_look(flags: FlagParser) -> None:
     look.mode("--log", metavar="RUN", completes="runs", help="print the log of a run's newest attempt")
     look.flag("--process", of=("--log",), type=number, default=0, metavar="P", help="process number")
     look.flag(
+        "--follow",
+        of=("--log",),
+        action="store_true",
+        help="print the last lines, then new ones until the attempt ends",
+    )
+    look.flag(
         "--search", of=("--log",), metavar="REGEX",
         help="only the lines with a match, each with its number; the pattern is one of filters, and ignores case",
     )  # fmt: skip

@@ -438,9 +438,10 @@ EVENTS = (
             "run": RUN,
             "host": HOST,
             "target": TARGET,
-            "attempt": "--launch: number of the attempt",
-            "state": "--launch: the state of its first process, training if it did not end at once",
-            "step": "--launch: its step; --stop: the last step",
+            "attempt": "--launch, --log --follow: number of the attempt",
+            "state": "--launch: the state of its first process, training if it did not end at once; "
+            "--log --follow: as it ended",
+            "step": "--launch: its step; --stop, --log --follow: the last step",
             "checkpoint": "--stop, --verify, --checkpoints: the checkpoint",
             "dry_run": "--migrate --dry-run: nothing was changed",
             "migration": MIGRATION,

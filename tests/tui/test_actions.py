@@ -122,6 +122,8 @@ def test_log_search_prints_matching_lines_with_their_numbers(fleet: Fleet, capfd
     lines = LOG.split("\n")
     number = next(number for number, line in enumerate(lines, 1) if "seed: 1" in line)
     mode = ["--fleet", fleet.path, "--log", "run", "--search"]
+    assert main([*mode, "seed", "--follow"]) == 2
+    assert "--follow and --search exclude each other" in capfd.readouterr().err
     assert main([*mode, "SEED: [0-9]"]) == 0
     out, err = capfd.readouterr()
     assert out == f"{number}: {lines[number - 1]}\n"

@@ -51,6 +51,17 @@ async def test_fleet_marks_runs_on_unreachable_host_with_age() -> None:
         assert "!" not in line_with(screen_text(app), "baseline")
 
 
+async def test_log_of_the_selected_run_opens_from_the_list() -> None:
+    app = app_over(fleets.small_fleet(fleets.run(log=("step 1", "step 2"))))
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await settle(pilot)
+        await pilot.press("l")
+        await settle(pilot, lambda: isinstance(app.screen, RunScreen))
+        assert "step 2" in screen_text(app)
+        await pilot.press("escape", "1", "l")
+        await settle(pilot, lambda: "press 2 and select the run" in screen_text(app))
+
+
 async def test_fleet_marks_lost_and_failed_runs() -> None:
     app = app_over(fleets.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:

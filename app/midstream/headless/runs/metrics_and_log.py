@@ -106,11 +106,16 @@ def _print_rows(run: RunView, output: Output) -> None:
 
 
 def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """Print the log of one process of the newest attempt; with ``--search`` the lines with a match."""
+    """Print the log of one process of the newest attempt; with ``--search`` the lines with a match.
+
+    With ``--follow`` its last lines are printed, then new ones.
+    """
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.attempt_monitor import ranks_of
     from midstream.watch.logs.host_log import read_log
 
+    if options.follow and options.search is not None:
+        raise UsageError("--follow and --search exclude each other", "midstream --log RUN --follow | grep WORD")
     process: int = options.process
     pattern = _pattern(options.search) if options.search is not None else None  # before any host is connected
     hosts = HostPool(fleet)
@@ -121,6 +126,10 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             raise UsageError(f"{run.run_id} has no process {process}", f"it has {len(ranks)}, from 0 on")
         host = hosts.get(ranks[process].host)
         path = records.RunPaths(host.root, run.run_id).attempt(run.attempt).log(process)
+        if options.follow:
+            from midstream.headless.runs.follow_log import follow_log
+
+            return follow_log(host, path, run, output)
         lines = (line for part in read_log(host, path) for line in part.removesuffix("\n").split("\n"))
         if pattern is not None:
             return _print_matches(run, lines, pattern, output)

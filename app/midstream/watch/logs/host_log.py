@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from midstream.remote.runs import log_pages, run_state
 from midstream.watch.logs.log_query import LogQuery
 
 PART_SIZE = 1 << 20  # bytes of a log in one answer
+TAIL_SIZE = 16_000  # bytes of which the last lines are taken
 
 
 def read_log(host: Host, path: str) -> Iterator[str]:
@@ -20,14 +22,39 @@ def read_log(host: Host, path: str) -> Iterator[str]:
 
     Raises RemoteError if the host skips or repeats bytes: a host could otherwise send a log without end.
     """
-    offset = 0
+    return (part.text for part in _parts(host, path, 0))
+
+
+def _parts(host: Host, path: str, offset: int) -> Iterator[run_state.Lines]:
+    """Yield the log from byte ``offset`` on. Errors as of `read_log`."""
     while (part := host.call(run_state.read_lines)(path=path, offset=offset, limit=PART_SIZE)).text:
         if not offset < part.offset <= offset + PART_SIZE:
             raise RemoteError(
                 f"{host.name}: runs.run_state.read_lines: offset {part.offset} after {offset} in {path}", "Answer", HINT
             )
         offset = part.offset
-        yield part.text
+        yield part
+
+
+class LogFollower:
+    """The last lines of a log on a host, then those that are new."""
+
+    def __init__(self, host: Host, path: str, last: int) -> None:
+        self._host, self._path, self._last = host, path, last
+        self._offset: int | None = None  # of the next line; None: nothing was read yet
+
+    def new_lines(self) -> Iterator[str]:
+        """Yield the lines since the call before; in the first call the last lines. Errors as of `read_log`."""
+        if self._offset is not None:
+            yield from self._lines()
+            return
+        self._offset = read_page(self._host, self._path, -TAIL_SIZE, 1 << 62).begin
+        yield from deque(self._lines(), self._last)
+
+    def _lines(self) -> Iterator[str]:
+        for part in _parts(self._host, self._path, self._offset or 0):
+            self._offset = part.offset
+            yield from part.text.removesuffix("\n").split("\n")
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,17 @@ class FleetScreen(ListScreen):
             self._written.pop(RUNS, None)
             self.action_view(RUNS)
 
+    def action_log(self) -> None:
+        """Open the log of the selected run."""
+        from midstream.tui.screens.run.run_screen import LOGS, RunScreen
+
+        run = self._selected_run() if self._view == RUNS else None
+        if run is None:
+            self.notify("press 2 and select the run whose log to read")
+        else:
+            failed = self.screen_state.failure(run) is not None
+            self.app.push_screen(RunScreen(run.run_id, view=LOGS, at_failure=failed))
+
     def action_migrate(self) -> None:
         run = self._selected_run() if self._view == RUNS else None
         if run is None:

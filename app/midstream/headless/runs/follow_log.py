@@ -1,0 +1,70 @@
+"""``--log RUN --follow``: the last lines of a log, then new ones until the attempt ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from midstream.errors import Exit, HostError, RemoteError
+from midstream.remote.runs import run_state
+from midstream.watch.host_log import LogFollower
+
+if TYPE_CHECKING:
+    from midstream.hosts.host import Host
+    from midstream.output import Output
+    from midstream.watch.snapshot import RunView
+
+LAST_LINES = 20  # with which it begins
+POLL_INTERVAL = 1.0  # seconds between two reads
+RETRY_INTERVAL = 5.0  # seconds until a host that does not answer is tried again
+
+
+def follow_log(
+    host: Host,
+    path: str,
+    run: RunView,
+    output: Output,
+    wait: Callable[[float], object] = time.sleep,
+) -> int:
+    """Print the log at ``path`` of the run's newest attempt until it ends; return the exit code.
+
+    A host that does not answer is named once and tried again.
+
+    Args:
+        host: Host of the process.
+        path: Its log.
+        run: The run.
+        output: Gets the lines.
+        wait: Called with seconds between two reads.
+
+    Raises:
+        RemoteError: The log cannot be read.
+    """
+    follower, silent = LogFollower(host, path, LAST_LINES), False
+    while True:
+        try:
+            # Before the lines: those of an attempt that has ended are complete.
+            found = host.call(run_state.status)(root=host.root, run_id=run.run_id, attempt=run.attempt)
+            for line in follower.new_lines():
+                value = {"event": "log", "run": run.run_id, "attempt": run.attempt, "line": line}
+                output.value(value, [line.removesuffix("\r")])
+        except RemoteError:
+            raise
+        except HostError as error:
+            if not silent:
+                output.message(f"midstream: {error.message}; trying again until it answers")
+            silent = True
+            wait(RETRY_INTERVAL)
+            continue
+        silent = False
+        if not found.running:
+            break
+        wait(POLL_INTERVAL)
+    state, step = (found.status.state, found.status.step) if found.status is not None else (None, None)
+    output.value(
+        {"event": "result", "ok": True, "run": run.run_id, "attempt": run.attempt, "state": state, "step": step}
+    )
+    how = f"{state} at step {step}" if state is not None else "it left no status"
+    output.message(f"midstream: attempt {run.attempt} of {run.run_id} has ended: {how}")
+    return Exit.DONE
