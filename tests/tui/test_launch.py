@@ -123,13 +123,13 @@ async def test_launch_with_a_failed_check_is_refused() -> None:
 @pytest.mark.parametrize("trained", [False, True])
 async def test_start_again_names_the_attempt_whose_flags_do_not_count(trained: bool) -> None:
     run = fleets.run(state=records.FAILED, running=False, attempt=3)
-    entries = [records.LineageEntry(number, 1, "small", 1, "cpu", 0) for number in ((1, 3) if trained else (1,))]
-    app = app_over(fleets.small_fleet(replace(run, lineage=records.Lineage("nano", entries))))
-    async with app.run_test(size=(100, 30)) as pilot:
+    attempts = [(number, "small", 2, 0) for number in ((1, 3) if trained else (1,))]
+    app = app_over(fleets.small_fleet(replace(run, lineage=fleets.lineage("nano", *attempts))))
+    async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("R")
         await settle(pilot, lambda: isinstance(app.screen, FormScreen))
-        assert "none: nano continues with its own config" in screen_text(app)
-        assert ("without the flags of attempt 3" in screen_text(app)) == (not trained)
+        expected = "nano continues with its own config" if trained else "its own config, not the flags of attempt 3"
+        assert f"none: {expected}" in screen_text(app)
 
 
 async def test_start_again_of_a_running_run_is_refused() -> None:

@@ -73,7 +73,7 @@ def ask_start_again(screen: MidstreamScreen, request: LaunchRequest, failed: int
     """
     none = f"none: {request.run_id} continues with its own config"
     if failed:
-        none += f", without the flags of attempt {failed}"
+        none = f"none: its own config, not the flags of attempt {failed}"
     fields = (Field("flags", "Engine flags", shlex.join(request.overrides), none),)
 
     def answered(values: Values | None) -> None:
