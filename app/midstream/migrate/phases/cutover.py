@@ -13,7 +13,7 @@ from midstream.migrate.execution.pins import pin
 from midstream.migrate.facts import Copied, Facts, required
 from midstream.migrate.phase_names import CUTOVER
 from midstream.migrate.phases import prepare_standby, replica
-from midstream.migrate.phases.data_copy import copy_token_caches
+from midstream.migrate.phases.data_copy import copy_further_caches
 from midstream.migrate.phases.seal import seal
 from midstream.migrate.phases.source_return import (
     owns_run,
@@ -81,8 +81,7 @@ class Cutover:
         copy_run_history(migration)
         copy_state(migration, name, streamed)
         self._verify(migration, name, sealed.root_digest)
-        needed = migration.target_group.checkpoint_store.data_digests(name)
-        copy_token_caches(migration, [digest for digest in needed if digest not in migration.plan.route.data_digests])
+        copy_further_caches(migration, name)
 
     def _verify(self, migration: Migration, name: str, expected: str) -> None:
         """Read every object back on the target and compare the root digest there."""

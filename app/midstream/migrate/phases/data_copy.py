@@ -18,6 +18,12 @@ def copy_token_caches(migration: Migration, digests: Iterable[str]) -> None:
         copy_token_cache(migration, digest)
 
 
+def copy_further_caches(migration: Migration, checkpoint: str) -> None:
+    """Copy the token caches that a checkpoint on the target needs beside those of the plan, which are there."""
+    needed = migration.target_group.checkpoint_store.data_digests(checkpoint)
+    copy_token_caches(migration, [digest for digest in needed if digest not in migration.plan.route.data_digests])
+
+
 def copy_token_cache(migration: Migration, digest: str) -> None:
     """Copy the token cache ``digest`` to the target, unless the target has it."""
     there = host_files.data_directory(migration.target, digest)

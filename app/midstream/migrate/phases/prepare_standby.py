@@ -19,7 +19,7 @@ from midstream.migrate.execution.observation import wait_for
 from midstream.migrate.execution.pins import pin, pin_expires
 from midstream.migrate.execution.record_commands import show_command, show_log
 from midstream.migrate.facts import Copied, Facts, Sealed, StartingPoint
-from midstream.migrate.phases.data_copy import copy_token_caches
+from midstream.migrate.phases.data_copy import copy_further_caches
 from midstream.migrate.phases.streamed_copy import copy_checkpoint
 from midstream.migrate.planning import estimate
 from midstream.migrate.planning.source_config import agreed_config
@@ -49,7 +49,7 @@ def ensure(migration: Migration) -> int:
             migration.note("the standby on the target has exited; starting another one")
         with migration.stage(stages.CHECKPOINT):
             starting_point = copy_rehearsal(migration)
-            copy_token_caches(migration, migration.target_group.checkpoint_store.data_digests(starting_point.name))
+            copy_further_caches(migration, starting_point.name)
         migration.clock.begin(stages.START, migration.phase)
         number = _start(migration, starting_point)
         migration.journal.record(Facts(standby_attempt=number))

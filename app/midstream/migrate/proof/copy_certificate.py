@@ -114,8 +114,9 @@ def reference_losses(restore: records.Restore) -> Claim:
     worst = max((records.relative_difference(a, b) for a, b in pairs), default=float("inf"))
     holds = complete and worst <= REFERENCE_LOSS_TOLERANCE
     sequences = count(len(pairs), "fixed sequence")
+    how = f", largest relative difference {worst:.1e}" if worst else ", bit for bit"
     statement = (
-        f"{sequences} {agree(len(pairs), 'gives', 'give')} the same losses, largest relative difference {worst:.1e}"
+        f"{sequences} {agree(len(pairs), 'gives', 'give')} the same losses{how}"
         if holds
         else f"losses of {sequences} differ by up to {worst:.1e} relative ({REFERENCE_LOSS_TOLERANCE:.0e})"
         if complete
