@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -286,6 +287,29 @@ def rolled_back() -> MigrationView:
         Event("phase", fleets.NOW - 1, phase_names.ROLLBACK, phase_names.DONE),
     )
     return replace(view, state=migration_state.ROLLED_BACK, phase=phase_names.ROLLBACK, events=(*view.events, *events))
+
+
+def before_the_seal(view: MigrationView) -> MigrationView:
+    """The same migration, whose prepare was not done yet."""
+    rollback = [event for event in view.events if event.phase == phase_names.ROLLBACK]
+    return replace(view, phase=phase_names.PREPARE, events=(*fleets.EVENTS[:2], *rollback), certificate=None)
+
+
+async def test_rollback_before_the_seal_says_that_the_run_stays() -> None:
+    running = before_the_seal(fleets.migration())
+    app = app_over(fleets.moved_fleet(), PreparedActions(running))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await open_migration(pilot, app)
+        await pilot.press("r")
+        await settle(pilot)
+        assert "nano stays on small. What was started for it on large is ended." in screen_text(app)
+    ended = replace(before_the_seal(rolled_back()), phase=phase_names.ROLLBACK)
+    app = app_over(fleets.moved_fleet(), PreparedActions(ended))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await open_migration(pilot, app)
+        text = screen_text(app)
+        assert "small still owns the run: it was not sealed" in text
+        assert re.search(r"✓ plan [ ─]*✓ preflight [ ─]*↶ prepare [ ─]*✓ rollback\s*$", text, re.MULTILINE), text
 
 
 def test_rolled_back_phases_are_not_ticked() -> None:

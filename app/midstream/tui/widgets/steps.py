@@ -49,8 +49,13 @@ def of_migration(view: MigrationView) -> dict[str, str]:
 
 
 def line(glyphs: Glyphs, states: Mapping[str, str], width: int) -> Text:
-    """Draw the phases: ``✓ plan ── ✓ preflight ── ▶ prepare``; with little room, the glyphs and the current name."""
-    names = [*STEPS, *([phase_names.ROLLBACK] if phase_names.ROLLBACK in states else [])]
+    """Draw the phases: ``✓ plan ── ✓ preflight ── ▶ prepare``; with little room, the glyphs and the current name.
+
+    With a rollback, the phases that had not begun are left out: none follows.
+    """
+    names = list(STEPS)
+    if phase_names.ROLLBACK in states:
+        names = [*(name for name in STEPS if states.get(name)), phase_names.ROLLBACK]
     joints = len(names) - 1
     free = width - 2 - sum(len(name) + 2 for name in names)
     if free < 2 * joints:

@@ -236,6 +236,8 @@ class MigrationScreen(MidstreamScreen):
         run = self.screen_state.run(plan.target_host, plan.run_id)
         discarded = view.steps_given_up(run.step if run else None)
         lines = [f"{plan.run_id} returns to {plan.source} and continues from the sealed step."]
+        if view.sealed_step is None:
+            lines = [f"{plan.run_id} stays on {plan.source}. What was started for it on {plan.target} is ended."]
         if discarded:
             lines.append(f"{count(discarded, 'step')} of {plan.target} {agree(discarded)} discarded.")
         lines.append("Nothing is deleted.")

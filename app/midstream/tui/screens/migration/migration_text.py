@@ -74,7 +74,8 @@ def headline(view: MigrationView, glyphs: Glyphs, now: float, target: RunView | 
         )
         text.append(f"{glyphs.failed} {'; '.join(view.damage)}{'' if view.newer else hint}", palette.BAD)
     elif view.state == migration_state.ROLLED_BACK:
-        text.append(f"{glyphs.idle} {plan.source} owns the run again", palette.WAIT)
+        owns = "owns the run again" if step is not None else "still owns the run: it was not sealed"
+        text.append(f"{glyphs.idle} {plan.source} {owns}", palette.WAIT)
         text.append(f": {view.error}" if view.error else "", palette.DIM)
     elif view.state == migration_state.ROLLBACK_INCOMPLETE or view.error:
         text.append(f"{glyphs.failed} {view.error or 'the rollback is incomplete'}", palette.BAD)
