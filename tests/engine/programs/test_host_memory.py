@@ -77,7 +77,7 @@ def test_step_reuses_pages_with_the_settings_in_the_environment(tmp_path: Path, 
 
 
 @linux
-def test_released_memory_includes_what_lies_between_live_blocks(tmp_path: Path) -> None:
+def test_released_memory_includes_blocks_between_live_ones(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FRAGMENTED]
     done = subprocess.run(command, env=environment(tmp_path, 1), capture_output=True, text=True, check=True)
     assert int(done.stdout) > 200 << 20, "of 256 MiB"

@@ -3,8 +3,8 @@
 XLA allocates a program's temporary buffers for each call. By default glibc returns blocks of that size to the system
 immediately, and every step faults all of its pages in again, which took a quarter of the processor's time.
 
-The heap that keeps them never shrinks by itself, and what lies between live blocks is lost to it: after each save the
-free pages are returned. A step faults those that it needs in once more.
+The heap that keeps them never shrinks by itself, and cannot use what is free between live blocks: after each save the
+free pages are returned. The next step faults in those that it needs.
 """
 
 from __future__ import annotations
