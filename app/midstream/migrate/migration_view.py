@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from midstream.migrate import phase_names
 from midstream.migrate.duration.stage_times import Remaining, StageTimes, estimates, remaining, stage_times
+from midstream.migrate.duration.stages import HEALTHY
 from midstream.migrate.event import Event
 from midstream.migrate.facts import Facts, facts_of
 from midstream.migrate.migration_state import INTERRUPTED, OPEN_STATES, ROLLBACK_INCOMPLETE, ROLLED_BACK, RUNNING
@@ -82,11 +83,17 @@ class MigrationView:
         """Seconds by stage: the plan's estimate, replaced by what the migration has measured since; None: unknown."""
         return estimates(self.plan, self.facts)
 
-    def remaining(self, now: float) -> Remaining | None:
-        """Return what is left at ``now`` (UTC seconds); None if it does not run, or its plan has no estimate."""
+    def remaining(self, now: float, target_step: int | None = None) -> Remaining | None:
+        """Return what is left at ``now`` (UTC seconds); None if it does not run, or its plan has no estimate.
+
+        ``target_step`` is the target's step, None where it is unknown: it says how many healthy steps are done.
+        """
         if self.state != RUNNING or not self.plan.estimate.duration or self.phase == phase_names.ROLLBACK:
             return None
-        return remaining(self.expected_seconds, self.stage_times, now)
+        times, healthy = self.stage_times, self.plan.policy.healthy_steps
+        if times.current == HEALTHY and healthy:
+            times = replace(times, share=min(1.0, self.steps_given_up(target_step) / healthy))
+        return remaining(self.expected_seconds, times, now)
 
     def steps_given_up(self, target_step: int | None) -> int:
         """Return the steps that a rollback loses: the target's, at ``target_step``, past the seal."""

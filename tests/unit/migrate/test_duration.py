@@ -206,6 +206,8 @@ def test_remaining_time_counts_the_stage_that_runs() -> None:
     assert remaining(EXPECTED, compiling, 150.0) == Remaining(56.0, ("compile",))
     last = StageTimes({"install": 12.0, "compile": 3.0, "downtime": 4.0, "certify": 1.0}, "healthy steps", 200.0)
     assert remaining(EXPECTED, last, 210.0).text() == "about 40s"
+    assert remaining(EXPECTED, replace(last, share=0.25), 220.0) == Remaining(60.0, (), 0.0), "by its pace"
+    assert remaining(EXPECTED, replace(last, share=0.8), 280.0) == Remaining(20.0, (), 30.0), "and when it is late"
     assert remaining(EXPECTED, compiling, 150.0).text() == "at least 56s, with compile unknown"
 
 
@@ -223,9 +225,12 @@ def test_clock_reports_what_is_left_of_a_stage_that_goes_on(tmp_path: Path, monk
     clock.report("prepare")  # it has just begun
     monkeypatch.setattr(stage_clock, "REPORT_INTERVAL", 0.0)
     clock.report("prepare")
+    clock.share = 0.5
+    clock.report("prepare")
     journal.close()
     events = read_events(tmp_path / "journal.jsonl")
-    assert [each.state for each in events] == ["started", "progress"]
+    assert [each.state for each in events] == ["started", "progress", "progress"]
+    assert ", 50% done (of about 10s); left in all: " in events[2].message
     assert events[1].message.startswith("install for 0.0s (of about 10s); left in all: at least 66s")
     assert read(tmp_path / "journal.jsonl").damaged == 0
     with (tmp_path / "journal.jsonl").open("a") as file:

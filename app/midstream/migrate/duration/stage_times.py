@@ -23,6 +23,7 @@ class StageTimes:
     measured: Mapping[str, float]  # of stages that have ended; one that ran twice has the sum
     current: str = ""  # the stage that runs; empty: none
     since: float = 0.0  # when it began
+    share: float = 0.0  # of its work that is done, 0 to 1; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,21 @@ def estimates(plan: Plan, facts: Facts) -> dict[str, float | None]:
 def remaining(expected: Durations, times: StageTimes, now: float) -> Remaining:
     """Return what is left of a running migration.
 
-    A stage that takes longer than estimated adds nothing further; ``overdue`` says by how much.
+    What is left of the stage that runs follows from the share of its work that is done; where that is unknown, a stage
+    that takes longer than estimated adds nothing further. ``overdue`` says by how much it does.
     """
     seconds, overdue, unknown = 0.0, 0.0, list[str]()
     for name in (name for name in STAGES if name in expected or name == times.current):
         estimated = expected.get(name)
         if name == times.current:
             elapsed = max(0.0, now - times.since) + times.measured.get(name, 0.0)
-            if estimated is None:
+            if times.share > 0.0:
+                seconds += elapsed * (1.0 / times.share - 1.0)
+            elif estimated is None:
                 unknown.append(name)
             else:
                 seconds += max(0.0, estimated - elapsed)
+            if estimated is not None:
                 overdue = max(0.0, elapsed - estimated)
         elif name in times.measured:
             continue

@@ -32,6 +32,7 @@ class StageClock:
     plan: Plan
     journal: Journal
     current: str = ""
+    share: float = 0.0  # of its work that is done, 0 to 1; 0: unknown
     _began: float = 0.0  # monotonic
     _reported: float = 0.0  # monotonic
     _measured: dict[str, float] = field(init=False)  # seconds of stages that have ended, also in earlier processes
@@ -44,7 +45,7 @@ class StageClock:
         if self.current == name:
             return
         self.end(phase)
-        self.current, self._began, self._reported = name, time.monotonic(), time.monotonic()
+        self.current, self.share, self._began, self._reported = name, 0.0, time.monotonic(), time.monotonic()
         self._write(phase, STARTED)
 
     def end(self, phase: str) -> None:
@@ -80,9 +81,10 @@ class StageClock:
         expected = estimates(self.plan, self.journal.facts)
         elapsed = time.monotonic() - self._began
         now = time.time()
-        left = remaining(expected, StageTimes(self._measured, self.current, now - elapsed), now)
+        left = remaining(expected, StageTimes(self._measured, self.current, now - elapsed, self.share), now)
         estimated = expected.get(self.current)
         took = f" for {shown(elapsed)}" if state == PROGRESS else ""
+        took += f", {self.share:.0%} done" if took and self.share else ""
         about = "of unknown duration" if estimated is None else f"of about {shown(estimated)}"
         overdue = f", {shown(left.overdue)} longer than estimated" if left.overdue >= 1.0 else ""
         detail: dict[str, Any] = {

@@ -29,6 +29,8 @@ class Finish:
         def decided(run: RunView) -> bool:
             if run.status is None or run.attempt < attempt:
                 return False
+            if plan.policy.healthy_steps:
+                migration.clock.share = min(1.0, max(0, run.status.step - sealed.step) / plan.policy.healthy_steps)
             ended = run.state in records.ENDED or run.state == "lost"
             return ended or run.status.step >= goal or run.epoch > plan.epoch
 

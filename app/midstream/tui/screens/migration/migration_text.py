@@ -114,7 +114,8 @@ def progress(view: MigrationView, screen_state: ScreenState, glyphs: Glyphs, wid
             used = len(name) + len(duration) + 7
         text.append(f"{glyph} {name}", colour).append(f"{duration}   ", palette.DIM)
     text.append("\n")
-    text.append_text(time_left(view, screen_state.now, width))
+    target = screen_state.run(view.plan.target_host, view.plan.run_id)
+    text.append_text(time_left(view, screen_state.now, width, target.step if target else None))
     details = list(copies(view).values())
     for line, detail in zip(copy_progress(glyphs, details, width), details, strict=True):
         text.append_text(line).append("\n")
@@ -141,9 +142,9 @@ def progress(view: MigrationView, screen_state: ScreenState, glyphs: Glyphs, wid
     return text
 
 
-def time_left(view: MigrationView, now: float, width: int) -> Text:
+def time_left(view: MigrationView, now: float, width: int, target_step: int | None = None) -> Text:
     """Return a line with the expected end of a running migration, and the stage that runs; else an empty text."""
-    left = view.remaining(now)
+    left = view.remaining(now, target_step)
     if left is None:
         return Text()
     stage, expected = view.stage_times.current, view.expected_seconds
