@@ -309,6 +309,7 @@ async def test_rollback_before_the_seal_says_that_the_run_stays() -> None:
         await open_migration(pilot, app)
         text = screen_text(app)
         assert "small still owns the run: it was not sealed" in text
+        assert "▶" not in text
         assert re.search(r"✓ plan [ ─]*✓ preflight [ ─]*↶ prepare [ ─]*✓ rollback\s*$", text, re.MULTILINE), text
 
 

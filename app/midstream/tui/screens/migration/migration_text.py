@@ -105,7 +105,7 @@ def progress(view: MigrationView, screen_state: ScreenState, glyphs: Glyphs, wid
     used = 2
     for name, (state, seconds) in phase_times(view, screen_state.now).items():
         glyph, colour = signs.check_state(glyphs, state)
-        if view.rolled_back and state == phase_names.DONE and name != phase_names.ROLLBACK:
+        if view.rolled_back and state != phase_names.FAILED and name != phase_names.ROLLBACK:
             glyph, colour = glyphs.undone, palette.WAIT
         duration = f" {number_format.seconds(seconds)}"
         used += len(name) + len(duration) + 5
