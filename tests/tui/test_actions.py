@@ -77,7 +77,7 @@ def test_actions_compare_two_checkpoints(actions: FleetActions) -> None:
     assert actions.compare(RUN, "step-1-a001", "step-2-a001") == []
 
 
-def test_actions_offer_configs_of_this_directory_and_no_other_yaml(
+def test_actions_offer_configs_and_no_other_yaml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actions: FleetActions
 ) -> None:
     (tmp_path / "mine.yaml").write_text("# my run\nmodel: {type: llama}\n")

@@ -324,7 +324,7 @@ def _run(run_id: str, hosts: Mapping[str, tuple[Intervals, Intervals]], prices: 
 
 
 def _migration(view: MigrationView, prices: Prices, now: float) -> MigrationCost:
-    """Return a migration's cost, by the same definition as the plan's estimate (`migrate.planning.cost`)."""
+    """Return a migration's cost, by the same definition as the plan's estimate (`migrate.cost`)."""
     plan, facts, report = view.plan, view.facts, view.downtime
     last = now if view.open else max((event.time for event in view.events), default=plan.identity.created)
     stopped = report.last_step_ended if report and report.last_step_ended is not None else facts.seal_started_at

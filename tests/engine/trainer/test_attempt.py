@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.engine_runs import CONFIGS
 
 from midstream_engine import records
 from midstream_engine.config import ConfigError, TrainLmConfig
@@ -16,7 +17,6 @@ from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests
 from midstream_engine.trainer.runtime import attempt_record as attempts
 from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
 from midstream_engine.trainer.runtime.status_file import StatusFile
-from support.engine_runs import CONFIGS
 
 
 def test_attempt_of_new_run_has_number_1_epoch_1_and_fence(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_attempt_refuses_older_epoch_and_invalid_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [records.COMPILING, records.TRAINING])
-def test_attempt_that_fails_before_it_trains_leaves_the_config_as_it_was(
+def test_attempt_that_fails_before_it_trains_restores_run_yaml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """What it was started with may be the reason: an attempt without it has to be possible."""

@@ -218,7 +218,7 @@ def test_launch_starts_next_attempt_only_after_stop(
     assert launching.launch_run(hosts, fleet, "spot", config, "mine").number == 2
 
 
-def test_launch_of_a_run_that_never_trained_takes_the_config_as_it_is_now(
+def test_launch_of_a_run_that_never_trained_takes_the_new_config(
     host: Host, fleet: Fleet, tmp_path: Path, pool_of: Callable[[Fleet], HostPool]
 ) -> None:
     hosts, config, run_file = pool_of(fleet), tmp_path / "tiny.yaml", records.RunPaths(host.root, "mine").config

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, HostError, RemoteError
 from midstream.remote.runs import run_state
-from midstream.watch.host_log import LogFollower
+from midstream.watch.logs.host_log import LogFollower
 
 if TYPE_CHECKING:
     from midstream.hosts.host import Host
