@@ -175,13 +175,13 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
 
             self.push_screen(RunScreen(self._start_run, guide=DEMO_GUIDE if self._demo else ""))
         self.set_interval(REPAINT_INTERVAL, self._repaint)
-        self.set_interval(MIGRATIONS_INTERVAL, self.read_migrations)
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
         """Start what the first frame does without, in the background."""
         gc.enable()
         self.read_migrations()
+        self.set_interval(MIGRATIONS_INTERVAL, self.read_migrations)
         self.background.run(self._after_frame, self._start_failed)
 
     def _after_frame(self) -> None:
