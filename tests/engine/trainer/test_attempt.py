@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.engine_runs import CONFIGS
 
 from midstream_engine import records
 from midstream_engine.config import ConfigError, TrainLmConfig
@@ -17,6 +16,7 @@ from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests
 from midstream_engine.trainer.runtime import attempt_record as attempts
 from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
 from midstream_engine.trainer.runtime.status_file import StatusFile
+from support.engines.engine_runs import CONFIGS
 
 
 def test_attempt_of_new_run_has_number_1_epoch_1_and_fence(tmp_path: Path) -> None:
