@@ -200,7 +200,8 @@ def _check_elsewhere(
                 f"run {run_id} belongs to {fence.owner} since step {fence.sealed_step}, according to {name}",
                 f"midstream --migrate {run_id} --to {target.name} migrates it here",
             )
-        if fence is not None and fence.owner != target.name and found.attempts:
+        # A copy of an earlier epoch is one that the run has left behind.
+        if fence is not None and fence.epoch == epoch and fence.owner != target.name and found.attempts:
             raise UsageError(
                 f"{name} has a run {run_id} already, of {fence.owner} (epoch {fence.epoch})",
                 f"midstream --migrate {run_id} --to {target.name} migrates it; --run-id starts another one",

@@ -267,6 +267,21 @@ def test_launch_is_refused_if_another_host_has_the_run(
         launching.launch_run(pool_of(wider), wider, "spot", tmp_path / "tiny.yaml", "mine")
 
 
+def test_launch_starts_a_run_again_that_was_migrated_twice(
+    host: Host, fleet: Fleet, tmp_path: Path, pool_of: Callable[[Fleet], HostPool]
+) -> None:
+    """The first host has a copy whose fence names the second one."""
+    far = LocalHostConfig(root=str(tmp_path / "far"))
+    left, here = records.RunPaths(far.root, "mine"), records.RunPaths(host.root, "mine")
+    first = records.first_fence("far").sealed(2, "second", 50)
+    for paths, fence in ((left, first), (here, first.sealed(3, "spot", 100))):
+        os.makedirs(paths.attempt(1).dir)
+        fence.write(paths.fence)
+    wider = Fleet({**fleet.hosts, "far": far}, fleet.targets)
+    checked = launching.check_launch(pool_of(wider), wider, "spot", None, "mine")
+    assert (checked.epoch, checked.continues) == (3, True)
+
+
 def test_unreachable_host_is_reported_without_stopping_launch(
     fleet: Fleet, tmp_path: Path, pool_of: Callable[[Fleet], HostPool]
 ) -> None:
