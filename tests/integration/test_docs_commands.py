@@ -99,6 +99,7 @@ def test_blocks_of_a_guide_run(training: World, page: str) -> None:
 
 
 @pytest.mark.slow  # a complete migration
+@pytest.mark.timeout(3600)
 def test_blocks_of_the_tutorial_run(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if not SSHD or not shutil.which("ssh-keygen"):
         pytest.skip("no sshd: apt-get install openssh-server")
