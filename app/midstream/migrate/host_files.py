@@ -100,8 +100,12 @@ def has_manifest(host: Host, directory: str) -> bool:
 
 def hosts_without(hosts: Sequence[Host], digest: str) -> tuple[Host, ...]:
     """Return the hosts that lack a token cache. Errors as of `has_manifest`."""
+
+    def has(host: Host) -> bool:
+        return has_manifest(host, data_directory(host, digest))
+
     with ThreadPoolExecutor(CONCURRENCY) as pool:
-        found = pool.map(lambda host: has_manifest(host, data_directory(host, digest)), hosts)
+        found = pool.map(has, hosts)
         return tuple(host for host, there in zip(hosts, found, strict=True) if not there)
 
 

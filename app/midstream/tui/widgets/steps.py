@@ -53,7 +53,7 @@ def line(glyphs: Glyphs, states: Mapping[str, str], width: int) -> Text:
 
     With a rollback, the phases that had not begun are left out: none follows.
     """
-    names = list(STEPS)
+    names: list[str] = list(STEPS)
     if phase_names.ROLLBACK in states:
         names = [*(name for name in STEPS if states.get(name)), phase_names.ROLLBACK]
     joints = len(names) - 1
