@@ -65,7 +65,7 @@ def test_attempt_refuses_older_epoch_and_invalid_number(tmp_path: Path) -> None:
 def test_attempt_that_fails_before_it_trains_restores_run_yaml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """What it was started with may be the reason: an attempt without it has to be possible."""
+    """Start the next attempt without its flags, which may be the reason."""
     given = CONFIGS / "gpt2_tiny.yaml"
     paths = open_attempt(str(tmp_path), "r", {}).paths
     Path(paths.config).write_bytes(given.read_bytes())
