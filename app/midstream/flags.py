@@ -224,6 +224,10 @@ def _add_recover(flags: FlagParser) -> None:
     recover.mode(
         "--delete", metavar="TARGET", completes="targets", help="delete a TPU slice (a target or PROJECT/ZONE/NAME)"
     )
+    recover.flag(
+        "--save-first", of=("--delete",), action="store_true",
+        help="save and stop the runs that train there, before their slice is deleted",
+    )  # fmt: skip
     recover.flag("--yes", of=_CONSENT, action="store_true", help="agree to the loss, price or deletion that is named")
 
 

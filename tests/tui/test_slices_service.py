@@ -66,7 +66,7 @@ class SliceFleet:
 
     def add_slice(self, name: str, state: tpu_v2.Node.State = State.READY) -> None:
         """Create a slice of that name and state."""
-        target = fleet_slices.tpu_targets(load_fleet(self.lab.directory / "fleet.yaml"))["pod"]
+        target = fleet_slices.slice_targets(load_fleet(self.lab.directory / "fleet.yaml"))["pod"]
         fleet_slices.tpu_provider().create("pod", type(target)(**{**vars(target), "name": name}), lambda _: None)
         self.server.nodes[f"projects/lab/locations/here-a/nodes/{name}"].state = state
 

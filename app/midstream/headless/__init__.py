@@ -16,7 +16,7 @@ _MODULES = {
     "compare": "runs.compare_accelerators",
     "config": "runs.show_config",
     "cost": "fleet.show_costs",
-    "delete": "fleet.slice_creation",
+    "delete": "fleet.slice_deletion",
     "diff": "checkpoints.diff_checkpoints",
     "doctor": "fleet.run_checks",
     "guard": "migration.guard_run",
