@@ -85,6 +85,14 @@ def _add_look(flags: FlagParser) -> None:
         "--compile-on", of=("--compare",), metavar="HOST", default_text="this machine", completes="targets",
         help="compile on a host of the fleet file",
     )  # fmt: skip
+    look.mode(
+        "--serve-metrics", metavar="PORT",
+        help="watch the fleet, and serve its metrics to Prometheus until Ctrl-C",
+    )  # fmt: skip
+    look.flag(
+        "--bind", of=("--serve-metrics",), metavar="ADDRESS", default_text="127.0.0.1",
+        help="address that is served; others than this machine's can read it unless it is 127.0.0.1",
+    )  # fmt: skip
     look.flag("--since", of=("--cost",), metavar="TIME", default_text="30d", help="the period, as 12h or 30d")
     look.mode(
         "--metrics", metavar="RUN[,RUN...]", completes="runs",

@@ -62,38 +62,44 @@ def after(server: TpuServer, word: str, faults: list[Fault], lines: list[str]) -
 def test_failed_look_keeps_creation(
     tpu_server: TpuServer, google: TpuProvider, target: TpuTarget, code: grpc.StatusCode, message: str
 ) -> None:
-    faults = [Fault("Get(Node|QueuedResource|Operation)", code, message, times=5)]
+    faults = [Fault("Get(Node|QueuedResource)", code, message, times=5), Fault("GetOperation", code, message, times=3)]
     lines: list[str] = []
-    made = google.create("pod", target, after(tpu_server, "pod: ", faults, lines))
+    made = google.create("pod", target, after(tpu_server, "requesting", faults, lines))
     assert made.status == SliceStatus.READY
     assert faults[0].times == 0, "the faults were met"
+    assert target.queued or faults[1].times < 3
     assert any("no answer" in line and "looked up again" in line for line in lines), lines
-    assert (len(tpu_server.created), tpu_server.called("DeleteNode"), tpu_server.called("DeleteQueuedResource")) == (1, 0, 0)
+    assert (len(tpu_server.created), tpu_server.called("DeleteNode"), tpu_server.called("DeleteQueuedResource")) == (
+        1,
+        0,
+        0,
+    )
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """A clock that moves by ``step`` seconds when a creation reads it; ``sleep`` moves it alone."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, server: TpuServer) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(creation, "clock", lambda: self.now)
-        server.clock = lambda: self.now
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, server: TpuServer, step: float) -> None:
+        self.awake, self.slept, self.step = 0.0, 0.0, step
+        monkeypatch.setattr(creation, "clock", self.read)
+        monkeypatch.setattr(creation, "awake_clock", lambda: self.awake)
+        server.clock = lambda: self.awake + self.slept
+
+    def read(self) -> float:
+        self.awake += self.step
+        return self.awake + self.slept
 
 
 def test_queue_place_is_kept_until_valid_until(
     tpu_server: TpuServer, google: TpuProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, lines, target = Clock(monkeypatch, tpu_server), [], TpuTarget(**{**vars(QUEUED), "valid_until": "6h"})
-    tpu_server.delay = 7200.0  # two hours in each state
-
-    def say(line: str) -> None:
-        lines.append(line)
-        if "WAITING" in line and not tpu_server.faults:
-            tpu_server.faults.append(Fault("Get", STATUS.UNAVAILABLE, "no route to host", times=12))
-        clock.now += 1800.0  # half an hour passes between two lines: no answer for many minutes
-
-    made = google.create("pod", target, say)
-    assert made.status == SliceStatus.READY
+    Clock(monkeypatch, tpu_server, 120.0)
+    target = TpuTarget(**{**vars(QUEUED), "valid_until": "6h"})
+    tpu_server.delay = 5400.0
+    silence = Fault("Get", STATUS.UNAVAILABLE, "no route to host", times=12)  # for more than an hour
+    lines: list[str] = []
+    made = google.create("pod", target, after(tpu_server, "WAITING", [silence], lines))
+    assert (made.status, silence.times) == (SliceStatus.READY, 0)
     assert len(tpu_server.created) == 1
     assert not tpu_server.called("DeleteQueuedResource")
 
@@ -101,34 +107,52 @@ def test_queue_place_is_kept_until_valid_until(
 def test_slice_that_was_ready_during_sleep_is_kept(
     tpu_server: TpuServer, google: TpuProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch, tpu_server)
+    clock = Clock(monkeypatch, tpu_server, 10.0)
     tpu_server.delay = 600.0
+    silence = Fault("Get", STATUS.UNAVAILABLE, "network is unreachable", times=6)
 
     def say(line: str) -> None:
-        if "WAITING" in line:
-            clock.now += 8 * 3600  # the machine sleeps, and its network is not back when it wakes
-            tpu_server.faults.append(Fault("Get", STATUS.UNAVAILABLE, "network is unreachable", times=6))
+        if "WAITING" in line and not clock.slept:
+            clock.slept = 8 * 3600.0  # and the network is not back when the machine wakes
+            tpu_server.faults.append(silence)
 
     assert google.create("pod", QUEUED, say).status == SliceStatus.READY
+    assert silence.times == 0
     assert not tpu_server.called("DeleteQueuedResource")
 
 
-def test_silence_after_the_limit_ends_the_creation(
+def test_silence_after_the_limit_ends_creation(
     tpu_server: TpuServer, google: TpuProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch, tpu_server)
-    tpu_server.delay = 600.0
+    clock = Clock(monkeypatch, tpu_server, 60.0)
+    tpu_server.delay = 100000.0
+    silence = Fault("Get", STATUS.UNAVAILABLE, "network is unreachable", times=99)
 
     def say(line: str) -> None:
-        if "CREATING" in line:
-            tpu_server.faults.append(Fault("Get", STATUS.UNAVAILABLE, "network is unreachable", times=4))
-            clock.now += 3700.0 + creation.UNANSWERED_TIME
+        if "CREATING" in line and not clock.slept:
+            clock.slept = 3700.0
+            tpu_server.faults.append(silence)
+        if "being deleted" in line:
+            tpu_server.clock = lambda: 1e9
 
-    monkeypatch.setattr(creation, "FIND_TIMEOUT", 5.0)
+    def find(*arguments: object, **words: object) -> object:
+        silence.times = 0  # the service answers again by the time of the deletion
+        return real(*arguments, **words)  # type: ignore[arg-type]
+
+    real = creation.find_patiently
+    first = [True]
+
+    def patiently(*arguments: object, **words: object) -> object:
+        if first:  # the look before the creation
+            first.clear()
+            return real(*arguments, **words)  # type: ignore[arg-type]
+        return find(*arguments, **words)
+
+    monkeypatch.setattr(creation, "find_patiently", patiently)
     with pytest.raises(ProviderError, match="has not answered since .*network is unreachable") as caught:
-        google.create("pod", POD, lambda line: (say(line), None)[1])
+        google.create("pod", POD, say)
     assert caught.value.kind == ErrorKind.TIMEOUT
-    assert not tpu_server.nodes, "what was created is deleted once the service answers"
+    assert not tpu_server.nodes
 
 
 def test_failed_look_does_not_end_deletion(tpu_server: TpuServer, google: TpuProvider) -> None:
@@ -165,7 +189,10 @@ def test_deletion_spares_a_later_slice_of_the_name(tpu_server: TpuServer, google
         ({"reserved": True}, "projects/p/locations/z/reservations/-"),
         ({"reservation": "ours"}, "projects/p/locations/z/reservations/ours"),
         ({"reservation": "other/ours"}, "projects/other/locations/z/reservations/ours"),
-        ({"reservation": "projects/other/locations/z/reservations/ours"}, "projects/other/locations/z/reservations/ours"),
+        (
+            {"reservation": "projects/other/locations/z/reservations/ours"},
+            "projects/other/locations/z/reservations/ours",
+        ),
     ],
     ids=["any", "own", "other-project", "full"],
 )
@@ -195,7 +222,8 @@ def test_v2alpha1_fields_reach_the_service(
     target = TpuTarget(**{**vars(QUEUED), "spot": False, "accelerator_type": "v6e-8", **words})
     tpu_server.rest_faults.append((503, True))  # it has its effect, and the answer is lost
     made = google.create("pod", target, lambda _: None)
-    (body,) = tpu_server.bodies
+    body = tpu_server.bodies[0]
+    assert tpu_server.bodies == [body, body], "the call without an answer is repeated as it was"
     assert body["provisioningModel"] == model
     assert {key: body[key] for key in more} == more
     assert body["queueingPolicy"] == {"validUntilDuration": "3600s"}
@@ -231,7 +259,7 @@ def test_worker_with_several_interfaces_counts_once(tpu_server: TpuServer, googl
 def test_state_newer_than_the_library_is_listed(tpu_server: TpuServer) -> None:
     tpu_server.create(PLACE, "pod", tpu_v2.Node(accelerator_config={"type_": "V5LITE_POD", "topology": "4x4"}))
     raw = tpu_v2.Node.pb(tpu_server.nodes[f"{PLACE}/nodes/pod"])
-    raw.state, raw.accelerator_config.type = 99, 77
+    raw.state, raw.accelerator_config.type_ = 99, 77
     tpu_server.operations.clear()
     (found,) = fleet_slices.list_slices(Fleet(google=GoogleConfig(["p"]))).slices
     assert (found.state, found.status, found.accelerator_type) == ("99", SliceStatus.UNKNOWN, "77")
@@ -280,8 +308,11 @@ def test_pinned_host_keys_outlive_answers_without_keys(tpu_server: TpuServer, tm
     assert unread.hosts_of("pod") == ("pod-0", "pod-1"), "the slice may be training"
     assert any("the host keys that are known stay in use" in line for line in lines)
     assert known_hosts(unread) == pinned
-    tpu_server.workers["n"] = [workers[0], Worker("10.0.0.3", "127.0.0.3")]  # one of them publishes nothing
-    emptied = fleet_slices.with_slices(fleet, lambda _: None)
+    tpu_server.workers["n"] = [
+        workers[0],
+        Worker("10.0.0.3", "127.0.0.3", {}, "t1v-3"),
+    ]  # one of them publishes nothing
+    emptied = fleet_slices.with_slices(fleet, lambda _: None, touch=False)
     assert known_hosts(emptied) == pinned
     assert "start-iap-tunnel t1v-3" in Path(emptied.hosts["pod-0"].ssh_config).read_text()  # type: ignore[attr-defined]
 
@@ -313,7 +344,9 @@ def test_invalid_slice_is_refused_when_read(words: str, message: str) -> None:
 
 
 def test_target_name_that_is_no_node_id_is_refused() -> None:
-    text = "targets: {Pod_1: {type: tpu, project: p, zone: z, create: true, accelerator_type: v3-8, runtime_version: r}}"
+    text = (
+        "targets: {Pod_1: {type: tpu, project: p, zone: z, create: true, accelerator_type: v3-8, runtime_version: r}}"
+    )
     with pytest.raises(UsageError, match="the target's name, .* is 'Pod_1'"):
         parse_fleet(text)
     named = parse_fleet(text.replace("zone: z", "zone: z, name: pod-1"))

@@ -133,7 +133,11 @@ class ComputeServer(Loopback):
                 return
             group.pop("_error", None)
             name = f"{group['baseInstanceName']}-{next(self._numbers):04x}"
-            template = next(v for k, v in self.resources.items() if k.endswith(group["instanceTemplate"].split("/")[-1]) and "/instanceTemplates/" in k)
+            template = next(
+                v
+                for k, v in self.resources.items()
+                if k.endswith(group["instanceTemplate"].split("/")[-1]) and "/instanceTemplates/" in k
+            )
             body = json.loads(json.dumps(template["properties"]))
             created_by = {"key": "created-by", "value": f"projects/1/zones/z/instanceGroupManagers/{group['name']}"}
             body.setdefault("metadata", {}).setdefault("items", []).append(created_by)
@@ -157,7 +161,9 @@ class ComputeServer(Loopback):
         for index, each in enumerate(interfaces):
             each["networkIP"] = address if index == 0 else f"10.{index}.0.{number & 255}"
             if index == 0 and each.get("accessConfigs"):
-                each["accessConfigs"][0]["natIP"] = address if address.startswith("127.") else f"203.0.113.{number & 255}"
+                each["accessConfigs"][0]["natIP"] = (
+                    address if address.startswith("127.") else f"203.0.113.{number & 255}"
+                )
         metadata = body.setdefault("metadata", {})
         metadata["fingerprint"] = "Zm9v"
         self.resources[key] = {**body, "name": name, "id": str(number), "status": STATES[0],
@@ -177,7 +183,7 @@ class ComputeServer(Loopback):
         scope = f"{project}/{f'{kind}/{where}' if kind else 'global' if is_global else 'project'}"
         words = (rest or "").split("/")
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
-        call = f"{method} {words[0] or 'project'}"
+        call = f"{method} {words[2] if len(words) > 2 else words[0] or 'project'}"
         with self.lock:
             self.calls.append(call)
             self.advance()
@@ -237,7 +243,11 @@ class ComputeServer(Loopback):
             for each in names:
                 if not any(known.endswith("/".join(each.split("/")[-2:])) for known in self.resources):
                     raise RefusedError(400, "resourceNotFound", f"The resource '{each}' is not ready")
-        self.resources[key] = {**body, "id": str(next(self._numbers)), "creationTimestamp": "2026-11-25T00:00:00.000-08:00"}
+        self.resources[key] = {
+            **body,
+            "id": str(next(self._numbers)),
+            "creationTimestamp": "2026-11-25T00:00:00.000-08:00",
+        }
         self.created.append(key)
         return self._operate(scope, lambda: None)
 
@@ -253,9 +263,12 @@ class ComputeServer(Loopback):
             if each in self.resources and "/instances/" in each:
                 self.resources[each]["status"] = "STOPPING"
 
+        known = {each: self.resources.get(each) for each in [key, *members]}
+
         def gone() -> None:
-            for each in [key, *members]:
-                self.resources.pop(each, None)
+            for each, before in known.items():
+                if self.resources.get(each) is before:  # a later one of the name stays
+                    self.resources.pop(each, None)
 
         return self._operate(scope, gone, kind="delete")
 

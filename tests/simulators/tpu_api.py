@@ -41,6 +41,7 @@ class Fault:
     message: str = "planted"
     times: int = 1
     late: bool = False
+    after: int = 0  # so many matching calls are answered before
 
 
 class TpuServer(Nodes):
@@ -82,7 +83,10 @@ class TpuServer(Nodes):
         with self.lock:
             self.calls.append(method)
             self.advance()
-            fault = next((each for each in self.faults if each.times and re.search(each.method, method)), None)
+            matching = [each for each in self.faults if each.times and re.search(each.method, method)]
+            fault = next((each for each in matching if not each.after), None)
+            for each in matching:
+                each.after = max(0, each.after - 1)
             if fault is not None:
                 fault.times -= 1
                 if not fault.late:
@@ -99,7 +103,9 @@ class TpuServer(Nodes):
             self.advance()
             self.bodies.append(body)
             known = {key: value for key, value in body.items() if key not in ("provisioningModel", "runDuration")}
-            message = tpu_v2.QueuedResource(json_format.ParseDict(known, tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource())))
+            message = tpu_v2.QueuedResource(
+                json_format.ParseDict(known, tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource()))
+            )
             return {"name": self.enqueue(parent, name, message).name}
 
     # ------------------------------------------------------------------------------------------------- the calls
@@ -241,7 +247,9 @@ class _RestHandler(Quiet):
     def do_POST(self) -> None:
         server: TpuServer = self.server_of.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        match = re.fullmatch(r"/v2alpha1/(projects/[^/]+/locations/[^/]+)/queuedResources\?queuedResourceId=(.+)", self.path)
+        match = re.fullmatch(
+            r"/v2alpha1/(projects/[^/]+/locations/[^/]+)/queuedResources\?queuedResourceId=(.+)", self.path
+        )
         assert match is not None, self.path
         status, late = server.rest_faults.pop(0) if server.rest_faults else (200, True)
         value: dict[str, Any] = {"error": {"code": status, "message": "planted"}}

@@ -9,6 +9,7 @@ from typing import Any
 import draccus
 
 from midstream.errors import UsageError
+from midstream.fleet.notify_config import NotifyConfig
 from midstream.fleet.store_config import StoreConfig
 from midstream.suggestions import nearest
 
@@ -203,6 +204,7 @@ class Fleet:
     path: str = ""
     text: str = ""
     on_event: str | None = None  # a command line that gets each notable event as JSON on its stdin
+    notify: tuple[NotifyConfig, ...] = ()  # webhooks that get it too
 
     @property
     def target_names(self) -> tuple[str, ...]:

@@ -27,9 +27,11 @@ from midstream.fleet.fleet import (
     SshHostConfig,
     TargetConfig,
 )
+from midstream.fleet.notify_config import NotifyConfig, check_notify
 from midstream.fleet.quantities import parse_ports, parse_rate
 from midstream.fleet.slice_check import check_slice
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
+from midstream.json_events import NOTIFICATIONS
 from midstream.suggestions import nearest
 
 
@@ -39,6 +41,7 @@ class _FleetFile:
     targets: dict[str, TargetConfig] = field(default_factory=dict)
     stores: dict[str, StoreConfig] = field(default_factory=dict)
     google: GoogleConfig = field(default_factory=GoogleConfig)
+    notify: list[NotifyConfig] = field(default_factory=list)
 
 
 def default_fleet_path() -> Path:
@@ -65,10 +68,15 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
     value = _yaml(text, path)
     if not isinstance(value, dict):
         raise UsageError(f"{path}: expected hosts:, targets: and stores:, found {type(value).__name__}")
-    _known_keys(path, "", value, ("hosts", "targets", "stores", "google", "on_event"))
+    _known_keys(path, "", value, ("hosts", "targets", "stores", "google", "on_event", "notify"))
     on_event = value.get("on_event")
     if on_event is not None and not isinstance(on_event, str):
         raise UsageError(f"{path}: on_event is {type(on_event).__name__}", "one command line: on_event: notify-me")
+    receivers = value.get("notify") or []
+    if not isinstance(receivers, list) or not all(isinstance(each, dict) for each in receivers):
+        raise UsageError(f"{path}: notify is no list of receivers", "notify: [{type: slack, url: env:SLACK_URL}]")
+    for index, receiver in enumerate(receivers):
+        _known_keys(path, f"notify[{index}].", receiver, [each.name for each in dataclasses.fields(NotifyConfig)])
     hosts = _section(path, value, "hosts")
     targets = _section(path, value, "targets")
     stores = _section(path, value, "stores")
@@ -80,7 +88,8 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
     _check_entries(path, "hosts", hosts, HostConfig)
     _check_entries(path, "targets", targets, TargetConfig)
     try:
-        decoded = draccus.decode(_FleetFile, {"hosts": hosts, "targets": targets, "stores": stores, "google": google})
+        sections = {"hosts": hosts, "targets": targets, "stores": stores, "google": google, "notify": receivers}
+        decoded = draccus.decode(_FleetFile, sections)
     except draccus.utils.DraccusException as error:
         raise UsageError(f"{path}: {_one_line(error)}") from error
     for name, target in decoded.targets.items():
@@ -88,6 +97,7 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
         if isinstance(target, SliceTarget):
             check_host_store(f"{path}: targets.{name}.worker", target.worker.get("store"), decoded.stores)
     check_stores(path, decoded.stores)
+    check_notify(path, decoded.notify, tuple(NOTIFICATIONS))
     for name, host in decoded.hosts.items():
         _check_host(path, name, host, decoded.stores)
     return Fleet(
@@ -98,6 +108,7 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
         path=path,
         text=text,
         on_event=on_event,
+        notify=tuple(decoded.notify),
     )
 
 

@@ -30,6 +30,7 @@ _MODULES = {
     "recheck": "migration.verify_migration",
     "repair": "runs.repair_run",
     "resume": "migration.migrate_run",
+    "serve_metrics": "fleet.serve_metrics",
     "show_tree": "checkpoints.verify_checkpoint",
     "status": "fleet.status",
     "stop": "runs.launch_and_stop",

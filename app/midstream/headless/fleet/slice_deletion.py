@@ -44,7 +44,9 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     try:
         occupants = _occupants(found, hosts, name, place)
         for run in occupants.runs:
-            output.value({"event": "occupant", "run": run.run_id, "host": run.host, "step": run.step, "store": run.store})
+            output.value(
+                {"event": "occupant", "run": run.run_id, "host": run.host, "step": run.step, "store": run.store}
+            )
             output.message(f"midstream: {_described(run)}")
         if occupants.unknown:
             output.message(f"midstream: {occupants.unknown}")

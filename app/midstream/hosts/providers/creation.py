@@ -32,7 +32,7 @@ READY_POLLS = 2  # consecutive polls that have to report it ready: states flap
 NOT_FOUND_POLLS = 5  # consecutive polls that find nothing before an unanswered call counts as without effect
 NOT_FOUND_TIME = 30.0  # seconds that a slice that was requested may not be listed
 REPORT_INTERVAL = 60.0  # seconds after which an unchanged state is reported again
-UNANSWERED_TIME = 900.0  # seconds after the end of its time that a creation still waits for an answer about the slice
+UNANSWERED_TIME = 900.0  # seconds awake without an answer, after which a creation whose time is over is ended
 GRANTED_TIME = 900.0  # seconds that machines may take after a queue has granted them
 DELETE_TIMEOUT = 900.0  # seconds
 PASSING = (ErrorKind.UNAVAILABLE, ErrorKind.RATE, ErrorKind.BUSY)  # what a look's failure may end by itself
@@ -42,6 +42,11 @@ FIND_TIMEOUT = 60.0  # seconds that the looks before a deletion may fail
 def clock() -> float:
     """Return seconds that include those in which this machine sleeps, unlike `time.monotonic` on Linux."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time()
+
+
+def awake_clock() -> float:
+    """Return seconds without those in which this machine sleeps: it gets no answers then."""
+    return time.monotonic()
 
 
 class Service(Protocol):
@@ -158,6 +163,7 @@ class _Creation:
         self._stage = _Stage.NOT_STARTED
         self._foreign = foreign  # a slice exists that midstream did not create
         self._unanswered = ""  # the last look's error, if it failed
+        self._silent_since = 0.0  # when the looks began to fail
         self._seen = self._began  # when a look last found the slice
 
     def _waited(self) -> float:
@@ -168,6 +174,8 @@ class _Creation:
         try:
             found = self.service.find()
         except ProviderError as error:
+            if not self._unanswered:
+                self._silent_since = awake_clock()
             if error.message != self._unanswered:
                 self.report(f"{self.path}: no answer ({error.message}); it is looked up again")
             self._unanswered = error.message
@@ -219,7 +227,7 @@ class _Creation:
             answered, found = self._look()
             if answered:
                 return found is not None and found.labels.get(TOKEN_LABEL) == self.token
-            if self._waited() > self.limit + UNANSWERED_TIME:
+            if self._is_silent():
                 return True  # unknown: its deletion checks the token again
             polling.wait()
 
@@ -232,6 +240,7 @@ class _Creation:
         while True:
             self._check_cancelled()
             self._check_failure()
+            waited = self._waited()  # before the look: this machine may sleep between both
             answered, found = self._look()
             if answered:
                 ready = found is not None and found.status == SliceStatus.READY and bool(found.workers)
@@ -245,7 +254,7 @@ class _Creation:
                 if now != reported or clock() - reported_at > REPORT_INTERVAL:
                     self.report(f"{self.path}: {now} ({format_duration(self._waited())})")
                     reported, reported_at = now, clock()
-            if self._waited() > self._limit(found) and not ready_polls:
+            if waited > self._limit(found) and not ready_polls:
                 self._check_limit(answered=answered)
             polling.wait()
 
@@ -267,9 +276,14 @@ class _Creation:
         granted = found is not None and bool(found.queued) and found.node
         return self.limit + (GRANTED_TIME if granted else 0.0)
 
+    def _is_silent(self) -> bool:
+        """Return whether the time is over and the service has not answered for too long."""
+        silent = awake_clock() - self._silent_since if self._unanswered else 0.0
+        return self._waited() > self.limit and silent > UNANSWERED_TIME
+
     def _check_limit(self, *, answered: bool) -> None:
         """Raise ProviderError: the time is over. Without an answer the slice may be ready, and the wait goes on."""
-        if not answered and self._waited() < self.limit + UNANSWERED_TIME:
+        if not answered and not self._is_silent():
             return
         why = "" if answered else f", and the service has not answered since ({self._unanswered})"
         raise ProviderError(
@@ -339,12 +353,12 @@ def find_patiently(find: Callable[[], Slice | None], also: Sequence[ErrorKind] =
 
     Refusals that do not pass are raised at once: missing permissions, wrong names. ``also``: kinds that may pass.
     """
-    deadline, polling = time.monotonic() + FIND_TIMEOUT, Polling()
+    deadline, polling = awake_clock() + FIND_TIMEOUT, Polling()
     while True:
         try:
             return find()
         except ProviderError as error:
-            if error.kind not in (*PASSING, *also) or time.monotonic() > deadline:
+            if error.kind not in (*PASSING, *also) or awake_clock() > deadline:
                 raise
         polling.wait()
 

@@ -24,7 +24,14 @@ from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers.compute.compute_provider import ComputeProvider
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import (
-    ErrorKind, Inventory, Polling, Progress, Provider, ProviderError, Slice, SliceStatus,
+    ErrorKind,
+    Inventory,
+    Polling,
+    Progress,
+    Provider,
+    ProviderError,
+    Slice,
+    SliceStatus,
 )
 from midstream_engine.shared.accelerators import TPU_GENERATIONS
 
@@ -172,7 +179,9 @@ def list_slices(fleet: Fleet) -> Inventory:
     zones: dict[type, list[tuple[str, str]]] = {TpuTarget: [], ComputeTarget: []}
     for target in slice_targets(fleet).values():
         zones[type(target)].append((target.project, target.zone))
-    zones[TpuTarget] += [(project, zone) for project in fleet.google.projects for zone in fleet.google.zones or [ALL_ZONES]]
+    zones[TpuTarget] += [
+        (project, zone) for project in fleet.google.projects for zone in fleet.google.zones or [ALL_ZONES]
+    ]
     found = [tpu_provider().inventory(zones[TpuTarget])] if zones[TpuTarget] else []
     # Compute Engine is listed only where a target names it: most projects of the older API do not have it.
     found += [compute_provider().inventory(zones[ComputeTarget])] if zones[ComputeTarget] else []

@@ -118,7 +118,16 @@ class Slice:
         queued = f"queued: {self.queued}" if self.queued and self.queued != "ACTIVE" else ""
         size = count(len(self.workers), "worker") if self.workers else ""
         multislice = "one of a Multislice" if self.multislice else ""
-        words = (self.accelerator_type, self.topology, self.runtime_version, size, self.price_class, queued, multislice, self.why)
+        words = (
+            self.accelerator_type,
+            self.topology,
+            self.runtime_version,
+            size,
+            self.price_class,
+            queued,
+            multislice,
+            self.why,
+        )
         return ", ".join(filter(None, (state, *words)))
 
 

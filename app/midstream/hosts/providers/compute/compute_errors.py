@@ -122,5 +122,7 @@ def coded_error(code: str, message: str, project: str, zone: str) -> ProviderErr
 
 def _line(error: Exception) -> str:
     words = str(getattr(error, "message", None) or error)
-    words = re.sub(r"^[A-Z]+ https?://\S+: ", "", words)  # Google's library puts the request's address before the message
+    words = re.sub(
+        r"^[A-Z]+ https?://\S+: ", "", words
+    )  # Google's library puts the request's address before the message
     return " ".join(words.split())[:300] or type(error).__name__

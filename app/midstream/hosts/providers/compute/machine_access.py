@@ -45,9 +45,7 @@ def key_line(user: str, public: str) -> str:
     return f"{user}:{public} {user}"
 
 
-def _install_key(
-    clients: ComputeClients, name: str, found: Slice, user: str, public: str, progress: Progress
-) -> None:
+def _install_key(clients: ComputeClients, name: str, found: Slice, user: str, public: str, progress: Progress) -> None:
     with explained(f"the metadata of {found.project} cannot be read", found.project, found.zone):
         project = call(clients.projects.get, project=found.project)
     common = {item.key: item.value for item in project.common_instance_metadata.items}
@@ -56,7 +54,13 @@ def _install_key(
 
 
 def _install_on(
-    clients: ComputeClients, name: str, found: Slice, machine: str, common: dict[str, str], line: str, progress: Progress
+    clients: ComputeClients,
+    name: str,
+    found: Slice,
+    machine: str,
+    common: dict[str, str],
+    line: str,
+    progress: Progress,
 ) -> None:
     """Add the line to a machine's metadata, unless it or the project's has the key.
 
@@ -96,9 +100,7 @@ def _install_on(
         polling.wait()
 
 
-def host_keys(
-    clients: ComputeClients, found: Slice, index: int, progress: Progress, *, wait: bool
-) -> dict[str, str]:
+def host_keys(clients: ComputeClients, found: Slice, index: int, progress: Progress, *, wait: bool) -> dict[str, str]:
     """Return the host keys that a machine publishes, and its name as ``hostname``. Machines boot for a moment."""
     from google.api_core.exceptions import NotFound
 

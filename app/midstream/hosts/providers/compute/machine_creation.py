@@ -234,9 +234,7 @@ class ComputeService:
         from google.api_core.exceptions import NotFound
 
         try:
-            call(
-                self._clients.groups.get, project=self._project, zone=self._zone, instance_group_manager=self._slice
-            )
+            call(self._clients.groups.get, project=self._project, zone=self._zone, instance_group_manager=self._slice)
         except NotFound:
             return False
         return True
@@ -265,7 +263,9 @@ def machine_message(target: ComputeTarget, labels: dict[str, str], ssh_keys: str
         metadata["ssh-keys"] = ssh_keys
     machine = machine_of(target.machine_type)
     assert machine is not None  # checked when the fleet file is read
-    interface = compute_v1.NetworkInterface(network=target.network or ("" if target.subnetwork else "global/networks/default"))
+    interface = compute_v1.NetworkInterface(
+        network=target.network or ("" if target.subnetwork else "global/networks/default")
+    )
     if target.subnetwork:
         interface.subnetwork = target.subnetwork
     if target.reach == "external":
@@ -337,5 +337,3 @@ def template_properties(instance: Any) -> Any:
 def _request_id(token: str) -> str:
     """Return the same id for each call of one creation: the service answers a repeated call with the first result."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"midstream:{token}"))
-
-

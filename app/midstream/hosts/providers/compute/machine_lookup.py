@@ -113,9 +113,7 @@ def _get(method: Any, **request: Any) -> Any:
 def _machines_of(clients: ComputeClients, project: str, zone: str, name: str) -> list[tuple[Any, str, str]]:
     """Return the machines of a group, with the error of those that could not be created. A missing one is None."""
     found = []
-    for managed in call(
-        clients.groups.list_managed_instances, project=project, zone=zone, instance_group_manager=name
-    ):
+    for managed in call(clients.groups.list_managed_instances, project=project, zone=zone, instance_group_manager=name):
         if len(found) >= MAX_MACHINES:
             break
         errors = managed.last_attempt.errors.errors if "last_attempt" in managed else []
@@ -208,7 +206,7 @@ def price_class(instance: Any) -> str:
     if model == "FLEX_START":
         return "flex-start"
     affinity = instance.reservation_affinity.consume_reservation_type
-    return "reserved" if "RESERVATION_BOUND" == model or affinity == "SPECIFIC_RESERVATION" else "on demand"
+    return "reserved" if model == "RESERVATION_BOUND" or affinity == "SPECIFIC_RESERVATION" else "on demand"
 
 
 def _announced_price_class(labels: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ names a simulated service on this machine.
 from __future__ import annotations
 
 import urllib.parse
+
 from midstream.hosts.providers.google.api_errors import explained
 from midstream.hosts.providers.google.rest import send
 from midstream.hosts.providers.provider import ErrorKind, ProviderError

@@ -81,18 +81,19 @@ class TpuService:
         post(REST_ENDPOINT, "tpu.googleapis.com", path, body)
 
     def failure(self) -> ProviderError | None:
-        """Return the operation's error, if it ended with one.
+        """Return the operation's error, if it ended with one. It is polled once, without the library's retries."""
+        from google.api_core.exceptions import from_grpc_status
 
-        An error of ``done`` is that of the poll; an ended operation returns its own error by ``exception``.
-        """
         if self._operation is None:
             return None
-        what = f"the operation of {self._name}"
-        with explained(what, self._project, self._zone):
-            if not self._operation.done(retry=None):
-                return None
-        error = self._operation.exception(timeout=CALL_TIMEOUT)
-        return None if error is None else _own_error(error, self._project, self._zone)
+        operations = self._client.transport.operations_client
+        with explained(f"the operation of {self._name}", self._project, self._zone):
+            now = operations.get_operation(self._operation.operation.name, retry=None, timeout=CALL_TIMEOUT)
+        if not now.done or not now.error.code:
+            return None
+        own = from_grpc_status(now.error.code, now.error.message)
+        found = translate("", own, self._project, self._zone)
+        return ProviderError(found.message.removeprefix(": "), found.hint, found.kind)
 
     def remove(self, found: Slice) -> None:
         with explained(f"{found.path} cannot be deleted", found.project, found.zone):
@@ -102,16 +103,6 @@ class TpuService:
                 )
             else:
                 self._client.delete_node(name=f"{self._parent}/nodes/{found.name}", timeout=CALL_TIMEOUT)
-
-
-def _own_error(error: Exception, project: str, zone: str) -> ProviderError:
-    """Translate the error that an operation ended with."""
-    from google.api_core.exceptions import GoogleAPICallError
-
-    if isinstance(error, GoogleAPICallError):
-        found = translate("", error, project, zone)
-        return ProviderError(found.message.removeprefix(": "), found.hint, found.kind)
-    return ProviderError(" ".join(str(error).split())[:300], "", ErrorKind.UNAVAILABLE)
 
 
 def request_message(target: TpuTarget, parent: str, name: str, node: Any) -> Any:
