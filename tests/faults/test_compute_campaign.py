@@ -2,10 +2,10 @@
 
     python tests/faults/test_compute_campaign.py [--runs 1000] [--seed 1] [--results FILE]
 
-A run requests one machine, or a group with its policy and template. Drawn are faults of any call, the end of an operation,
-a preemption or a cancellation after a random number of calls. Afterwards the slice is ready and all that exists, or
-everything is deleted and the error reports this, or the error names what may be left. Then the service recovers: what is
-named is deleted, the same command succeeds, and after its deletion nothing is left. Resources of others are not changed.
+A run requests one machine, or a group with its policy and template. Drawn are faults of any call, the end of an
+operation, a preemption or a cancellation after a random number of calls. Afterwards the slice is ready, or everything
+is deleted and the error reports this, or the error names what may be left. Then the service recovers: what is named is
+deleted, the same command succeeds, and after its deletion nothing is left. Resources of others are not changed.
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ def test_os_login_and_keys_are_detected(
     machine(compute_server, **own)
     found = fleet_slices.with_slices(fleet, lambda _: None)
     if expected == "refused":
-        with pytest.raises(UsageError, match="requires OS Login.*os_login: YOU@EXAMPLE.COM"):
+        with pytest.raises(UsageError, match=r"requires OS Login.*os_login: YOU@EXAMPLE.COM"):
             found.target("pod")
         return
     assert found.hosts_of("pod") == ("pod-0",), "two interfaces are one machine"

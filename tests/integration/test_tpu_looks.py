@@ -149,7 +149,7 @@ def test_silence_after_the_limit_ends_creation(
         return find(*arguments, **words)
 
     monkeypatch.setattr(creation, "find_patiently", patiently)
-    with pytest.raises(ProviderError, match="has not answered since .*network is unreachable") as caught:
+    with pytest.raises(ProviderError, match=r"has not answered since .*network is unreachable") as caught:
         google.create("pod", POD, say)
     assert caught.value.kind == ErrorKind.TIMEOUT
     assert not tpu_server.nodes
@@ -273,7 +273,7 @@ def test_multislice_is_shown_and_refused_by_name(tpu_server: TpuServer, google: 
     assert found.multislice
     assert "one of a Multislice" in found.text()
     fleet = parse_fleet("targets: {pod: {type: tpu, project: p, zone: z}}")
-    with pytest.raises(UsageError, match="one of a Multislice .*a target is one slice"):
+    with pytest.raises(UsageError, match=r"one of a Multislice .*a target is one slice"):
         fleet_slices.with_slices(fleet, lambda _: None, touch=False).target("pod")
     with pytest.raises(UsageError, match="Multislice is not supported"):
         parse_fleet("targets: {pod: {type: tpu, project: p, zone: z, slices: 2}}")
@@ -347,7 +347,7 @@ def test_target_name_that_is_no_node_id_is_refused() -> None:
     text = (
         "targets: {Pod_1: {type: tpu, project: p, zone: z, create: true, accelerator_type: v3-8, runtime_version: r}}"
     )
-    with pytest.raises(UsageError, match="the target's name, .* is 'Pod_1'"):
+    with pytest.raises(UsageError, match=r"the target's name, .* is 'Pod_1'"):
         parse_fleet(text)
     named = parse_fleet(text.replace("zone: z", "zone: z, name: pod-1"))
     assert named.targets["Pod_1"].name == "pod-1"  # type: ignore[attr-defined]

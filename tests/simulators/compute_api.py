@@ -26,6 +26,7 @@ from support.loopback import Loopback, Quiet
 
 Json = dict[str, Any]
 STATES = ("PROVISIONING", "STAGING", "RUNNING")
+CREATED = "2026-11-25T00:00:00.000-08:00"
 PAGE = 2  # entries of a listing: every client has to turn pages
 _PATH = re.compile(r"/compute/v1/projects/([^/]+)(?:/(zones|regions)/([^/]+)|/(global))?(?:/(.*))?")
 
@@ -166,8 +167,8 @@ class ComputeServer(Loopback):
                 )
         metadata = body.setdefault("metadata", {})
         metadata["fingerprint"] = "Zm9v"
-        self.resources[key] = {**body, "name": name, "id": str(number), "status": STATES[0],
-                               "networkInterfaces": interfaces, "creationTimestamp": "2026-11-25T00:00:00.000-08:00"}  # fmt: skip
+        own = {"name": name, "id": str(number), "status": STATES[0], "creationTimestamp": CREATED}
+        self.resources[key] = {**body, **own, "networkInterfaces": interfaces}
         self.created.append(key)
         self._due[key] = self.clock() + self.delay
         self.on_metadata(name, {item["key"]: item["value"] for item in metadata.get("items", [])})
@@ -246,7 +247,7 @@ class ComputeServer(Loopback):
         self.resources[key] = {
             **body,
             "id": str(next(self._numbers)),
-            "creationTimestamp": "2026-11-25T00:00:00.000-08:00",
+            "creationTimestamp": CREATED,
         }
         self.created.append(key)
         return self._operate(scope, lambda: None)

@@ -1,7 +1,7 @@
 """TPU nodes and queued resources in memory, with faults on demand.
 
-States change by the clock: each takes ``Nodes.delay`` seconds, whether or not somebody looks. Tests choose the delay, or
-replace the clock.
+States change by the clock: each takes ``Nodes.delay`` seconds, whether or not somebody looks. Tests choose the delay,
+or replace the clock.
 """
 
 from __future__ import annotations

@@ -104,4 +104,4 @@ def test_invalid_receiver_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_fleet(text, "fleet.yaml")
     assert message in str(caught.value)
-    assert "secret" not in str(caught.value)
+    assert "/secret" not in str(caught.value)

@@ -30,12 +30,12 @@ HOSTILE = RunView('a"} 1\nmidstream_host_up{host="evil\x1b[2J', "gpu1", None, No
 
 
 def samples(snapshot: Snapshot) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Return what Prometheus reads, by metric and label values."""
+    """Return what Prometheus reads, by metric and label values, in the order of the labels' names."""
     registry = CollectorRegistry()
     registry.register(FleetMetrics(lambda: snapshot, list))
     text = generate_latest(registry).decode()
     return {
-        (sample.name, tuple(sample.labels.values())): sample.value
+        (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -48,19 +48,19 @@ def test_hosts_accelerators_and_runs_are_metrics() -> None:
     assert found["midstream_host_up", ("gone",)] == 0
     assert ("midstream_host_cpu_used_ratio", ("gone",)) not in found, "what is not known has no value"
     assert found["midstream_host_accelerators", ("gpu1",)] == 2
-    assert found["midstream_accelerator_utilization_ratio", ("gpu1", "0", "NVIDIA H100")] == 0.9
-    assert ("midstream_accelerator_utilization_ratio", ("gpu1", "1", "NVIDIA H100")) not in found
-    assert found["midstream_run_running", ("webtext", "gpu1")] == 1
-    assert found["midstream_run_loss", ("webtext", "gpu1")] == 3.25
-    assert found["midstream_run_tokens_per_second", ("webtext", "gpu1")] == 1000
-    assert found["midstream_run_checkpoint_step", ("webtext", "gpu1")] == 50, "an incomplete one does not count"
+    assert found["midstream_accelerator_utilization_ratio", ("0", "gpu1", "NVIDIA H100")] == 0.9
+    assert ("midstream_accelerator_utilization_ratio", ("1", "gpu1", "NVIDIA H100")) not in found
+    assert found["midstream_run_running", ("gpu1", "webtext")] == 1
+    assert found["midstream_run_loss", ("gpu1", "webtext")] == 3.25
+    assert found["midstream_run_tokens_per_second", ("gpu1", "webtext")] == 1000
+    assert found["midstream_run_checkpoint_step", ("gpu1", "webtext")] == 50, "an incomplete one does not count"
     assert found["midstream_runs", ()] == 1
 
 
 def test_names_from_hosts_cannot_forge_metrics() -> None:
     found = samples(Snapshot(1, 0.0, (HostView("gpu1", "ssh", "live"),), (HOSTILE,)))
     assert [labels for name, labels in found if name == "midstream_host_up"] == [("gpu1",)]
-    ((name, _),) = [labels for metric, labels in found if metric == "midstream_run_running"]
+    ((_, name),) = [labels for metric, labels in found if metric == "midstream_run_running"]
     assert "\x1b" not in name
 
 

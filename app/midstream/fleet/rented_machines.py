@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 
 @dataclass(frozen=True)
 class RentedMachines:
-    """A cluster: ``by`` names the program that rented it, ``file`` its SSH configuration, ``hosts`` the first one first."""
+    """A cluster: ``by`` names the program that rented it, ``file`` its SSH configuration."""
 
     name: str
     by: str
@@ -72,7 +72,7 @@ def _names_in(file: Path) -> list[str]:
 
 
 def with_rented(fleet: Fleet, names: Collection[str]) -> Fleet:
-    """Return the fleet with the clusters of these names that it lacks, also in its text: a migration has a copy of it."""
+    """Return the fleet with the clusters of these names that it lacks, also in its text, which migrations copy."""
     wanted = [name for name in names if name and name not in fleet.target_names]
     known = rented_machines() if wanted else {}
     found = [known[name] for name in wanted if name in known]

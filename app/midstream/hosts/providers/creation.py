@@ -1,6 +1,6 @@
 """Creation of a slice, for every provider. It either ends with a ready slice, or leaves nothing that costs money.
 
-Every resource of a creation carries labels: the target's name, the user, and a token of this creation. A failed creation
+Every resource of a creation carries labels: the target's name, the user, and a token of this creation. A failed one
 deletes only resources with its own token. The labels identify what a killed process has left over.
 
 A look that fails is no evidence about the slice: a creation waits on, until its time is over and a look has succeeded.

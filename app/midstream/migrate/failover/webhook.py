@@ -9,9 +9,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from email.message import Message
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from midstream.fleet.notify_config import SLACK, NotifyConfig, is_address
@@ -29,9 +28,7 @@ _log = logging.getLogger(__name__)
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirects: the event would be sent to a place that the fleet file does not name."""
 
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> None:
+    def redirect_request(self, *_: object) -> None:
         return None
 
 
@@ -63,7 +60,7 @@ def send(receiver: NotifyConfig, event: Mapping[str, Any]) -> bool:
 
 
 def slack_message(event: Mapping[str, Any]) -> dict[str, str]:
-    """Return the event as a message of Slack's incoming webhooks, which Mattermost and Discord's /slack take too."""
+    """Return the event as a message of Slack's incoming webhooks, which other chats accept too."""
     values = printable_values(event)
     message = str(values.get("message", ""))[:MAX_MESSAGE]
     details = [f"{name} {values[name]}" for name in ("run", "migration") if values.get(name)]
@@ -87,7 +84,7 @@ def _resolved(url: str) -> str:
 
 
 def _post(url: str, body: bytes) -> tuple[str, float | None]:
-    """Send a body once. Return why it was not accepted (empty if it was), and the seconds to wait for another attempt."""
+    """Send a body once. Return why it was refused (empty if it was accepted), and the seconds until another attempt."""
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "midstream"})
     try:
         with urllib.request.build_opener(_NoRedirect).open(request, timeout=REQUEST_TIMEOUT) as answer:

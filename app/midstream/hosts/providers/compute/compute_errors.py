@@ -35,7 +35,7 @@ _HINTS = {
     ErrorKind.RATE: "try again in a minute",
     ErrorKind.PERMISSION: f"{ROLE} on the project has it; docs/how-to/gcp.md lists what each command needs",
     ErrorKind.CREDENTIALS: "gcloud auth application-default login renews them",
-    ErrorKind.INVALID: "machine_type, topology, reservation and zone have to fit together: docs/reference/fleet-file.md",
+    ErrorKind.INVALID: "machine_type, topology, reservation and zone have to fit: docs/reference/fleet-file.md",
     ErrorKind.EXISTS: "midstream --status shows what is there",
     ErrorKind.UNAVAILABLE: "the service may be back in a while: try again",
 }
