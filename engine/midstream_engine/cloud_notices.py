@@ -1,6 +1,6 @@
 """Notices of a cloud that this machine is about to end: Google's, AWS's, Azure's. Standard library only.
 
-This module is also sent to hosts. A cloud is asked only on its own machines, which their firmware names.
+This module is also sent to hosts. A cloud receives requests only on its own machines, which their firmware names.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_azure_notice_names_this_machine() -> None:
         assert azure_metadata.notices(server.url) is None
 
 
-def test_cloud_is_asked_on_its_own_machines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_go_to_the_own_cloud_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         aws_metadata.metadata_address(str(tmp_path / "none")),
         azure_metadata.metadata_address(str(tmp_path / "none")),

@@ -261,7 +261,7 @@ def test_machines_become_hosts_with_pinned_keys(
 
 
 def machine(server: ComputeServer, **metadata: str) -> None:
-    """Create a machine as somebody else would."""
+    """Create a machine as another user would."""
     items = [{"key": name.replace("_", "-"), "value": value} for name, value in metadata.items()]
     body = {"machineType": "https://x/tpu7x-standard-4t", "metadata": {"items": items}, "networkInterfaces": [{}, {}]}
     server._put_instance("proj/zones/us-x1-a/instances/pod", "pod", body)

@@ -15,6 +15,7 @@ from simulators.slice import Slice, target_text
 from simulators.sshd import Lab
 from simulators.tpu_api import TpuServer, fast_polling, tpu_server
 from support.command_line import TINY, midstream, refused
+from support.guide import TRAINING
 from support.run_directory import RunDirectory
 
 __all__ = ["fast_polling", "tpu_server"]
@@ -51,15 +52,16 @@ def test_training_run_is_named_before_deletion(lab: Lab, tpu_server: TpuServer, 
     run.lineage({"attempt": 1, "epoch": 1})
     run.status(1, records.TRAINING, 70)  # of this process, which runs
     run.checkpoint(60)
-    asked = midstream("--fleet", file, "--delete", "pod", "--json")
-    line = refused(asked, 3, "lab/here-a/n, where webtext trains, would be deleted", "--save-first")
+    refusal = midstream("--fleet", file, "--delete", "pod", "--json")
+    line = refused(refusal, 3, "lab/here-a/n, where webtext trains, would be deleted", "--save-first")
     assert "--yes deletes it" in line
-    (occupant,) = asked.of("occupant")
+    (occupant,) = refusal.of("occupant")
     assert (occupant["run"], occupant["host"], occupant["step"], occupant["store"]) == ("webtext", "pod-0", 70, "")
     assert (
-        "webtext trains on pod-0 at step 70; its newest checkpoint is of step 60, on the slice's disks" in asked.stderr
+        "webtext trains on pod-0 at step 70; its newest checkpoint is of step 60, on the slice's disks"
+        in refusal.stderr
     )
-    assert "midstream --migrate webtext --to TARGET moves it away first" in asked.stderr
+    assert "midstream --migrate webtext --to TARGET moves it away first" in refusal.stderr
     saving = midstream("--fleet", file, "--delete", "lab/here-a/n", "--yes", "--save-first")
     refused(saving, 3, "webtext has no bucket: a checkpoint that is saved there is deleted with the slice", "--migrate")
     assert tpu_server.nodes, "nothing is deleted"
@@ -72,13 +74,13 @@ def test_silent_worker_is_no_evidence_of_an_idle_slice(lab: Lab, tpu_server: Tpu
     file = fleet_file(lab, pod)
     created(file)
     pod.servers[0].stop()
-    asked = midstream("--fleet", file, "--delete", "pod")
-    refused(asked, 3, "lab/here-a/n would be deleted", "--yes")
-    assert "what trains there may be unknown: pod-0 does not answer" in asked.stderr
+    refusal = midstream("--fleet", file, "--delete", "pod")
+    refused(refusal, 3, "lab/here-a/n would be deleted", "--yes")
+    assert "what trains there may be unknown: pod-0 does not answer" in refusal.stderr
     other = file.with_name("other.yaml")
     other.write_text("hosts: {here: {type: local}}\n")
-    asked = midstream("--fleet", other, "--delete", "lab/here-a/n")
-    assert "lab/here-a/n is not a target of the fleet file: what trains there is unknown" in asked.stderr
+    refusal = midstream("--fleet", other, "--delete", "lab/here-a/n")
+    assert "lab/here-a/n is not a target of the fleet file: what trains there is unknown" in refusal.stderr
     assert midstream("--fleet", other, "--delete", "lab/here-a/n", "--yes").code == 0
     assert tpu_server.nodes == {}
 
@@ -87,11 +89,12 @@ def test_silent_worker_is_no_evidence_of_an_idle_slice(lab: Lab, tpu_server: Tpu
 def test_run_is_saved_before_its_slice_is_deleted(
     lab: Lab, tpu_server: TpuServer, bucket: BucketServer, tmp_path: Path
 ) -> None:
-    bucket.create("runs")
     node = Slice(lab, "n", 1, bucket.environment)
     tpu_server.workers["n"] = node.workers
     file = fleet_file(lab, node, ", store: ckpt", "stores: {ckpt: {url: gs://runs/mine}}\n")
-    launched = midstream("--fleet", file, "--launch", TINY, "--on", "pod", "--run-id", "r", "--yes", timeout=480)
+    launched = midstream(
+        "--fleet", file, "--launch", TINY, "--on", "pod", "--run-id", "r", "--yes", "--", *TRAINING, timeout=480
+    )
     assert launched.code == 0, launched.stderr[-2000:]
     deleted = midstream("--fleet", file, "--delete", "pod", "--yes", "--save-first", "--json", timeout=480)
     assert deleted.code == 0, deleted.stderr[-2000:]

@@ -170,7 +170,7 @@ def test_deletion_spares_a_later_slice_of_the_name(tpu_server: TpuServer, google
     google.create("pod", POD, lambda _: None)
 
     def say(line: str) -> None:
-        if "being deleted" in line:  # somebody takes the name at once
+        if "being deleted" in line:  # another user takes the name at once
             with tpu_server.lock:
                 tpu_server.nodes.clear()
                 tpu_server.operations.clear()

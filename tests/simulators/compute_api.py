@@ -266,12 +266,12 @@ class ComputeServer(Loopback):
 
         known = {each: self.resources.get(each) for each in [key, *members]}
 
-        def gone() -> None:
+        def remove() -> None:
             for each, before in known.items():
                 if self.resources.get(each) is before:  # a later one of the name stays
                     self.resources.pop(each, None)
 
-        return self._operate(scope, gone, kind="delete")
+        return self._operate(scope, remove, kind="delete")
 
     def _managed(self, scope: str, group: Json) -> Json:
         found: list[Json] = []

@@ -1,6 +1,6 @@
 """TPU nodes and queued resources in memory, with faults on demand.
 
-States change by the clock: each takes ``Nodes.delay`` seconds, whether or not somebody looks. Tests choose the delay,
+States change by the clock: each takes ``Nodes.delay`` seconds, whether or not a client looks. Tests choose the delay,
 or replace the clock.
 """
 
@@ -138,7 +138,8 @@ class Nodes:
         for operation in self.operations.values():  # it cancels the creation
             if operation.target == full and not operation.done:
                 operation.done, operation.outcome = True, Outcome(grpc.StatusCode.CANCELLED.value[0], "deleted")
-        return self._operate(full, "delete", lambda: self.nodes.pop(full, None), None)
+        node = self.nodes[full]
+        return self._operate(full, "delete", lambda: _remove(self.nodes, full, node), None)
 
     def node(self, full: str) -> tpu_v2.Node:
         if full not in self.nodes:
@@ -218,10 +219,12 @@ class Nodes:
             raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, "the queued resource has nodes; use force")
         queued.state = tpu_v2.QueuedResourceState(state=QueuedState.DELETING)
 
+        before = {node: self.nodes[node] for node in nodes if node in self.nodes}
+
         def remove() -> None:
-            self.queued.pop(full, None)
-            for node in nodes:
-                self.nodes.pop(node, None)
+            _remove(self.queued, full, queued)
+            for name, node in before.items():
+                _remove(self.nodes, name, node)
 
         return self._operate(full, "delete", remove, None)
 
@@ -255,6 +258,12 @@ class Nodes:
                 self.nodes[operation.target].state = State(operation.outcome.leaves)
         else:
             operation.response = operation.finish()
+
+
+def _remove(known: dict[str, Any], name: str, resource: Any) -> None:
+    """Remove a resource; a later one of its name stays."""
+    if known.get(name) is resource:
+        known.pop(name)
 
 
 def _filled(message: str, full: str) -> str:

@@ -16,7 +16,7 @@ from midstream.migrate.failover import webhook
 from midstream.migrate.failover.notify import notify_all
 from support.loopback import Loopback, Quiet
 
-EVENT = {"event": "guard", "kind": "lost", "run": "webtext", "message": "gpu1 <!channel> & \x1b[31mgone"}
+EVENT = {"event": "guard", "kind": "lost", "run": "webtext", "message": "gpu1 <!channel> & \x1b[31mlost"}
 
 
 class Receiver(Loopback):

@@ -42,11 +42,11 @@ def samples(snapshot: Snapshot) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_hosts_accelerators_and_runs_are_metrics() -> None:
-    hosts = (HostView("gpu1", "ssh", "live", 1000.0, machine=MACHINE), HostView("gone", "ssh", "down"))
+    hosts = (HostView("gpu1", "ssh", "live", 1000.0, machine=MACHINE), HostView("gpu2", "ssh", "down"))
     found = samples(Snapshot(1, 0.0, hosts, (RUN,)))
     assert found["midstream_host_up", ("gpu1",)] == 1
-    assert found["midstream_host_up", ("gone",)] == 0
-    assert ("midstream_host_cpu_used_ratio", ("gone",)) not in found, "what is not known has no value"
+    assert found["midstream_host_up", ("gpu2",)] == 0
+    assert ("midstream_host_cpu_used_ratio", ("gpu2",)) not in found, "what is not known has no value"
     assert found["midstream_host_accelerators", ("gpu1",)] == 2
     assert found["midstream_accelerator_utilization_ratio", ("0", "gpu1", "NVIDIA H100")] == 0.9
     assert ("midstream_accelerator_utilization_ratio", ("1", "gpu1", "NVIDIA H100")) not in found

@@ -40,6 +40,7 @@ def nothing_costs(tpu_server: TpuServer) -> bool:
 @pytest.mark.parametrize("target", [POD, QUEUED], ids=["node", "queued"])
 def test_slice_is_created_reused_and_deleted(tpu_server: TpuServer, google: TpuProvider, target: TpuTarget) -> None:
     messages: list[str] = []
+    tpu_server.delay = 0.4  # long enough to be seen
     made = google.create("pod", target, messages.append)
     assert (made.status, made.state, made.health, len(made.workers)) == (SliceStatus.READY, "READY", "HEALTHY", 4)
     assert (made.accelerator_type, made.price_class, made.ours) == ("v3-32", "spot", True)
@@ -261,6 +262,7 @@ def test_flapping_state_is_not_ready(google: TpuProvider, monkeypatch: pytest.Mo
 
 
 def test_list_covers_all_projects_and_zones(tpu_server: TpuServer) -> None:
+    tpu_server.delay = 1000.0
     for zone in ("a", "b"):
         for index in range(3):
             tpu_server.create(f"projects/p/locations/{zone}", f"n{index}", tpu_v2.Node(accelerator_type="v4-8"))
@@ -376,6 +378,7 @@ def test_slice_workers_become_fleet_hosts(tpu_server: TpuServer, tmp_path: pytes
     tpu_server.workers["n"] = [
         Worker(f"10.0.0.{index}", f"127.0.0.{index}", {"ssh-ed25519": f"AAAA{index}"}) for index in range(2, 6)
     ]
+    tpu_server.delay = 1000.0
     tpu_server.create(PLACE, "n", tpu_v2.Node(accelerator_type="v3-32"))
     with pytest.raises(UsageError, match=r"p/z/n is CREATING, v3-32"):
         fleet_slices.with_slices(fleet, messages.append).target("pod")

@@ -54,7 +54,7 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     finally:
         hosts.close()
     if not options.yes and not confirmed(f"Delete {place} and the data on its disks", output):
-        training = f", where {', '.join(run.run_id for run in occupants.runs)} trains" if occupants.runs else ""
+        training = f", where {', '.join(run.run_id for run in occupants.runs)} trains," if occupants.runs else ""
         hint = "--yes deletes it" + ("; with --save-first a run is saved and stopped before" if occupants.runs else "")
         raise MidstreamError(f"{place}{training} would be deleted with the data on its disks", hint, Exit.REFUSED)
     fleet_slices.delete(fleet, place, output.message)
@@ -111,7 +111,7 @@ def _described(run: RunView) -> str:
 
 
 def _save_first(hosts: HostPool, runs: tuple[RunView, ...], options: argparse.Namespace, output: Output) -> None:
-    """Save and stop the runs if the user wants that.
+    """Save and stop the runs if the user agrees.
 
     Raises:
         MidstreamError: It is wanted, and the checkpoint would be deleted with the slice, or cannot be saved.
@@ -131,8 +131,8 @@ def _save_first(hosts: HostPool, runs: tuple[RunView, ...], options: argparse.Na
         output.message(f"midstream: midstream --migrate {lost[0]} --to TARGET moves it away first")
     wanted = [run for run in runs if run.store]
     names = ", ".join(run.run_id for run in wanted)
-    asked = bool(wanted) and not options.save_first and not options.yes and can_ask(output)
-    if not wanted or not (options.save_first or (asked and confirmed(f"Save and stop {names} first", output))):
+    offered = bool(wanted) and not options.save_first and not options.yes and can_ask(output)
+    if not wanted or not (options.save_first or (offered and confirmed(f"Save and stop {names} first", output))):
         return
     for run in wanted:
         output.message(f"stopping {run.run_id} on {run.host}: saving first")

@@ -402,6 +402,6 @@ def delete(service: Service, found: Slice, progress: Progress) -> None:
 
 
 def _is_another(before: Slice, now: Slice) -> bool:
-    """Return whether the name belongs to a later slice, which somebody created after the first was deleted."""
+    """Return whether the name belongs to a later slice, which another user created after the first was deleted."""
     token, other = before.labels.get(TOKEN_LABEL), now.labels.get(TOKEN_LABEL)
     return bool(token and token != other) or bool(before.identity and now.identity and before.identity != now.identity)

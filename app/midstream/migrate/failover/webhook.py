@@ -66,7 +66,7 @@ def slack_message(event: Mapping[str, Any]) -> dict[str, str]:
     details = [f"{name} {values[name]}" for name in ("run", "migration") if values.get(name)]
     text = f"midstream: {values.get('kind', 'event')}: {message}" + (f" ({', '.join(details)})" if details else "")
     for character, escaped in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-        text = text.replace(character, escaped)  # otherwise <!channel> of a message would call everybody
+        text = text.replace(character, escaped)  # otherwise <!channel> of a message would notify a channel
     return {"text": text}
 
 
