@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirects: the event would be sent to a place that the fleet file does not name."""
 
-    def redirect_request(self, *_: object) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:  # noqa: ARG002
         return None
 
 
