@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from midstream_engine.cloud_notices import Source, sources
+from midstream_engine.shared.cloud_notices import Source, sources
 from midstream_engine.shared.google_metadata import PRODUCT
 
 POLL_INTERVAL = 3.0  # seconds

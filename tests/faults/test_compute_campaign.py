@@ -29,7 +29,7 @@ from midstream.hosts.providers.compute import compute_client, machine_creation
 from midstream.hosts.providers.compute.compute_provider import ComputeProvider
 from midstream.hosts.providers.provider import ProviderError, SliceStatus
 from simulators.compute_api import ComputeServer, Fault
-from support.campaigns import Campaign, Case
+from support.migrations.campaigns import Campaign, Case
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/compute-faults.jsonl"
 PLACE = "proj/zones/us-x1-a"

@@ -17,6 +17,7 @@ _NEW_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9_.~+%-]{1,63}")
 MAX_RUN_DURATION = 7 * 86400.0  # seconds that flex-start may last
 MIN_RUN_DURATION = 600.0
+MAX_MACHINE_WAIT = 7200.0  # seconds that Compute Engine keeps the request for one machine
 
 
 def check_slice(path: str, name: str, target: SliceTarget) -> None:
@@ -26,6 +27,12 @@ def check_slice(path: str, name: str, target: SliceTarget) -> None:
         if not getattr(target, field_name):
             raise UsageError(f"{where} has no {field_name}", f"{field_name}: where the slice is")
     _check_name(where, name, target)
+    for field_name in ("valid_until", "run_duration"):
+        given = getattr(target, field_name)
+        try:
+            _ = None if given is None else parse_duration(given)
+        except UsageError as error:
+            raise UsageError(f"{where}.{field_name}: {error.message}", error.hint) from error
     if isinstance(target, TpuTarget):
         _check_tpu(where, target)
     else:
@@ -34,12 +41,6 @@ def check_slice(path: str, name: str, target: SliceTarget) -> None:
     _check_price_class(where, target)
     if target.reach not in REACHES:
         raise UsageError(f"{where}.reach is {target.reach!r}", nearest(target.reach, REACHES))
-    for field_name in ("valid_until", "run_duration"):
-        given = getattr(target, field_name)
-        try:
-            _ = None if given is None else parse_duration(given)
-        except UsageError as error:
-            raise UsageError(f"{where}.{field_name}: {error.message}", error.hint) from error
     if target.flex_start and target.run_duration:
         seconds = parse_duration(target.run_duration)
         if not MIN_RUN_DURATION <= seconds <= MAX_RUN_DURATION:
@@ -97,6 +98,12 @@ def _check_compute(where: str, target: ComputeTarget) -> None:
         raise UsageError(
             f"{where} is reserved and names no reservation",
             "reservation: NAME; without a name Compute Engine falls back to the full price of on demand",
+        )
+    if target.flex_start and target.topology is None and parse_duration(target.valid_until) > MAX_MACHINE_WAIT:
+        raise UsageError(
+            f"{where}: a single machine waits for flex-start capacity for 2h at most, and valid_until is "
+            f"{target.valid_until}",
+            "valid_until: 2h; a group (topology:) waits longer",
         )
     if not 10 <= target.boot_disk_size <= 65536:
         raise UsageError(f"{where}.boot_disk_size is {target.boot_disk_size}", "10 to 65536 GB")

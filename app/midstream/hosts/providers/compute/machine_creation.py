@@ -31,6 +31,7 @@ from midstream.hosts.providers.provider import (
     Slice,
 )
 
+MIN_MACHINE_WAIT = 90  # seconds, which Compute Engine demands
 SETTLE_TIMEOUT = 60.0  # seconds that a policy or a template may take
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
@@ -294,7 +295,7 @@ def machine_message(target: ComputeTarget, labels: dict[str, str], ssh_keys: str
     if target.flex_start and target.topology is None:
         wait = int(parse_duration(target.valid_until))
         instance.params = compute_v1.InstanceParams(
-            request_valid_for_duration=compute_v1.Duration(seconds=min(max(wait, 90), 7200))
+            request_valid_for_duration=compute_v1.Duration(seconds=max(wait, MIN_MACHINE_WAIT))
         )
     return instance
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from midstream_engine import aws_metadata, azure_metadata, google_metadata
+from midstream_engine.shared import aws_metadata, azure_metadata, google_metadata
 
 Source = Callable[[], list[str] | None]
 

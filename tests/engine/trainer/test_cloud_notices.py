@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from midstream.remote.machine import preemption_notices as host_notices
-from midstream_engine import aws_metadata, azure_metadata, cloud_notices, preemption_notices, records
+from midstream_engine import preemption_notices, records
+from midstream_engine.shared import aws_metadata, azure_metadata, cloud_notices
 from simulators.cloud_metadata import AwsMetadata, AzureMetadata
 
 ENGINE = """
