@@ -230,7 +230,10 @@ def _add_recover(flags: FlagParser) -> None:
         help="list what killed saves and creations left; --yes removes it",
     )  # fmt: skip
     recover.mode(
-        "--delete", metavar="TARGET", completes="targets", help="delete a TPU slice (a target or PROJECT/ZONE/NAME)"
+        "--delete",
+        metavar="TARGET",
+        completes="targets",
+        help="delete a TPU slice (a target or PROJECT/ZONE/NAME); says what trains there",
     )
     recover.flag(
         "--save-first", of=("--delete",), action="store_true",
