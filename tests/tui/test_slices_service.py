@@ -111,6 +111,7 @@ async def test_slices_screen_creates_lists_and_deletes_a_slice(
         await pilot.press("D")
         await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         assert "nano (step 1,204) trains there" in screen_text(app)
+        assert "--save-first" in screen_text(app), "saving is offered"
         await pilot.press("escape")
         await settle(pilot, lambda: isinstance(app.screen, SlicesScreen))
         assert NODE in slice_fleet.server.nodes, "esc deletes nothing"

@@ -19,8 +19,6 @@ from midstream.fleet.reservation import reservation_parts
 from midstream.hosts.providers.compute import machine_lookup
 from midstream.hosts.providers.compute.compute_client import ComputeClients, call, region_of
 from midstream.hosts.providers.compute.compute_errors import explained, operation_error
-from midstream.hosts.providers.google.slice_creation import label, labels_of
-from midstream.hosts.providers.google.slice_lookup import split_path
 from midstream.hosts.providers.provider import (
     PRICE_LABEL,
     TARGET_LABEL,
@@ -30,6 +28,7 @@ from midstream.hosts.providers.provider import (
     ProviderError,
     Slice,
 )
+from midstream.hosts.providers.slice_labels import label, labels_of, split_path
 
 MIN_MACHINE_WAIT = 90  # seconds, which Compute Engine demands
 SETTLE_TIMEOUT = 60.0  # seconds that a policy or a template may take

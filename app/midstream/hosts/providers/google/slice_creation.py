@@ -6,11 +6,9 @@ have: those requests are sent as JSON. https://cloud.google.com/tpu/docs/referen
 
 from __future__ import annotations
 
-import getpass
-import re
 from typing import TYPE_CHECKING, Any
 
-from midstream.fleet.fleet import SliceTarget, TpuTarget
+from midstream.fleet.fleet import TpuTarget
 from midstream.fleet.quantities import parse_duration
 from midstream.fleet.reservation import reservation_parts
 from midstream.hosts.providers.google import slice_lookup
@@ -18,14 +16,11 @@ from midstream.hosts.providers.google.api_errors import explained, translate
 from midstream.hosts.providers.google.rest import post
 from midstream.hosts.providers.google.tpu_client import CALL_TIMEOUT, REST_ENDPOINT
 from midstream.hosts.providers.provider import (
-    OWNER_LABEL,
-    PRICE_LABEL,
-    TARGET_LABEL,
-    TOKEN_LABEL,
     ErrorKind,
     ProviderError,
     Slice,
 )
+from midstream.hosts.providers.slice_labels import labels_of, split_path
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
@@ -40,7 +35,7 @@ class TpuService:
 
     def __init__(self, client: TpuClient, name: str, target: TpuTarget | None, path: str) -> None:
         self._client, self._name, self._target, self.path = client, name, target, path
-        self._project, self._zone, self._node = slice_lookup.split_path(path)
+        self._project, self._zone, self._node = split_path(path)
         self._parent = f"projects/{self._project}/locations/{self._zone}"
         self._operation: Any = None
         self.text, self.partial = "", False
@@ -174,14 +169,3 @@ def node_message(name: str, target: TpuTarget, token: str) -> Any:
         scope = ["https://www.googleapis.com/auth/cloud-platform"]
         node.service_account = tpu_v2.ServiceAccount(email=target.service_account, scope=scope)
     return node
-
-
-def labels_of(name: str, target: SliceTarget, token: str) -> dict[str, str]:
-    """Return the labels of everything that a creation creates."""
-    price = {PRICE_LABEL: label(target.price_class)} if target.flex_start else {}
-    return {TARGET_LABEL: label(name), TOKEN_LABEL: token, OWNER_LABEL: label(getpass.getuser()), **price}
-
-
-def label(text: str) -> str:
-    """Return the text as a valid label value: lower case letters, digits, `-` and `_`, at most 63 characters."""
-    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]

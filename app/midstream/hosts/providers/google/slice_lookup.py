@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from midstream.errors import UsageError
 from midstream.hosts.providers.google.api_errors import explained
 from midstream.hosts.providers.google.tpu_client import CALL_TIMEOUT, read_retry
 from midstream.hosts.providers.provider import PRICE_LABEL, Inventory, ProviderError, Slice, SliceStatus, Worker
@@ -208,11 +207,3 @@ def split(resource: str) -> tuple[str, str, str]:
     """Split ``projects/P/locations/Z/nodes/N`` into P, Z, N."""
     words = resource.split("/")
     return words[1], words[3], words[-1]
-
-
-def split_path(text: str) -> tuple[str, str, str]:
-    """Split ``PROJECT/ZONE/NAME`` into its parts. Raises UsageError."""
-    words = text.split("/")
-    if len(words) != 3 or not all(words):
-        raise UsageError(f"{text!r} names no slice", "PROJECT/ZONE/NAME, or a target of the fleet file")
-    return words[0], words[1], words[2]
