@@ -55,7 +55,7 @@ def fleet_from_ssh_config(path: Path) -> str:
             # paramiko does not follow Include: an entry names the file that contains its host.
             if entry.file != Path(DEFAULT_SSH_CONFIG).expanduser():
                 fields["ssh_config"] = str(entry.file)
-            if known_hosts := rented_known_hosts(entry.file):
+            if known_hosts := rented_known_hosts(entry.file, entry.name):
                 fields["known_hosts"] = str(known_hosts)
             words = ", ".join(f"{key}: {_yaml(value)}" for key, value in fields.items())
             lines.append(f"  {_yaml(_free(entry.name, entries))}: {{{words}}}")

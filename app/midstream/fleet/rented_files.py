@@ -9,15 +9,18 @@ from midstream.state_directory import state_directory
 SKYPILOT_DIRECTORY, DSTACK_FILE = "~/.sky/ssh", "~/.dstack/ssh/config"
 
 
-def rented_known_hosts(file: Path) -> Path | None:
-    """Return where midstream keeps the host keys of an SSH configuration's machines; None if it is neither program's.
+def rented_known_hosts(file: Path, alias: str) -> Path | None:
+    """Return where midstream keeps the host key of a machine; None if the SSH configuration is neither program's.
 
-    Both programs switch the check of host keys off, and name no file for them.
+    Both programs switch the check of host keys off, and name no file for them. Of dstack each host has a file of its
+    own: in all runs the container is ``localhost`` behind its machine.
     """
     if file == Path(DSTACK_FILE).expanduser():
-        name = "dstack"
+        name = f"dstack-{alias}"
     elif file.parent == Path(SKYPILOT_DIRECTORY).expanduser():
         name = f"skypilot-{file.name}"
     else:
         return None
-    return state_directory().absolute() / "known_hosts" / name
+    directory = state_directory().absolute() / "known_hosts"
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # the hint of an unknown key appends to the file
+    return directory / name

@@ -94,7 +94,6 @@ def with_rented(fleet: Fleet, names: Collection[str]) -> Fleet:
 
 def entry_of(cluster: RentedMachines, host: str) -> dict[str, Any]:
     """Return the entry of a machine in the fleet file."""
-    known_hosts = rented_known_hosts(cluster.file)
+    known_hosts = rented_known_hosts(cluster.file, host)
     assert known_hosts is not None
-    known_hosts.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return {"type": "ssh", "address": host, "ssh_config": str(cluster.file), "known_hosts": str(known_hosts)}

@@ -9,6 +9,7 @@ import pytest
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.fleet.initial_fleet_file import fleet_from_ssh_config
 from midstream.fleet.rented_machines import rented_machines, with_rented
+from midstream.hosts.ssh.settings import resolve_jump
 
 # As SkyPilot 0.14.1 (`SSHConfigHelper.add_cluster`) and dstack 0.22.5 (`update_ssh_config`) write them.
 SKY_NODE = """\
@@ -98,5 +99,12 @@ def test_initial_fleet_file_keeps_their_host_keys(home: Path) -> None:
     (home / ".ssh/config").write_text("Include ~/.sky/ssh/train\nInclude ~/.dstack/ssh/config\nHost lab\n  User me\n")
     fleet = parse_fleet(fleet_from_ssh_config(home / ".ssh/config"))
     assert fleet.hosts["train"].known_hosts == str(home / "state/known_hosts/skypilot-train")  # type: ignore[attr-defined]
-    assert fleet.hosts["finetune"].known_hosts == str(home / "state/known_hosts/dstack")  # type: ignore[attr-defined]
+    assert fleet.hosts["finetune"].known_hosts == str(home / "state/known_hosts/dstack-finetune")  # type: ignore[attr-defined]
     assert fleet.hosts["lab"].known_hosts is None  # type: ignore[attr-defined]
+
+
+def test_jump_host_of_dstack_has_a_key_file_of_its_own(home: Path) -> None:
+    jump = resolve_jump("finetune", "finetune-host", str(home / ".dstack/ssh/config"))
+    assert jump.known_hosts[0] == str(home / "state/known_hosts/dstack-finetune-host")
+    (home / ".ssh/config").write_text("Host other\n  HostName 203.0.113.1\n")
+    assert resolve_jump("a", "other", str(home / ".ssh/config")).known_hosts[0].endswith(".ssh/known_hosts")
