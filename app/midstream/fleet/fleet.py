@@ -125,7 +125,7 @@ class SliceTarget(TargetConfig):
 
     @property
     def kind(self) -> str:
-        """What its accelerators are, in one or two words."""
+        """Machine or accelerator type, with the topology where it has one."""
         raise NotImplementedError
 
     @property

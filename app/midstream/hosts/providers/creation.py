@@ -79,7 +79,7 @@ class Service(Protocol):
 
 
 class _Stage(Enum):
-    """How far a creation of ours has come."""
+    """Progress of a creation that this program requested."""
 
     NOT_STARTED = auto()  # a slice existed already
     REFUSED = auto()  # no call had an effect
