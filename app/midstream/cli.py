@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Flags that select a mode and need the fleet file.
 MODES = (
     "status", "cost", "metrics", "log", "check", "launch", "migrate", "guard", "stop", "repair", "verify", "diff",
-    "compare", "delete",
+    "compare", "delete", "serve_metrics",
     "config",  # the last, because --migrate PATH has a --config too
 )  # fmt: skip
 
@@ -82,7 +82,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Outp
     code = _without_fleet(options, output)
     if code is not None:
         return code
-    fleet = _load_fleet(options)
+    fleet = _with_rented(_load_fleet(options), options)
     if fleet.has_slices and not _needs_no_slices(options):
         from midstream.headless.fleet.slice_creation import with_slices
 
@@ -198,6 +198,17 @@ def _load_fleet(options: argparse.Namespace) -> Fleet:
     ):
         return Fleet()
     return load_fleet(options.fleet)
+
+
+def _with_rented(fleet: Fleet, options: argparse.Namespace) -> Fleet:
+    """Return the fleet with the machines of SkyPilot and dstack that a flag names."""
+    given = (options.to, options.on, options.check, options.with_, options.compile_on)
+    names = [name.strip() for text in given if isinstance(text, str) for name in text.split(",")]
+    if all(name in fleet.target_names for name in names if name):
+        return fleet
+    from midstream.fleet.rented_machines import with_rented
+
+    return with_rented(fleet, names)
 
 
 def _needs_a_terminal() -> None:

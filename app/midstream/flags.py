@@ -85,6 +85,14 @@ def _add_look(flags: FlagParser) -> None:
         "--compile-on", of=("--compare",), metavar="HOST", default_text="this machine", completes="targets",
         help="compile on a host of the fleet file",
     )  # fmt: skip
+    look.mode(
+        "--serve-metrics", metavar="PORT",
+        help="watch the fleet, and serve its metrics to Prometheus until Ctrl-C",
+    )  # fmt: skip
+    look.flag(
+        "--bind", of=("--serve-metrics",), metavar="ADDRESS", default_text="127.0.0.1",
+        help="address that is served; others than this machine's can read it unless it is 127.0.0.1",
+    )  # fmt: skip
     look.flag("--since", of=("--cost",), metavar="TIME", default_text="30d", help="the period, as 12h or 30d")
     look.mode(
         "--metrics", metavar="RUN[,RUN...]", completes="runs",
@@ -228,8 +236,15 @@ def _add_recover(flags: FlagParser) -> None:
         help="list what killed saves and creations left; --yes removes it",
     )  # fmt: skip
     recover.mode(
-        "--delete", metavar="TARGET", completes="targets", help="delete a TPU slice (a target or PROJECT/ZONE/NAME)"
+        "--delete",
+        metavar="TARGET",
+        completes="targets",
+        help="delete a TPU slice (a target or PROJECT/ZONE/NAME); says what trains there",
     )
+    recover.flag(
+        "--save-first", of=("--delete",), action="store_true",
+        help="save and stop the runs that train there, before their slice is deleted",
+    )  # fmt: skip
     recover.flag("--yes", of=_CONSENT, action="store_true", help="agree to the loss, price or deletion that is named")
 
 

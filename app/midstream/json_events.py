@@ -42,7 +42,7 @@ _SLICE = {
     "accelerator_type": "as in the fleet file",
     "topology": "as in the fleet file",
     "runtime_version": "as in the fleet file",
-    "price_class": "spot, reserved or on demand",
+    "price_class": "spot, reserved, flex-start or on demand",
     "queued": "state of its queued request",
     "request": "the provider's name of that request",
     "workers": "addresses of its workers",
@@ -51,6 +51,8 @@ _SLICE = {
     "identity": "distinguishes it from an earlier slice of the same name",
     "created": "UTC seconds",
     "why": "the provider's explanation",
+    "machines": "the provider's names of the workers",
+    "multislice": "one of several slices that were requested together",
 }
 _COSTS = {
     "on_hours": "hours that it was on",
@@ -113,6 +115,15 @@ EVENTS = (
             "damage": "files of the migration that cannot be read",
         },
     ),
+    JsonEvent(
+        "occupant", ("--delete",), "a run that trains on the slice that would be deleted",
+        {"run": RUN, "host": HOST, "step": "its newest step", "store": "bucket of its checkpoints; empty: its disks"},
+    ),
+    JsonEvent(
+        "saved", ("--delete",), "a run that was saved and stopped before its slice is deleted",
+        {"run": RUN, "step": "its last step", "checkpoint": "the checkpoint's name"},
+    ),
+    JsonEvent("serving", ("--serve-metrics",), "the metrics are served", {"url": "where"}),
     JsonEvent("slice", ("--status",), "a TPU slice of the projects and zones in the fleet file", _SLICE),
     JsonEvent(
         "problem", ("--status",), "a project or zone that could not be listed", {"message": "what happened"}

@@ -1,49 +1,44 @@
-"""Preemption notices from Google's metadata server. Standard library only.
-
-The notice comes 30 s before a spot machine is preempted, and earlier before maintenance that ends a machine.
-
-https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
-"""
+"""Preemption notices of this machine's cloud, polled beside an engine. Standard library only."""
 
 from __future__ import annotations
 
 import threading
 
-from midstream_engine.shared.google_metadata import PRODUCT, metadata_server, read_metadata
+from midstream_engine.shared.cloud_notices import Source, sources
+from midstream_engine.shared.google_metadata import PRODUCT
 
 POLL_INTERVAL = 3.0  # seconds
-NOTICES = {"preempted": "TRUE", "maintenance-event": "TERMINATE"}  # metadata key -> prefix of a value that is a notice
 
 
 class PreemptionNotices:
-    """Polls the metadata server on a thread of its own, once started."""
+    """Polls the metadata server of the machine's cloud on a thread of its own, once started."""
 
     def __init__(self, interval: float = POLL_INTERVAL, product: str = PRODUCT) -> None:
         self._interval, self._product = interval, product
-        self._reported: set[str] = set()
+        self._in_force: dict[str, list[str]] = {}
         self._new: list[str] = []
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start to poll. No effect on a machine that is not Google's."""
-        server = metadata_server(self._product)
-        if server:
-            threading.Thread(target=self._poll, args=(server,), name="notices", daemon=True).start()
+        """Start to poll. No effect on a machine without a metadata server."""
+        found = sources(self._product)
+        if found:
+            threading.Thread(target=self._poll, args=(found,), name="notices", daemon=True).start()
 
     def take(self) -> str:
         """Return the next notice, each one once; empty if there is none."""
         with self._lock:
             return self._new.pop(0) if self._new else ""
 
-    def _poll(self, server: str) -> None:
+    def _poll(self, found: dict[str, Source]) -> None:
         pause = threading.Event()
         while True:
-            for name, prefix in NOTICES.items():
-                value = read_metadata(server, name)
-                if value.upper().startswith(prefix) and name not in self._reported:
-                    self._reported.add(name)
-                    with self._lock:
-                        self._new.append(f"{name}: {value}")
-                elif value and not value.upper().startswith(prefix):
-                    self._reported.discard(name)  # the event was cancelled: report the next one
+            for cloud, read in found.items():
+                notices = read()
+                if notices is None:
+                    continue  # an answer that is missing withdraws nothing
+                before = self._in_force.get(cloud, [])
+                with self._lock:
+                    self._new += [notice for notice in notices if notice not in before]
+                self._in_force[cloud] = notices  # a notice that is withdrawn and comes again is new
             pause.wait(self._interval)

@@ -30,7 +30,7 @@ from google.cloud import tpu_v2
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.fleet.fleet import TpuTarget
-from midstream.hosts.providers import provider
+from midstream.hosts.providers import creation, provider
 from midstream.hosts.providers.google import tpu_client
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import ProviderError, SliceStatus
@@ -40,6 +40,12 @@ from support.migrations.campaigns import Campaign, Case
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/tpu-faults.jsonl"
 PARENT = "projects/p/locations/z"
+READS = (
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, "Quota exceeded for 'Read requests' and limit 'Read requests per minute'"),
+    (grpc.StatusCode.INTERNAL, "internal error"),
+    (grpc.StatusCode.UNAUTHENTICATED, "invalid authentication credentials"),
+    (grpc.StatusCode.UNAVAILABLE, "network is unreachable"),
+)  # errors of looks, which prove nothing
 CALLS = ("CreateNode", "CreateQueuedResource", "GetNode", "GetQueuedResource", "GetOperation", "Delete")
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL)
 LASTING = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -59,10 +65,14 @@ def draw(random_: random.Random) -> Case:
                 "late": passing and random_.random() < 0.5,  # it has its effect; a refusal has none
             }
         )
+    if random_.random() < 0.4:
+        code, message = random_.choice(READS)
+        looks = {"method": "^Get", "code": code.name, "times": random_.choice((1, 3, 9)), "late": False}
+        faults.append({**looks, "message": message, "after": random_.choice((1, 2, 4, 8))})
     left = random_.choice(LEFT)
     return {
         "queued": random_.random() < 0.5,
-        "looks": random_.choice((1, 2, 4)),
+        "delay": random_.choice((0.0, 0.005, 0.02)),  # seconds in each state of a creation
         "faults": faults,
         "ends": random_.choice((None, None, None, STOCKOUT, QUOTA)),
         "leaves": None if left is None else int(left),
@@ -77,7 +87,7 @@ def one_run(case: Case, _random: random.Random, _opened: None) -> str:
     """Return a run's outcome; AssertionError if something is left that no error names."""
     with TpuServer() as server:
         os.environ[tpu_client.ENDPOINT] = server.endpoint
-        server.looks = case["looks"]
+        server.delay = case["delay"]
         others = {f"{PARENT}/nodes/other"} | ({f"{PARENT}/nodes/pod"} if case["namesake"] else set())
         for name in sorted(others):
             server.create(PARENT, name.rpartition("/")[2], tpu_v2.Node(accelerator_type="v3-8"))
@@ -86,7 +96,14 @@ def one_run(case: Case, _random: random.Random, _opened: None) -> str:
         if case["ends"]:
             server.outcomes.append(Outcome(message=case["ends"], leaves=case["leaves"]))
         server.faults = [
-            Fault(each["method"], getattr(grpc.StatusCode, each["code"]), "planted", each["times"], each["late"])
+            Fault(
+                each["method"],
+                getattr(grpc.StatusCode, each["code"]),
+                each.get("message", "planted"),
+                each["times"],
+                each["late"],
+                each.get("after", 0),
+            )
             for each in case["faults"]
         ]
         target = TpuTarget(
@@ -147,6 +164,7 @@ def hurry(setattr_: Any) -> None:
     """Shorten all polling and retry intervals."""
     import google.api_core.retry
 
+    setattr_(creation, "FIND_TIMEOUT", 1.0)
     setattr_(provider, "FIRST_POLL_INTERVAL", 0.002)
     setattr_(provider, "MAX_POLL_INTERVAL", 0.02)
     real = google.api_core.retry.Retry

@@ -11,6 +11,7 @@ The unmodified google-cloud-tpu client talks to it over an insecure channel, whi
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -21,11 +22,12 @@ import pytest
 from google.cloud import tpu_v2
 from google.cloud.tpu_v2.types import cloud_tpu
 from google.longrunning import operations_pb2
-from google.protobuf import any_pb2, empty_pb2
+from google.protobuf import any_pb2, empty_pb2, json_format
 from google.rpc import status_pb2
 
 from midstream.hosts.providers import provider
 from simulators.tpu_nodes import Nodes, Operation, RefusedError
+from support.loopback import Loopback, Quiet
 
 PAGE = 2  # entries of a listing: every client has to turn pages
 
@@ -39,6 +41,7 @@ class Fault:
     message: str = "planted"
     times: int = 1
     late: bool = False
+    after: int = 0  # so many matching calls are answered before
 
 
 class TpuServer(Nodes):
@@ -49,15 +52,20 @@ class TpuServer(Nodes):
         self.faults: list[Fault] = []
         self.calls: list[str] = []  # methods, in the order of arrival
         self.unreachable: list[str] = []  # locations that a listing over all of them cannot see
+        self.bodies: list[dict[str, Any]] = []  # of requests in version v2alpha1, which come as JSON
+        self.rest_faults: list[tuple[int, bool]] = []  # status of the next of them, and whether it has its effect
+        self._rest = Rest(self)
         self._server = grpc.server(futures.ThreadPoolExecutor(8, thread_name_prefix="tpu-api"))
         self._server.add_generic_rpc_handlers((_Handlers(self),))
         self.port = self._server.add_insecure_port("127.0.0.1:0")
 
     def __enter__(self) -> TpuServer:
         self._server.start()
+        self._rest.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._rest.__exit__()
         self._server.stop(0).wait()
 
     @property
@@ -66,7 +74,7 @@ class TpuServer(Nodes):
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"MIDSTREAM_TPU_ENDPOINT": self.endpoint}
+        return {"MIDSTREAM_TPU_ENDPOINT": self.endpoint, "MIDSTREAM_TPU_REST_ENDPOINT": self._rest.address}
 
     def called(self, method: str) -> int:
         return self.calls.count(method)
@@ -74,7 +82,11 @@ class TpuServer(Nodes):
     def answer(self, method: str, request: Any) -> Any:
         with self.lock:
             self.calls.append(method)
-            fault = next((each for each in self.faults if each.times and re.search(each.method, method)), None)
+            self.advance()
+            matching = [each for each in self.faults if each.times and re.search(each.method, method)]
+            fault = next((each for each in matching if not each.after), None)
+            for each in matching:
+                each.after = max(0, each.after - 1)
             if fault is not None:
                 fault.times -= 1
                 if not fault.late:
@@ -84,13 +96,24 @@ class TpuServer(Nodes):
                 raise RefusedError(fault.code, fault.message)
             return found
 
+    def create_alpha(self, parent: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Queue a request of version v2alpha1. The fields that v2 lacks are kept in ``bodies`` alone."""
+        with self.lock:
+            self.calls.append("CreateQueuedResource")
+            self.advance()
+            self.bodies.append(body)
+            known = {key: value for key, value in body.items() if key not in ("provisioningModel", "runDuration")}
+            message = tpu_v2.QueuedResource(
+                json_format.ParseDict(known, tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource()))
+            )
+            return {"name": self.enqueue(parent, name, message).name}
+
     # ------------------------------------------------------------------------------------------------- the calls
 
     def _CreateNode(self, request: Any) -> Any:
         return _operation(self.create(request.parent, request.node_id, request.node))
 
     def _GetNode(self, request: Any) -> Any:
-        self.look_at(request.name)
         return tpu_v2.Node.pb(self.node(request.name))
 
     def _UpdateNode(self, request: Any) -> Any:
@@ -109,8 +132,7 @@ class TpuServer(Nodes):
         return _operation(self.enqueue(request.parent, request.queued_resource_id, request.queued_resource))
 
     def _GetQueuedResource(self, request: Any) -> Any:
-        self.look_at(request.name)
-        return tpu_v2.QueuedResource.pb(self.look_at_queue(request.name))
+        return tpu_v2.QueuedResource.pb(self.queue(request.name))
 
     def _DeleteQueuedResource(self, request: Any) -> Any:
         return _operation(self.dequeue(request.name, request.force))
@@ -124,7 +146,7 @@ class TpuServer(Nodes):
     def _GetGuestAttributes(self, request: Any) -> Any:
         node = self.node(request.name)
         known = self.workers.get(request.name.rpartition("/")[2], ())
-        wanted = [int(each) for each in request.worker_ids] or range(len(node.network_endpoints))
+        wanted = [int(each) for each in request.worker_ids] or range(len(node.network_endpoints) // self.interfaces)
         each = []
         for index in wanted:
             worker = known[index] if index < len(known) else None
@@ -137,10 +159,10 @@ class TpuServer(Nodes):
         return cloud_tpu.GetGuestAttributesResponse.pb(cloud_tpu.GetGuestAttributesResponse(guest_attributes=each))
 
     def _GetOperation(self, request: Any) -> Any:
-        return _operation(self.look(request.name))
+        return _operation(self.operation(request.name))
 
     def _CancelOperation(self, request: Any) -> Any:
-        self.look(request.name)
+        self.operation(request.name)
         return empty_pb2.Empty()
 
     def _page(self, known: dict[str, Any], request: Any) -> tuple[list[Any], str]:
@@ -211,6 +233,38 @@ class _Handlers(grpc.GenericRpcHandler):
             request_deserializer=_REQUESTS[method],
             response_serializer=_serialized,
         )
+
+
+class Rest(Loopback):
+    """The same service for requests as JSON."""
+
+    def __init__(self, server: TpuServer) -> None:
+        super().__init__(_RestHandler, "tpu-api-rest")
+        self.server = server
+
+
+class _RestHandler(Quiet):
+    def do_POST(self) -> None:
+        server: TpuServer = self.server_of.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        match = re.fullmatch(
+            r"/v2alpha1/(projects/[^/]+/locations/[^/]+)/queuedResources\?queuedResourceId=(.+)", self.path
+        )
+        assert match is not None, self.path
+        status, late = server.rest_faults.pop(0) if server.rest_faults else (200, True)
+        value: dict[str, Any] = {"error": {"code": status, "message": "planted"}}
+        if late:
+            try:
+                found = server.create_alpha(match[1], match[2], body)
+                value = found if status == 200 else value
+            except RefusedError as error:
+                status, value = 409, {"error": {"code": 409, "message": error.message, "status": "ALREADY_EXISTS"}}
+        answer = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """TPU nodes and queued resources in memory, with faults on demand.
 
-Nothing depends on the clock: a creation is complete after ``Nodes.looks`` polls, so that tests choose the moment.
+States change by the clock: each takes ``Nodes.delay`` seconds, whether or not a client looks. Tests choose the delay,
+or replace the clock.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import dataclasses
 import itertools
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +20,7 @@ from google.cloud import tpu_v2
 State, QueuedState = tpu_v2.Node.State, tpu_v2.QueuedResourceState.State
 STOCKOUT = 'There is no more capacity in the zone "{zone}"; you can try in another zone'
 QUOTA = "Quota 'TPUV3sPodPerProjectPerZoneForTPUAPI' exhausted. Limit 0 in zone {zone}"
+DELETION = 0.02  # seconds that a deletion or an update takes
 CORES_A_HOST = {"v2": 8, "v3": 8, "v4": 8, "v5p": 8, "v5litepod": 4, "v6e": 4}
 
 
@@ -54,7 +57,7 @@ class Operation:
     name: str
     target: str
     verb: str
-    looks: int
+    due: float  # by the clock of `Nodes`
     outcome: Outcome | None = None
     finish: Callable[[], Any] = lambda: None
     done: bool = False
@@ -70,11 +73,13 @@ class Nodes:
         self.queued: dict[str, tpu_v2.QueuedResource] = {}
         self.workers: dict[str, list[Worker]] = {}  # node's last name -> machines that stand for its workers
         self.operations: dict[str, Operation] = {}
-        self.looks = 2  # at a creation, until it is done
+        self.clock: Callable[[], float] = time.monotonic
+        self.delay = 0.02  # seconds in each state of a creation
+        self.interfaces = 1  # network interfaces of each worker
         self.outcomes: list[Outcome] = []  # of the next creations; used up
         self.created: list[str] = []  # every node that ever was, to count what was paid for
         self.metadata_refusals = 0  # updates of metadata that are answered with a conflict
-        self._waiting: dict[str, int] = {}  # queued resource -> looks that it has been waiting
+        self._due: dict[str, float] = {}  # queued resource -> when its state changes
         self._numbers = itertools.count(1)
 
     # ------------------------------------------------------------------------------------------------------ nodes
@@ -96,12 +101,16 @@ class Nodes:
     def _ready(self, full: str) -> tpu_v2.Node:
         node = self.nodes[full]
         workers = self.workers.get(full.rpartition("/")[2]) or self._imagined(node)
-        node.network_endpoints = [
-            tpu_v2.NetworkEndpoint(
-                ip_address=worker.internal, port=8470, access_config=tpu_v2.AccessConfig(external_ip=worker.external)
-            )
-            for worker in workers
-        ]
+        endpoints = []
+        for worker in workers:
+            access = tpu_v2.AccessConfig(external_ip=worker.external)
+            endpoints.append(tpu_v2.NetworkEndpoint(ip_address=worker.internal, port=8470, access_config=access))
+            for number in range(1, self.interfaces):  # the others of the same machine follow at once
+                other = f"10.{number}.{worker.internal.partition('.')[2].partition('.')[2]}"
+                endpoints.append(tpu_v2.NetworkEndpoint(ip_address=other, port=8470))
+        node.network_endpoints = endpoints
+        if self.interfaces > 1:
+            node.network_configs = [tpu_v2.NetworkConfig(network=f"n{number}") for number in range(self.interfaces)]
         node.state, node.health = State.READY, tpu_v2.Node.Health.HEALTHY
         self._set_metadata(full)
         return node
@@ -129,7 +138,8 @@ class Nodes:
         for operation in self.operations.values():  # it cancels the creation
             if operation.target == full and not operation.done:
                 operation.done, operation.outcome = True, Outcome(grpc.StatusCode.CANCELLED.value[0], "deleted")
-        return self._operate(full, "delete", lambda: self.nodes.pop(full, None), None)
+        node = self.nodes[full]
+        return self._operate(full, "delete", lambda: _remove(self.nodes, full, node), None)
 
     def node(self, full: str) -> tpu_v2.Node:
         if full not in self.nodes:
@@ -154,22 +164,23 @@ class Nodes:
         made = tpu_v2.QueuedResource(queued)
         made.name, made.state = full, tpu_v2.QueuedResourceState(state=QueuedState.ACCEPTED)
         self.queued[full] = made
-        return self._operate(full, "create", lambda: made, None, looks=0)
+        self._due[full] = self.clock() + self.delay
+        return self._operate(full, "create", lambda: made, None, delay=0.0)
 
     def queue(self, full: str) -> tpu_v2.QueuedResource:
         if full not in self.queued:
             raise RefusedError(grpc.StatusCode.NOT_FOUND, f"Resource '{full}' was not found")
         return self.queued[full]
 
-    def look_at_queue(self, full: str) -> tpu_v2.QueuedResource:
-        """Advance a request by one state: accepted, waiting, provisioning, active; or failed."""
-        queued = self.queue(full)
-        self._waiting[full] = waited = self._waiting.get(full, 0) + 1
+    def _advance_queue(self, full: str) -> None:
+        """Bring a request into its next state: accepted, waiting, provisioning, active; or failed."""
+        queued = self.queued[full]
+        self._due[full] += self.delay
         state, spec = queued.state.state, queued.tpu.node_spec[0]
         node = f"{spec.parent}/nodes/{spec.node_id}"
         if state == QueuedState.ACCEPTED:
             self._queued_state(queued, QueuedState.WAITING_FOR_RESOURCES)
-        elif state == QueuedState.WAITING_FOR_RESOURCES and waited >= self.looks:
+        elif state == QueuedState.WAITING_FOR_RESOURCES:
             if self.outcomes:
                 outcome = self.outcomes.pop(0)
                 queued.state = tpu_v2.QueuedResourceState(
@@ -184,8 +195,19 @@ class Nodes:
                 self.nodes[node].queued_resource = full
         elif state == QueuedState.PROVISIONING:
             self._queued_state(queued, QueuedState.ACTIVE)
-            self._ready(node)
-        return queued
+            if node in self.nodes:
+                self._ready(node)
+
+    def advance(self) -> None:
+        """Bring everything into the state that the clock says."""
+        now = self.clock()
+        for operation in list(self.operations.values()):
+            if not operation.done and operation.due <= now:
+                self._end(operation)
+        ended = (QueuedState.ACTIVE, QueuedState.FAILED, QueuedState.DELETING, QueuedState.SUSPENDED)
+        for full in list(self.queued):
+            while full in self.queued and self.queued[full].state.state not in ended and self._due[full] <= now:
+                self._advance_queue(full)
 
     def _queued_state(self, queued: tpu_v2.QueuedResource, state: int) -> None:
         queued.state = tpu_v2.QueuedResourceState(state=state)
@@ -197,40 +219,34 @@ class Nodes:
             raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, "the queued resource has nodes; use force")
         queued.state = tpu_v2.QueuedResourceState(state=QueuedState.DELETING)
 
+        before = {node: self.nodes[node] for node in nodes if node in self.nodes}
+
         def remove() -> None:
-            self.queued.pop(full, None)
-            for node in nodes:
-                self.nodes.pop(node, None)
+            _remove(self.queued, full, queued)
+            for name, node in before.items():
+                _remove(self.nodes, name, node)
 
         return self._operate(full, "delete", remove, None)
 
     # ------------------------------------------------------------------------------------------------ operations
 
     def _operate(
-        self, target: str, verb: str, finish: Callable[[], Any], outcome: Outcome | None, looks: int | None = None
+        self, target: str, verb: str, finish: Callable[[], Any], outcome: Outcome | None, delay: float | None = None
     ) -> Operation:
         location = "/".join(target.split("/")[:4])
         name = f"{location}/operations/operation-{next(self._numbers)}"
-        looks = (self.looks if verb == "create" else 2) if looks is None else looks
-        self.operations[name] = operation = Operation(name, target, verb, looks, outcome, finish)
-        if not looks:
-            self.look(name)
+        usual = 2 * self.delay if verb == "create" else DELETION
+        due = self.clock() + (usual if delay is None else delay)
+        self.operations[name] = operation = Operation(name, target, verb, due, outcome, finish)
+        self.advance()
         return operation
 
-    def look_at(self, full: str) -> None:
-        """Advance a node or a request by one poll, whether or not its operation is polled."""
-        for operation in list(self.operations.values()):
-            if operation.target == full and not operation.done:
-                self.look(operation.name)
-
-    def look(self, name: str) -> Operation:
-        """Advance an operation by one poll."""
+    def operation(self, name: str) -> Operation:
         if name not in self.operations:
             raise RefusedError(grpc.StatusCode.NOT_FOUND, f"no operation {name}")
-        operation = self.operations[name]
-        operation.looks -= 1
-        if operation.done or operation.looks > 0:
-            return operation
+        return self.operations[name]
+
+    def _end(self, operation: Operation) -> None:
         operation.done = True
         if operation.outcome is not None:
             operation.outcome = dataclasses.replace(
@@ -238,11 +254,16 @@ class Nodes:
             )
             if operation.outcome.leaves is None:
                 self.nodes.pop(operation.target, None)
-            else:
+            elif operation.target in self.nodes:
                 self.nodes[operation.target].state = State(operation.outcome.leaves)
         else:
             operation.response = operation.finish()
-        return operation
+
+
+def _remove(known: dict[str, Any], name: str, resource: Any) -> None:
+    """Remove a resource; a later one of its name stays."""
+    if known.get(name) is resource:
+        known.pop(name)
 
 
 def _filled(message: str, full: str) -> str:

@@ -66,7 +66,7 @@ class SliceFleet:
 
     def add_slice(self, name: str, state: tpu_v2.Node.State = State.READY) -> None:
         """Create a slice of that name and state."""
-        target = fleet_slices.tpu_targets(load_fleet(self.lab.directory / "fleet.yaml"))["pod"]
+        target = fleet_slices.slice_targets(load_fleet(self.lab.directory / "fleet.yaml"))["pod"]
         fleet_slices.tpu_provider().create("pod", type(target)(**{**vars(target), "name": name}), lambda _: None)
         self.server.nodes[f"projects/lab/locations/here-a/nodes/{name}"].state = state
 
@@ -111,6 +111,7 @@ async def test_slices_screen_creates_lists_and_deletes_a_slice(
         await pilot.press("D")
         await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         assert "nano (step 1,204) trains there" in screen_text(app)
+        assert "--save-first" in screen_text(app), "saving is offered"
         await pilot.press("escape")
         await settle(pilot, lambda: isinstance(app.screen, SlicesScreen))
         assert NODE in slice_fleet.server.nodes, "esc deletes nothing"

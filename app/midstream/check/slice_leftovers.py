@@ -30,7 +30,7 @@ def find_slice_leftovers(
     if not (fleet.has_slices or fleet.google.projects):
         return
     found = fleet_slices.list_slices(fleet)
-    named = {fleet_slices.slice_path(name, target) for name, target in fleet_slices.tpu_targets(fleet).items()}
+    named = {fleet_slices.slice_path(name, target) for name, target in fleet_slices.slice_targets(fleet).items()}
     for each in found.slices:
         ended = each.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED)
         if not each.ours or (each.path in named and not ended):
@@ -38,7 +38,7 @@ def find_slice_leftovers(
         kept = "" if ended else f"it is {each.state}, and may be in use: midstream --delete {each.path}"
         leftover = SliceLeftover(each, kept)
         if remove and ended:
-            fleet_slices.tpu_provider().delete(each.path, report)
+            fleet_slices.delete(fleet, each.path, report)
             leftover = replace(leftover, removed=True)
         yield leftover
     yield from map(SliceProblem, found.problems)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import Fleet, SlurmTarget, TpuTarget
+from midstream.fleet.fleet import ComputeTarget, Fleet, SliceTarget, SlurmTarget, TpuTarget
+from midstream.fleet.machine_type import machine_of
 from midstream.suggestions import did_you_mean
 from midstream.watch.snapshot import Snapshot
 from midstream_engine.shared import accelerator_types
@@ -67,7 +68,7 @@ def _candidate(name: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mappi
 def price_of_target(fleet: Fleet, name: str) -> float | None:
     """Return the price of an hour of a target; None where the fleet file has none."""
     config = fleet.targets.get(name)
-    if isinstance(config, TpuTarget):
+    if isinstance(config, SliceTarget):
         return config.price_per_hour
     prices = [fleet.hosts[host].price_per_hour for host in fleet.hosts_of(name)]
     known = [price for price in prices if price is not None]
@@ -77,17 +78,25 @@ def price_of_target(fleet: Fleet, name: str) -> float | None:
 def _price_of_same(fleet: Fleet, accelerators: AcceleratorType) -> float | None:
     """Return the price of a target of the fleet file that is a slice of the same accelerators; None without one."""
     for config in fleet.targets.values():
-        if isinstance(config, TpuTarget) and config.price_per_hour is not None:
+        if isinstance(config, SliceTarget) and config.price_per_hour is not None:
             same = accelerators_of_slice(config)
             if same is not None and same.topology == accelerators.topology:
                 return config.price_per_hour
     return None
 
 
-def accelerators_of_slice(target: TpuTarget) -> AcceleratorType | None:
+def accelerators_of_slice(target: SliceTarget) -> AcceleratorType | None:
     """Return the accelerators of a slice of the fleet file; None where its type is not in the table."""
-    kind = target.accelerator_type
-    generation = "v5e" if kind.startswith("v5litepod") else kind.partition("-")[0]
+    if isinstance(target, ComputeTarget):
+        machine = machine_of(target.machine_type)
+        if machine is None:
+            return None
+        generation = machine.generation
+        kind = f"{generation}-{machine.chips * (2 if generation in ('v5p', 'tpu7x') else 1)}"  # they count cores
+    else:
+        assert isinstance(target, TpuTarget)
+        kind = target.accelerator_type
+        generation = "v5e" if kind.startswith("v5litepod") else kind.partition("-")[0]
     try:
         return accelerator_types.parse(f"{generation}:{target.topology}" if target.topology else kind)
     except ValueError:
@@ -101,11 +110,10 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
         UsageError: They are not known, or not in the table.
     """
     config = fleet.targets.get(name)
-    if isinstance(config, TpuTarget):
+    if isinstance(config, SliceTarget):
         found = accelerators_of_slice(config)
         if found is None:
-            kind = f"{config.accelerator_type} {config.topology or ''}".strip()
-            raise UsageError(f"--with {name}: {kind} is not in the table of accelerators", EXAMPLES)
+            raise UsageError(f"--with {name}: {config.kind} is not in the table of accelerators", EXAMPLES)
         return found
     if isinstance(config, SlurmTarget):
         raise UsageError(

@@ -11,7 +11,7 @@ from midstream.compare.compiler import Compilers
 from midstream.compare.subject import Subject
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError, UsageError
-from midstream.fleet.fleet import Fleet, TpuTarget
+from midstream.fleet.fleet import Fleet, SliceTarget
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.reporter import Reporter, reporter_of
 from midstream.output import size
@@ -19,7 +19,7 @@ from midstream.output import size
 NAME = "fit"
 
 
-def is_virtual(target: TpuTarget) -> bool:
+def is_virtual(target: SliceTarget) -> bool:
     """Return whether the workers of a slice get virtual devices, for which there is nothing to compile."""
     return bool(target.worker.get("devices"))
 
@@ -32,7 +32,7 @@ def require_fit(
     Args:
         fleet: The fleet.
         hosts: Connections to its hosts.
-        name: The target, one of type ``tpu``. One with virtual devices is not compiled for.
+        name: The target, one whose slice a provider creates. One with virtual devices is not compiled for.
         subject_of: Returns what is compiled.
         say: Receives the progress and the result; a reporter, or a function.
 
@@ -40,7 +40,7 @@ def require_fit(
         MidstreamError: The step does not fit.
     """
     target = fleet.targets[name]
-    if isinstance(target, TpuTarget) and is_virtual(target):
+    if isinstance(target, SliceTarget) and is_virtual(target):
         return None
     check, found = slice_fit(fleet, hosts, name, subject_of, reporter_of(say))
     if check.state == FAIL:
@@ -57,7 +57,7 @@ def slice_fit(
     Args:
         fleet: The fleet.
         hosts: Connections to its hosts.
-        name: The target, one of type ``tpu``.
+        name: The target, one whose slice a provider creates.
         subject_of: Returns what is compiled.
         report: Receives the progress.
 
@@ -65,11 +65,11 @@ def slice_fit(
         A check that fails where the step cannot fit, and warns where that cannot be found out; and the estimate.
     """
     target = fleet.targets[name]
-    assert isinstance(target, TpuTarget)
+    assert isinstance(target, SliceTarget)
     accelerators = accelerators_of_slice(target)
     unknown = f"whether a step fits {name} is not known before it exists"
     if accelerators is None:
-        return Check(NAME, WARN, f"{unknown}: {target.accelerator_type} is not in the table of accelerators"), None
+        return Check(NAME, WARN, f"{unknown}: {target.kind} is not in the table of accelerators"), None
     try:
         subject = subject_of()
     except MidstreamError as error:

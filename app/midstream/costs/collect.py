@@ -52,7 +52,7 @@ def _problem(name: str, error: MidstreamError) -> str:
 
 def _created(fleet: Fleet) -> tuple[Mapping[str, float], list[str]]:
     """Return worker -> creation of its slice, and one line for each zone that could not be listed."""
-    targets = fleet_slices.tpu_targets(fleet)
+    targets = fleet_slices.slice_targets(fleet)
     if not targets:
         return {}, []
     listed = fleet_slices.list_slices(fleet)

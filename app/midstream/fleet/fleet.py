@@ -9,6 +9,7 @@ from typing import Any
 import draccus
 
 from midstream.errors import UsageError
+from midstream.fleet.notify_config import NotifyConfig
 from midstream.fleet.store_config import StoreConfig
 from midstream.suggestions import nearest
 
@@ -86,22 +87,20 @@ class SlurmTarget(TargetConfig):
     ports: list[int] = field(default_factory=list)
 
 
-@TargetConfig.register_subclass("tpu")
 @dataclass(frozen=True)
-class TpuTarget(TargetConfig):
-    """A slice of Cloud TPUs, each of whose workers is a host. docs/reference/fleet-file.md describes each field."""
+class SliceTarget(TargetConfig):
+    """Settings of machines that a provider creates and deletes together, each of which is a host."""
 
     project: str = ""
     zone: str = ""
-    name: str = ""  # of the node; empty: the target's name
-    accelerator_type: str = ""
-    topology: str | None = None  # with accelerator_type as a bare generation: v5p and 2x2x4
-    runtime_version: str = ""
-    create: bool = False  # permits midstream to create it: spot, reserved or on demand
+    name: str = ""  # of the slice; empty: the target's name
+    create: bool = False  # permits midstream to create it: spot, reserved, flex-start or on demand
     spot: bool = False
     reserved: bool = False
-    reservation: str | None = None  # full name of the reservation
-    queued: bool = False  # requested in a queue
+    reservation: str | None = None  # NAME, or PROJECT/NAME of another project's
+    calendar: bool = False  # the reservation is one of calendar mode: the machines are deleted at its end
+    flex_start: bool = False  # waits for capacity, and is deleted after run_duration
+    run_duration: str | None = None  # of flex_start: 30m, 6h, 7d
     valid_until: str = "1h"  # longest wait for its creation: 30m, 6h, 2d
     network: str | None = None
     subnetwork: str | None = None
@@ -119,8 +118,56 @@ class TpuTarget(TargetConfig):
 
     @property
     def price_class(self) -> str:
-        """``spot``, ``reserved`` or ``on demand``."""
+        """One of ``spot``, ``reserved``, ``flex-start`` and ``on demand``."""
+        if self.flex_start:
+            return "flex-start"
         return "spot" if self.spot else "reserved" if self.reserved or self.reservation else "on demand"
+
+    @property
+    def kind(self) -> str:
+        """Machine or accelerator type, with the topology where it has one."""
+        raise NotImplementedError
+
+    @property
+    def waits(self) -> bool:
+        """True if the provider keeps the request in a queue until there is capacity."""
+        return self.flex_start
+
+
+@TargetConfig.register_subclass("tpu")
+@dataclass(frozen=True)
+class TpuTarget(SliceTarget):
+    """A slice of the Cloud TPU API, v2 to v6e. docs/reference/fleet-file.md describes each field."""
+
+    accelerator_type: str = ""
+    topology: str | None = None  # with accelerator_type as a bare generation: v5p and 2x2x4
+    runtime_version: str = ""
+    queued: bool = False  # requested in a queue
+    slices: int = 1  # more than one is Multislice, which is refused
+
+    @property
+    def kind(self) -> str:
+        return " ".join(filter(None, (self.accelerator_type, self.topology)))
+
+    @property
+    def waits(self) -> bool:
+        return self.queued or self.flex_start
+
+
+@TargetConfig.register_subclass("gce")
+@dataclass(frozen=True)
+class ComputeTarget(SliceTarget):
+    """A TPU slice on Compute Engine, v5p and later: one machine, or a group of machines with a topology."""
+
+    machine_type: str = ""  # tpu7x-standard-4t, ct6e-standard-4t, ct5p-hightpu-4t
+    topology: str | None = None  # of several machines: 2x2x2; None: one machine
+    image: str = ""  # projects/PROJECT/global/images/family/FAMILY; empty: Google's of that generation
+    boot_disk_size: int = 200  # GB
+    slices: int = 1  # more than one is Multislice, which is refused
+
+    @property
+    def kind(self) -> str:
+        return " ".join(filter(None, (self.machine_type, self.topology)))
 
 
 @dataclass(frozen=True)
@@ -140,7 +187,7 @@ class Target:
     shared_root: str | None = None
     ports: tuple[int, ...] = ()
     slurm: SlurmTarget | None = None
-    tpu: TpuTarget | None = None
+    slice: SliceTarget | None = None
 
 
 @dataclass(frozen=True)
@@ -157,6 +204,7 @@ class Fleet:
     path: str = ""
     text: str = ""
     on_event: str | None = None  # a command line that gets each notable event as JSON on its stdin
+    notify: tuple[NotifyConfig, ...] = ()  # webhooks that get it too
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -166,7 +214,7 @@ class Fleet:
     @property
     def has_slices(self) -> bool:
         """True if it has targets whose hosts a provider creates."""
-        return any(isinstance(target, TpuTarget) for target in self.targets.values())
+        return any(isinstance(target, SliceTarget) for target in self.targets.values())
 
     def store_of(self, host: str) -> str:
         """Return the ``gs://`` prefix for checkpoints of a host's runs; empty: they stay in the run directories."""
@@ -179,7 +227,7 @@ class Fleet:
     def store_of_target(self, name: str) -> str:
         """Return the same for a target, even if its hosts are unknown now; empty for an unknown target."""
         config = self.targets.get(name)
-        if isinstance(config, TpuTarget):
+        if isinstance(config, SliceTarget):
             return self.store_url(str(config.worker.get("store") or ""))
         hosts = self.hosts_of(name) if name in self.target_names else ()
         return self.store_of(hosts[0]) if hosts else ""
@@ -187,7 +235,7 @@ class Fleet:
     def hosts_of(self, name: str) -> tuple[str, ...]:
         """Return the hosts of a target; empty if they are unknown now."""
         config = self.targets.get(name)
-        unknown = name in self.unavailable or (isinstance(config, TpuTarget) and not config.hosts)
+        unknown = name in self.unavailable or (isinstance(config, SliceTarget) and not config.hosts)
         return () if unknown else self.target(name).hosts
 
     def target(self, name: str) -> Target:
@@ -201,10 +249,10 @@ class Fleet:
             config = self.targets[name]
             if isinstance(config, SlurmTarget):
                 return Target(name, (config.host,), ports=tuple(config.ports), slurm=config)
-            if isinstance(config, TpuTarget):
+            if isinstance(config, SliceTarget):
                 if not config.hosts:
                     raise UsageError(f"the workers of {name} are unknown", "midstream --status looks them up")
-                return Target(name, tuple(config.hosts), tpu=config)
+                return Target(name, tuple(config.hosts), slice=config)
             assert isinstance(config, HostsTarget)
             return Target(name, tuple(config.hosts), config.shared_root, tuple(config.ports))
         if name in self.hosts:

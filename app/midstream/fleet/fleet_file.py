@@ -17,19 +17,21 @@ from midstream.fleet import store_config
 from midstream.fleet.fleet import (
     COPY_ROUTES,
     DEFAULT_ROOT,
-    REACHES,
     VARIANTS,
     Fleet,
     GoogleConfig,
     HostConfig,
     HostsTarget,
+    SliceTarget,
     SlurmTarget,
     SshHostConfig,
     TargetConfig,
-    TpuTarget,
 )
-from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
+from midstream.fleet.notify_config import NotifyConfig, check_notify
+from midstream.fleet.quantities import parse_ports, parse_rate
+from midstream.fleet.slice_check import check_slice
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
+from midstream.json_events import NOTIFICATIONS
 from midstream.suggestions import nearest
 
 
@@ -39,6 +41,7 @@ class _FleetFile:
     targets: dict[str, TargetConfig] = field(default_factory=dict)
     stores: dict[str, StoreConfig] = field(default_factory=dict)
     google: GoogleConfig = field(default_factory=GoogleConfig)
+    notify: list[NotifyConfig] = field(default_factory=list)
 
 
 def default_fleet_path() -> Path:
@@ -65,10 +68,15 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
     value = _yaml(text, path)
     if not isinstance(value, dict):
         raise UsageError(f"{path}: expected hosts:, targets: and stores:, found {type(value).__name__}")
-    _known_keys(path, "", value, ("hosts", "targets", "stores", "google", "on_event"))
+    _known_keys(path, "", value, ("hosts", "targets", "stores", "google", "on_event", "notify"))
     on_event = value.get("on_event")
     if on_event is not None and not isinstance(on_event, str):
         raise UsageError(f"{path}: on_event is {type(on_event).__name__}", "one command line: on_event: notify-me")
+    receivers = value.get("notify") or []
+    if not isinstance(receivers, list) or not all(isinstance(each, dict) for each in receivers):
+        raise UsageError(f"{path}: notify is no list of receivers", "notify: [{type: slack, url: env:SLACK_URL}]")
+    for index, receiver in enumerate(receivers):
+        _known_keys(path, f"notify[{index}].", receiver, [each.name for each in dataclasses.fields(NotifyConfig)])
     hosts = _section(path, value, "hosts")
     targets = _section(path, value, "targets")
     stores = _section(path, value, "stores")
@@ -80,14 +88,16 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
     _check_entries(path, "hosts", hosts, HostConfig)
     _check_entries(path, "targets", targets, TargetConfig)
     try:
-        decoded = draccus.decode(_FleetFile, {"hosts": hosts, "targets": targets, "stores": stores, "google": google})
+        sections = {"hosts": hosts, "targets": targets, "stores": stores, "google": google, "notify": receivers}
+        decoded = draccus.decode(_FleetFile, sections)
     except draccus.utils.DraccusException as error:
         raise UsageError(f"{path}: {_one_line(error)}") from error
     for name, target in decoded.targets.items():
         _check_target(path, name, target, decoded.hosts)
-        if isinstance(target, TpuTarget):
+        if isinstance(target, SliceTarget):
             check_host_store(f"{path}: targets.{name}.worker", target.worker.get("store"), decoded.stores)
     check_stores(path, decoded.stores)
+    check_notify(path, decoded.notify, tuple(NOTIFICATIONS))
     for name, host in decoded.hosts.items():
         _check_host(path, name, host, decoded.stores)
     return Fleet(
@@ -98,6 +108,7 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
         path=path,
         text=text,
         on_event=on_event,
+        notify=tuple(decoded.notify),
     )
 
 
@@ -126,8 +137,8 @@ def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, Sto
 
 
 def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str, HostConfig]) -> None:
-    if isinstance(target, TpuTarget):
-        _check_tpu(path, name, target)
+    if isinstance(target, SliceTarget):
+        check_slice(path, name, target)
         hosts, ports = target.hosts, []
         if not hosts:
             return
@@ -150,28 +161,6 @@ def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str
         raise UsageError(f"{path}: targets.{name} names host {twice} twice", "one process runs on each host")
     if ports and not (len(ports) == 2 and 0 < ports[0] <= ports[1] < 65536):
         raise UsageError(f"{path}: targets.{name}.ports is {ports}", "the first and the last port: [29400, 29499]")
-
-
-def _check_tpu(path: str, name: str, target: TpuTarget) -> None:
-    """Check a TPU target as far as possible without its provider."""
-    for field_name in ("project", "zone"):
-        if not getattr(target, field_name):
-            raise UsageError(f"{path}: targets.{name} has no {field_name}", f"{field_name}: where the slice is")
-    if target.create and not (target.accelerator_type and target.runtime_version):
-        hint = "accelerator_type: v3-32 and runtime_version: tpu-ubuntu2204-base: docs/reference/fleet-file.md"
-        raise UsageError(f"{path}: targets.{name} has create: true and lacks accelerator_type or runtime_version", hint)
-    if target.spot and (target.reserved or target.reservation):
-        raise UsageError(f"{path}: targets.{name} is spot and reserved", "one of them")
-    if target.reservation and not target.queued:
-        hint = "queued: true, the only way to name one; or reserved: true alone, for any reservation of the project"
-        raise UsageError(f"{path}: targets.{name} names a reservation, and is not queued", hint)
-    if target.reach not in REACHES:
-        raise UsageError(f"{path}: targets.{name}.reach is {target.reach!r}", nearest(target.reach, REACHES))
-    try:
-        parse_duration(target.valid_until)
-    except UsageError as error:
-        raise UsageError(f"{path}: targets.{name}.valid_until: {error.message}", error.hint) from error
-    _known_keys(path, f"targets.{name}.worker.", target.worker, [each.name for each in dataclasses.fields(HostConfig)])
 
 
 def _shared_roots(path: str, file: _FleetFile) -> dict[str, HostConfig]:

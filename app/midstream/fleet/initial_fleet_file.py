@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from midstream.errors import UsageError
+from midstream.fleet.rented_files import rented_known_hosts
 
 DEFAULT_SSH_CONFIG = "~/.ssh/config"
 MAX_INCLUDE_DEPTH = 16  # as OpenSSH
@@ -41,7 +42,7 @@ def fleet_from_ssh_config(path: Path) -> str:
     Raises UsageError, with file and line, if the configuration cannot be read.
     """
     entries: dict[str, _Entry] = {}
-    for entry in _entries(path, path.parent):
+    for entry in hosts_in(path, path.parent):
         entries.setdefault(entry.name, entry)
     lines = []
     for entry in entries.values():
@@ -54,6 +55,8 @@ def fleet_from_ssh_config(path: Path) -> str:
             # paramiko does not follow Include: an entry names the file that contains its host.
             if entry.file != Path(DEFAULT_SSH_CONFIG).expanduser():
                 fields["ssh_config"] = str(entry.file)
+            if known_hosts := rented_known_hosts(entry.file, entry.name):
+                fields["known_hosts"] = str(known_hosts)
             words = ", ".join(f"{key}: {_yaml(value)}" for key, value in fields.items())
             lines.append(f"  {_yaml(_free(entry.name, entries))}: {{{words}}}")
     return HEADER + "".join(f"{line}\n" for line in lines)
@@ -72,7 +75,7 @@ def _yaml(text: str) -> str:
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 
-def _entries(file: Path, base: Path, depth: int = 0) -> Iterator[_Entry]:
+def hosts_in(file: Path, base: Path, depth: int = 0) -> Iterator[_Entry]:
     """Yield hosts in OpenSSH's order. ``base``: directory of relative Includes."""
     try:
         text = file.read_text(errors="replace")
@@ -95,7 +98,7 @@ def _entries(file: Path, base: Path, depth: int = 0) -> Iterator[_Entry]:
             for pattern in words:
                 full = os.path.join(base, os.path.expanduser(pattern))
                 for found in sorted(glob.glob(full)):
-                    yield from _entries(Path(found), base, depth + 1)
+                    yield from hosts_in(Path(found), base, depth + 1)
 
 
 def _words(line: str, where: str) -> tuple[str, list[str]]:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from midstream.errors import HostError
-from midstream.fleet.fleet import Fleet, HostConfig, Target
+from midstream.fleet.fleet import Fleet, HostConfig, Target, TpuTarget
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch import slurm_job
@@ -80,12 +80,12 @@ def start(
     if len(target.hosts) == 1:
         return start_attempt(first, config, launch, prepared[first.name])
     members = [hosts.get(name) for name in target.hosts]
-    if target.tpu is not None:
+    if isinstance(target.slice, TpuTarget):
         check_numbers(members)
     directory_hosts = run_directories_of(target, members)
     number = _claim(directory_hosts, launch.run_id, launch.at_least)
     # jax finds the workers of a slice through their metadata server.
-    has_metadata = target.tpu is not None and config.devices is None
+    has_metadata = isinstance(target.slice, TpuTarget) and config.devices is None
     coordinator = "" if has_metadata else meet(first, members[1:], config.internal_address, target.ports)
 
     def start_one(process: int) -> Attempt:

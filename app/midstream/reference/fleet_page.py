@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from midstream.fleet import fleet
+from midstream.fleet import fleet, machine_type
+from midstream.fleet.notify_config import TYPES, NotifyConfig
 from midstream.fleet.store_config import StoreConfig
 from midstream.reference.events_page import notifications
 from midstream.reference.markdown import table
@@ -62,19 +63,32 @@ FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
         "ports": ("the first and the last port that is open between the nodes", "all are open"),
     },
     fleet.TpuTarget: {
-        "project": "of the slice",
-        "zone": "of the slice",
-        "name": ("of the node", "the target's name"),
-        "accelerator_type": "`v4-8`, `v5litepod-16`; with `topology` the generation alone: `v5p`",
+        "accelerator_type": "`v4-8`, `v5litepod-16`, `v6e-8`; with `topology` the generation alone: `v5p`",
         "topology": "`2x2x4`",
         "runtime_version": "v4 and older `tpu-ubuntu2204-base`, v5e `v2-alpha-tpuv5-lite`, v5p `v2-alpha-tpuv5`, "
         "v6e `v2-alpha-tpuv6e`",
+        "queued": "request it as a queued resource; `reservation`, `calendar` and `flex_start` need it",
+        "slices": "one; several (Multislice) are refused",
+    },
+    fleet.ComputeTarget: {
+        "machine_type": f"one with TPUs: {', '.join(f'`{name}`' for name in machine_type.EXAMPLES.split(', '))}",
+        "topology": ("of several machines, in chips: `2x2x2`. They are a managed instance group", "one machine"),
+        "image": ("`projects/PROJECT/global/images/family/FAMILY`", "Google's for that generation"),
+        "boot_disk_size": "GB of each machine",
+        "slices": "one; several (Multislice) are refused",
+    },
+    fleet.SliceTarget: {
+        "project": "of the slice",
+        "zone": "of the slice",
+        "name": ("of the node, machine or group", "the target's name"),
         "create": "midstream may create it",
-        "spot": "price class: spot. Without `spot`, `reserved` and `reservation`: on demand",
-        "reserved": "price class: any reservation of the project",
-        "reservation": "full name of one; needs `queued`",
-        "queued": "request it as a queued resource",
-        "valid_until": "limit of the wait: `30m`, `6h`, `2d`",
+        "spot": "price class: spot. Without any price class: on demand",
+        "reserved": "price class: any reservation of the project; of `gce` with `reservation`",
+        "reservation": "price class: this reservation, as `NAME` or `PROJECT/NAME`",
+        "calendar": "the reservation is one of calendar mode: the machines are deleted when it ends",
+        "flex_start": "price class: flex-start. Waits for capacity, runs for `run_duration`, is deleted",
+        "run_duration": "of `flex_start`: `30m`, `6h`, at most `7d`",
+        "valid_until": "limit of the wait: `30m`, `6h`, `2d`; time in which this machine sleeps counts",
         "network": ("of the workers", "the project's"),
         "subnetwork": ("of the workers", "the project's"),
         "service_account": ("of the workers: their identity for buckets", "the project's"),
@@ -86,6 +100,11 @@ FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
         "price_per_hour": "of the slice, for plans and costs",
         "worker": "fields of each worker as a host: `{env: {...}, setup: [...], store: ckpt}`",
         "hosts": "its workers: midstream finds them",
+    },
+    NotifyConfig: {
+        "type": f"{' or '.join(f'`{name}`' for name in TYPES)}: the event as JSON, or a message for a chat",
+        "url": "`env:NAME` or `file:PATH` of this machine, or an `https://` address without a secret",
+        "kinds": ("of events: `[failed, needs you]`", "all"),
     },
     StoreConfig: {
         "url": "`gs://BUCKET` or `gs://BUCKET/PREFIX`",
@@ -100,7 +119,7 @@ FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
         "zones": ("their zones", "all"),
     },
 }  # fmt: skip
-_HIDDEN = {(fleet.TpuTarget, "hosts")}  # not for users
+_HIDDEN = {(fleet.SliceTarget, "hosts")}  # not for users
 
 
 def sections() -> dict[str, str]:
@@ -111,7 +130,10 @@ def sections() -> dict[str, str]:
         "ssh": _table(fleet.SshHostConfig),
         "hosts target": _table(fleet.HostsTarget),
         "slurm": _table(fleet.SlurmTarget),
+        "slices": _table(fleet.SliceTarget),
         "tpu": _table(fleet.TpuTarget),
+        "gce": _table(fleet.ComputeTarget),
+        "notify": _table(NotifyConfig),
         "stores": _table(StoreConfig),
         "google": _table(fleet.GoogleConfig),
         "notifications": notifications(),

@@ -67,7 +67,7 @@ class FleetActions:
         from midstream.migrate.planning import planner
 
         fleet, name = self._fleet, request.target
-        tpu_target, missing = fleet_slices.tpu_targets(fleet).get(name), fleet.unavailable.get(name)
+        tpu_target, missing = fleet_slices.slice_targets(fleet).get(name), fleet.unavailable.get(name)
         if tpu_target is not None and tpu_target.create and isinstance(missing, fleet_slices.SliceMissingError):
             store = fleet.store_of_target(name)
             planner.check_ahead(fleet, self._hosts, snapshot, request, store, fleet_slices.device_count(tpu_target))
@@ -79,7 +79,7 @@ class FleetActions:
         from midstream.compare.subject import of_run_named
         from midstream.hosts.providers import fleet_slices
 
-        tpu_target = fleet_slices.tpu_targets(self._fleet)[target]
+        tpu_target = fleet_slices.slice_targets(self._fleet)[target]
 
         def report(line: str) -> None:
             print(printable(line), file=sys.stderr, flush=True)
@@ -111,7 +111,7 @@ class FleetActions:
         from midstream.hosts.providers import fleet_slices
         from midstream.hosts.providers.provider import SliceStatus
 
-        targets = fleet_slices.tpu_targets(self._fleet)
+        targets = fleet_slices.slice_targets(self._fleet)
         names = {fleet_slices.slice_path(name, target): name for name, target in targets.items()}
         if not names and not self._fleet.google.projects:
             return SliceListing(configured=False)
@@ -119,7 +119,7 @@ class FleetActions:
         ended = (SliceStatus.PREEMPTED, SliceStatus.FAILED)
         existing = {each.path for each in inventory.slices if each.status not in ended}
         creatable = tuple(
-            CreatableSlice(name, place, target.accelerator_type, target.price_class, fleet_slices.price_text(target))
+            CreatableSlice(name, place, target.kind, target.price_class, fleet_slices.price_text(target))
             for place, name in names.items()
             if (target := targets[name]).create and place not in existing
         )
@@ -129,7 +129,7 @@ class FleetActions:
     def delete(self, place: str, report: Callable[[str], None]) -> None:
         from midstream.hosts.providers import fleet_slices
 
-        fleet_slices.tpu_provider().delete(place, report)
+        fleet_slices.delete(self._fleet, place, report)
 
     def preflight(self, plan: Plan) -> Iterator[Check]:
         from midstream.migrate.planning import preflight

@@ -62,7 +62,9 @@ TPU_GENERATIONS = {
     "v4": TpuGeneration(1, 2),
     "v5p": TpuGeneration(1, 2),
     "v5litepod": TpuGeneration(1, 1),
+    "v5e": TpuGeneration(1, 1),
     "v6e": TpuGeneration(1, 1),
+    "tpu7x": TpuGeneration(2, 1),
 }
 
 

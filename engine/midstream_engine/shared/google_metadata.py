@@ -15,6 +15,9 @@ VARIABLE = "GCE_METADATA_HOST"
 HOST = "metadata.google.internal"
 PRODUCT = "/sys/class/dmi/id/product_name"
 REQUEST_TIMEOUT = 2.0  # seconds
+# Metadata key -> prefix of a value that is a notice. It comes 30 s before a spot machine is preempted, and earlier
+# before maintenance that ends a machine: https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
+NOTICES = {"preempted": "TRUE", "maintenance-event": "TERMINATE"}
 
 
 def metadata_server(product: str = PRODUCT, host: str = HOST) -> str:
@@ -27,6 +30,14 @@ def metadata_server(product: str = PRODUCT, host: str = HOST) -> str:
             return host if "Google" in file.read() else ""
     except OSError:
         return ""
+
+
+def notices(server: str) -> list[str] | None:
+    """Return the notices that are in force; None where they cannot be read, which proves nothing."""
+    values = {name: read_metadata(server, name) for name in NOTICES}
+    if not any(values.values()):
+        return None
+    return [f"{name}: {value}" for name, value in values.items() if value.upper().startswith(NOTICES[name])]
 
 
 def read_metadata(server: str, name: str) -> str:

@@ -11,8 +11,8 @@ from google.cloud import tpu_v2
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, GoogleConfig, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.hosts.providers import fleet_slices
-from midstream.hosts.providers.google import slice_creation, tpu_client
+from midstream.hosts.providers import creation, fleet_slices
+from midstream.hosts.providers.google import slice_creation, slice_lookup, tpu_client
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import ErrorKind, ProviderError, Slice, SliceStatus
 from simulators.tpu_api import Fault, TpuServer, fast_polling, tpu_server
@@ -40,6 +40,7 @@ def nothing_costs(tpu_server: TpuServer) -> bool:
 @pytest.mark.parametrize("target", [POD, QUEUED], ids=["node", "queued"])
 def test_slice_is_created_reused_and_deleted(tpu_server: TpuServer, google: TpuProvider, target: TpuTarget) -> None:
     messages: list[str] = []
+    tpu_server.delay = 0.4  # long enough to be seen
     made = google.create("pod", target, messages.append)
     assert (made.status, made.state, made.health, len(made.workers)) == (SliceStatus.READY, "READY", "HEALTHY", 4)
     assert (made.accelerator_type, made.price_class, made.ours) == ("v3-32", "spot", True)
@@ -84,12 +85,12 @@ def test_node_request_follows_fleet_file() -> None:
 
 
 def test_reservation_is_named_and_reserved(tpu_server: TpuServer, google: TpuProvider) -> None:
-    name = "projects/p/reservations/ours"
+    name = "ours"
     target = TpuTarget(**{**vars(POD), "spot": False, "reservation": name, "queued": True})
     assert target.price_class == "reserved"
     google.create("pod", target, print)
     (request,) = tpu_server.queued.values()
-    assert request.reservation_name == name
+    assert request.reservation_name == "projects/p/locations/z/reservations/ours"
     assert "guaranteed" in request
     assert "spot" not in request
     found = google.find("pod", target)
@@ -149,7 +150,7 @@ def test_failed_queued_request_reports_reason(tpu_server: TpuServer, google: Tpu
 def test_creation_timeout_or_cancellation_deletes_slice(
     tpu_server: TpuServer, google: TpuProvider, target: TpuTarget
 ) -> None:
-    tpu_server.looks = 100000
+    tpu_server.delay = 100000.0
     late = TpuTarget(**{**vars(target), "valid_until": "0.3s"})
     with pytest.raises(ProviderError, match="was not ready within 0 s; what was created is deleted") as caught:
         google.create("pod", late, lambda _: None)
@@ -158,7 +159,7 @@ def test_creation_timeout_or_cancellation_deletes_slice(
     cancel = threading.Event()
 
     def say(line: str) -> None:
-        if "CREATING" in line or "WAITING" in line:
+        if "CREATING" in line or "ACCEPTED" in line:
             cancel.set()
 
     with pytest.raises(ProviderError, match="was cancelled; what was created is deleted, nothing costs money"):
@@ -171,7 +172,7 @@ def test_ctrl_c_deletes_slice_in_creation(tpu_server: TpuServer, google: TpuProv
         if "CREATING" in line:
             raise KeyboardInterrupt
 
-    tpu_server.looks = 100000
+    tpu_server.delay = 100000.0
 
     with pytest.raises(ProviderError, match="interrupted; what was created is deleted, nothing costs money") as caught:
         google.create("pod", POD, say)
@@ -202,7 +203,7 @@ def test_unreachable_service_leaves_nothing(tpu_server: TpuServer, google: TpuPr
     with pytest.raises(ProviderError, match="planted; nothing was created, nothing costs money") as caught:
         google.create("pod", POD, lambda _: None)
     assert caught.value.kind == ErrorKind.UNAVAILABLE
-    assert tpu_server.called("CreateNode") == slice_creation.MAX_CREATE_CALLS
+    assert tpu_server.called("CreateNode") == creation.MAX_START_CALLS
     assert nothing_costs(tpu_server)
 
 
@@ -242,16 +243,16 @@ def test_flapping_state_is_not_ready(google: TpuProvider, monkeypatch: pytest.Mo
             SliceStatus.READY,
         ]
     )
-    real, taken = slice_creation.slice_lookup.find, []
+    real, taken = slice_lookup.find, []
 
-    def find(*arguments: str) -> Slice | None:
-        found = real(*arguments)  # type: ignore[arg-type]
+    def find(*arguments: str, **words: bool) -> Slice | None:
+        found = real(*arguments, **words)  # type: ignore[arg-type]
         if found is None or not found.workers:
             return found
         taken.append(next(states))
         return Slice(**{**vars(found), "status": taken[-1]})
 
-    monkeypatch.setattr(slice_creation.slice_lookup, "find", find)
+    monkeypatch.setattr(slice_lookup, "find", find)
     assert google.create("pod", POD, lambda _: None).status == SliceStatus.READY
     assert taken[-2:] == [SliceStatus.READY, SliceStatus.READY]
     assert len(taken) == 7
@@ -261,6 +262,7 @@ def test_flapping_state_is_not_ready(google: TpuProvider, monkeypatch: pytest.Mo
 
 
 def test_list_covers_all_projects_and_zones(tpu_server: TpuServer) -> None:
+    tpu_server.delay = 1000.0
     for zone in ("a", "b"):
         for index in range(3):
             tpu_server.create(f"projects/p/locations/{zone}", f"n{index}", tpu_v2.Node(accelerator_type="v4-8"))
@@ -376,6 +378,7 @@ def test_slice_workers_become_fleet_hosts(tpu_server: TpuServer, tmp_path: pytes
     tpu_server.workers["n"] = [
         Worker(f"10.0.0.{index}", f"127.0.0.{index}", {"ssh-ed25519": f"AAAA{index}"}) for index in range(2, 6)
     ]
+    tpu_server.delay = 1000.0
     tpu_server.create(PLACE, "n", tpu_v2.Node(accelerator_type="v3-32"))
     with pytest.raises(UsageError, match=r"p/z/n is CREATING, v3-32"):
         fleet_slices.with_slices(fleet, messages.append).target("pod")

@@ -1,4 +1,4 @@
-"""Creation and deletion of TPU slices by headless modes."""
+"""Creation of slices by headless modes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.headless.migration.migration_request import is_path, request_of
 from midstream.hosts.providers import fleet_slices
 from midstream.output import Output
-from midstream.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet, TpuTarget
+    from midstream.fleet.fleet import Fleet, SliceTarget
 
 READ_ONLY_MODES = ("status", "checkpoints", "clean", "compare", "diff", "verify")  # modes that register no SSH key
 
@@ -24,7 +23,7 @@ def with_slices(fleet: Fleet, options: argparse.Namespace, output: Output, engin
 
     Creates the slice of the target of --launch or --migrate if it does not exist and its price is accepted.
     """
-    known = fleet_slices.tpu_targets(fleet)
+    known = fleet_slices.slice_targets(fleet)
     if not known or options.delete:
         return fleet
     read_only = any(getattr(options, mode) not in (None, False) for mode in READ_ONLY_MODES)
@@ -39,7 +38,7 @@ def with_slices(fleet: Fleet, options: argparse.Namespace, output: Output, engin
     return found
 
 
-def _check_request(fleet: Fleet, options: argparse.Namespace, target: TpuTarget, engine: tuple[str, ...]) -> None:
+def _check_request(fleet: Fleet, options: argparse.Namespace, target: SliceTarget, engine: tuple[str, ...]) -> None:
     """Refuse a request that would fail once the slice exists, before it costs money."""
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.config_file import read_config
@@ -91,7 +90,7 @@ def _check_fit(fleet: Fleet, options: argparse.Namespace, name: str, engine: tup
         output.value({"event": "candidate", **found.to_json()})
 
 
-def _created(fleet: Fleet, name: str, target: TpuTarget, options: argparse.Namespace, output: Output) -> Fleet:
+def _created(fleet: Fleet, name: str, target: SliceTarget, options: argparse.Namespace, output: Output) -> Fleet:
     place, price = fleet_slices.slice_path(name, target), fleet_slices.price_text(target)
     output.value({"event": "price", "target": name, "slice": place, "class": target.price_class, "text": price})
     output.message(f"midstream: {name} does not exist; it would be created as {place}: {price}")
@@ -122,11 +121,11 @@ def settle_unused_slice(fleet: Fleet, options: argparse.Namespace, code: int, ou
     name = getattr(options, "created_slice", "")
     if not name:
         return
-    path = fleet_slices.slice_path(name, fleet_slices.tpu_targets(fleet)[name])
+    path = fleet_slices.slice_path(name, fleet_slices.slice_targets(fleet)[name])
     if code in (Exit.REFUSED, Exit.USAGE) and not options.keep_slice:
         output.message(f"midstream: deleting {name}, created for this refused command (--keep-slice keeps it)")
         try:
-            fleet_slices.provider_of(fleet_slices.tpu_targets(fleet)[name]).delete(path, output.message)
+            fleet_slices.delete(fleet, path, output.message)
         except MidstreamError as error:
             output.message(f"midstream: {error}")
         else:
@@ -135,22 +134,3 @@ def settle_unused_slice(fleet: Fleet, options: argparse.Namespace, code: int, ou
             return
     output.value({"event": "kept", "target": name, "slice": path})
     output.message(f"midstream: {name} was created for this command and costs money until midstream --delete {name}")
-
-
-def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """Delete a target's slice, or one by its path, with everything that runs there."""
-    known = fleet_slices.tpu_targets(fleet)
-    name = options.delete
-    if name in known:
-        target = known[name]
-        place, provider = fleet_slices.slice_path(name, target), fleet_slices.provider_of(target)
-    elif name.count("/") == 2:
-        place, provider = name, fleet_slices.tpu_provider()
-    else:
-        hint = did_you_mean(name, known) or f"PROJECT/ZONE/NAME, or one of: {', '.join(known) or 'none'}"
-        raise UsageError(f"{name!r} is not a target of type tpu", hint)
-    if not options.yes and not confirmed(f"Delete {place} and the data on its disks", output):
-        raise MidstreamError(f"{place} would be deleted with the data on its disks", "--yes deletes it", Exit.REFUSED)
-    provider.delete(place, output.message)
-    output.value({"event": "result", "ok": True, "deleted": place}, f"{place} is deleted and costs nothing more")
-    return Exit.DONE

@@ -20,7 +20,7 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Guard a run until it ends (0) or needs the user (1). Ctrl-C ends the guard and changes nothing."""
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.failover.guard import Guard
-    from midstream.migrate.failover.notify import notify
+    from midstream.migrate.failover.notify import notify_all
     from midstream.watch.watcher import Watcher
 
     targets = [name.strip() for name in options.to.split(",") if name.strip()]
@@ -34,7 +34,7 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         what = event.get("message") or f"migrating {event['run']} to {event['to']}: migration {event['migration']}"
         output.value(event, f"{event['kind']}: {what}")
         if "migration" not in event:  # a migration notifies by its own process
-            notify(fleet.on_event, event)
+            notify_all(fleet, event)
 
     hosts = HostPool(fleet)
     watch = Watcher(fleet, hosts)

@@ -1,4 +1,4 @@
-"""Resolve targets of type ``tpu`` to hosts, and describe them.
+"""Resolve targets whose machines a provider creates (``tpu``, ``gce``) to hosts, and describe them.
 
 The fleet file names a slice, but not its machines. `with_slices` looks the slice up at its provider and returns a fleet
 in which each worker is an ordinary host, also in the text of the fleet file: a migration runs in a process of its own
@@ -8,8 +8,6 @@ with a copy of that text, and needs no provider to find its hosts.
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,38 +17,68 @@ from typing import Any
 import yaml
 
 from midstream.errors import HostError, MidstreamError, UsageError
-from midstream.fleet.fleet import Fleet, TpuTarget
+from midstream.fleet.fleet import ComputeTarget, Fleet, SliceTarget, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.machine_type import chips_of, machine_of
 from midstream.hosts.host_pool import HostPool
+from midstream.hosts.providers.compute.compute_provider import ComputeProvider
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
-from midstream.hosts.providers.provider import Inventory, Polling, Progress, Provider, Slice, SliceStatus
+from midstream.hosts.providers.provider import (
+    ErrorKind,
+    Inventory,
+    Polling,
+    Progress,
+    Provider,
+    ProviderError,
+    Slice,
+    SliceStatus,
+)
 from midstream_engine.shared.accelerators import TPU_GENERATIONS
 
 MAX_CONCURRENT_REQUESTS = 32
 LOGIN_TIMEOUT = 120.0  # seconds that the first login to a worker of a ready slice may take
 ALL_ZONES = "-"
-_TOPOLOGY = re.compile(r"\d{1,4}(x\d{1,4}){1,2}")
 
 
 class SliceMissingError(UsageError):
     """A target's slice does not exist, or was preempted."""
 
 
-def provider_of(target: TpuTarget) -> Provider:
+def provider_of(target: SliceTarget) -> Provider:
     """Return the provider of a target's slice."""
-    assert isinstance(target, TpuTarget)
-    return tpu_provider()
+    return compute_provider() if isinstance(target, ComputeTarget) else tpu_provider()
 
 
 @cache
 def tpu_provider() -> Provider:
-    """Return the provider of Cloud TPUs."""
+    """Return the provider of the Cloud TPU API."""
     return TpuProvider()
 
 
-def tpu_targets(fleet: Fleet) -> dict[str, TpuTarget]:
+@cache
+def compute_provider() -> Provider:
+    """Return the provider of Compute Engine."""
+    return ComputeProvider()
+
+
+def slice_targets(fleet: Fleet) -> dict[str, SliceTarget]:
     """Return the targets that a provider creates and deletes."""
-    return {name: target for name, target in fleet.targets.items() if isinstance(target, TpuTarget)}
+    return {name: target for name, target in fleet.targets.items() if isinstance(target, SliceTarget)}
+
+
+def delete(fleet: Fleet, path: str, progress: Progress) -> None:
+    """Delete the slice at ``PROJECT/ZONE/NAME`` at the provider that has it. Raises ProviderError."""
+    mine = [target for name, target in slice_targets(fleet).items() if slice_path(name, target) == path]
+    has_compute = any(isinstance(target, ComputeTarget) for target in fleet.targets.values())
+    providers = [provider_of(mine[0])] if mine else [tpu_provider(), *([compute_provider()] if has_compute else [])]
+    for provider in providers[:-1]:
+        try:
+            provider.delete(path, progress)
+            return
+        except ProviderError as error:
+            if error.kind != ErrorKind.NOT_FOUND:
+                raise
+    providers[-1].delete(path, progress)
 
 
 def with_slices(fleet: Fleet, progress: Progress, only: Collection[str] | None = None, *, touch: bool = True) -> Fleet:
@@ -59,7 +87,7 @@ def with_slices(fleet: Fleet, progress: Progress, only: Collection[str] | None =
     A target whose slice is not ready is in ``unavailable``, with the reason and a hint. ``touch=False`` changes nothing
     on any slice; ``only`` names the targets that are looked up.
     """
-    wanted = {name: target for name, target in tpu_targets(fleet).items() if only is None or name in only}
+    wanted = {name: target for name, target in slice_targets(fleet).items() if only is None or name in only}
     if not wanted:
         return fleet
 
@@ -68,7 +96,7 @@ def with_slices(fleet: Fleet, progress: Progress, only: Collection[str] | None =
         try:
             found = provider_of(target).find(name, target)
             usable = found is not None and found.status in (SliceStatus.READY, SliceStatus.STOPPING)
-            if found is None or not usable or not found.workers:
+            if found is None or found.multislice or not usable or not found.workers:
                 return unavailable(name, target, found)
             return provider_of(target).grant_access(name, target, found, progress, touch=touch)
         except MidstreamError as error:
@@ -83,7 +111,7 @@ def with_slices(fleet: Fleet, progress: Progress, only: Collection[str] | None =
     return dataclasses.replace(wider, unavailable={**before, **missing})
 
 
-def slice_path(name: str, target: TpuTarget) -> str:
+def slice_path(name: str, target: SliceTarget) -> str:
     """Return ``PROJECT/ZONE/NAME`` of a target's slice."""
     return f"{target.project}/{target.zone}/{target.name or name}"
 
@@ -117,9 +145,11 @@ def wait_for_login(fleet: Fleet, name: str, progress: Progress) -> None:
         hosts.close()
 
 
-def unavailable(name: str, target: TpuTarget, found: Slice | None) -> UsageError:
+def unavailable(name: str, target: SliceTarget, found: Slice | None) -> UsageError:
     """Return the error that explains why a target has no hosts now."""
     path = slice_path(name, target)
+    if found is not None and found.multislice:
+        return UsageError(f"{name}: {path} is {found.text()}", "a target is one slice: request it without Multislice")
     if found is None or found.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
         state = "does not exist" if found is None else f"is {found.state}"
         creates = f"--launch and --migrate --to {name} create it, with --yes"
@@ -146,39 +176,51 @@ def with_workers(fleet: Fleet, hosts: Mapping[str, Mapping[str, dict[str, Any]]]
 
 def list_slices(fleet: Fleet) -> Inventory:
     """List every slice of the projects and zones that the fleet file names."""
-    zones = [(target.project, target.zone) for target in tpu_targets(fleet).values()]
-    zones += [(project, zone) for project in fleet.google.projects for zone in fleet.google.zones or [ALL_ZONES]]
-    if not zones:
-        return Inventory()
-    return tpu_provider().inventory(zones)
+    zones: dict[type, list[tuple[str, str]]] = {TpuTarget: [], ComputeTarget: []}
+    for target in slice_targets(fleet).values():
+        zones[type(target)].append((target.project, target.zone))
+    zones[TpuTarget] += [
+        (project, zone) for project in fleet.google.projects for zone in fleet.google.zones or [ALL_ZONES]
+    ]
+    found = [tpu_provider().inventory(zones[TpuTarget])] if zones[TpuTarget] else []
+    # Compute Engine is listed only where a target names it: most projects of the older API do not have it.
+    found += [compute_provider().inventory(zones[ComputeTarget])] if zones[ComputeTarget] else []
+    slices = {each.path: each for inventory in found for each in inventory.slices}
+    return Inventory(tuple(slices.values()), tuple(problem for inventory in found for problem in inventory.problems))
 
 
-def device_count(target: TpuTarget) -> int | None:
+def device_count(target: SliceTarget) -> int | None:
     """Return the number of devices that jax will find on all workers together, None if the type does not define it."""
     if target.worker.get("devices"):
         return None  # virtual devices
+    if isinstance(target, ComputeTarget):
+        machine = machine_of(target.machine_type)
+        machines = machine.machines(target.topology) if machine is not None else None
+        if machine is None or machines is None:
+            return None
+        return machines * machine.chips * TPU_GENERATIONS[machine.generation].devices_per_chip
+    assert isinstance(target, TpuTarget)
     kind, _, count = target.accelerator_type.partition("-")
     generation = TPU_GENERATIONS.get(kind)
     if target.topology:
-        if not _TOPOLOGY.fullmatch(target.topology):
-            return None
-        chips = math.prod(int(side) for side in target.topology.split("x"))
-        return chips * (generation.devices_per_chip if generation else 1)
+        chips = chips_of(target.topology)
+        return None if chips is None else chips * (generation.devices_per_chip if generation else 1)
     return int(count) // generation.units_per_device if generation and count.isdigit() else None
 
 
-def price_text(target: TpuTarget) -> str:
+def price_text(target: SliceTarget) -> str:
     """Describe what creating a target's slice would cost, as far as the fleet file defines it."""
     words = {
         "spot": "spot: cheaper, and preempted whenever the provider needs it",
         "reserved": "reserved: paid for by its reservation, used or not",
+        "flex-start": f"flex-start: waits for capacity, then runs for {target.run_duration} and is deleted",
         "on demand": "on demand: the full price until it is deleted",
     }[target.price_class]
     price = (
         "its price is not in the fleet file" if target.price_per_hour is None else f"{target.price_per_hour:g} an hour"
     )
-    limit = f"; waits in the queue for {target.valid_until} at most" if target.queued else ""
-    return f"{target.accelerator_type}, {words}; {price}{limit}"
+    limit = f"; waits in the queue for {target.valid_until} at most" if target.waits else ""
+    return f"{target.kind}, {words}; {price}{limit}"
 
 
 def host_slice_status(fleet: Fleet, host: str) -> tuple[SliceStatus, str]:
@@ -193,7 +235,7 @@ def host_slice_status(fleet: Fleet, host: str) -> tuple[SliceStatus, str]:
 
 def target_slice_status(fleet: Fleet, name: str) -> tuple[SliceStatus, str]:
     """Return the same for a target, even if its hosts are unknown."""
-    target = tpu_targets(fleet).get(name)
+    target = slice_targets(fleet).get(name)
     if target is None:
         return SliceStatus.UNKNOWN, ""
     try:
@@ -205,6 +247,6 @@ def target_slice_status(fleet: Fleet, name: str) -> tuple[SliceStatus, str]:
     return found.status, f"{found.path} is {found.text()}, according to its provider"
 
 
-def target_of_host(fleet: Fleet, host: str) -> tuple[str, TpuTarget] | None:
+def target_of_host(fleet: Fleet, host: str) -> tuple[str, SliceTarget] | None:
     """Return the name and target of the slice that a host is a worker of."""
-    return next(((name, target) for name, target in tpu_targets(fleet).items() if host in target.hosts), None)
+    return next(((name, target) for name, target in slice_targets(fleet).items() if host in target.hosts), None)

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 from midstream.counts import count
 from midstream.errors import HostError
-from midstream.fleet.fleet import TpuTarget
+from midstream.fleet.fleet import SliceTarget
 
 Progress = Callable[[str], None]  # gets one line of text at a time
 
 TARGET_LABEL = "midstream-target"  # on every slice that midstream created; its value is the target's name
 TOKEN_LABEL = "midstream-token"  # identifies one creation, whose remains may be deleted when it fails
 OWNER_LABEL = "midstream-by"  # user who created it
+PRICE_LABEL = "midstream-price"  # price class, where the service does not report it: flex-start
 
 FIRST_POLL_INTERVAL = 0.2  # seconds
 MAX_POLL_INTERVAL = 5.0  # seconds
@@ -51,6 +52,7 @@ class ErrorKind(StrEnum):
     EXISTS = "exists"
     INVALID = "invalid"
     BUSY = "busy"
+    RATE = "rate"  # too many requests; passes
     UNAVAILABLE = "unavailable"
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
@@ -97,6 +99,8 @@ class Slice:
     identity: str = ""  # distinguishes it from an earlier slice of the same name
     created: float | None = None  # UTC seconds
     why: str = ""  # the provider's explanation, if any
+    machines: tuple[str, ...] = ()  # the provider's names of the workers, where it has them
+    multislice: bool = False  # one of several slices that were requested together
 
     @property
     def path(self) -> str:
@@ -113,7 +117,17 @@ class Slice:
         state = f"{self.state}, {self.health.lower()}" if self.health not in ("", "HEALTHY") else self.state
         queued = f"queued: {self.queued}" if self.queued and self.queued != "ACTIVE" else ""
         size = count(len(self.workers), "worker") if self.workers else ""
-        words = (self.accelerator_type, self.topology, self.runtime_version, size, self.price_class, queued, self.why)
+        multislice = "one of a Multislice" if self.multislice else ""
+        words = (
+            self.accelerator_type,
+            self.topology,
+            self.runtime_version,
+            size,
+            self.price_class,
+            queued,
+            multislice,
+            self.why,
+        )
         return ", ".join(filter(None, (state, *words)))
 
 
@@ -132,11 +146,11 @@ class Provider(Protocol):
         """List the slices of these (project, zone) pairs. Errors become ``problems``; none is raised."""
         ...
 
-    def find(self, name: str, target: TpuTarget) -> Slice | None:
+    def find(self, name: str, target: SliceTarget) -> Slice | None:
         """Return the target's slice, None if there is none."""
         ...
 
-    def create(self, name: str, target: TpuTarget, progress: Progress, cancel: Event | None = None) -> Slice:
+    def create(self, name: str, target: SliceTarget, progress: Progress, cancel: Event | None = None) -> Slice:
         """Create the target's slice and wait until it is ready.
 
         If that fails or is cancelled, everything that costs money is deleted again, and the error says so.
@@ -148,7 +162,7 @@ class Provider(Protocol):
         ...
 
     def grant_access(
-        self, name: str, target: TpuTarget, found: Slice, progress: Progress, *, touch: bool
+        self, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
     ) -> dict[str, dict[str, Any]]:
         """Return the workers as entries of the fleet file's ``hosts:``, by name, worker 0 first.
 

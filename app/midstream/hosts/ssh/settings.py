@@ -20,6 +20,7 @@ from pathlib import Path
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet import SshHostConfig
+from midstream.fleet.rented_files import rented_known_hosts
 
 RESOLVE_TIMEOUT = 30.0  # seconds; a ``Match exec`` may run programs
 DEFAULT_CONFIG = "~/.ssh/config"
@@ -78,7 +79,10 @@ def resolve(name: str, config: SshHostConfig) -> SshSettings:
 def resolve_jump(name: str, jump: str, file: str) -> SshSettings:
     """Resolve a hop of ProxyJump: ``[user@]name[:port]`` or ``ssh://[user@]name[:port]``."""
     user, alias, port = parse_address(jump.removeprefix("ssh://").rstrip("/"), f"{name}: ProxyJump")
-    return resolve_alias(alias, alias, user=user, port=port, file=file)
+    rented = rented_known_hosts(Path(file).expanduser(), alias)
+    return resolve_alias(
+        alias, alias, user=user, port=port, file=file, known_hosts=str(rented) if rented is not None else None
+    )
 
 
 def resolve_alias(

@@ -260,7 +260,7 @@ def _run_migration(directory: MigrationDirectory, rolling_back: bool) -> int:
 
 
 def _notify(fleet: Fleet, plan: Plan, ended: Outcome, code: Exit) -> None:
-    """Send the outcome to the fleet file's ``on_event:`` notifier."""
+    """Send the outcome to the receivers of the fleet file."""
     kinds = {Exit.DONE: notify.FINISHED, Exit.INTERRUPTED: notify.NEEDS_YOU, Exit.NOT_RUNNING: notify.NEEDS_YOU}
     event = {
         "event": "migration",
@@ -272,7 +272,7 @@ def _notify(fleet: Fleet, plan: Plan, ended: Outcome, code: Exit) -> None:
         "outcome": ended.outcome,
         "message": ended.error or f"{plan.run_id}: {plan.source} -> {plan.target}: {ended.outcome}",
     }
-    notify.notify(fleet.on_event, event)
+    notify.notify_all(fleet, event)
 
 
 if __name__ == "__main__":

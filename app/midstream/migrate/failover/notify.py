@@ -1,4 +1,4 @@
-"""Notify the user: run the fleet file's ``on_event:`` command with one JSON object on its stdin."""
+"""Notify the user: the fleet file's ``on_event:`` command, and the webhooks of ``notify:``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import logging
 import os
 import subprocess
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from midstream.fleet.fleet import Fleet
+from midstream.migrate.failover import webhook
 from midstream.printable import printable_values
 
 # Kinds of events. Programs match on these.
@@ -16,6 +19,14 @@ FINISHED, FAILED, NEEDS_YOU, LOST = "finished", "failed", "needs you", "lost"
 COMMAND_TIMEOUT = 60.0  # seconds
 
 _log = logging.getLogger(__name__)
+
+
+def notify_all(fleet: Fleet, event: Mapping[str, Any]) -> None:
+    """Run the command of ``on_event:`` and send the event to every receiver of ``notify:``, concurrently."""
+    with ThreadPoolExecutor(max_workers=1 + len(fleet.notify)) as pool:
+        pool.submit(notify, fleet.on_event, event)
+        for receiver in fleet.notify:
+            pool.submit(webhook.send, receiver, event)
 
 
 def notify(command: str | None, event: Mapping[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 """Notices of preemption or shutdown of this machine. Runs on the host; standard library only.
 
-Notices come from systemd's scheduled shutdown and from the metadata server of Google's machines.
+Notices come from systemd's scheduled shutdown and from the metadata servers of Google, AWS and Azure.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from typing import Optional
 
 from midstream.remote.declarations import reads
+from midstream_engine.shared.cloud_notices import sources
 from midstream_engine.shared.google_metadata import HOST, PRODUCT, metadata_server, read_metadata
 
 SCHEDULED = "/run/systemd/shutdown/scheduled"
@@ -28,7 +29,7 @@ class Notice:
 def read(scheduled: str = SCHEDULED, product: str = PRODUCT, host: str = HOST) -> Optional[Notice]:
     """The newest notice, None where there is none."""
     server = metadata_server(product, host)
-    return _shutdown(scheduled) or (_google(server) if server else None)
+    return _shutdown(scheduled) or (_google(server) if server else None) or _others()
 
 
 @reads()
@@ -62,6 +63,15 @@ def _shutdown(path: str) -> Optional[Notice]:
     when = int(digits) / 1e6 if digits.isdigit() else None
     left = "now" if when is None else "in {:.0f} s".format(max(0.0, when - time.time()))
     return Notice("shutdown", "{} is scheduled {}".format(fields["MODE"], left), when)
+
+
+def _others() -> Optional[Notice]:
+    """Notice of AWS or Azure."""
+    for cloud, source in sources().items():
+        found = source() if cloud != "google" else None
+        if found:
+            return Notice("preempted", "the provider ends this machine: {}".format(found[0]), None)
+    return None
 
 
 def _google(server: str) -> Optional[Notice]:

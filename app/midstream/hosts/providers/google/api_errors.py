@@ -10,6 +10,8 @@ from typing import Any
 from midstream.hosts.providers.provider import ErrorKind, ProviderError
 
 _PERMISSION = re.compile(r"[Pp]ermission '?([a-z]+(?:\.[A-Za-z]+)+)'?(?: denied)?(?: on (?:resource )?'?([^\s']+)'?)?")
+# Limits on calls, which pass; other limits concern the requested resources.
+_RATE = re.compile(r"per (minute|second)|per-(minute|second)|rate limit|ratelimit|requests per|slow down")
 ROLE = "roles/tpu.admin"
 
 
@@ -47,7 +49,7 @@ def translate(what: str, error: Any, project: str = "", zone: str = "") -> Provi
 
     message, where = _line(error), f"{project}/{zone}".strip("/")
     lower = message.lower()
-    if isinstance(error, google.Unauthenticated):
+    if isinstance(error, google.Unauthorized):
         return ProviderError(
             f"{what}: the credentials are not accepted: {message}",
             "gcloud auth application-default login renews them",
@@ -59,15 +61,24 @@ def translate(what: str, error: Any, project: str = "", zone: str = "") -> Provi
             f"gcloud services enable tpu.googleapis.com --project={project}",
             ErrorKind.DISABLED,
         )
-    if isinstance(error, google.Forbidden):  # PERMISSION_DENIED
-        named = _PERMISSION.search(message)
-        permission = named[1] if named else "a permission"
-        resource = (named[2] if named else None) or (f"projects/{project}" if project else "the project")
+    if isinstance(error, google.Forbidden) and "not found or access is unauthorized" in lower:
+        # What the service answers for a zone that does not exist: its own words, because both readings are possible.
+        hint = f"is there such a zone? gcloud compute tpus locations list --project={project}"
+        return ProviderError(f"{what}: {message}", hint, ErrorKind.NOT_FOUND)
+    named = _PERMISSION.search(message)
+    if isinstance(error, google.Forbidden) and named is None and "quota" not in lower:
+        hint = f"{ROLE} on the project may be missing; docs/how-to/gcp.md lists what each command needs"
+        return ProviderError(f"{what}: {message}", hint, ErrorKind.PERMISSION)
+    if isinstance(error, google.Forbidden) and named is not None:  # PERMISSION_DENIED
+        permission = named[1]
+        resource = named[2] or (f"projects/{project}" if project else "the project")
         return ProviderError(
             f"{what}: {permission} is missing on {resource.rstrip('.')}",
             f"{ROLE} on the project has it; docs/how-to/gcp.md lists what each command needs",
             ErrorKind.PERMISSION,
         )
+    if isinstance(error, (google.ResourceExhausted, google.TooManyRequests)) and _RATE.search(lower):
+        return ProviderError(f"{what}: too many requests: {message}", "try again in a minute", ErrorKind.RATE)
     if "quota" in lower and isinstance(error, (google.ResourceExhausted, google.TooManyRequests, google.Forbidden)):
         return ProviderError(
             f"{what}: a quota of {where} is used up: {message}",

@@ -6,16 +6,13 @@ names a simulated service on this machine.
 
 from __future__ import annotations
 
-import json
 import urllib.parse
-from typing import Any
 
 from midstream.hosts.providers.google.api_errors import explained
-from midstream.hosts.providers.google.tpu_client import CALL_TIMEOUT, loopback
+from midstream.hosts.providers.google.rest import send
 from midstream.hosts.providers.provider import ErrorKind, ProviderError
 
 ENDPOINT = "MIDSTREAM_OSLOGIN_ENDPOINT"
-SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 def import_key(account: str, public: str, project: str) -> str:
@@ -23,7 +20,7 @@ def import_key(account: str, public: str, project: str) -> str:
     query = urllib.parse.urlencode({"projectId": project})
     path = f"/v1/users/{urllib.parse.quote(account)}:importSshPublicKey?{query}"
     with explained(f"OS Login of {account}", project):
-        status, answer = _post(path, {"key": public})
+        status, answer = send(ENDPOINT, "oslogin.googleapis.com", path, {"key": public})
     if status != 200:
         message = answer.get("error", {}).get("message", "") or f"status {status}"
         raise ProviderError(
@@ -38,22 +35,3 @@ def import_key(account: str, public: str, project: str) -> str:
             f"OS Login of {account}: the profile has no POSIX account", "gcloud compute os-login describe-profile"
         )
     return str(chosen["username"])
-
-
-def _post(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    import google.auth
-    from google.auth.transport.requests import AuthorizedSession
-
-    address = loopback(ENDPOINT)
-    if address:
-        import requests
-
-        answer = requests.post(f"http://{address}{path}", json=body, timeout=CALL_TIMEOUT)
-    else:
-        credentials, _ = google.auth.default(scopes=[SCOPE])
-        with AuthorizedSession(credentials) as session:
-            answer = session.post(f"https://oslogin.googleapis.com{path}", json=body, timeout=CALL_TIMEOUT)
-    try:
-        return answer.status_code, answer.json()
-    except json.JSONDecodeError:
-        return answer.status_code, {}

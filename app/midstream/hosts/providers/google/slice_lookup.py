@@ -5,13 +5,12 @@ API: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.node
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from midstream.errors import UsageError
 from midstream.hosts.providers.google.api_errors import explained
 from midstream.hosts.providers.google.tpu_client import CALL_TIMEOUT, read_retry
-from midstream.hosts.providers.provider import Inventory, ProviderError, Slice, SliceStatus, Worker
+from midstream.hosts.providers.provider import PRICE_LABEL, Inventory, ProviderError, Slice, SliceStatus, Worker
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
@@ -75,25 +74,25 @@ def _listed(client: TpuClient, parent: str, problems: list[str]) -> Iterator[Sli
             yield from_request(request)
 
 
-def find(client: TpuClient, project: str, zone: str, name: str) -> Slice | None:
-    """Return the slice of that name, None if neither a node nor a request has it."""
+def find(client: TpuClient, project: str, zone: str, name: str, *, retry: bool = True) -> Slice | None:
+    """Return the slice of that name, None if neither a node nor a request has it. ``retry``: for a minute."""
     parent = f"projects/{project}/locations/{zone}"
-    node = _get(client.get_node, f"{parent}/nodes/{name}", project, zone)
+    node = _get(client.get_node, f"{parent}/nodes/{name}", project, zone, retry=retry)
     request = None
     if node is None or node.queued_resource:
         queue = node.queued_resource if node is not None else f"{parent}/queuedResources/{name}"
-        request = _get(client.get_queued_resource, queue, project, zone)
+        request = _get(client.get_queued_resource, queue, project, zone, retry=retry)
     if node is not None:
         return from_node(node, request)
     return from_request(request) if request is not None else None
 
 
-def _get(call: Any, name: str, project: str, zone: str) -> Any:
+def _get(call: Any, name: str, project: str, zone: str, *, retry: bool) -> Any:
     from google.api_core.exceptions import NotFound
 
     with explained(f"{name.rpartition('/')[2]} cannot be looked up", project, zone):
         try:
-            return call(name=name, retry=read_retry(), timeout=CALL_TIMEOUT)
+            return call(name=name, retry=read_retry() if retry else None, timeout=CALL_TIMEOUT)
         except NotFound:
             return None
 
@@ -104,8 +103,8 @@ def from_node(node: Node, request: QueuedResource | None) -> Slice:
     A suspended request reports a preemption before its node does, and sometimes only the request does.
     """
     project, zone, name = split(node.name)
-    queued = request.state.state.name if request is not None else ""
-    state, health = node.state.name, node.health.name
+    queued = enum_name(request.state, "state") if request is not None else ""
+    state, health = enum_name(node, "state"), enum_name(node, "health")
     status = _NODE_STATES.get(state, SliceStatus.UNKNOWN)
     if queued in ("SUSPENDING", "SUSPENDED", "DELETING") and status in (SliceStatus.READY, SliceStatus.CREATING):
         status = _REQUEST_STATES[queued]
@@ -115,7 +114,7 @@ def from_node(node: Node, request: QueuedResource | None) -> Slice:
         node.scheduling_config.spot or node.scheduling_config.preemptible or (request is not None and "spot" in request)
     )
     reserved = node.scheduling_config.reserved or (request is not None and bool(request.reservation_name))
-    symptoms = [f"{each.symptom_type.name.lower()} on worker {each.worker_id}" for each in node.symptoms]
+    symptoms = [f"{enum_name(each, 'symptom_type').lower()} on worker {each.worker_id}" for each in node.symptoms]
     return Slice(
         project,
         zone,
@@ -123,41 +122,79 @@ def from_node(node: Node, request: QueuedResource | None) -> Slice:
         status,
         state,
         "" if health == "HEALTH_UNSPECIFIED" else health,
-        node.accelerator_type or node.accelerator_config.type_.name.lower(),
+        _accelerator_type(node),
         node.accelerator_config.topology,
         node.runtime_version,
-        "spot" if spot else "reserved" if reserved else "on demand",
+        _price_class(node.labels, spot=spot, reserved=reserved),
         queued,
         node.queued_resource,
-        tuple(Worker(each.ip_address, each.access_config.external_ip) for each in node.network_endpoints),
+        tuple(Worker(each.ip_address, each.access_config.external_ip) for each in _first_endpoints(node)),
         dict(node.labels),
         dict(node.metadata),
         identity=str(node.id),
         created=_created(node),
         why="; ".join(filter(None, (node.health_description, *symptoms[-2:]))),
+        multislice=node.multislice_node or _is_multislice(request),
     )
+
+
+def enum_name(message: Any, field: str) -> str:
+    """Return the name of an enumeration's value, or its number where it is newer than Google's library."""
+    raw = type(message).pb(message)
+    number = getattr(raw, field)
+    known = raw.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
+    return known.name if known is not None else str(number)
+
+
+def _accelerator_type(node: Node) -> str:
+    """Return ``v3-32``, or the generation of a node that was requested with a topology."""
+    if node.accelerator_type:
+        return node.accelerator_type
+    kind = enum_name(node.accelerator_config, "type_")
+    return {"TYPE_UNSPECIFIED": "", "V5LITE_POD": "v5litepod"}.get(kind, kind.lower())
+
+
+def _is_multislice(request: QueuedResource | None) -> bool:
+    """Return whether a request is for several slices."""
+    specs = request.tpu.node_spec if request is not None else ()
+    return len(specs) > 1 or any("multislice_params" in spec for spec in specs)
+
+
+def _first_endpoints(node: Node) -> list[Any]:
+    """Return one endpoint for each worker: the service lists all network interfaces of a worker one after the other."""
+    return list(node.network_endpoints)[:: max(1, len(node.network_configs))]
+
+
+def _price_class(labels: Mapping[str, str], *, spot: bool, reserved: bool) -> str:
+    """Return the price class. That of flex-start is in our label: version v2 of the API does not report it."""
+    if PRICE_LABEL in labels:
+        return labels[PRICE_LABEL]
+    return "spot" if spot else "reserved" if reserved else "on demand"
 
 
 def from_request(request: QueuedResource) -> Slice:
     """Return a request without a node as a slice."""
     project, zone, name = split(request.name)
     spec = request.tpu.node_spec[0] if request.tpu.node_spec else None
-    state = request.state.state.name
+    state = enum_name(request.state, "state")
+    labels = dict(spec.node.labels) if spec is not None else {}
     return Slice(
         project,
         zone,
         spec.node_id if spec is not None and spec.node_id else name,
         _REQUEST_STATES.get(state, SliceStatus.UNKNOWN),
         state,
-        accelerator_type=spec.node.accelerator_type if spec is not None else "",
+        accelerator_type=_accelerator_type(spec.node) if spec is not None else "",
+        topology=spec.node.accelerator_config.topology if spec is not None else "",
         runtime_version=spec.node.runtime_version if spec is not None else "",
-        price_class="spot" if "spot" in request else "reserved" if request.reservation_name else "on demand",
+        price_class=_price_class(labels, spot="spot" in request, reserved=bool(request.reservation_name)),
         queued=state,
         request=request.name,
-        labels=dict(spec.node.labels) if spec is not None else {},
+        labels=labels,
         node=False,
         created=_created(request),
         why=" ".join(request.state.failed_data.error.message.split()),
+        multislice=_is_multislice(request),
     )
 
 
@@ -170,11 +207,3 @@ def split(resource: str) -> tuple[str, str, str]:
     """Split ``projects/P/locations/Z/nodes/N`` into P, Z, N."""
     words = resource.split("/")
     return words[1], words[3], words[-1]
-
-
-def split_path(text: str) -> tuple[str, str, str]:
-    """Split ``PROJECT/ZONE/NAME`` into its parts. Raises UsageError."""
-    words = text.split("/")
-    if len(words) != 3 or not all(words):
-        raise UsageError(f"{text!r} names no slice", "PROJECT/ZONE/NAME, or a target of the fleet file")
-    return words[0], words[1], words[2]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
 
 ENDPOINT = "MIDSTREAM_TPU_ENDPOINT"
+REST_ENDPOINT = "MIDSTREAM_TPU_REST_ENDPOINT"  # the same for requests that Google's library does not have
 RETRY_TIMEOUT = 60.0  # seconds during which a read is retried
 CALL_TIMEOUT = 30.0  # seconds
 

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from midstream.fleet.fleet import TpuTarget
-from midstream.hosts.providers.google import slice_creation, slice_lookup, worker_access
+from midstream.fleet.fleet import SliceTarget, TpuTarget
+from midstream.fleet.quantities import parse_duration
+from midstream.hosts.providers import creation
+from midstream.hosts.providers.google import slice_lookup, worker_access
 from midstream.hosts.providers.google.api_errors import explained
+from midstream.hosts.providers.google.slice_creation import TpuService
 from midstream.hosts.providers.google.tpu_client import ENDPOINT, loopback, open_client
 from midstream.hosts.providers.provider import ErrorKind, Inventory, Progress, ProviderError, Slice
 
@@ -37,20 +40,23 @@ class TpuProvider:
             return Inventory(problems=(str(error),))
         return slice_lookup.inventory(client, zones)
 
-    def find(self, name: str, target: TpuTarget) -> Slice | None:
+    def find(self, name: str, target: SliceTarget) -> Slice | None:
         return slice_lookup.find(self._client, target.project, target.zone, target.name or name)
 
-    def create(self, name: str, target: TpuTarget, progress: Progress, cancel: Event | None = None) -> Slice:
-        return slice_creation.create(self._client, name, target, progress, cancel)
+    def create(self, name: str, target: SliceTarget, progress: Progress, cancel: Event | None = None) -> Slice:
+        assert isinstance(target, TpuTarget)
+        path = f"{target.project}/{target.zone}/{target.name or name}"
+        service = TpuService(self._client, name, target, path)
+        return creation.create(service, name, parse_duration(target.valid_until), progress, cancel)
 
     def delete(self, path: str, progress: Progress) -> None:
-        project, zone, name = slice_lookup.split_path(path)
-        found = slice_lookup.find(self._client, project, zone, name)
+        service = TpuService(self._client, path, None, path)
+        found = creation.find_patiently(service.find)
         if found is None:
             raise ProviderError(f"{path} does not exist", "midstream --status lists the slices", ErrorKind.NOT_FOUND)
-        slice_creation.delete(self._client, found, progress)
+        creation.delete(service, found, progress)
 
     def grant_access(
-        self, name: str, target: TpuTarget, found: Slice, progress: Progress, *, touch: bool
+        self, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
     ) -> dict[str, dict[str, Any]]:
         return worker_access.grant_access(self._client, name, target, found, progress, touch=touch)

@@ -47,6 +47,8 @@ def ask(
     lines = [f"{each.path} is {each.text()}.", "It is deleted with the data on its disks; a bucket is not."]
     for line in _training(app, target):
         lines += ["", f"{line} trains there: its steps after the newest checkpoint are lost."]
+    if len(lines) > 2:
+        lines.append(f"To save it first: esc, then midstream --delete {target} --save-first.")
     app.push_screen(ConfirmScreen(f"Delete {each.name}", lines, word=each.name), answered)
 
 

@@ -1,0 +1,60 @@
+"""`--serve-metrics PORT`: watch the fleet, and serve its metrics to Prometheus."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from typing import TYPE_CHECKING
+
+from midstream.errors import Exit, UsageError
+from midstream.output import Output
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+
+LOOPBACK = "127.0.0.1"
+
+
+def serve_metrics(
+    fleet: Fleet, options: argparse.Namespace, output: Output, stop: threading.Event | None = None
+) -> int:
+    """Serve until Ctrl-C, or until ``stop`` is set."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    from midstream.hosts.host_pool import HostPool
+    from midstream.listing.prometheus_metrics import CachedMigrations, FleetMetrics
+    from midstream.migrate.execution.migration_directory import list_migrations
+    from midstream.watch.watcher import Watcher
+
+    text, address = options.serve_metrics, options.bind or LOOPBACK
+    port = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
+    if not 0 <= port < 65536:
+        raise UsageError(f"--serve-metrics {text!r}", "a port from 1 to 65535; 0: any free one")
+    hosts = HostPool(fleet)
+    watch = Watcher(fleet, hosts)
+    registry = CollectorRegistry()
+    try:
+        registry.register(FleetMetrics(watch.snapshot, CachedMigrations(lambda: list_migrations(fleet))))
+        try:
+            server, thread = start_http_server(port, address, registry)
+        except OSError as error:
+            raise UsageError(
+                f"{address} port {port} cannot be served: {error.strerror or error}",
+                "another port, or an address of this machine: --bind 127.0.0.1",
+            ) from error
+        watch.start()
+        try:
+            where = f"http://{address}:{server.server_port}/metrics"
+            output.value({"event": "serving", "url": where}, f"serving {where} until Ctrl-C")
+            (stop or threading.Event()).wait()
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+    except KeyboardInterrupt:
+        output.message("")  # after the terminal's ^C
+        return Exit.INTERRUPTED
+    finally:
+        watch.stop()
+        hosts.close()
+    return Exit.DONE

@@ -1,0 +1,63 @@
+"""Spot notices of AWS, from the metadata service of EC2 (IMDSv2). Standard library only; also sent to hosts.
+
+A spot machine's ``spot/instance-action`` exists from 2 minutes before the machine is stopped or terminated.
+``AWS_EC2_METADATA_SERVICE_ENDPOINT`` and ``AWS_EC2_METADATA_DISABLED`` are variables of AWS's own programs.
+
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+
+VARIABLE, DISABLED = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_EC2_METADATA_DISABLED"
+ADDRESS = "http://169.254.169.254"
+VENDOR = "/sys/class/dmi/id/sys_vendor"
+REQUEST_TIMEOUT = 2.0  # seconds
+TOKEN_SECONDS = 300
+MAX_ANSWER = 10000  # bytes
+ACTIONS = ("terminate", "stop", "hibernate")
+
+
+def metadata_address(vendor: str = VENDOR) -> str:
+    """Return the service's address; empty on a machine that is not AWS's."""
+    if os.environ.get(DISABLED, "").lower() == "true":
+        return ""
+    named = os.environ.get(VARIABLE, "")
+    if named:
+        return named.rstrip("/")
+    try:
+        with open(vendor, encoding="utf-8") as file:
+            return ADDRESS if "Amazon EC2" in file.read(200) else ""
+    except OSError:
+        return ""
+
+
+def notices(address: str) -> list[str] | None:
+    """Return the notices that are in force; None where they cannot be read, which proves nothing."""
+    try:
+        token = _request(
+            address, "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
+        )
+        answer = _request(address, "GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
+    except urllib.error.HTTPError as error:
+        return [] if error.code == 404 and "instance-action" in error.url else None
+    except (OSError, ValueError):
+        return None
+    try:
+        value = json.loads(answer)
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or value.get("action") not in ACTIONS:
+        return None
+    return ["spot {} at {}".format(value["action"], str(value.get("time", ""))[:40])]
+
+
+def _request(address: str, method: str, path: str, headers: dict[str, str]) -> str:
+    request = urllib.request.Request(address + path, headers=headers, method=method)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=REQUEST_TIMEOUT) as answer:
+        return answer.read(MAX_ANSWER).decode(errors="replace").strip()

@@ -1,0 +1,72 @@
+"""Scheduled events of Azure, from its instance metadata service. Standard library only; also sent to hosts.
+
+A spot machine's ``Preempt`` event comes at least 30 s before it is evicted; ``Terminate``, ``Redeploy`` and ``Reboot``
+come 5 to 15 minutes before. The events are those of all machines of an availability set or a scale set.
+``MIDSTREAM_AZURE_METADATA`` names a simulated service.
+
+https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from typing import Any
+
+VARIABLE = "MIDSTREAM_AZURE_METADATA"
+ADDRESS = "http://169.254.169.254"
+ASSET_TAG = "/sys/class/dmi/id/chassis_asset_tag"
+AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"  # of every machine of Azure
+REQUEST_TIMEOUT = 2.0  # seconds
+MAX_ANSWER = 100000  # bytes
+MAX_EVENTS = 1000
+ENDING = ("Preempt", "Terminate", "Redeploy", "Reboot")  # Freeze pauses the machine for seconds
+
+
+def metadata_address(asset_tag: str = ASSET_TAG) -> str:
+    """Return the service's address; empty on a machine that is not Azure's."""
+    named = os.environ.get(VARIABLE, "")
+    if named:
+        return named.rstrip("/")
+    try:
+        with open(asset_tag, encoding="utf-8") as file:
+            return ADDRESS if AZURE_TAG in file.read(200) else ""
+    except OSError:
+        return ""
+
+
+def notices(address: str) -> list[str] | None:
+    """Return the notices that are in force for this machine; None where they cannot be read, which proves nothing."""
+    events = _read(address, "/metadata/scheduledevents?api-version=2020-07-01")
+    found = events.get("Events") if isinstance(events, dict) else None
+    if not isinstance(found, list):
+        return None
+    ending = [each for each in found[:MAX_EVENTS] if isinstance(each, dict) and each.get("EventType") in ENDING]
+    if not ending:
+        return []
+    machine = _read(address, "/metadata/instance/compute?api-version=2021-02-01")
+    name = machine.get("name") if isinstance(machine, dict) else None
+    if not isinstance(name, str) or not name:
+        return None  # it is not known which machine is meant
+    return [_text(each) for each in ending if _is_meant(each.get("Resources"), name)]
+
+
+def _is_meant(resources: Any, name: str) -> bool:
+    return isinstance(resources, list) and any(str(each).lower() == name.lower() for each in resources)
+
+
+def _text(event: Any) -> str:
+    when = str(event.get("NotBefore") or "")[:40]
+    return "{} {}".format(event["EventType"].lower(), "not before " + when if when else "now")
+
+
+def _read(address: str, path: str) -> Any:
+    """Return a JSON answer; None where there is none."""
+    request = urllib.request.Request(address + path, headers={"Metadata": "true"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=REQUEST_TIMEOUT) as answer:
+            return json.loads(answer.read(MAX_ANSWER).decode(errors="replace"))
+    except (OSError, ValueError):
+        return None
