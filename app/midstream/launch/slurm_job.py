@@ -105,8 +105,11 @@ def job_script(
         *(f"export {name}={q(value)}" for name, value in sorted(env.items())),
         *(f"eval {q(line)} || {{ echo setup: {q(line)} failed >&2; exit {SETUP_FAILED}; }}" for line in setup),
         f"port=$({q(python)} -I -c {q(port)} {first} {last}) || exit 1",
-        'export MIDSTREAM_COORDINATOR="${SLURMD_NODENAME:-$(hostname)}:$port"',
-        'export no_grpc_proxy="${SLURMD_NODENAME:-$(hostname)}"',
+        "node=${SLURMD_NODENAME:-$(hostname)}",
+        'getent hosts "$node" >/dev/null ||',  # its name need not be one that is resolved: then SLURM's own address
+        '    node=$(scontrol show node "$node" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p")',
+        'export MIDSTREAM_COORDINATOR="$node:$port"',
+        'export no_grpc_proxy="$node"',
         f"exec srun --kill-on-bad-exit=1 sh {q(attempt)}/rank.sh",
     ]
     return "\n".join(lines) + "\n"
