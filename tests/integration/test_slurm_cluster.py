@@ -177,7 +177,7 @@ def test_requeued_job_counts_as_running_until_it_trains_again(
     slurm_cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     slurm_cluster.wait_state(job, "RUNNING")
     end = time.monotonic() + 60
-    while (again := wait_status(host, records.TRAINING)).start_ticks == first.start_ticks:
+    while wait_status(host, records.TRAINING).start_ticks == first.start_ticks:
         assert time.monotonic() < end
         time.sleep(0.05)
     assert host.call(run_state.running_attempt)(root=host.root, run_id="run") == 1

@@ -29,6 +29,11 @@ def fleet_file(lab: Lab, slurm: SlurmCluster, **sbatch: list[str]) -> tuple[Path
     return fleet, gpu.root, login.root
 
 
+def trains_again(run: Run) -> bool:
+    status = run.status()
+    return status is not None and status.epoch == 2 and status.step > 5
+
+
 def claims(result: dict) -> dict[str, str]:
     return {claim["name"]: claim["verdict"] for claim in result["certificate"]["claims"]}
 
@@ -137,7 +142,7 @@ def test_guard_hands_on_job_before_its_time_limit(
     source.wait_step(5)
     guard = start_midstream("--fleet", fleet, "--guard", "r", "--to", "gpu", "--json")
     try:
-        target.wait(lambda run: (status := run.status()) is not None and status.epoch == 2 and status.step > 5, "r", 300)
+        target.wait(trains_again, "the run on gpu", 300)
         end = time.monotonic() + 120
         while target.fence.owner != "gpu":
             assert time.monotonic() < end
@@ -153,7 +158,9 @@ def test_guard_hands_on_job_before_its_time_limit(
     assert sorted(rows) == list(range(len(rows))), "no step is missing"
 
 
-def test_target_without_known_devices_is_refused(lab: Lab, runs: Callable[..., Run], slurm_cluster: SlurmCluster) -> None:
+def test_target_without_known_devices_is_refused(
+    lab: Lab, runs: Callable[..., Run], slurm_cluster: SlurmCluster
+) -> None:
     fleet, here, _ = fleet_file(lab, slurm_cluster, some=["--nodes=1-2"], wrong=["--nodes=9"])
     assert midstream("--fleet", fleet, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *TRAINING).code == 0
     runs(here, "r").wait_step(2)

@@ -1,8 +1,9 @@
 """A real Slurm cluster on this machine: munged, slurmctld and one slurmd for each node, on loopback.
 
-Each node has its own slurmd, port, spool directory, host name and process ids; files and network are this machine's. Its
-GPUs are null devices. Jobs that have ended are in the
-text file of jobcomp/filetxt, which ``sacct --completion`` reads: accounting with slurmdbd would need a database.
+Each node has its own slurmd, port, spool directory, host name and process ids; files and network are this machine's. A
+node's name in Slurm is not its host name, and only the latter is resolved. Its GPUs are null devices. Jobs that have
+ended are in the text file of jobcomp/filetxt, which ``sacct --completion`` reads: accounting with slurmdbd would need a
+database.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def configuration(directory: Path, ports: list[int], nodes: int) -> str:
         "InactiveLimit=0",
         "GresTypes=gpu",
         *(
-            f"NodeName=n{number} NodeHostname=n{number} NodeAddr=127.0.0.1 Port={ports[number]} "
+            f"NodeName=n{number} NodeHostname=host-n{number} NodeAddr=127.0.0.1 Port={ports[number]} "
             f"CPUs={CPUS} RealMemory=4000 Gres=gpu:h100:{GPUS} State=UNKNOWN"
             for number in range(1, nodes + 1)
         ),
@@ -111,6 +112,8 @@ class SlurmCluster:
         (directory / "munge.key").chmod(0o400)
         for number in range(GPUS):
             os.mknod(directory / "dev" / f"nvidia{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        names = " ".join(f"host-n{number}" for number in range(1, self.nodes + 1))
+        (directory / "hosts").write_text(f"{Path('/etc/hosts').read_text()}\n127.0.0.1 {names}\n")
         ports = [free_port() for _ in range(self.nodes + 1)]
         (directory / "slurm.conf").write_text(configuration(directory, ports, self.nodes))
         (directory / "gres.conf").write_text(
@@ -130,7 +133,10 @@ class SlurmCluster:
     def start_node(self, name: str) -> None:
         """Start the daemon of a node."""
         (self.directory / f"spool-{name}").mkdir(exist_ok=True)
-        daemon = f"hostname {name}; exec slurmd -D -N {name} -f {self.directory}/slurm.conf"
+        daemon = (
+            f"hostname host-{name} && mount --bind {self.directory}/hosts /etc/hosts && "
+            f"exec slurmd -D -N {name} -f {self.directory}/slurm.conf"
+        )
         self._spawn(name, [*NODE, "sh", "-c", daemon])
 
     def stop_node(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Checks of a SLURM target: its commands, its flags of sbatch, and the engine's packages for devices that are elsewhere."""
+"""Checks of a SLURM target: its commands, its flags of sbatch, and the packages for devices that are elsewhere."""
 
 from __future__ import annotations
 

@@ -107,4 +107,3 @@ def _store(fleet: Fleet, host: Host) -> Iterator[Check]:
             hint,
             host.name,
         )
-

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import draccus
 
 from midstream.errors import UsageError
+from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.store_config import StoreConfig
 from midstream.suggestions import nearest
 
@@ -37,6 +38,7 @@ class HostConfig(draccus.ChoiceRegistry):
     bandwidth_limit: str | None = None  # of copies from and to the host: 100MB/s
     copy_route: str | None = None  # to other SSH hosts: one of COPY_ROUTES
     copy_ports: str | None = None  # FIRST-LAST, open to other hosts for a direct copy; None: any
+    container: ContainerConfig | None = None  # in which its engines run; None: on the host itself
 
 
 @HostConfig.register_subclass("local")
@@ -74,6 +76,7 @@ class HostsTarget(TargetConfig):
     hosts: list[str] = field(default_factory=list)
     shared_root: str | None = None  # a directory that all hosts share, and that replaces the root of each
     ports: list[int] = field(default_factory=list)  # first and last open port between the hosts; empty: all
+    container: ContainerConfig | None = None  # instead of that of each host
 
 
 @TargetConfig.register_subclass("slurm")
@@ -84,6 +87,7 @@ class SlurmTarget(TargetConfig):
     host: str = ""  # a login node, whose root the compute nodes share
     sbatch: list[str] = field(default_factory=list)  # flags of sbatch, such as --nodes=2
     ports: list[int] = field(default_factory=list)
+    container: ContainerConfig | None = None  # on the compute nodes
 
 
 @TargetConfig.register_subclass("tpu")
@@ -141,6 +145,7 @@ class Target:
     ports: tuple[int, ...] = ()
     slurm: SlurmTarget | None = None
     tpu: TpuTarget | None = None
+    container: ContainerConfig | None = None  # instead of that of its hosts
 
 
 @dataclass(frozen=True)
@@ -190,6 +195,11 @@ class Fleet:
         unknown = name in self.unavailable or (isinstance(config, TpuTarget) and not config.hosts)
         return () if unknown else self.target(name).hosts
 
+    def config_of(self, target: Target, host: str) -> HostConfig:
+        """Return the settings of one of a target's hosts, for attempts on this target."""
+        config = self.hosts[host]
+        return config if target.container is None else replace(config, container=target.container)
+
     def target(self, name: str) -> Target:
         """Return a target by name.
 
@@ -200,13 +210,15 @@ class Fleet:
         if name in self.targets:
             config = self.targets[name]
             if isinstance(config, SlurmTarget):
-                return Target(name, (config.host,), ports=tuple(config.ports), slurm=config)
+                ports = tuple(config.ports)
+                return Target(name, (config.host,), ports=ports, slurm=config, container=config.container)
             if isinstance(config, TpuTarget):
                 if not config.hosts:
                     raise UsageError(f"the workers of {name} are unknown", "midstream --status looks them up")
                 return Target(name, tuple(config.hosts), tpu=config)
             assert isinstance(config, HostsTarget)
-            return Target(name, tuple(config.hosts), config.shared_root, tuple(config.ports))
+            ports = tuple(config.ports)
+            return Target(name, tuple(config.hosts), config.shared_root, ports, container=config.container)
         if name in self.hosts:
             return Target(name, (name,))
         raise UsageError(f"no target {name!r} in {self.path or 'the fleet file'}", nearest(name, self.target_names))

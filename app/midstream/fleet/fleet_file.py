@@ -14,6 +14,7 @@ import yaml
 
 from midstream.errors import UsageError
 from midstream.fleet import store_config
+from midstream.fleet.container_config import ContainerConfig, check_container
 from midstream.fleet.fleet import (
     COPY_ROUTES,
     DEFAULT_ROOT,
@@ -121,6 +122,7 @@ def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, Sto
             _ = None if given is None else parse(given)
         except UsageError as error:
             raise UsageError(f"{path}: hosts.{name}.{field_name}: {error.message}", error.hint) from error
+    check_container(f"{path}: hosts.{name}", host.container, slurm=False)
     if host.devices is not None and host.devices < 1:
         raise UsageError(f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null")
 
@@ -136,6 +138,8 @@ def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str
     else:
         assert isinstance(target, HostsTarget)
         hosts, ports = target.hosts, target.ports
+    if isinstance(target, SlurmTarget | HostsTarget):
+        check_container(f"{path}: targets.{name}", target.container, slurm=isinstance(target, SlurmTarget))
     if not hosts:
         slurm = isinstance(target, SlurmTarget)
         words = ("names no host", "host: the login node") if slurm else ("names no hosts", "hosts: [a, b]")
@@ -230,6 +234,10 @@ def _check_entries(path: str, section: str, entries: Mapping[str, dict[str, Any]
             raise UsageError(f"{path}: {section}.{name}.type is {kind!r}", nearest(str(kind), tuple(kinds)))
         fields = tuple(each.name for each in dataclasses.fields(kinds[kind]))
         _known_keys(path, f"{section}.{name}.", entry, ("type", *fields))
+        container = entry.get("container")
+        if isinstance(container, dict):
+            names = [each.name for each in dataclasses.fields(ContainerConfig)]
+            _known_keys(path, f"{section}.{name}.container.", container, names)
 
 
 def _known_keys(path: str, prefix: str, value: Mapping[str, Any], known: Sequence[str]) -> None:

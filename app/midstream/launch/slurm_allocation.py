@@ -1,4 +1,4 @@
-"""The devices of a SLURM allocation before it starts: from sbatch's flags, and from the nodes that SLURM would allocate."""
+"""The devices of a SLURM allocation before it starts: from sbatch's flags, and the nodes that SLURM would allocate."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class Guard:
             job = machine.call(slurm.job_of_attempt, timeout=30.0)(machine.root, self.run_id, copies[0].attempt)
             if job is not None:  # the login node's own notices do not concern it
                 left = job.ends - time.time()
-                reaches = job.runs and 0 < job.ends and left < HAND_ON_BEFORE
+                reaches = job.runs and job.ends > 0 and left < HAND_ON_BEFORE
                 return f"job {job.job} reaches its time limit in {duration(max(0.0, left))}" if reaches else ""
             found = machine.call(preemption_notices.read, timeout=30.0)()
         except (HostError, MidstreamError):

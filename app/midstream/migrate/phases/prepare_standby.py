@@ -16,8 +16,8 @@ from midstream.migrate.duration import stages
 from midstream.migrate.execution.attempt_start import start_attempt
 from midstream.migrate.execution.migration import Migration, NeedsOperatorError, replayed
 from midstream.migrate.execution.observation import wait_for
-from midstream.migrate.execution.queue_wait import check_devices, wait_in_queue
 from midstream.migrate.execution.pins import pin, pin_expires
+from midstream.migrate.execution.queue_wait import check_devices, wait_in_queue
 from midstream.migrate.execution.record_commands import show_command, show_log
 from midstream.migrate.facts import Copied, Facts, Sealed, StartingPoint
 from midstream.migrate.phases.data_copy import copy_token_caches

@@ -12,8 +12,8 @@ from midstream.errors import HostError, UsageError
 from midstream.fleet.fleet import Fleet, Target
 from midstream.fleet.fleet_file import default_fleet_path
 from midstream.hosts.host import Host
-from midstream.launch.slurm_allocation import RequestedDevices
 from midstream.launch.install.environment import EnvironmentNeeds, environment_needs
+from midstream.launch.slurm_allocation import RequestedDevices
 from midstream.migrate import cost
 from midstream.migrate.checkpoint_store import CheckpointStore, copy_route, same_bucket
 from midstream.migrate.duration import stages
