@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,8 @@ from support.command_line import SLOWER, TINY, Run, midstream, refused, start_mi
 __all__ = ["slurm_cluster"]
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 TRAINING = (*SLOWER, "--trainer.num_train_steps", "20000", "--trainer.checkpointer.keep", "[{every: 2000}]")
-CERTIFIED = {"state": "verified", "data": "verified", "reference losses": "verified", "continuity": "verified"}
+# The source stops at the seal, so there is no loss past it to compare with.
+CERTIFIED = {"state": "verified", "data": "verified", "reference losses": "verified", "continuity": "not checked"}
 
 
 def fleet_file(lab: Lab, slurm: SlurmCluster, **sbatch: list[str]) -> tuple[Path, Path, Path]:
@@ -27,6 +28,13 @@ def fleet_file(lab: Lab, slurm: SlurmCluster, **sbatch: list[str]) -> tuple[Path
     targets = [f"  {name}: {{type: slurm, host: login, sbatch: {json.dumps(flags)}}}" for name, flags in sbatch.items()]
     fleet.write_text(fleet.read_text() + "targets:\n" + "\n".join(targets) + "\n")
     return fleet, gpu.root, login.root
+
+
+@pytest.fixture(autouse=True)
+def _empty_queue(slurm_cluster: SlurmCluster) -> Iterator[None]:
+    """Cancel what a failed test leaves in the queue of the shared cluster."""
+    yield
+    slurm_cluster.cancel_all()
 
 
 def trains_again(run: Run) -> bool:

@@ -63,6 +63,19 @@ class SshHostConfig(HostConfig):
     known_hosts: str | None = None  # overrides UserKnownHostsFile
 
 
+@HostConfig.register_subclass("kubernetes")
+@dataclass(frozen=True)
+class KubernetesHostConfig(HostConfig):
+    """A container of a pod, reached by ``kubectl exec``."""
+
+    pod: str = ""  # its name; or a selector
+    selector: str = ""  # labels that one running pod has: app=train,index=0
+    pod_container: str | None = None  # None: the pod's default
+    context: str | None = None  # of the kubeconfig; None: the current one
+    namespace: str | None = None  # None: the context's
+    kubeconfig: str | None = None  # None: kubectl's own
+
+
 @dataclass(frozen=True)
 class TargetConfig(draccus.ChoiceRegistry):
     """Settings of a target: one or more hosts that form one mesh."""

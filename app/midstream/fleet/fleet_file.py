@@ -24,6 +24,7 @@ from midstream.fleet.fleet import (
     GoogleConfig,
     HostConfig,
     HostsTarget,
+    KubernetesHostConfig,
     SlurmTarget,
     SshHostConfig,
     TargetConfig,
@@ -106,6 +107,14 @@ def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, Sto
     check_host_store(f"{path}: hosts.{name}", host.store, stores)
     if isinstance(host, SshHostConfig) and not host.address:
         raise UsageError(f"{path}: hosts.{name} has no address", "address: [user@]name[:port]")
+    if isinstance(host, KubernetesHostConfig):
+        if bool(host.pod) == bool(host.selector):
+            raise UsageError(f"{path}: hosts.{name} needs pod: or selector:", "one of them: pod: train-0")
+        for field_name in ("pod", "selector", "pod_container", "context", "namespace"):
+            if str(getattr(host, field_name) or "").startswith("-"):
+                raise UsageError(f"{path}: hosts.{name}.{field_name} begins with a dash", "a name")
+        if host.container is not None:
+            raise UsageError(f"{path}: hosts.{name} is a pod with a container: of its own", "pod_container: its name")
     for secret, source in host.secrets.items():
         if not source.startswith(("env:", "file:")):
             raise UsageError(
