@@ -7,24 +7,28 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from midstream.errors import ConnectionLostError, HostError, UsageError
-from midstream.fleet.fleet import KubernetesHostConfig
+from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.hosts.kubernetes_host import KubernetesHost
+from midstream.fleet.job_pods import job_manifest
+from midstream.hosts.host_pool import HostPool
+from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
+from midstream.hosts.kubernetes.pod_job import PodJob
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.shell import shell_command
 from midstream.hosts.shell_line import shell_line
 from midstream.remote.machine import checks
 from midstream.remote.runs import run_state
 from midstream.transfer.streams.link import probe
-from simulators.kubectl import Cluster
+from simulators.kubectl import Cluster, parse_manifest
 from simulators.sshd import Lab
-from support.command_line import SLOWER, TINY, Run, midstream
+from support.command_line import SLOWER, TINY, Run, midstream, refused
 
 pytestmark = pytest.mark.system
 
@@ -125,8 +129,6 @@ def test_printed_lines_run_in_the_pod(host: KubernetesHost) -> None:
 
 
 def test_copies_pass_through_kubectl(host: KubernetesHost, lab: Lab) -> None:
-    from midstream.hosts.host_pool import HostPool
-
     fleet = lab.fleet(here=lab.local("here"))
     hosts = HostPool(fleet)
     try:
@@ -176,3 +178,123 @@ def test_run_migrates_to_pod_and_back(cluster: Cluster, lab: Lab, runs: Callable
     rows = source.spliced()
     assert sorted(rows) == list(range(len(rows))), "no step is missing"
     assert midstream("--fleet", fleet, "--stop", "r").code == 0
+
+
+# ------------------------------------------------------------------------------------------ targets
+
+
+TARGET = """
+targets:
+  cell:
+    type: kubernetes
+    namespace: ml
+    pods: 2
+    create: true
+    image: registry.example.org/jax:25
+    resources: {nvidia.com/gpu: 8}
+    volume_claim: runs
+    node_selector: {pool: h100}
+    worker: {root: /data/midstream, devices: 1}
+"""
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_pods_of_target_are_hosts_of_created_job(kind: str, cluster: Cluster) -> None:
+    fleet = parse_fleet(TARGET + f"    kind: {kind}\n", "fleet.yaml")
+    target = fleet.targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    assert fleet.target("cell").hosts == ("cell-0", "cell-1")
+    job = PodJob("cell", target)
+    assert not job.exists()
+    said: list[str] = []
+    cluster.set_flag("hold")
+    threading.Timer(1.5, cluster.ready).start()
+    job.create(said.append)
+    assert any("is Pending" in line for line in said), said
+    assert job.exists()
+    [manifest] = cluster.applied()
+    spec = manifest["spec"] if kind == "job" else manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = spec["template"]["spec"]
+    assert (spec["completions"], spec["completionMode"], spec["backoffLimit"]) == (2, "Indexed", 0)
+    assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert pod["containers"][0]["volumeMounts"] == [{"name": "root", "mountPath": "/data/midstream"}]
+    assert (pod["restartPolicy"], pod["nodeSelector"]) == ("Never", {"pool": "h100"})
+    for name in ("cell-0", "cell-1"):
+        host = KubernetesHost(name, fleet.hosts[name])  # type: ignore[arg-type]
+        host.connect()
+        assert f"-{name[-1]}-" in host.pod
+        assert host.root == "/data/midstream"
+    job.delete(said.append)
+    assert not job.exists()
+
+
+def test_command_in_the_manifest_waits_and_ends_with_the_pod(cluster: Cluster) -> None:
+    target = parse_fleet(TARGET, "fleet.yaml").targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    [manifest] = parse_manifest(job_manifest("cell", target))
+    waiting = subprocess.Popen(manifest["spec"]["template"]["spec"]["containers"][0]["command"])
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(0.5)
+    waiting.terminate()
+    assert waiting.wait(10) == 0
+
+
+def test_failed_pod_deletes_what_was_created(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = parse_fleet(TARGET, "fleet.yaml").targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    job = PodJob("cell", target)
+    cluster.set_flag("hold")
+
+    def fail(_: str) -> None:
+        for path in (cluster.state / "pods").glob("cell-1-*.json"):
+            path.write_text(path.read_text().replace('"Pending"', '"Failed"'))
+
+    with pytest.raises(HostError, match=r"job/cell in ml: cell-1-x7k2p is Failed .*kubectl describe job/cell"):
+        job.create(fail)
+    assert cluster.applied() == [], "nothing is left"
+
+
+def test_own_manifest_gets_names_and_has_to_have_the_job(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    text = TARGET.replace("image: registry.example.org/jax:25", f"manifest: {file}\n    image: jax:25")
+    target = parse_fleet(text, "fleet.yaml").targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    file.write_text("kind: Job\nmetadata: {name: $name}\nspec: {completions: $pods, image: '$image', keep: '$(X)'}\n")
+    [manifest] = parse_manifest(job_manifest("cell", target))
+    assert manifest == {
+        "kind": "Job", "metadata": {"name": "cell"}, "spec": {"completions": 2, "image": "jax:25", "keep": "$(X)"},
+    }  # fmt: skip
+    file.write_text("kind: Job\nmetadata: {name: other}\n")
+    with pytest.raises(UsageError, match=r"has no Job of the name cell .*\$name"):
+        job_manifest("cell", target)
+
+
+def test_launch_creates_pods_with_consent_and_deletes_them_if_refused(cluster: Cluster, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(TARGET.replace("/data/midstream", str(tmp_path / "volume")))
+    refusal = midstream("--fleet", fleet, "--launch", TINY, "--on", "cell", "--run-id", "r")
+    refused(refusal, 3, "cell does not exist", "--yes creates its pods")
+    assert "kind: Job" in refusal.stderr
+    assert cluster.applied() == []
+    wrong = midstream("--fleet", fleet, "--launch", TINY, "--on", "cell", "--run-id", "../r", "--yes", "--json")
+    assert wrong.code == 2, wrong.stderr
+    assert [event["event"] for event in wrong.events][:2] == ["created", "deleted"]
+    assert cluster.applied() == []
+    gone = midstream("--fleet", fleet, "--delete", "cell", "--yes")
+    refused(gone, 1, 'job "cell" not found' if "job" in gone.stderr else "not found")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("kind: jobs", "kind: jobs"), r"targets.cell.kind is 'jobs'"),
+        (("pods: 2", "pods: 0"), r"targets.cell.pods is 0"),
+        (("image: registry.example.org/jax:25", "image: ''"), r"create: true and no image"),
+        (("devices: 1", "device: 1"), r"targets.cell.worker.device is unknown .*devices"),
+        (("namespace: ml", "namespace: ml\n    name: Upper"), r"'Upper' is no name of a Job"),
+    ],
+)
+def test_wrong_pods_target_is_refused_with_hint(change: tuple[str, str], message: str) -> None:
+    text = TARGET.replace(*change) if change[0] != change[1] else TARGET + f"    {change[0]}\n"
+    with pytest.raises(UsageError, match=message):
+        parse_fleet(text, "fleet.yaml")

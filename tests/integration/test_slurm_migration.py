@@ -173,7 +173,7 @@ def test_target_without_known_devices_is_refused(
     assert midstream("--fleet", fleet, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *TRAINING).code == 0
     runs(here, "r").wait_step(2)
     some = midstream("--fleet", fleet, "--migrate", "r", "--to", "some", "--dry-run")
-    refused(some, 2, "target some: --nodes=1-2 is not one number", "hint: sbatch:")
+    refused(some, 2, "target some: --nodes=1-2 is not one number", "sbatch: [--nodes=2")
     wrong = midstream("--fleet", fleet, "--migrate", "r", "--to", "wrong", "--dry-run")
     assert wrong.code != 0
     assert "Requested node configuration is not available" in wrong.stderr

@@ -16,6 +16,7 @@ from midstream.suggestions import nearest
 DEFAULT_ROOT = "~/.midstream"
 COPY_ROUTES = ("auto", "direct", "relay")  # of bytes between two SSH hosts
 REACHES = ("external", "internal", "iap")  # of the workers of a TPU slice
+JOB_KINDS = ("job", "jobset")  # of a Kubernetes target
 VARIANTS = ("cpu", "cuda12", "cuda13", "tpu", "tpu-v3")  # of the engine's packages: locks/engine-<variant>.txt
 
 
@@ -140,6 +141,33 @@ class TpuTarget(TargetConfig):
         return "spot" if self.spot else "reserved" if self.reserved or self.reservation else "on demand"
 
 
+@TargetConfig.register_subclass("kubernetes")
+@dataclass(frozen=True)
+class KubernetesTarget(TargetConfig):
+    """The pods of an indexed Job or of a JobSet, each of which is a host. `midstream.fleet.job_pods` has its hosts."""
+
+    name: str = ""  # of the Job or JobSet; empty: the target's name
+    kind: str = "job"  # one of JOB_KINDS
+    pods: int = 1
+    pod_container: str | None = None
+    context: str | None = None
+    namespace: str | None = None
+    kubeconfig: str | None = None
+    create: bool = False  # permits midstream to create it
+    image: str = ""  # of the pods that midstream creates
+    resources: dict[str, Any] = field(default_factory=dict)  # limits of each pod: {nvidia.com/gpu: 8}
+    node_selector: dict[str, str] = field(default_factory=dict)
+    volume_claim: str = ""  # a claim that is mounted at the root of each pod
+    manifest: str = ""  # a file of this machine, instead of midstream's own manifest
+    ports: list[int] = field(default_factory=list)
+    worker: dict[str, Any] = field(default_factory=dict)  # further settings of each pod as a host
+
+    @property
+    def cluster(self) -> dict[str, str | None]:
+        """The fields that name the cluster, as those of a host."""
+        return {"context": self.context, "namespace": self.namespace, "kubeconfig": self.kubeconfig}
+
+
 @dataclass(frozen=True)
 class GoogleConfig:
     """Further projects and zones in which slices are looked up."""
@@ -159,6 +187,11 @@ class Target:
     slurm: SlurmTarget | None = None
     tpu: TpuTarget | None = None
     container: ContainerConfig | None = None  # instead of that of its hosts
+
+
+def pod_names(target: str, pods: int) -> tuple[str, ...]:
+    """Return the names of a Kubernetes target's pods as hosts."""
+    return tuple(f"{target}-{index}" for index in range(pods))
 
 
 @dataclass(frozen=True)
@@ -185,6 +218,11 @@ class Fleet:
     def has_slices(self) -> bool:
         """True if it has targets whose hosts a provider creates."""
         return any(isinstance(target, TpuTarget) for target in self.targets.values())
+
+    @property
+    def has_pods(self) -> bool:
+        """True if it has targets whose pods midstream may create."""
+        return any(isinstance(target, KubernetesTarget) for target in self.targets.values())
 
     def store_of(self, host: str) -> str:
         """Return the ``gs://`` prefix for checkpoints of a host's runs; empty: they stay in the run directories."""
@@ -229,6 +267,8 @@ class Fleet:
                 if not config.hosts:
                     raise UsageError(f"the workers of {name} are unknown", "midstream --status looks them up")
                 return Target(name, tuple(config.hosts), tpu=config)
+            if isinstance(config, KubernetesTarget):
+                return Target(name, pod_names(name, config.pods), ports=tuple(config.ports))
             assert isinstance(config, HostsTarget)
             ports = tuple(config.ports)
             return Target(name, tuple(config.hosts), config.shared_root, ports, container=config.container)

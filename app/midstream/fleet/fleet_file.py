@@ -25,11 +25,13 @@ from midstream.fleet.fleet import (
     HostConfig,
     HostsTarget,
     KubernetesHostConfig,
+    KubernetesTarget,
     SlurmTarget,
     SshHostConfig,
     TargetConfig,
     TpuTarget,
 )
+from midstream.fleet.job_pods import pod_hosts
 from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
 from midstream.suggestions import nearest
@@ -90,6 +92,11 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
         if isinstance(target, TpuTarget):
             check_host_store(f"{path}: targets.{name}.worker", target.worker.get("store"), decoded.stores)
     check_stores(path, decoded.stores)
+    for name, target in decoded.targets.items():
+        for pod, config in pod_hosts(path, name, target).items() if isinstance(target, KubernetesTarget) else ():
+            if pod in decoded.hosts:
+                raise UsageError(f"{path}: hosts.{pod} is also a pod of targets.{name}", "another name for the target")
+            decoded.hosts[pod] = config
     for name, host in decoded.hosts.items():
         _check_host(path, name, host, decoded.stores)
     return Fleet(
@@ -142,14 +149,21 @@ def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str
         hosts, ports = target.hosts, []
         if not hosts:
             return
+    elif isinstance(target, KubernetesTarget):
+        hosts, ports = [], target.ports
+        if not ports:
+            return
     elif isinstance(target, SlurmTarget):
+        for word in target.sbatch:
+            if word == "-a" or word.startswith(("--array", "-a")):
+                raise UsageError(f"{path}: targets.{name}.sbatch has {word}", "an attempt is one job: --nodes=N")
         hosts, ports = [target.host] if target.host else [], target.ports
     else:
         assert isinstance(target, HostsTarget)
         hosts, ports = target.hosts, target.ports
     if isinstance(target, SlurmTarget | HostsTarget):
         check_container(f"{path}: targets.{name}", target.container, slurm=isinstance(target, SlurmTarget))
-    if not hosts:
+    if not hosts and not isinstance(target, KubernetesTarget):
         slurm = isinstance(target, SlurmTarget)
         words = ("names no host", "host: the login node") if slurm else ("names no hosts", "hosts: [a, b]")
         raise UsageError(f"{path}: targets.{name} {words[0]}", words[1])

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from midstream.fleet.fleet import HostConfig, KubernetesHostConfig, SshHostConfig
-from midstream.hosts.kubernetes_host import exec_words, kubectl_words
+from midstream.hosts.kubernetes.kubernetes_host import exec_words, kubectl_words
 from midstream.hosts.ssh.settings import config_words, parse_address
 
 

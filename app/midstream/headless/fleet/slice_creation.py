@@ -6,7 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.fleet.fleet import KubernetesTarget
 from midstream.headless.confirmation import confirmed
+from midstream.headless.fleet.pod_creation import delete_pods
 from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.headless.migration.migration_request import is_path, request_of
 from midstream.hosts.providers import fleet_slices
@@ -141,6 +143,9 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Delete a target's slice, or one by its path, with everything that runs there."""
     known = fleet_slices.tpu_targets(fleet)
     name = options.delete
+    pods = fleet.targets.get(name)
+    if isinstance(pods, KubernetesTarget):
+        return delete_pods(name, pods, options, output)
     if name in known:
         target = known[name]
         place, provider = fleet_slices.slice_path(name, target), fleet_slices.provider_of(target)
@@ -148,7 +153,7 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         place, provider = name, fleet_slices.tpu_provider()
     else:
         hint = did_you_mean(name, known) or f"PROJECT/ZONE/NAME, or one of: {', '.join(known) or 'none'}"
-        raise UsageError(f"{name!r} is not a target of type tpu", hint)
+        raise UsageError(f"{name!r} is not a target of type tpu or kubernetes", hint)
     if not options.yes and not confirmed(f"Delete {place} and the data on its disks", output):
         raise MidstreamError(f"{place} would be deleted with the data on its disks", "--yes deletes it", Exit.REFUSED)
     provider.delete(place, output.message)

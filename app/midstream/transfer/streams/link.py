@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.host import Host, Process
-from midstream.hosts.kubernetes_host import KubernetesHost
+from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
 from midstream.hosts.rpc import report_types
 from midstream.hosts.ssh.settings import resolve
 from midstream.hosts.ssh.ssh_host import SshHost

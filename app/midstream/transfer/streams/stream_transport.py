@@ -23,7 +23,7 @@ from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import SshHostConfig
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import Host, Process
-from midstream.hosts.kubernetes_host import KubernetesHost
+from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
 from midstream.hosts.local_host import LocalProcess
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.ssh.settings import SshSettings, parse_address

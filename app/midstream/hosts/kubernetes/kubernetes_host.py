@@ -151,10 +151,7 @@ class KubernetesHost:
             if done.returncode == 127:
                 raise HostError(f"{self.name}: no kubectl on this machine", "install kubectl")
             raise HostError(f"{self.name}: {why}", "correct context:, namespace: or pod: in the fleet file")
-        try:
-            pods = _pods(decode(done.stdout))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise HostError(f"{self.name}: kubectl get printed no list of pods", "kubectl version") from None
+        pods = list_pods(done.stdout)
         running = [name for name, phase in pods if phase == "Running"]
         if len(running) == 1:
             return running[0]
@@ -220,8 +217,19 @@ class KubernetesHost:
         return remote_call.caller(self, function, timeout)
 
 
+def list_pods(output: bytes) -> list[tuple[str, str]]:
+    """Return name and phase of each pod in what kubectl prints. Pods that are being deleted are Terminating.
+
+    Raises:
+        HostError: It is no list of pods.
+    """
+    try:
+        return _pods(decode(output))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise HostError("kubectl get printed no list of pods", "kubectl version") from None
+
+
 def _pods(value: Any) -> list[tuple[str, str]]:
-    """Return name and phase of each pod in what kubectl prints. Pods that are being deleted count as Terminating."""
     items = value["items"] if value.get("kind") == "List" or "items" in value else [value]
     found: list[tuple[str, str]] = []
     for item in items:
