@@ -222,7 +222,10 @@ def _add_recover(flags: FlagParser) -> None:
         help="list what killed saves and creations left; --yes removes it",
     )  # fmt: skip
     recover.mode(
-        "--delete", metavar="TARGET", completes="targets", help="delete a TPU slice (a target or PROJECT/ZONE/NAME), or the pods of a target"
+        "--delete",
+        metavar="TARGET",
+        completes="targets",
+        help="delete a TPU slice (a target or PROJECT/ZONE/NAME), or the pods of a target",
     )
     recover.flag("--yes", of=_CONSENT, action="store_true", help="agree to the loss, price or deletion that is named")
 

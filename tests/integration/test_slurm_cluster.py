@@ -37,7 +37,7 @@ TRAINING = frozenset({records.TRAINING})
 TARGETS = {
     "pair": ["--nodes=2", "--gpus-per-node=h100:2"],
     "one": ["--nodes=1"],
-    "whole": ["--nodes=3", "--exclusive"],
+    "complete": ["--nodes=3", "--exclusive"],
     "array": ["--nodes=1", "--array=0-1"],
     "limited": ["--nodes=1", "--time=1", "--signal=TERM@50"],
     "none": ["--partition=none"],
@@ -131,7 +131,7 @@ def test_waiting_job_counts_as_running_and_is_cancelled_by_stop(
 ) -> None:
     blocker = slurm_cluster.submit("sleep 600", "--nodes=3", "--exclusive")
     slurm_cluster.wait_state(blocker, "RUNNING")
-    attempt = start(target="whole")
+    attempt = start(target="complete")
     described = host.call(run_state.describe)(root=host.root, run_id="run")
     assert (described.running, described.status) == (True, None), "a queued job counts as running, without a status"
     assert job_of(host).waits
@@ -186,7 +186,7 @@ def test_requeued_job_counts_as_running_until_it_trains_again(
 def test_preempted_job_saves_and_waits_again(
     host: Host, start: Callable[..., Attempt], slurm_cluster: SlurmCluster
 ) -> None:
-    start(target="whole")
+    start(target="complete")
     wait_status(host, records.TRAINING)
     job = job_of(host).job
     urgent = slurm_cluster.submit("sleep 600", "--nodes=3", "--exclusive", "--partition=high")
@@ -216,18 +216,18 @@ def test_ended_job_that_left_the_queue_is_found_in_the_history(
     slurm_cluster.wait_state(job, "FAILED")
     for name, value in slurm_cluster.environment.items():
         monkeypatch.setenv(name, value)
-    asked: list[str] = []
+    commands: list[str] = []
     run = slurm._run
 
     def without_queue(argv: list[str], env: dict[str, str] | None = None) -> str:
-        asked.append(argv[0])
+        commands.append(argv[0])
         if argv[0] == "squeue":
             raise slurm.SlurmError("slurm_load_jobs error: Invalid job id specified")
         return run(argv, env)
 
     monkeypatch.setattr(slurm, "_run", without_queue)
     assert slurm._query(job).state == "FAILED"
-    assert asked == ["squeue", "sacct", "sacct"], "there is no accounting database: the file of completed jobs"
+    assert commands == ["squeue", "sacct", "sacct"], "there is no accounting database: the file of completed jobs"
 
 
 def test_sbatch_error_is_reported_and_leaves_no_attempt(login: SshServer, start: Callable[..., Attempt]) -> None:

@@ -76,7 +76,7 @@ def _docker(config: ContainerConfig, mounts: Sequence[tuple[str, str, str]], nam
 
 
 def _apptainer(config: ContainerConfig, mounts: Sequence[tuple[str, str, str]], names: Sequence[str]) -> str:
-    del names  # it passes the whole environment on, and /dev with it
+    del names  # it passes all of the environment on, and /dev with it
     words = ["apptainer", "exec", *(f"--bind={':'.join(filter(None, mount))}" for mount in mounts)]
     return (
         f'set -- {shlex.join([*config.options, config.image])} "$@"\n'

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 
 from midstream.errors import ConnectionLostError, HostError
-from midstream.fleet.fleet import KubernetesHostConfig, LocalHostConfig
+from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget, LocalHostConfig
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
 from midstream.hosts.local_host import LocalHost, LocalProcess
@@ -30,8 +30,8 @@ SCRIPT = "printf '\\001midstream\\001\\n'; \"$@\"; code=$?; printf '\\001exit %d
 ENDED = re.compile(r"\x01exit (\d{1,3})\x01\n?")
 
 
-def kubectl_words(config: KubernetesHostConfig) -> list[str]:
-    """Return ``kubectl`` with the flags of the host's cluster and namespace."""
+def kubectl_words(config: KubernetesHostConfig | KubernetesTarget) -> list[str]:
+    """Return ``kubectl`` with the flags of the entry's cluster and namespace."""
     words = ["kubectl"]
     for flag in ("kubeconfig", "context", "namespace"):
         value = getattr(config, flag)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from midstream.errors import HostError
-from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget, LocalHostConfig
+from midstream.fleet.fleet import KubernetesTarget, LocalHostConfig
 from midstream.fleet.job_pods import OWNER, job_manifest
 from midstream.hosts.host import Completed
 from midstream.hosts.kubernetes.kubernetes_host import kubectl_words, list_pods
@@ -23,7 +23,7 @@ class PodJob:
     def __init__(self, name: str, target: KubernetesTarget) -> None:
         self.name, self.target = name, target
         self._local = LocalHost("kubectl", LocalHostConfig())
-        self._kubectl = kubectl_words(KubernetesHostConfig(**target.cluster))
+        self._kubectl = kubectl_words(target)
 
     @property
     def path(self) -> str:

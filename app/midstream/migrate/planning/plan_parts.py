@@ -321,8 +321,8 @@ def _queue_warnings(request: Request, ends: Ends) -> tuple[str, ...]:
     """Say where the devices of an allocation are from, and that a cold migration waits in the queue."""
     if ends.allocation is None:
         return ()
-    asked = f"{ends.target.name} is a SLURM allocation of {ends.allocation.requested.describe()}"
-    lines = [f"{asked}, as its flags of sbatch request; it is checked when the allocation starts"]
+    described = f"{ends.target.name} is a SLURM allocation of {ends.allocation.requested.describe()}"
+    lines = [f"{described}, as its flags of sbatch request; it is checked when the allocation starts"]
     if request.mode == COLD:
         wait = max(0.0, ends.allocation.starts - time.time())
         lines.append(

@@ -70,7 +70,7 @@ class Link:
             )
         if self.kind == "relay":
             note = f"; not direct: {self.not_direct}" if self.not_direct else ""
-            return f"relayed, {source} -> this machine -> {target} over {self.carrier} ({milliseconds}{note})"
+            return f"relayed, {source} -> this machine -> {target} over {self.connection} ({milliseconds}{note})"
         if self.kind == "bucket":
             if self.listener:  # the client runs on the host at the other end
                 return f"direct, {source} -> {target} over HTTPS"
@@ -78,12 +78,12 @@ class Link:
             how = f" ({milliseconds} to the host{note})" if self.seconds else note
             return f"{source} -> this machine -> {target} over HTTPS{how}"
         if self.kind == "ssh":
-            return f"{source} -> {target} over {self.carrier} ({milliseconds})"
+            return f"{source} -> {target} over {self.connection} ({milliseconds})"
         return f"{source} -> {target} on this machine"
 
     @property
-    def carrier(self) -> str:
-        """What the bytes pass through, in words."""
+    def connection(self) -> str:
+        """Name of the connection that the bytes pass through."""
         return "kubectl exec" if self.transport == "kubectl" else "SSH"
 
     @property
