@@ -23,6 +23,7 @@ from midstream.launch.attempt_monitor import kill_ranks, look_at_ranks, stop_run
 from midstream.launch.container import in_container, srun_flags
 from midstream.launch.errors import LaunchError
 from midstream.launch.install.bundle import build_bundle, install_engine
+from midstream.launch.install.environment import Environment
 from midstream.launch.start_attempt import Attempt, Launch
 from midstream_engine import records
 from simulators.podman import Podman, podman
@@ -73,7 +74,10 @@ def start(
     monkeypatch.setattr(host_group_start, "install_engine", lambda host: install_engine(host, bundle))
     started: list[Attempt] = []
 
-    def start(*overrides: str, target: str = "boxed") -> Attempt:
+    def start(*overrides: str, target: str = "boxed", checked: bool = False) -> Attempt:
+        if not checked:  # importing jax in a container takes seconds
+            ready = Environment(sys.executable, "the tests' own")
+            monkeypatch.setattr(host_group_start, "prepare_environment", lambda *_: ready)
         launch = Launch("run", target, config_text="a: 1\n", overrides=overrides)
         started.append(host_group_start.start(hosts, fleet, fleet.target(target), launch))
         return started[-1]
@@ -87,7 +91,7 @@ def start(
 def test_engine_runs_in_container_and_is_stopped(
     podman: Podman, hosts: HostPool, start: Callable[..., Attempt], target: str
 ) -> None:
-    attempt = start("--note", "it's $HOME", target=target)
+    attempt = start("--note", "it's $HOME", target=target, checked=target == "boxed")
     [rank] = wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, 60)
     assert rank.status is not None
     assert records.is_running(rank.status.identity), "its process id is the host's"
@@ -99,7 +103,8 @@ def test_engine_runs_in_container_and_is_stopped(
     assert log["flags"]["--note"] == "it's $HOME", "no shell expands it"
     assert log["env"]["MIDSTREAM_HOST"] == host.name
     assert "SSH_CONNECTION" not in log["env"], "only the engine's variables"
-    assert Path(log["env"]["PWD"]).parent == Path(records.RunPaths(host.root, "run").attempt(1).dir)
+    directory = Path(os.readlink(f"/proc/{rank.status.pid}/cwd"))
+    assert directory.parent == Path(records.RunPaths(host.root, "run").attempt(1).dir)
     assert stop_run(hosts, attempt.host, "run", 1, 60).state == records.STOPPED
     assert podman.running() == []
 
@@ -119,7 +124,7 @@ def test_killed_engine_leaves_no_container(podman: Podman, hosts: HostPool, star
 
 
 def test_image_that_is_missing_is_named_before_start(fleet: Fleet, podman: Podman) -> None:
-    wrong = replace(podman.container, image="localhost/no-such-image")
+    wrong = replace(podman.container, image="localhost/no-such-image", options=["--pull=never"])
     other = Fleet({"boxed": replace(fleet.hosts["boxed"], container=wrong)})
     hosts = HostPool(other)
     try:

@@ -118,6 +118,7 @@ def test_job_on_two_nodes_has_its_gpus_and_is_stopped(
     logs = [json.loads(Path(files.log(process)).read_text().splitlines()[0]) for process in (0, 1)]
     flags = [log["flags"] for log in logs]
     assert [each["--trainer.distributed.process_id"] for each in flags] == ["0", "1"]
+    assert [log["env"]["CUDA_VISIBLE_DEVICES"] for log in logs] == ["0,1", "0,1"], "SLURM's own allocation"
     coordinator = flags[0]["--trainer.distributed.coordinator_address"]
     assert coordinator.startswith("127.0.0.1:"), "n1 is no name that is resolved: SLURM's own address"
     assert flags[1]["--trainer.distributed.coordinator_address"] == coordinator
