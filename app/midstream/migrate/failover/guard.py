@@ -110,7 +110,7 @@ def judge(
         return run, Verdict(TERMINATING, f"{run.host}: {notice}")
     if provided[0] in (SliceStatus.STOPPING, SliceStatus.PREEMPTED) and run.state != records.STOPPED:
         return run, Verdict(TERMINATING, f"{run.host} still answers, and {provided[1]}")
-    if run.state == records.STOPPED:
+    if run.state == records.STOPPED and not run.running:  # a job that was requeued runs again
         return run, Verdict(ENDED, f"stopped at step {run.step} on {run.host}")
     return run, Verdict(HEALTHY)
 
