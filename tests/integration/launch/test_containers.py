@@ -29,7 +29,7 @@ from midstream_engine import records
 from simulators.podman import Podman, podman
 from simulators.sshd import Lab, SshServer, environment
 from support.command_line import SLOWER, TINY, Run, midstream
-from support.stand_in_engine import write_stand_in
+from support.engines.stand_in_engine import write_stand_in
 
 __all__ = ["podman"]
 pytestmark = pytest.mark.system

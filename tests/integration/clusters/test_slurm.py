@@ -29,7 +29,7 @@ from midstream.remote.runs import run_state, slurm
 from midstream_engine import records
 from simulators.slurm_cluster import SlurmCluster, login_node, slurm_cluster
 from simulators.sshd import Lab, SshServer
-from support.stand_in_engine import write_stand_in
+from support.engines.stand_in_engine import write_stand_in
 
 __all__ = ["slurm_cluster"]
 pytestmark = pytest.mark.system
