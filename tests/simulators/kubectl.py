@@ -50,6 +50,25 @@ def job_pods(manifest, namespace):
                "status": {{"phase": "Pending" if (STATE / "hold").exists() else "Running"}}}}
 
 
+def delete(words, namespace):
+    path = STATE / "applied" / (words[2] + ".json")
+    if not path.exists():
+        if "ignore-not-found" in flags:
+            return
+        fail('Error from server (NotFound): %s "%s" not found' % (words[1], words[2]))
+    for pod in list(pods(namespace)):
+        name = pod["metadata"]["name"]
+        if name.startswith(words[2] + "-"):
+            for pid in (STATE / name).glob("pid-*"):
+                try:
+                    os.killpg(int(pid.name[4:]), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            (STATE / "pods" / (name + ".json")).unlink()
+    path.unlink()
+    print('%s "%s" deleted' % (words[1], words[2]))
+
+
 flags, words = {{}}, []
 arguments = sys.argv[1:]
 while arguments:
@@ -86,7 +105,8 @@ if words[:1] == ["get"] and words[1] in ("pod", "pods"):
 elif words[:1] == ["apply"]:
     manifests = list(yaml.safe_load_all(sys.stdin.read()))
     for manifest in manifests:
-        for pod in job_pods(manifest, manifest["metadata"].get("namespace", namespace)):
+        jobs = manifest["kind"] in ("Job", "JobSet")
+        for pod in job_pods(manifest, manifest["metadata"].get("namespace", namespace)) if jobs else ():
             (STATE / "pods" / (pod["metadata"]["name"] + ".json")).write_text(json.dumps(pod))
             (STATE / pod["metadata"]["name"]).mkdir(exist_ok=True)
         (STATE / "applied").joinpath(manifest["metadata"]["name"] + ".json").write_text(json.dumps(manifest))
@@ -99,20 +119,11 @@ elif words[:1] == ["get"]:
         fail('Error from server (NotFound): %s "%s" not found' % (words[1], words[2]))
     print(path.read_text())
 elif words[:1] == ["delete"]:
-    path = STATE / "applied" / (words[2] + ".json")
-    if not path.exists():
-        fail('Error from server (NotFound): %s "%s" not found' % (words[1], words[2]))
-    for pod in list(pods(namespace)):
-        name = pod["metadata"]["name"]
-        if name.startswith(words[2] + "-"):
-            for pid in (STATE / name).glob("pid-*"):
-                try:
-                    os.killpg(int(pid.name[4:]), signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            (STATE / "pods" / (name + ".json")).unlink()
-    path.unlink()
-    print('%s "%s" deleted' % (words[1], words[2]))
+    named = [words[2]] if len(words) > 2 else []
+    if "-f" in flags:
+        named = [each["metadata"]["name"] for each in yaml.safe_load_all(sys.stdin.read())]
+    for words in (["delete", "job", each] for each in named):
+        delete(words, namespace)
 elif words[:1] == ["exec"]:
     name = words[1].removeprefix("pod/")
     found = [pod for pod in pods(namespace) if pod["metadata"]["name"] == name]

@@ -254,7 +254,7 @@ def test_failed_pod_deletes_what_was_created(cluster: Cluster, monkeypatch: pyte
     assert cluster.applied() == [], "nothing is left"
 
 
-def test_own_manifest_gets_names_and_has_to_have_the_job(tmp_path: Path) -> None:
+def test_own_manifest_gets_names_and_has_to_have_the_job(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     text = TARGET.replace("image: registry.example.org/jax:25", f"manifest: {file}\n    image: jax:25")
     target = parse_fleet(text, "fleet.yaml").targets["cell"]
@@ -264,12 +264,22 @@ def test_own_manifest_gets_names_and_has_to_have_the_job(tmp_path: Path) -> None
     assert manifest == {
         "kind": "Job", "metadata": {"name": "cell"}, "spec": {"completions": 2, "image": "jax:25", "keep": "$(X)"},
     }  # fmt: skip
+    file.write_text(
+        "kind: Service\nmetadata: {name: $name-peers}\n---\nkind: Job\nmetadata: {name: $name}\n"
+        "spec: {completions: $pods, parallelism: $pods, completionMode: Indexed,\n"
+        "       template: {metadata: {}, spec: {containers: [{name: main}]}}}\n"
+    )
+    job = PodJob("cell", target)
+    job.create(lambda line: None)
+    assert sorted(each["kind"] for each in cluster.applied()) == ["Job", "Service"]
+    job.delete(lambda line: None)
+    assert cluster.applied() == [], "with all that the file has"
     file.write_text("kind: Job\nmetadata: {name: other}\n")
     with pytest.raises(UsageError, match=r"has no Job of the name cell .*\$name"):
         job_manifest("cell", target)
 
 
-def test_launch_creates_pods_with_consent_and_deletes_them_if_refused(cluster: Cluster, tmp_path: Path) -> None:
+def test_pods_created_for_refused_launch_are_deleted(cluster: Cluster, tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(TARGET.replace("/data/midstream", str(tmp_path / "volume")))
     refusal = midstream("--fleet", fleet, "--launch", TINY, "--on", "cell", "--run-id", "r")

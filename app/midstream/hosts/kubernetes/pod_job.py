@@ -42,7 +42,12 @@ class PodJob:
             HostError: The cluster refuses it, or a pod has failed.
         """
         manifest = job_manifest(self.name, self.target)
-        self._run("apply", "-f", "-", stdin=manifest.encode())
+        try:
+            self._run("apply", "-f", "-", stdin=manifest.encode())
+        except HostError:
+            if self.target.manifest:  # it may have created a part
+                self.delete(progress)
+            raise
         try:
             self._wait_running(progress)
         except BaseException:  # also an interrupt: nobody would use the pods
@@ -50,8 +55,12 @@ class PodJob:
             raise
 
     def delete(self, progress: Callable[[str], None]) -> None:
-        """Delete it with its pods. HostError where the cluster refuses that."""
-        self._run("delete", *self._named(), "--wait=true", timeout=DELETE_TIMEOUT)
+        """Delete it with its pods, and what else a manifest of the user's has. HostError where that is refused."""
+        if self.target.manifest:
+            manifest = job_manifest(self.name, self.target).encode()
+            self._run("delete", "-f", "-", "--ignore-not-found", "--wait=true", stdin=manifest, timeout=DELETE_TIMEOUT)
+        else:
+            self._run("delete", *self._named(), "--wait=true", timeout=DELETE_TIMEOUT)
         progress(f"{self.path} is deleted")
 
     def _named(self) -> list[str]:
