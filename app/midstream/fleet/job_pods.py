@@ -41,6 +41,8 @@ def pod_hosts(path: str, name: str, target: KubernetesTarget) -> dict[str, Kuber
         raise UsageError(f"{where}: {target.name or name!r} is no name of a Job", "lower case: name: train-big")
     if target.create and not (target.image or target.manifest):
         raise UsageError(f"{where} has create: true and no image", "image: of the pods, or manifest: a file")
+    if target.volume_claim and not str(target.worker.get("root") or "").startswith("/"):
+        raise UsageError(f"{where} has a volume_claim and no root to mount it at", "worker: {root: /data/midstream}")
     for field_name in ("context", "namespace", "pod_container"):
         if str(getattr(target, field_name) or "").startswith("-"):
             raise UsageError(f"{where}.{field_name} begins with a dash", "a name")

@@ -300,6 +300,7 @@ def test_pods_created_for_refused_launch_are_deleted(cluster: Cluster, tmp_path:
         (("kind: jobs", "kind: jobs"), r"targets.cell.kind is 'jobs'"),
         (("pods: 2", "pods: 0"), r"targets.cell.pods is 0"),
         (("image: registry.example.org/jax:25", "image: ''"), r"create: true and no image"),
+        (("root: /data/midstream, ", ""), r"has a volume_claim and no root to mount it at .*root: /data"),
         (("devices: 1", "device: 1"), r"targets.cell.worker.device is unknown .*devices"),
         (("namespace: ml", "namespace: ml\n    name: Upper"), r"'Upper' is no name of a Job"),
     ],
