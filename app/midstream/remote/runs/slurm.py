@@ -53,7 +53,7 @@ class JobState:
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """What SLURM would allocate to a job now. ``gres``: generic resources of each kind of node."""
+    """Allocation that SLURM would make to a job now. ``gres``: generic resources of each kind of node."""
 
     starts: float  # UTC seconds
     nodes: str
@@ -170,7 +170,7 @@ def signal_job(job: str, name: str, begun: bool) -> bool:
 
 @reads()
 def allocation(flags: List[str]) -> Allocation:
-    """What SLURM would allocate to a job with these flags of sbatch; no job is submitted.
+    """Allocation that SLURM would make for these flags of sbatch; no job is submitted.
 
     Raises SlurmError where SLURM rejects the flags.
     """
