@@ -87,6 +87,10 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Outp
         from midstream.headless.fleet.slice_creation import with_slices
 
         fleet = with_slices(fleet, options, output, engine)
+    if fleet.has_pods:
+        from midstream.headless.fleet.pod_creation import create_pods
+
+        create_pods(fleet, options, output)
     chosen = next((mode for mode in MODES if getattr(options, mode)), None)
     if options.checkpoints is not None:
         chosen = "show_tree" if options.tree or options.deep or ":" in options.checkpoints else "checkpoints"
@@ -96,7 +100,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Outp
         return _screen(fleet, options)
     from midstream import headless
 
-    if chosen in ("launch", "migrate") and fleet.has_slices:
+    if chosen in ("launch", "migrate") and (fleet.has_slices or fleet.has_pods):
         return _on_slices(headless.mode(chosen), fleet, options, engine, output)
     if chosen in ("check", "compare", "launch", "migrate"):
         return headless.mode(chosen)(fleet, options, engine, output)
@@ -145,7 +149,8 @@ def _without_fleet(options: argparse.Namespace, output: Output) -> int | None:
 def _on_slices(
     mode: Callable[..., int], fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output
 ) -> int:
-    """Run a mode; report or delete a slice that was created for it if it fails."""
+    """Run a mode; report or delete a slice, or pods, that were created for it if it fails."""
+    from midstream.headless.fleet.pod_creation import settle_unused_pods
     from midstream.headless.fleet.slice_creation import settle_unused_slice
 
     code = int(Exit.FAILED)
@@ -157,6 +162,7 @@ def _on_slices(
     finally:
         if code != Exit.DONE:
             settle_unused_slice(fleet, options, code, output)
+            settle_unused_pods(fleet, options, code, output)
     return code
 
 

@@ -239,7 +239,7 @@ def _add_recover(flags: FlagParser) -> None:
         "--delete",
         metavar="TARGET",
         completes="targets",
-        help="delete a TPU slice (a target or PROJECT/ZONE/NAME); says what trains there",
+        help="delete a TPU slice (a target or PROJECT/ZONE/NAME), or the pods of a target; says what trains on a slice",
     )
     recover.flag(
         "--save-first", of=("--delete",), action="store_true",

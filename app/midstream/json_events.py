@@ -419,12 +419,12 @@ EVENTS = (
         {"target": TARGET, "slice": "PROJECT/ZONE/NAME", "class": "price class", "text": "price per hour, in words"},
     ),
     JsonEvent(
-        "created", ("--launch", "--migrate"), "a slice was created",
-        {"target": TARGET, "slice": "PROJECT/ZONE/NAME", "class": "price class"},
+        "created", ("--launch", "--migrate"), "a slice, or the pods of a target, were created",
+        {"target": TARGET, "slice": "PROJECT/ZONE/NAME, or KIND/NAME of pods", "class": "price class; pods"},
     ),
     JsonEvent(
-        "kept", ("--launch", "--migrate"), "a slice was created for a command that failed, and costs money",
-        {"target": TARGET, "slice": "PROJECT/ZONE/NAME"},
+        "kept", ("--launch", "--migrate"), "a slice or pods were created for a command that failed, and cost money",
+        {"target": TARGET, "slice": "as in `created`"},
     ),
     JsonEvent(
         "deleted", ("--launch", "--migrate"), "a slice that was created for a refused command was deleted",

@@ -13,6 +13,7 @@ from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.result_checks import printed_value
 from midstream.launch.config_file import read_config
+from midstream.launch.container import in_container
 from midstream.launch.host_group_start import prepare_target
 from midstream.launch.start_attempt import Launch, engine_environment
 from midstream.remote.machine import checks
@@ -88,11 +89,15 @@ def _one(
     python: str,
     overrides: Sequence[str],
 ) -> Check:
-    host, config = hosts.get(name), fleet.hosts[name]
+    host, config = hosts.get(name), fleet.config_of(target, name)
     env = engine_environment(host.root, config, engine, Launch("rehearsal", target.name), 0)
     command = [python, "-P", "-m", MODULE, "--config_path", "{config}", "--trainer.root", host.root, *overrides]
     answer = host.call(checks.rehearse, timeout=COMPILE_TIMEOUT + 60)(
-        root=host.root, config=text, argv=with_setup(command, config.setup), env=env, seconds=COMPILE_TIMEOUT
+        root=host.root,
+        config=text,
+        argv=with_setup(in_container(config.container, command, root=host.root, variables=env), config.setup),
+        env=env,
+        seconds=COMPILE_TIMEOUT,
     )
     line = next((line for line in reversed(answer.output.splitlines()) if line.startswith("{")), "")
     if answer.code or not line:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from midstream.check.check_result import FAIL, PASS, Check
 from midstream.check.host_checks import check_host, reach
 from midstream.check.mesh_checks import check_together
+from midstream.check.slurm_checks import check_allocation, check_commands
 from midstream.errors import HostError, RemoteError
 from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host import Host
@@ -18,7 +19,6 @@ from midstream.hosts.rpc.answer_limits import read_line
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.result_checks import HINT
 from midstream.remote.machine import checks
-from midstream.remote.runs import slurm
 from midstream.stores.bucket_access import access_for
 from midstream.stores.host_identity import identity_problem
 
@@ -49,7 +49,8 @@ def check_target(fleet: Fleet, hosts: HostPool, target: Target) -> Iterator[Chec
     if len(members) > 1 and len(known) == len(members):
         yield from check_together(fleet, target, members, known, skews)
     if target.slurm is not None and known:
-        yield from _slurm(there[0])
+        yield from check_commands(there[0])
+        yield from check_allocation(there[0], fleet.hosts[there[0].name], target.name, target.slurm)
 
 
 def _survey(host: Host) -> tuple[checks.Survey, float] | HostError:
@@ -106,17 +107,3 @@ def _store(fleet: Fleet, host: Host) -> Iterator[Check]:
             hint,
             host.name,
         )
-
-
-def _slurm(host: Host) -> Iterator[Check]:
-    for command, version in host.call(slurm.commands)().items():
-        if version.startswith("!"):
-            optional = command == "sacct"
-            hint = (
-                "without accounting the reason of a job's end comes from the queue"
-                if optional
-                else "SLURM's client programs"
-            )
-            yield Check(command, "warn" if optional else FAIL, version[1:], hint, host.name)
-        else:
-            yield Check(command, PASS, version, host=host.name)

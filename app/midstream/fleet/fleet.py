@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import draccus
 
 from midstream.errors import UsageError
+from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.notify_config import NotifyConfig
 from midstream.fleet.store_config import StoreConfig
 from midstream.suggestions import nearest
@@ -16,6 +17,7 @@ from midstream.suggestions import nearest
 DEFAULT_ROOT = "~/.midstream"
 COPY_ROUTES = ("auto", "direct", "relay")  # of bytes between two SSH hosts
 REACHES = ("external", "internal", "iap")  # of the workers of a TPU slice
+JOB_KINDS = ("job", "jobset")  # of a Kubernetes target
 VARIANTS = ("cpu", "cuda12", "cuda13", "tpu", "tpu-v3")  # of the engine's packages: locks/engine-<variant>.txt
 
 
@@ -38,6 +40,7 @@ class HostConfig(draccus.ChoiceRegistry):
     bandwidth_limit: str | None = None  # of copies from and to the host: 100MB/s
     copy_route: str | None = None  # to other SSH hosts: one of COPY_ROUTES
     copy_ports: str | None = None  # FIRST-LAST, open to other hosts for a direct copy; None: any
+    container: ContainerConfig | None = None  # in which its engines run; None: on the host itself
 
 
 @HostConfig.register_subclass("local")
@@ -62,6 +65,19 @@ class SshHostConfig(HostConfig):
     known_hosts: str | None = None  # overrides UserKnownHostsFile
 
 
+@HostConfig.register_subclass("kubernetes")
+@dataclass(frozen=True)
+class KubernetesHostConfig(HostConfig):
+    """A container of a pod, reached by ``kubectl exec``."""
+
+    pod: str = ""  # its name; or a selector
+    selector: str = ""  # labels that one running pod has: app=train,index=0
+    pod_container: str | None = None  # None: the pod's default
+    context: str | None = None  # of the kubeconfig; None: the current one
+    namespace: str | None = None  # None: the context's
+    kubeconfig: str | None = None  # None: kubectl's own
+
+
 @dataclass(frozen=True)
 class TargetConfig(draccus.ChoiceRegistry):
     """Settings of a target: one or more hosts that form one mesh."""
@@ -75,6 +91,7 @@ class HostsTarget(TargetConfig):
     hosts: list[str] = field(default_factory=list)
     shared_root: str | None = None  # a directory that all hosts share, and that replaces the root of each
     ports: list[int] = field(default_factory=list)  # first and last open port between the hosts; empty: all
+    container: ContainerConfig | None = None  # instead of that of each host
 
 
 @TargetConfig.register_subclass("slurm")
@@ -85,6 +102,7 @@ class SlurmTarget(TargetConfig):
     host: str = ""  # a login node, whose root the compute nodes share
     sbatch: list[str] = field(default_factory=list)  # flags of sbatch, such as --nodes=2
     ports: list[int] = field(default_factory=list)
+    container: ContainerConfig | None = None  # on the compute nodes
 
 
 @dataclass(frozen=True)
@@ -170,6 +188,33 @@ class ComputeTarget(SliceTarget):
         return " ".join(filter(None, (self.machine_type, self.topology)))
 
 
+@TargetConfig.register_subclass("kubernetes")
+@dataclass(frozen=True)
+class KubernetesTarget(TargetConfig):
+    """The pods of an indexed Job or of a JobSet, each of which is a host. `midstream.fleet.job_pods` has its hosts."""
+
+    name: str = ""  # of the Job or JobSet; empty: the target's name
+    kind: str = "job"  # one of JOB_KINDS
+    pods: int = 1
+    pod_container: str | None = None
+    context: str | None = None
+    namespace: str | None = None
+    kubeconfig: str | None = None
+    create: bool = False  # permits midstream to create it
+    image: str = ""  # of the pods that midstream creates
+    resources: dict[str, Any] = field(default_factory=dict)  # limits of each pod: {nvidia.com/gpu: 8}
+    node_selector: dict[str, str] = field(default_factory=dict)
+    volume_claim: str = ""  # a claim that is mounted at the root of each pod
+    manifest: str = ""  # a file of this machine, instead of midstream's own manifest
+    ports: list[int] = field(default_factory=list)
+    worker: dict[str, Any] = field(default_factory=dict)  # further settings of each pod as a host
+
+    @property
+    def cluster(self) -> dict[str, str | None]:
+        """The fields that name the cluster, as those of a host."""
+        return {"context": self.context, "namespace": self.namespace, "kubeconfig": self.kubeconfig}
+
+
 @dataclass(frozen=True)
 class GoogleConfig:
     """Further projects and zones in which slices are looked up."""
@@ -188,6 +233,12 @@ class Target:
     ports: tuple[int, ...] = ()
     slurm: SlurmTarget | None = None
     slice: SliceTarget | None = None
+    container: ContainerConfig | None = None  # instead of that of its hosts
+
+
+def pod_names(target: str, pods: int) -> tuple[str, ...]:
+    """Return the names of a Kubernetes target's pods as hosts."""
+    return tuple(f"{target}-{index}" for index in range(pods))
 
 
 @dataclass(frozen=True)
@@ -216,6 +267,11 @@ class Fleet:
         """True if it has targets whose hosts a provider creates."""
         return any(isinstance(target, SliceTarget) for target in self.targets.values())
 
+    @property
+    def has_pods(self) -> bool:
+        """True if it has targets whose pods midstream may create."""
+        return any(isinstance(target, KubernetesTarget) for target in self.targets.values())
+
     def store_of(self, host: str) -> str:
         """Return the ``gs://`` prefix for checkpoints of a host's runs; empty: they stay in the run directories."""
         return self.store_url(self.hosts[host].store or "")
@@ -238,6 +294,11 @@ class Fleet:
         unknown = name in self.unavailable or (isinstance(config, SliceTarget) and not config.hosts)
         return () if unknown else self.target(name).hosts
 
+    def config_of(self, target: Target, host: str) -> HostConfig:
+        """Return the settings of one of a target's hosts, for attempts on this target."""
+        config = self.hosts[host]
+        return config if target.container is None else replace(config, container=target.container)
+
     def target(self, name: str) -> Target:
         """Return a target by name.
 
@@ -248,13 +309,17 @@ class Fleet:
         if name in self.targets:
             config = self.targets[name]
             if isinstance(config, SlurmTarget):
-                return Target(name, (config.host,), ports=tuple(config.ports), slurm=config)
+                ports = tuple(config.ports)
+                return Target(name, (config.host,), ports=ports, slurm=config, container=config.container)
             if isinstance(config, SliceTarget):
                 if not config.hosts:
                     raise UsageError(f"the workers of {name} are unknown", "midstream --status looks them up")
                 return Target(name, tuple(config.hosts), slice=config)
+            if isinstance(config, KubernetesTarget):
+                return Target(name, pod_names(name, config.pods), ports=tuple(config.ports))
             assert isinstance(config, HostsTarget)
-            return Target(name, tuple(config.hosts), config.shared_root, tuple(config.ports))
+            ports = tuple(config.ports)
+            return Target(name, tuple(config.hosts), config.shared_root, ports, container=config.container)
         if name in self.hosts:
             return Target(name, (name,))
         raise UsageError(f"no target {name!r} in {self.path or 'the fleet file'}", nearest(name, self.target_names))

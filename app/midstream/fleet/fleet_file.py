@@ -14,6 +14,7 @@ import yaml
 
 from midstream.errors import UsageError
 from midstream.fleet import store_config
+from midstream.fleet.container_config import ContainerConfig, check_container
 from midstream.fleet.fleet import (
     COPY_ROUTES,
     DEFAULT_ROOT,
@@ -22,11 +23,14 @@ from midstream.fleet.fleet import (
     GoogleConfig,
     HostConfig,
     HostsTarget,
+    KubernetesHostConfig,
+    KubernetesTarget,
     SliceTarget,
     SlurmTarget,
     SshHostConfig,
     TargetConfig,
 )
+from midstream.fleet.job_pods import pod_hosts
 from midstream.fleet.notify_config import NotifyConfig, check_notify
 from midstream.fleet.quantities import parse_ports, parse_rate
 from midstream.fleet.slice_check import check_slice
@@ -98,6 +102,11 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
             check_host_store(f"{path}: targets.{name}.worker", target.worker.get("store"), decoded.stores)
     check_stores(path, decoded.stores)
     check_notify(path, decoded.notify, tuple(NOTIFICATIONS))
+    for name, target in decoded.targets.items():
+        for pod, config in pod_hosts(path, name, target).items() if isinstance(target, KubernetesTarget) else ():
+            if pod in decoded.hosts:
+                raise UsageError(f"{path}: hosts.{pod} is also a pod of targets.{name}", "another name for the target")
+            decoded.hosts[pod] = config
     for name, host in decoded.hosts.items():
         _check_host(path, name, host, decoded.stores)
     return Fleet(
@@ -116,6 +125,14 @@ def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, Sto
     check_host_store(f"{path}: hosts.{name}", host.store, stores)
     if isinstance(host, SshHostConfig) and not host.address:
         raise UsageError(f"{path}: hosts.{name} has no address", "address: [user@]name[:port]")
+    if isinstance(host, KubernetesHostConfig):
+        if bool(host.pod) == bool(host.selector):
+            raise UsageError(f"{path}: hosts.{name} needs pod: or selector:", "one of them: pod: train-0")
+        for field_name in ("pod", "selector", "pod_container", "context", "namespace"):
+            if str(getattr(host, field_name) or "").startswith("-"):
+                raise UsageError(f"{path}: hosts.{name}.{field_name} begins with a dash", "a name")
+        if host.container is not None:
+            raise UsageError(f"{path}: hosts.{name} is a pod with a container: of its own", "pod_container: its name")
     for secret, source in host.secrets.items():
         if not source.startswith(("env:", "file:")):
             raise UsageError(
@@ -132,6 +149,7 @@ def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, Sto
             _ = None if given is None else parse(given)
         except UsageError as error:
             raise UsageError(f"{path}: hosts.{name}.{field_name}: {error.message}", error.hint) from error
+    check_container(f"{path}: hosts.{name}", host.container, slurm=False)
     if host.devices is not None and host.devices < 1:
         raise UsageError(f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null")
 
@@ -142,12 +160,21 @@ def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str
         hosts, ports = target.hosts, []
         if not hosts:
             return
+    elif isinstance(target, KubernetesTarget):
+        hosts, ports = [], target.ports
+        if not ports:
+            return
     elif isinstance(target, SlurmTarget):
+        for word in target.sbatch:
+            if word == "-a" or word.startswith(("--array", "-a")):
+                raise UsageError(f"{path}: targets.{name}.sbatch has {word}", "an attempt is one job: --nodes=N")
         hosts, ports = [target.host] if target.host else [], target.ports
     else:
         assert isinstance(target, HostsTarget)
         hosts, ports = target.hosts, target.ports
-    if not hosts:
+    if isinstance(target, SlurmTarget | HostsTarget):
+        check_container(f"{path}: targets.{name}", target.container, slurm=isinstance(target, SlurmTarget))
+    if not hosts and not isinstance(target, KubernetesTarget):
         slurm = isinstance(target, SlurmTarget)
         words = ("names no host", "host: the login node") if slurm else ("names no hosts", "hosts: [a, b]")
         raise UsageError(f"{path}: targets.{name} {words[0]}", words[1])
@@ -219,6 +246,10 @@ def _check_entries(path: str, section: str, entries: Mapping[str, dict[str, Any]
             raise UsageError(f"{path}: {section}.{name}.type is {kind!r}", nearest(str(kind), tuple(kinds)))
         fields = tuple(each.name for each in dataclasses.fields(kinds[kind]))
         _known_keys(path, f"{section}.{name}.", entry, ("type", *fields))
+        container = entry.get("container")
+        if isinstance(container, dict):
+            names = [each.name for each in dataclasses.fields(ContainerConfig)]
+            _known_keys(path, f"{section}.{name}.container.", container, names)
 
 
 def _known_keys(path: str, prefix: str, value: Mapping[str, Any], known: Sequence[str]) -> None:

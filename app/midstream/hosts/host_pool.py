@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig, SshHostConfig
+from midstream.fleet.fleet import Fleet, HostConfig, KubernetesHostConfig, LocalHostConfig, SshHostConfig
 from midstream.hosts.host import Host
 from midstream.suggestions import nearest
 
@@ -16,6 +16,10 @@ def open_host(name: str, config: HostConfig) -> Host:
         from midstream.hosts.ssh.ssh_host import SshHost  # imports paramiko, which a local fleet does not need
 
         return SshHost(name, config)
+    if isinstance(config, KubernetesHostConfig):
+        from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
+
+        return KubernetesHost(name, config)
     if isinstance(config, LocalHostConfig):
         from midstream.hosts.local_host import LocalHost
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from midstream.errors import HostError
-from midstream.fleet.fleet import HostConfig, SshHostConfig
+from midstream.fleet.fleet import HostConfig, KubernetesHostConfig, SshHostConfig
 
 if TYPE_CHECKING:
     import paramiko
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
 def shell_command(name: str, config: HostConfig) -> list[str] | None:
     """Return the command of a shell on the host, None if it needs midstream's own connection."""
+    if isinstance(config, KubernetesHostConfig):
+        from midstream.hosts.shell_line import pod_line
+
+        return [
+            "sh",
+            "-c",
+            pod_line(config, ["sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -i"], "-it"),
+        ]
     if not isinstance(config, SshHostConfig):
         return [os.environ.get("SHELL") or "/bin/sh"]
     if not shutil.which("ssh"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 
-from midstream.fleet.fleet import HostConfig, SshHostConfig
+from midstream.fleet.fleet import HostConfig, KubernetesHostConfig, SshHostConfig
+from midstream.hosts.kubernetes.kubernetes_host import exec_words, kubectl_words
 from midstream.hosts.ssh.settings import config_words, parse_address
 
 
@@ -15,6 +17,8 @@ def shell_line(name: str, config: HostConfig, command: str) -> str:
     The ssh program reads the user's configuration; only what the fleet file overrides is added. Environment variables
     of the fleet file are never part of the line: they may be secrets.
     """
+    if isinstance(config, KubernetesHostConfig):
+        return pod_line(config, ["sh", "-c", command])
     if not isinstance(config, SshHostConfig):
         return command
     user, alias, port = parse_address(config.address, f"hosts.{name}.address")
@@ -28,3 +32,11 @@ def shell_line(name: str, config: HostConfig, command: str) -> str:
     if config.identity_file:
         words += ["-o", "IdentitiesOnly=yes", "-i", os.path.expanduser(config.identity_file)]
     return shlex.join([*words, alias, command])
+
+
+def pod_line(config: KubernetesHostConfig, argv: Sequence[str], *flags: str) -> str:
+    """Return a line that runs ``argv`` in a host's container; ``flags`` are those of ``kubectl exec``."""
+    named = f"--selector={config.selector}", "--field-selector=status.phase=Running", "--output=name"
+    pod = shlex.quote(config.pod) if config.pod else f"$({shlex.join([*kubectl_words(config), 'get', 'pods', *named])})"
+    before, _, after = shlex.join([*exec_words(config, "\0", *flags), *argv]).partition("'\0'")
+    return f"{before}{pod}{after}"

@@ -46,7 +46,7 @@ def prepare_target(
     report = reporter_of(say)
 
     def prepare(name: str) -> Prepared:
-        host, config = hosts.get(name), fleet.hosts[name]
+        host, config = hosts.get(name), fleet.config_of(target, name)
         engine = install_engine(host)
         report(f"engine {engine.digest[:12]} in {name}:{engine.directory}")
         environment = prepare_environment(host, config, report)
@@ -74,7 +74,7 @@ def start(
         HostError: A host cannot be reached.
     """
     prepared = prepared or prepare_target(hosts, fleet, target)
-    first, config = hosts.get(target.hosts[0]), fleet.hosts[target.hosts[0]]
+    first, config = hosts.get(target.hosts[0]), fleet.config_of(target, target.hosts[0])
     if target.slurm is not None:
         return slurm_job.submit(first, config, target.slurm, launch, prepared[first.name])
     if len(target.hosts) == 1:
@@ -90,7 +90,7 @@ def start(
 
     def start_one(process: int) -> Attempt:
         member = members[process]
-        quiet = _quiet_proxies(fleet.hosts[member.name], coordinator)
+        quiet = _quiet_proxies(fleet.config_of(target, member.name), coordinator)
         position = ProcessPosition(process, target.hosts, coordinator)
         return start_process(member, quiet, launch, number, prepared[member.name], position)
 

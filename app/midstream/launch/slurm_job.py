@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from midstream.errors import RemoteError
 from midstream.fleet.fleet import HostConfig, SlurmTarget
 from midstream.hosts.host import Host
+from midstream.launch.container import in_container, srun_flags
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.errors import LaunchError
 from midstream.launch.start_attempt import (
@@ -57,8 +58,16 @@ def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, p
             run_id=run_id,
             number=number,
             flags=list(slurm.sbatch),
-            script=job_script(run_id, attempt, python, env, config.setup, slurm.ports),
-            rank=rank_script(attempt, command),
+            script=job_script(
+                run_id,
+                attempt,
+                python if config.container is None else "python3",  # the image's is not on the node itself
+                env,
+                config.setup,
+                slurm.ports,
+                srun_flags(config.container, root=host.root),
+            ),
+            rank=rank_script(attempt, command, in_container(config.container, [], root=host.root, variables=env)),
             config=launch.config_text,
             command=None if launch.command is None else launch.command.to_json(),
             secrets=read_secrets(host.name, config),
@@ -71,7 +80,13 @@ def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, p
 
 
 def job_script(
-    run_id: str, attempt: str, python: str, env: Mapping[str, str], setup: Sequence[str], ports: Sequence[int]
+    run_id: str,
+    attempt: str,
+    python: str,
+    env: Mapping[str, str],
+    setup: Sequence[str],
+    ports: Sequence[int],
+    srun: Sequence[str] = (),
 ) -> str:
     """Return the script for sbatch. Flags on sbatch's command line take precedence over those in the script.
 
@@ -82,6 +97,7 @@ def job_script(
         env: Variables of the engine's environment.
         setup: Shell lines that run before the engine.
         ports: First and last port of process 0; empty for any that is free.
+        srun: Further flags of srun.
     """
     q = shlex.quote
     first, last = (ports[0], ports[-1]) if ports else (0, 0)
@@ -105,15 +121,21 @@ def job_script(
         *(f"export {name}={q(value)}" for name, value in sorted(env.items())),
         *(f"eval {q(line)} || {{ echo setup: {q(line)} failed >&2; exit {SETUP_FAILED}; }}" for line in setup),
         f"port=$({q(python)} -I -c {q(port)} {first} {last}) || exit 1",
-        'export MIDSTREAM_COORDINATOR="${SLURMD_NODENAME:-$(hostname)}:$port"',
-        'export no_grpc_proxy="${SLURMD_NODENAME:-$(hostname)}"',
-        f"exec srun --kill-on-bad-exit=1 sh {q(attempt)}/rank.sh",
+        "node=${SLURMD_NODENAME:-$(hostname)}",
+        'getent hosts "$node" >/dev/null ||',  # its name need not be one that is resolved: then SLURM's own address
+        '    node=$(scontrol show node "$node" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p")',
+        'export MIDSTREAM_COORDINATOR="$node:$port"',
+        'export no_grpc_proxy="$node"',
+        shlex.join(["exec", "srun", "--kill-on-bad-exit=1", *srun, "sh", f"{attempt}/rank.sh"]),
     ]
     return "\n".join(lines) + "\n"
 
 
-def rank_script(attempt: str, command: Sequence[str]) -> str:
-    """Return the script of each task. The words of ``command`` reach the engine unchanged."""
+def rank_script(attempt: str, command: Sequence[str], container: Sequence[str] = ()) -> str:
+    """Return the script of each task. The words of ``command`` reach the engine unchanged.
+
+    ``container``: a command line that runs its further words in a container.
+    """
     words = " ".join('"$SLURM_PROCID"' if word == "$SLURM_PROCID" else shlex.quote(word) for word in command)
     return (
         "#!/bin/sh\n"
@@ -124,5 +146,5 @@ def rank_script(attempt: str, command: Sequence[str]) -> str:
         '    set -- "$@" --trainer.distributed.coordinator_address "$MIDSTREAM_COORDINATOR" \\\n'
         '        --trainer.distributed.num_processes "$SLURM_NTASKS" --trainer.distributed.process_id "$SLURM_PROCID"\n'
         "fi\n"
-        'exec "$@"\n'
+        f'exec {"".join(shlex.quote(word) + " " for word in container)}"$@"\n'
     )

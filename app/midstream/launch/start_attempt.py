@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from midstream.fleet.fleet import HostConfig
 from midstream.hosts.host import Host
+from midstream.launch.container import in_container
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.install.bundle import EngineInstall
 from midstream.launch.install.environment import Environment
@@ -129,21 +130,23 @@ def start_process(
         position: Number of the process and its peers; None if it is the only one.
     """
     process, python, run_id = position.process if position else 0, prepared.environment.python, launch.run_id
+    env = {
+        **engine_environment(host.root, config, prepared.engine.directory, launch, number),
+        "MIDSTREAM_HOST": host.name,
+        RUN_DIRECTORY: records.RunPaths(host.root, run_id).dir,
+    }
+    argv = [
+        *supervised(host.root, config, python, run_id, number, str(process)),
+        *engine_command(host.root, python, run_id),
+        *(position.flags if position else ()),
+        *launch.overrides,
+    ]
     identity = host.call(attempts.start)(
         root=host.root,
         run_id=run_id,
         number=number,
-        argv=[
-            *supervised(host.root, config, python, run_id, number, str(process)),
-            *engine_command(host.root, python, run_id),
-            *(position.flags if position else ()),
-            *launch.overrides,
-        ],
-        env={
-            **engine_environment(host.root, config, prepared.engine.directory, launch, number),
-            "MIDSTREAM_HOST": host.name,
-            RUN_DIRECTORY: records.RunPaths(host.root, run_id).dir,
-        },
+        argv=in_container(config.container, argv, root=host.root, variables=env),
+        env=env,
         setup=list(config.setup),
         config=launch.config_text,
         command=None if launch.command is None else launch.command.to_json(),

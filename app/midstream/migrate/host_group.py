@@ -55,6 +55,10 @@ class HostGroup:
         """The connected host of process 0."""
         return self._hosts.get(self.target.hosts[0])
 
+    def lookup_first(self) -> Host:
+        """Return the host of process 0, connected or not."""
+        return self._hosts.lookup(self.target.hosts[0])
+
     @property
     def members(self) -> list[Host]:
         """All hosts, connected."""

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from midstream.fleet import fleet, machine_type
+from midstream.fleet.container_config import RUNTIMES, ContainerConfig
 from midstream.fleet.notify_config import TYPES, NotifyConfig
 from midstream.fleet.store_config import StoreConfig
 from midstream.reference.events_page import notifications
@@ -42,6 +43,7 @@ FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
             "`auto`",
         ),
         "copy_ports": ("ports for direct copies from other hosts: `40000-40100`", "any free port"),
+        "container": ("a [container](#containers) in which its engines run", "on the host itself"),
     },
     fleet.SshHostConfig: {
         "address": "`[user@]name[:port]`; the name may be an alias of the SSH configuration; an IPv6 address with a "
@@ -52,15 +54,48 @@ FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
         "ssh_config": "SSH configuration",
         "known_hosts": ("file of host keys", "that of the SSH configuration"),
     },
+    fleet.KubernetesHostConfig: {
+        "pod": "name of the pod; or a `selector`",
+        "selector": "labels that one running pod has: `app=train`",
+        "pod_container": ("name of the container", "the pod's default"),
+        "context": ("of the kubeconfig", "the current one"),
+        "namespace": ("of the pod", "the context's"),
+        "kubeconfig": ("a file of this machine", "kubectl's own"),
+    },
+    ContainerConfig: {
+        "image": "as the runtime names it: an image, a `.sif` file, the name of an enroot container",
+        "runtime": f"{', '.join(f'`{name}`' for name in RUNTIMES)}; `pyxis` in SLURM targets alone",
+        "mounts": "further directories of the host: `/data`, `/data:/mnt/data`, `/data:/data:ro`. The root is mounted",
+        "options": "further flags of the runtime: `[--shm-size=16g]`",
+    },
     fleet.HostsTarget: {
         "hosts": "hosts of this file, one engine process on each",
         "shared_root": "a directory that all of them see, and that replaces the root of each",
         "ports": ("the first and the last port that is open between them: `[29400, 29499]`", "all are open"),
+        "container": ("a [container](#containers)", "that of each host"),
     },
     fleet.SlurmTarget: {
         "host": "the login node, whose root the compute nodes share",
         "sbatch": "flags of sbatch: `[--nodes=2, --gpus-per-node=8]`",
         "ports": ("the first and the last port that is open between the nodes", "all are open"),
+        "container": ("a [container](#containers) on the nodes", "that of the login node"),
+    },
+    fleet.KubernetesTarget: {
+        "name": ("of the Job or JobSet", "the target's name"),
+        "kind": f"{' or '.join(f'`{name}`' for name in fleet.JOB_KINDS)}",
+        "pods": "number of pods: one engine process in each. They are the hosts `TARGET-0`, `TARGET-1`, ...",
+        "pod_container": ("name of the container", "the pod's default"),
+        "context": ("of the kubeconfig", "the current one"),
+        "namespace": ("of the pods", "the context's"),
+        "kubeconfig": ("a file of this machine", "kubectl's own"),
+        "create": "midstream may create it",
+        "image": "of the pods that midstream creates: with sh, and Python or the engine's packages",
+        "resources": "limits of each pod: `{nvidia.com/gpu: 8}`",
+        "node_selector": "labels of the nodes: `{cloud.google.com/gke-accelerator: nvidia-h100-80gb}`",
+        "volume_claim": "a claim that is mounted at the root of each pod (`worker: {root: ...}`)",
+        "manifest": ("a file of this machine; `$name`, `$pods`, `$image`, `$target` in it are replaced", "midstream's"),
+        "ports": ("the first and the last port that is open between the pods", "all are open"),
+        "worker": "fields of each pod as a host: `{root: /data/midstream, variant: cuda13}`",
     },
     fleet.TpuTarget: {
         "accelerator_type": "`v4-8`, `v5litepod-16`, `v6e-8`; with `topology` the generation alone: `v5p`",
@@ -131,6 +166,9 @@ def sections() -> dict[str, str]:
         "hosts target": _table(fleet.HostsTarget),
         "slurm": _table(fleet.SlurmTarget),
         "slices": _table(fleet.SliceTarget),
+        "kubernetes": _table(fleet.KubernetesHostConfig),
+        "kubernetes target": _table(fleet.KubernetesTarget),
+        "containers": _table(ContainerConfig),
         "tpu": _table(fleet.TpuTarget),
         "gce": _table(fleet.ComputeTarget),
         "notify": _table(NotifyConfig),

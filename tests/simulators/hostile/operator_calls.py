@@ -69,7 +69,11 @@ SAMPLES: Mapping[str, Any] = {
     "runs.run_state.claim_attempt": 2,
     "runs.run_state.signal": True,
     "runs.run_state.unpin": None,
+    "runs.slurm.allocation": {"starts": 1.5, "nodes": "n[1-2]", "partition": "gpu", "gres": ["gpu:h100:8(S:0-1)"]},
     "runs.slurm.commands": {"sbatch": "slurm 23.02", "squeue": "slurm 23.02"},
+    "runs.slurm.job_of_attempt": {
+        "job": "17", "state": "PENDING", "reason": "Priority", "started": 1.5, "ends": 2.5,
+    },
     "runs.standby_state.await_answer": {**STATE, "answered": True},
     "runs.standby_state.command": {"action": "save", "epoch": 1, "migration": "m", "sequence": 1},
     "runs.standby_state.keep_config": None,

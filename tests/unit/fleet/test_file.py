@@ -23,10 +23,12 @@ def refusal(text: str) -> str:
 
 def test_example_fleet_file_loads() -> None:
     fleet = load_fleet(EXAMPLE)
-    assert fleet.target_names == ("here", "a100", "h100", "node1", "node2", "login", "big", "pair", "cluster", "slice")
+    assert fleet.target_names == ("here", "a100", "h100", "node1", "node2", "login", "boxed", "pod",
+                                  "pods-0", "pods-1", "big", "pair", "cluster", "pods", "slice")  # fmt: skip
     assert fleet.target("pair").hosts == ("node1", "node2")
     assert {fleet.hosts[name].root for name in ("node1", "node2")} == {"/nfs/midstream"}
     assert fleet.target("cluster").slurm is not None
+    assert fleet.target("pods").hosts == ("pods-0", "pods-1")
     assert fleet.target("big").hosts == ("h100",)
     assert fleet.target("a100").hosts == ("a100",)
     here, h100 = fleet.hosts["here"], fleet.hosts["h100"]
@@ -82,7 +84,7 @@ def test_malformed_yaml_error_has_the_line(text: str, line: str) -> None:
         ("host: {}", "fleet.yaml: host is unknown (did you mean hosts?)"),
         ("hosts: [a]", "fleet.yaml: hosts is list (hosts: {NAME: {type: ...}})"),
         ("hosts: {a: local}", "fleet.yaml: hosts.a is str ({type: ..., ...})"),
-        ("hosts: {a: {}}", "fleet.yaml: hosts.a has no type (type: local or ssh)"),
+        ("hosts: {a: {}}", "fleet.yaml: hosts.a has no type (type: local or ssh or kubernetes)"),
         ("hosts: {a: {type: shh}}", "fleet.yaml: hosts.a.type is 'shh' (did you mean ssh?)"),
         ("hosts: {a: {type: ssh}}", "fleet.yaml: hosts.a has no address (address: [user@]name[:port])"),
         (

@@ -55,6 +55,7 @@ def snapshot(run: RunView, link: str = "live") -> Snapshot:
         (records.TRAINING, True, "live", "poweroff is scheduled", guard.TERMINATING),
         (records.STOPPED, False, "live", "preempted", guard.TERMINATING),
         (records.STOPPED, False, "live", "", guard.ENDED),
+        (records.STOPPED, True, "live", "", guard.HEALTHY),  # a job of SLURM that was requeued
         (records.FINISHED, False, "live", "preempted", guard.ENDED),
         (records.FAILED, False, "live", "", guard.FAILED),
         # An unreachable host is no evidence, whatever was found before.

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.fleet.fleet import KubernetesTarget
 from midstream.headless.confirmation import can_ask, confirmed
+from midstream.headless.fleet.pod_creation import delete_pods
 from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.headless.runs.launch_and_stop import STOP_TIMEOUT
 from midstream.hosts.providers import fleet_slices
@@ -31,6 +33,9 @@ class _Occupants:
 
 def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Delete a target's slice, or one by its path, with everything that runs there."""
+    pods = fleet.targets.get(options.delete)
+    if isinstance(pods, KubernetesTarget):
+        return delete_pods(options.delete, pods, options, output)
     known = fleet_slices.slice_targets(fleet)
     paths = {fleet_slices.slice_path(name, target): name for name, target in known.items()}
     if options.delete in known:
@@ -39,7 +44,7 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         name, place = paths.get(options.delete, ""), options.delete
     else:
         hint = did_you_mean(options.delete, known) or f"PROJECT/ZONE/NAME, or one of: {', '.join(known) or 'none'}"
-        raise UsageError(f"{options.delete!r} is not a target of type tpu or gce", hint)
+        raise UsageError(f"{options.delete!r} is not a target of type tpu, gce or kubernetes", hint)
     found, hosts = _with_hosts(fleet, name, output)
     try:
         occupants = _occupants(found, hosts, name, place)

@@ -27,7 +27,7 @@ INSPECT_TIMEOUT = 30.0  # seconds
 
 # Prints the home directory and the first Python that can run `midstream.remote`: the fleet file's, the PATH's, then one
 # that midstream has installed. A host without one can still be watched.
-_INSPECT = """\
+INSPECT = """\
 cd; pwd
 case $2 in
 '~') root=$HOME ;;
@@ -104,7 +104,7 @@ class SshHost:
 
     def _inspect(self) -> None:
         """Find the home directory and the Python that runs `midstream.remote`."""
-        words = ["sh", "-c", _INSPECT, "sh", self.config.python or "", self.config.root]
+        words = ["sh", "-c", INSPECT, "sh", self.config.python or "", self.config.root]
         found = self.run(words, timeout=INSPECT_TIMEOUT)
         lines = found.stdout.decode(errors="replace").splitlines()
         if len(lines) < 2 or not lines[-2].startswith("/"):

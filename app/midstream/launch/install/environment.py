@@ -12,11 +12,13 @@ from threading import Event
 
 from midstream.bundled_files import shipped
 from midstream.errors import RemoteError
+from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.fleet import HostConfig, LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.rpc.remote_program import run_program
 from midstream.hosts.rpc.report_types import BUILD, Building, OutputLine, Problem
 from midstream.hosts.rpc.result_checks import HINT, printed_value
+from midstream.launch.container import in_container
 from midstream.launch.errors import LaunchError
 from midstream.launch.install.install_progress import InstallProgress, read_sizes, wheel_sizes
 from midstream.launch.install.interpreter import bring_python
@@ -28,6 +30,8 @@ from midstream.remote.runs.attempts import with_setup
 from midstream.remote.shapes import Text
 
 MINIMUM = (3, 11)
+IMAGE_PYTHON = "python3"  # interpreter of an image, unless python: names another
+
 MODULES = (
     "draccus",
     "equinox",
@@ -105,8 +109,9 @@ def prepare_environment(
 ) -> Environment:
     """Find or build an interpreter on ``host`` that imports ``modules``.
 
-    In this order: the fleet file's ``python:``; on this machine midstream's own interpreter, if it has the packages;
-    ``<root>/envs/<hash of lock and interpreter>/``, built from the lock file of the host's variant, with uv if the host
+    In a container it is the image's. Else, in this order: the fleet file's ``python:``; on this machine midstream's
+    own interpreter, if it has the packages; ``<root>/envs/<hash of lock and interpreter>/``, built from the lock file
+    of the host's variant, with uv if the host
     has it. If the host's Python is too old, one is installed there.
 
     Args:
@@ -122,6 +127,8 @@ def prepare_environment(
         Cancelled: ``cancel`` was set.
     """
     modules = [*modules, BUCKETS] if config.store else modules
+    if config.container is not None:
+        return _in_image(host, config, config.container, modules)
     if config.python:
         wrong = _wrong(host, config, config.python, modules)
         if wrong:
@@ -141,13 +148,29 @@ def prepare_environment(
     return _build(host, config, reporter_of(progress), text, modules, cancel)
 
 
+def _in_image(host: Host, config: HostConfig, container: ContainerConfig, modules: Sequence[str]) -> Environment:
+    """Check the interpreter of an image. LaunchError where it does not import ``modules``."""
+    python = config.python or IMAGE_PYTHON
+    how = f"in the {container.runtime} container {container.image}"
+    if container.runtime == "pyxis":  # srun starts it, on the compute nodes alone
+        return Environment(python, f"{how}, not checked before the job starts")
+    wrong = _wrong(host, config, python, modules)
+    if wrong:
+        raise LaunchError(
+            f"{host.name}: {python} {how}: {wrong}",
+            f"an image with the packages of locks/engine-cpu.txt or another lock; python: of {host.name} names its "
+            "interpreter",
+        )
+    return Environment(python, how)
+
+
 def builds_environment(config: HostConfig) -> bool:
     """Return whether an environment may have to be built for a host. Imports no package.
 
     None is built if the host has ``python:``, or is this machine and midstream's environment has the engine's packages.
     """
     own = isinstance(config, LocalHostConfig) and all(importlib.util.find_spec(name) is not None for name in MODULES)
-    return not config.python and not own
+    return not config.python and not own and config.container is None
 
 
 @dataclass(frozen=True)
@@ -300,10 +323,9 @@ def missing_modules(host: Host, config: HostConfig, python: str, modules: Sequen
 
 def _import(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> environments.CommandResult:
     # The variables may be secret: they are sent over stdin, not in a command line.
-    return host.call(environments.run_command, timeout=IMPORT_TIMEOUT)(
-        argv=with_setup([python, "-c", _CHECK, *modules], config.setup),
-        env={**config.env, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"},
-    )
+    env = {**config.env, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"}
+    argv = in_container(config.container, [python, "-c", _CHECK, *modules], root=host.root, variables=env)
+    return host.call(environments.run_command, timeout=IMPORT_TIMEOUT)(argv=with_setup(argv, config.setup), env=env)
 
 
 def _wrong(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> str:

@@ -36,7 +36,9 @@ from midstream.migrate.planning import planner as planning
 from midstream.migrate.planning import preflight
 from midstream.migrate.planning.source_config import check_config
 from midstream.migrate.request import Request
+from midstream.output import duration
 from midstream.remote.machine import preemption_notices
+from midstream.remote.runs import slurm
 from midstream.remote.verify import tree
 from midstream.watch.runs.damaged_runs import describe
 from midstream.watch.runs.symptoms import symptoms
@@ -49,6 +51,7 @@ HEALTHY, LOST, TERMINATING = "healthy", "lost", "terminating"
 UNREACHABLE, ENDED, FAILED = "unreachable", "ended", "failed"
 EVIDENCE_DURATION = 6.0  # seconds that evidence must last, so that a restart by the user is not raced
 NOTICE_INTERVAL = 10.0  # seconds between two reads of preemption notices
+HAND_ON_BEFORE = 3600.0  # seconds before its time limit at which a job is handed on: a standby takes minutes
 UNREACHABLE_TIMEOUT = 300.0  # seconds without contact after which the user is notified
 POLL_INTERVAL = 2.0  # seconds
 
@@ -107,7 +110,7 @@ def judge(
         return run, Verdict(TERMINATING, f"{run.host}: {notice}")
     if provided[0] in (SliceStatus.STOPPING, SliceStatus.PREEMPTED) and run.state != records.STOPPED:
         return run, Verdict(TERMINATING, f"{run.host} still answers, and {provided[1]}")
-    if run.state == records.STOPPED:
+    if run.state == records.STOPPED and not run.running:  # a job that was requeued runs again
         return run, Verdict(ENDED, f"stopped at step {run.step} on {run.host}")
     return run, Verdict(HEALTHY)
 
@@ -197,7 +200,13 @@ class Guard:
         if host is None or host.link != LIVE:
             return ""
         try:
-            found = self.hosts.get(host.name).call(preemption_notices.read, timeout=30.0)()
+            machine = self.hosts.get(host.name)
+            job = machine.call(slurm.job_of_attempt, timeout=30.0)(machine.root, self.run_id, copies[0].attempt)
+            if job is not None:  # the login node's own notices do not concern it
+                left = job.ends - time.time()
+                reaches = job.runs and job.ends > 0 and left < HAND_ON_BEFORE
+                return f"job {job.job} reaches its time limit in {duration(max(0.0, left))}" if reaches else ""
+            found = machine.call(preemption_notices.read, timeout=30.0)()
         except (HostError, MidstreamError):
             return ""
         return found.message if found else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from midstream.errors import MidstreamError
 from midstream.migrate.execution.migration import Migration
 from midstream.migrate.execution.observation import wait_for
+from midstream.migrate.execution.queue_wait import check_devices, wait_in_queue
 from midstream.migrate.host_group import HostGroup
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
@@ -26,6 +27,7 @@ def wait_training(migration: Migration, group: HostGroup, attempt: int) -> RunVi
             return True
         return any(row["attempt"] == attempt and "train/loss" in row for row in run.curve[-64:])
 
+    wait_in_queue(migration, group, attempt)
     host = group.first.name
     run = wait_for(
         migration,
@@ -41,4 +43,5 @@ def wait_training(migration: Migration, group: HostGroup, attempt: int) -> RunVi
             f"attempt {attempt} on {group.target.name} ended ({run.state}): {why}",
             f"its log: {host}:{group.paths.attempt(attempt).log()}",
         )
+    check_devices(migration, group, run.status)
     return run

@@ -17,6 +17,7 @@ from midstream.migrate.execution.attempt_start import start_attempt
 from midstream.migrate.execution.migration import Migration, NeedsOperatorError, replayed
 from midstream.migrate.execution.observation import wait_for
 from midstream.migrate.execution.pins import pin, pin_expires
+from midstream.migrate.execution.queue_wait import check_devices, wait_in_queue
 from midstream.migrate.execution.record_commands import show_command, show_log
 from midstream.migrate.facts import Copied, Facts, Sealed, StartingPoint
 from midstream.migrate.phases.data_copy import copy_further_caches
@@ -175,6 +176,7 @@ def _wait_ready(migration: Migration, number: int) -> int:
         return run.state in ready or run.state in records.ENDED or run.state == "lost"
 
     group = migration.target_group
+    wait_in_queue(migration, group, number)
     run = wait_for(
         migration,
         "the target's rehearsal",
@@ -191,6 +193,7 @@ def _wait_ready(migration: Migration, number: int) -> int:
             f"its log: {migration.plan.target_host}:{migration.target_paths.attempt(number).log()}",
         )
     if migration.journal.facts.rehearsed_step_seconds is None:
+        check_devices(migration, group, run.status)
         migration.journal.record(Facts(rehearsed_step_seconds=run.status.rehearsed_seconds))
         migration.note(
             f"rehearsed on {migration.plan.target_host}: {run.status.rehearsed_seconds:.3f} s a step; it waits"

@@ -13,11 +13,13 @@ from midstream.fleet.fleet import Fleet, Target
 from midstream.fleet.fleet_file import default_fleet_path
 from midstream.hosts.host import Host
 from midstream.launch.install.environment import EnvironmentNeeds, environment_needs
+from midstream.launch.slurm_allocation import RequestedDevices
 from midstream.migrate import cost
 from midstream.migrate.checkpoint_store import CheckpointStore, copy_route, same_bucket
 from midstream.migrate.duration import stages
 from midstream.migrate.execution import migration_directory
 from midstream.migrate.json_values import section
+from midstream.migrate.modes import COLD
 from midstream.migrate.plan import NO_ROUTE, Change, Estimate, Identity, Plan, Policy, Route, Shape
 from midstream.migrate.planning import (
     batch_shape,
@@ -36,11 +38,25 @@ from midstream.migrate.planning.consent import (
     warnings_of,
 )
 from midstream.migrate.request import Request
+from midstream.output import duration
 from midstream.watch.snapshot import Accelerator, CheckpointView, HostView, RunView, Snapshot
 from midstream_engine import records
 
 UNKNOWN = "unknown"
 CONCURRENCY = 32  # hosts that are requested at the same time
+
+
+@dataclass(frozen=True)
+class Allocated:
+    """The devices of a SLURM allocation that has not started."""
+
+    requested: RequestedDevices
+    kind: str  # as the driver names it; empty: not known
+    starts: float  # when SLURM expects it to start, UTC seconds
+
+    @property
+    def accelerators(self) -> tuple[Accelerator, ...]:
+        return tuple(Accelerator(index, self.kind) for index in range(self.requested.devices))
 
 
 @dataclass(frozen=True)
@@ -57,6 +73,7 @@ class Ends:
     source_store: CheckpointStore
     target_store: CheckpointStore
     flags: Mapping[str, str]  # engine flags of the request
+    allocation: Allocated | None = None  # of a SLURM target
 
     @property
     def destination(self) -> Host:
@@ -121,6 +138,8 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
     run, step, trainer, flags = ends.run, ends.status.step, contents.trainer, ends.flags
     config = contents.config
     devices = [device for name in ends.target.hosts for device in _devices(snapshot.host(name), name)]
+    if ends.allocation is not None:
+        devices = list(ends.allocation.accelerators)
     source_devices, target_devices = max(1, len(ends.status.devices)), len(devices) or 1
     kind, memory = devices[0].kind if devices else "", memory_fit.smallest_memory(devices)
     batch_shape.batch_sizes(trainer.get("train_batch_size"), step)  # raises if it cannot be read
@@ -296,9 +315,25 @@ def plan_policy(
         warnings=(
             *warnings_of(run, snapshot, lost, not newest),
             *live_warning(request, run, newest),
+            *_queue_warnings(request, ends),
             *other_cache(contents.config, ends.target.name, ends.flags),
         ),
     )
+
+
+def _queue_warnings(request: Request, ends: Ends) -> tuple[str, ...]:
+    """Say where the devices of an allocation are from, and that a cold migration waits in the queue."""
+    if ends.allocation is None:
+        return ()
+    described = f"{ends.target.name} is a SLURM allocation of {ends.allocation.requested.describe()}"
+    lines = [f"{described}, as its flags of sbatch request; it is checked when the allocation starts"]
+    if request.mode == COLD:
+        wait = max(0.0, ends.allocation.starts - time.time())
+        lines.append(
+            f"a cold migration stops the run before the job is submitted: while it waits in the queue (SLURM expects "
+            f"{duration(wait)} now) nothing trains; --mode warm waits while the source trains"
+        )
+    return tuple(lines)
 
 
 def _probe_route(here: CheckpointStore, there: CheckpointStore, source: Host, target: Host) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
+from midstream.launch.slurm_allocation import device_kind, query_allocation, requested_devices
 from midstream.migrate import host_files
 from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of
 from midstream.migrate.host_group import hosts_of_run
@@ -14,7 +15,7 @@ from midstream.migrate.json_values import section
 from midstream.migrate.modes import COLD, LIVE, MODES
 from midstream.migrate.plan import Plan
 from midstream.migrate.planning import batch_shape, schedule_change, source_config, source_run
-from midstream.migrate.planning.plan_parts import Contents, Ends, assemble
+from midstream.migrate.planning.plan_parts import Allocated, Contents, Ends, assemble
 from midstream.migrate.planning.source_config import engine_flags
 from midstream.migrate.request import Request
 from midstream.watch.snapshot import RunView, Snapshot
@@ -37,11 +38,11 @@ def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reque
     if request.mode not in MODES:
         raise UsageError(f"mode {request.mode!r} is not known", f"the modes are {', '.join(MODES)}")
     target = fleet.target(request.target)
-    if target.slurm is not None:
-        raise UsageError(
-            f"target {target.name} is a SLURM allocation: its devices are not known before the job runs",
-            "--launch starts runs there; a migration needs a host or a group of hosts as its target",
-        )
+    requested = (
+        requested_devices(target.name, target.slurm, fleet.hosts[target.slurm.host])
+        if target.slurm is not None
+        else None
+    )
     run = source_run.find_run(fleet, snapshot, request)
     for host in (run.host, *target.hosts):
         root = fleet.hosts[host].root
@@ -60,7 +61,8 @@ def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reque
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {target.name}"
         )
     source_hosts = hosts_of_run(fleet, source, run, replace(target, hosts=()) if returns else target)
-    if request.mode == LIVE and len(source_hosts) + len(target.hosts) > 2:
+    processes = len(target.hosts) if requested is None else requested.processes
+    if request.mode == LIVE and len(source_hosts) + processes > 2:
         raise UsageError(
             "a live migration has one source host and one target host: the states of groups are not compared",
             "--mode warm supports groups of hosts",
@@ -72,7 +74,11 @@ def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reque
     source_run.check_stores(request, run, here.store, there.store)
     if returns:
         _check_return(request, run, here)
-    return Ends(run, run.status, run.fence, target, source, destinations, source_hosts, here, there, flags)
+    allocation = None
+    if target.slurm is not None and requested is not None:
+        found = query_allocation(destination, target.name, target.slurm)
+        allocation = Allocated(requested, device_kind(requested, found), found.starts)
+    return Ends(run, run.status, run.fence, target, source, destinations, source_hosts, here, there, flags, allocation)
 
 
 def _read_source(request: Request, ends: Ends) -> Contents:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from midstream.check.check_result import FAIL, PASS, WARN, Check
 from midstream.check.host_checks import check_libc, check_packages, check_python
 from midstream.check.mesh_checks import check_together
+from midstream.check.slurm_checks import check_allocation
 from midstream.check.target_checks import clock_skew
 from midstream.counts import count
 from midstream.errors import HostError, MidstreamError, RemoteError
@@ -75,6 +76,9 @@ def _targets(fleet: Fleet, targets: Sequence[Host], there: CheckpointStore, plan
     if len(targets) > 1:
         skews = {host.name: clock_skew(host) for host in targets}
         yield from check_together(fleet, fleet.target(plan.target), targets, surveys, skews)
+    slurm = fleet.target(plan.target).slurm
+    if slurm is not None:
+        yield from check_allocation(targets[0], fleet.hosts[targets[0].name], plan.target, slurm)
     for host in targets:
         why, hint = store_conflict(host, plan.run_id, there, plan.source_epoch)
         if plan.route.target_store and not why:
@@ -198,7 +202,8 @@ def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[
             f"chown it on {target.name}, or set root: in the fleet file",
         )
     memory = survey.facts.memory_available
-    if memory and plan.estimate.checkpoint_bytes:
+    on_host = fleet.target(plan.target).slurm is None  # a login node's own memory is not the engine's
+    if on_host and memory and plan.estimate.checkpoint_bytes:
         # Virtual devices share the host's memory; the state, its gradients and a snapshot have to fit.
         enough = memory > 2 * plan.estimate.checkpoint_bytes
         yield Check(

@@ -257,6 +257,9 @@ def _wait_for_ends(root: str, run_id: str) -> None:
         found = run_state.status(root, run_id, running).status if running else None
         if found is None or found.state not in records.ENDED:
             return
+        job = slurm.described(records.RunPaths(root, run_id).attempt(running))
+        if job is not None and job.waits:  # it was requeued, and starts again
+            return
         time.sleep(0.1)
 
 

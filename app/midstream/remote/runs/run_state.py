@@ -216,8 +216,10 @@ def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.
 def ended_without_status(path: records.AttemptPaths) -> bool:
     """Return whether a process of the attempt has exited without a status.
 
-    It ended before its first status, on a full disk for example. Always false for jobs of SLURM.
+    It ended before its first status, on a full disk for example.
     """
+    if not os.path.exists(path.status(0)) and slurm.ended_before_status(path):
+        return True
     for process in processes(path):
         identity = _launched(path, process)
         if identity is not None and not records.is_running(identity) and not os.path.exists(path.status(process)):
@@ -386,7 +388,7 @@ def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
     path = records.RunPaths(root, run_id).attempt(attempt)
     job = slurm.job_of(path)
     if job is not None:
-        return slurm.signal_job(job, name)
+        return slurm.signal_job(job, name, begun=any(os.path.exists(path.status(each)) for each in processes(path)))
     signalled = False
     for process in processes(path):
         found = records.Status.read_or_none(path.status(process))

@@ -1,7 +1,7 @@
 """Jobs of SLURM: submit, query, signal. Runs on the login node; standard library only.
 
 An attempt that is a job has ``slurm.json`` (``{job, submitted}``) in its directory. Its processes run on other machines
-that share the file system: their heartbeats show that they run and, before the first one, the state of the job.
+that share the file system: the state of the job shows whether they run.
 """
 
 from __future__ import annotations
@@ -22,17 +22,43 @@ SCRIPT, RANK = "job.sh", "rank.sh"
 COMMAND_TIMEOUT = 60.0  # seconds
 HEARTBEAT_TIMEOUT = 60.0  # seconds; file systems may lag
 CACHE_TIME = 10.0  # seconds for which a job's state is cached
-WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "RESIZING", "SUSPENDED")
+FOREVER = 10 * 366 * 86400.0  # seconds: the end of a job without a time limit is later
+TIMES = {"SLURM_TIME_FORMAT": "%s"}  # times as UTC seconds, whatever the host's time zone
+# scancel sends SIGTERM before SIGKILL, on which the engine would save. This signal ends it at once, without a core.
+KILL = "ALRM"
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESIZING", "SUSPENDED")
 RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
 
 
 @dataclasses.dataclass(frozen=True)
 class JobState:
-    """State and reason of a job, in SLURM's words."""
+    """State and reason of a job, in SLURM's words. Times are UTC seconds by the cluster's clock."""
 
     job: str
     state: str
     reason: str
+    started: float = 0.0  # of a waiting job: when it is expected to start; 0: not known
+    ends: float = 0.0  # when it reaches its time limit; 0: it has none, or it is not known
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits in the queue, also after it was requeued."""
+        return self.state in WAITING
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has its nodes."""
+        return self.state in RUNNING
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """Allocation that SLURM would make to a job now. ``gres``: generic resources of each kind of node."""
+
+    starts: float  # UTC seconds
+    nodes: str
+    partition: str
+    gres: List[str]
 
 
 _cached: Dict[str, Tuple[float, JobState]] = {}
@@ -70,43 +96,100 @@ def state(job: str) -> JobState:
 
 
 def _query(job: str) -> JobState:
+    history = ["--noheader", "--parsable2", "--jobs", job, "--format", "State,ExitCode"]
     for argv in (
-        ["squeue", "--noheader", "--jobs", job, "--format", "%T|%r"],
-        ["sacct", "--noheader", "--parsable2", "--allocations", "--jobs", job, "--format", "State,ExitCode"],
+        ["squeue", "--noheader", "--states", "all", "--jobs", job, "--format", "%T|%r|%S|%e"],
+        ["sacct", "--allocations", *history],
+        ["sacct", "--completion", *history],  # the file of a cluster without a database
     ):
         try:
-            output = _run(argv).strip()
+            lines = _run(argv, TIMES).strip().splitlines()
         except SlurmError:  # squeue drops ended jobs after some minutes; not every cluster has accounting
             continue
-        if output:
-            word, _, reason = output.splitlines()[0].partition("|")
-            return JobState(job, word.split()[0], reason)
+        if lines:  # of a requeued job, the accounting has a line for each time that it ran
+            word, reason, started, ends = [*lines[-1].split("|"), "", "", ""][:4]
+            if word.split():
+                return JobState(job, word.split()[0], reason, _time(started), _time(ends))
     return JobState(job, "UNKNOWN", "")
+
+
+def _time(text: str) -> float:
+    """UTC seconds as `TIMES` prints them; 0 for N/A, and for the date by which SLURM means never."""
+    seconds = float(text) if re.fullmatch(r"[0-9]{1,12}", text.strip()) else 0.0
+    return seconds if seconds < time.time() + FOREVER else 0.0
 
 
 def is_running(path: records.AttemptPaths, status: Optional[records.Status]) -> bool:
     """Return whether a process of the attempt runs on the cluster, or will run.
 
-    Evidence is a fresh heartbeat of a job that SLURM still has; before the first heartbeat, that job alone.
+    Evidence is a job that waits or runs. Where the last status says that the process has ended, the job has to wait
+    again, or to have started since: it was requeued. Of a job that SLURM does not know, a fresh heartbeat is evidence.
     """
     job = job_of(path)
     if job is None:
         return False
-    if status is not None and (status.state in records.ENDED or time.time() - status.heartbeat >= HEARTBEAT_TIMEOUT):
+    found = state(job)
+    if found.waits or status is None:
+        return found.waits or found.runs
+    if found.runs:
+        return status.state not in records.ENDED or found.started > status.heartbeat
+    fresh = time.time() - status.heartbeat < HEARTBEAT_TIMEOUT
+    return found.state == "UNKNOWN" and status.state not in records.ENDED and fresh
+
+
+def ended_before_status(path: records.AttemptPaths) -> bool:
+    """Return whether SLURM says that the attempt's job has ended; False where it does not know the job."""
+    job = job_of(path)
+    if job is None:
         return False
-    found = state(job).state
-    return found in WAITING + RUNNING or (status is not None and found == "UNKNOWN")
+    found = state(job)
+    return not (found.waits or found.runs or found.state == "UNKNOWN")
 
 
-def signal_job(job: str, name: str) -> bool:
-    """Signal the job's processes; SIGKILL ends the job. Return whether SLURM accepted it."""
-    flags = [] if name == "SIGKILL" else ["--signal", name.replace("SIG", "")]
+def signal_job(job: str, name: str, begun: bool) -> bool:
+    """Signal the job's processes. Return whether SLURM accepted it.
+
+    A job is cancelled where it waits in the queue or its engine has not ``begun``: then no process gets the signal, and
+    there is nothing to save.
+    """
+    _cached.pop(job, None)
+    argvs: List[List[str]] = [["scancel", job]]
+    if begun and not state(job).waits:
+        kill = name == "SIGKILL"
+        signalled = ["scancel", "--signal", KILL if kill else name.replace("SIG", ""), job]
+        argvs = [signalled, *argvs] if kill else [signalled]
     try:
-        _run(["scancel", *flags, job])
+        for argv in argvs:
+            _run(argv)
     except SlurmError:
         return False
-    _cached.pop(job, None)
+    finally:
+        _cached.pop(job, None)
     return True
+
+
+@reads()
+def allocation(flags: List[str]) -> Allocation:
+    """Allocation that SLURM would make for these flags of sbatch; no job is submitted.
+
+    Raises SlurmError where SLURM rejects the flags.
+    """
+    argv = ["sbatch", "--test-only", "--ntasks-per-node=1", *flags, "--wrap", "true"]
+    lines = _done(argv, TIMES).stderr.decode(errors="replace").strip().splitlines()
+    match = re.search(r"to start at (\S+) using \d+ processors on nodes (\S+) in partition (\S+)", "\n".join(lines))
+    if match is None:
+        raise SlurmError("sbatch --test-only names no nodes: {!r}".format("".join(lines[-1:])[:200]))
+    try:
+        gres = _run(["sinfo", "--noheader", "--nodes", match.group(2), "--format", "%G"]).split()
+    except SlurmError:
+        gres = []
+    return Allocation(_time(match.group(1)), match.group(2), match.group(3), sorted(set(gres)))
+
+
+@reads()
+def job_of_attempt(root: str, run_id: str, attempt: int) -> Optional[JobState]:
+    """The state of the job of an attempt; None where it is no job."""
+    return described(records.RunPaths(root, records.check_run_id(run_id)).attempt(attempt))
 
 
 @reads()
@@ -122,6 +205,10 @@ def commands() -> Dict[str, str]:
 
 
 def _run(argv: Sequence[str], env: Optional[Mapping[str, str]] = None) -> str:
+    return _done(argv, env).stdout.decode(errors="replace")
+
+
+def _done(argv: Sequence[str], env: Optional[Mapping[str, str]] = None) -> "subprocess.CompletedProcess[bytes]":
     try:
         done = subprocess.run(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               env=dict(os.environ, **(env or {})), timeout=COMMAND_TIMEOUT, check=False)  # fmt: skip
@@ -132,7 +219,7 @@ def _run(argv: Sequence[str], env: Optional[Mapping[str, str]] = None) -> str:
     if done.returncode:
         words: List[str] = done.stderr.decode(errors="replace").strip().splitlines()
         raise SlurmError("{}: {}".format(argv[0], words[-1] if words else "exit code {}".format(done.returncode)))
-    return done.stdout.decode(errors="replace")
+    return done
 
 
 def described(path: records.AttemptPaths) -> Optional[JobState]:

@@ -19,7 +19,6 @@ from threading import Event
 
 from midstream.errors import MidstreamError
 from midstream.hosts.rpc.report_types import Committed, CopyLine, CopyProblem, PartialObject, Present, Ready, Reused
-from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.printable import printable
 from midstream.remote.copy.allowlist import CHECKPOINT, HISTORY
 from midstream.remote.copy.copy_items import CopyItem, CopyObject, HistoryObject
@@ -30,7 +29,7 @@ from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import CopyReport, Progress
-from midstream.transfer.streams.link import HIGH_LATENCY, Link, probe
+from midstream.transfer.streams.link import HIGH_LATENCY, REMOTE, Link, probe
 from midstream.transfer.streams.route import Route
 from midstream.transfer.streams.stream import Events, Stream
 from midstream.transfer.streams.stream_pool import (
@@ -184,12 +183,12 @@ class _TreeCopy:
             yield []
             return
         [(source, entries)] = self.by_source
-        both_ssh = all(isinstance(each.host, SshHost) for each in (source, self.target))
+        both_remote = all(isinstance(each.host, REMOTE) for each in (source, self.target))
         total = sum(entry["size"] for entry in entries)
 
         def link(number: int) -> Link:
             # The first stream needs the probe's result only between two SSH hosts. A probe that is late means latency.
-            if both_ssh or self.target.in_bucket or source.in_bucket:
+            if both_remote or self.target.in_bucket or source.in_bucket:
                 return links[str(source)].result()
             try:
                 return links[str(source)].result(timeout=2 * HIGH_LATENCY if number else 0.0)
@@ -326,9 +325,9 @@ def _probed_links(
     with ThreadPoolExecutor(max(1, len(by_source))) as pool:
         probes: dict[str, Future[Link]] = {}
         for source, entries in by_source:
-            both_ssh = isinstance(source.host, SshHost) and isinstance(target.host, SshHost)
+            both_remote = isinstance(source.host, REMOTE) and isinstance(target.host, REMOTE)
             small = sum(entry["size"] for entry in entries) < MIN_STREAM_BYTES and settings.route == AUTO
-            wanted = replace(settings, route=RELAY) if both_ssh and small else settings  # too few bytes for a probe
+            wanted = replace(settings, route=RELAY) if both_remote and small else settings  # too few bytes for a probe
             probes[str(source)] = pool.submit(probe, source.host, target.host, wanted)
         yield probes
 

@@ -1,10 +1,10 @@
 """The link between two hosts: which routes are possible, found by a short probe.
 
 - *pipe*: both ends are this machine.
-- *ssh*: one end is this machine; the SSH connections carry the bytes.
-- *direct*: between two SSH hosts over TLS, if one can connect to the other. No byte passes through this machine.
+- *ssh*: one end is this machine; the SSH connections, or kubectl's, carry the bytes.
+- *direct*: between two other hosts over TLS, if one can connect to the other. No byte passes through this machine.
 - *bucket*: one end is a bucket, whose client runs on this machine or on the host at the other end.
-- *relay*: between two SSH hosts through this machine, as a stream that is never stored.
+- *relay*: between two other hosts through this machine, as a stream that is never stored.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.host import Host, Process
+from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
 from midstream.hosts.rpc import report_types
 from midstream.hosts.ssh.settings import resolve
 from midstream.hosts.ssh.ssh_host import SshHost
@@ -27,6 +28,7 @@ from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.streams.stream_transport import start, transport_name
 from midstream.transfer.streams.tls_certificates import make_peers
 
+REMOTE = (SshHost, KubernetesHost)  # hosts that are not this machine
 MAX_PINGS = 3
 PING_TIME = 0.050  # seconds of measured round trips after which a further ping adds nothing
 PROBE_TIMEOUT = 20.0  # seconds
@@ -68,7 +70,7 @@ class Link:
             )
         if self.kind == "relay":
             note = f"; not direct: {self.not_direct}" if self.not_direct else ""
-            return f"relayed, {source} -> this machine -> {target} over SSH ({milliseconds}{note})"
+            return f"relayed, {source} -> this machine -> {target} over {self.connection} ({milliseconds}{note})"
         if self.kind == "bucket":
             if self.listener:  # the client runs on the host at the other end
                 return f"direct, {source} -> {target} over HTTPS"
@@ -76,8 +78,13 @@ class Link:
             how = f" ({milliseconds} to the host{note})" if self.seconds else note
             return f"{source} -> this machine -> {target} over HTTPS{how}"
         if self.kind == "ssh":
-            return f"{source} -> {target} over SSH ({milliseconds})"
+            return f"{source} -> {target} over {self.connection} ({milliseconds})"
         return f"{source} -> {target} on this machine"
+
+    @property
+    def connection(self) -> str:
+        """Name of the connection that the bytes pass through."""
+        return "kubectl exec" if self.transport == "kubectl" else "SSH"
 
     @property
     def streams(self) -> int:
@@ -101,7 +108,7 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
     for one, other in ((source, target), (target, source)):
         if isinstance(one, BucketHost):
             return _probe_bucket(one, other)
-    remote = [host for host in (source, target) if isinstance(host, SshHost)]
+    remote = [host for host in (source, target) if isinstance(host, REMOTE)]
     with ThreadPoolExecutor(3) as pool:
         times = [pool.submit(_round_trip, host) for host in remote]
         direct = pool.submit(_probe_direct, source, target, settings) if len(remote) == 2 else None
@@ -123,11 +130,11 @@ def _probe_bucket(bucket: BucketHost, other: Host) -> Link:
     """With the client on the host at the other end, its programs connect over the host's loopback."""
     if bucket.via is not None and bucket.via is other:
         return Link("bucket", 0.0, TARGET, "127.0.0.1")
-    seconds = _round_trip(other) if isinstance(other, SshHost) else 0.0
+    seconds = _round_trip(other) if isinstance(other, REMOTE) else 0.0
     return Link("bucket", seconds, transport=transport_name(other))
 
 
-def _round_trip(host: SshHost) -> float:
+def _round_trip(host: SshHost | KubernetesHost) -> float:
     """Return the shortest of a few round trips, in seconds."""
     seconds: list[float] = []
     while len(seconds) < MAX_PINGS and sum(seconds) < PING_TIME:

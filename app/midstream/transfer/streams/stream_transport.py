@@ -23,6 +23,7 @@ from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import SshHostConfig
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import Host, Process
+from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
 from midstream.hosts.local_host import LocalProcess
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.ssh.settings import SshSettings, parse_address
@@ -90,7 +91,9 @@ def _start_over_ssh(host: SshHost, begin: Callable[[Host, int | None], Process])
 
 
 def transport_name(host: Host) -> str:
-    """Return what `start_stream` uses for the host: pipe, ssh or paramiko."""
+    """Return what `start_stream` uses for the host: pipe, ssh, paramiko or kubectl."""
+    if isinstance(host, KubernetesHost):
+        return "kubectl"
     if not isinstance(host, SshHost):
         return "pipe"
     return "ssh" if _ssh_program() and host.config not in _no_ssh_program else "paramiko"

@@ -1,0 +1,94 @@
+"""Create, find and delete the Job or JobSet of a Kubernetes target, with kubectl."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from midstream.errors import HostError
+from midstream.fleet.fleet import KubernetesTarget, LocalHostConfig
+from midstream.fleet.job_pods import OWNER, job_manifest
+from midstream.hosts.host import Completed
+from midstream.hosts.kubernetes.kubernetes_host import kubectl_words, list_pods
+from midstream.hosts.local_host import LocalHost
+
+COMMAND_TIMEOUT = 60.0  # seconds
+DELETE_TIMEOUT = 600.0  # seconds for the pods to end
+POLL_INTERVAL = 1.0  # seconds
+
+
+class PodJob:
+    """The Job or JobSet of a target."""
+
+    def __init__(self, name: str, target: KubernetesTarget) -> None:
+        self.name, self.target = name, target
+        self._local = LocalHost("kubectl", LocalHostConfig())
+        self._kubectl = kubectl_words(target)
+
+    @property
+    def path(self) -> str:
+        """``KIND/NAME``, with the namespace where the fleet file names one."""
+        place = f" in {self.target.namespace}" if self.target.namespace else ""
+        return f"{self.target.kind}/{self.target.name or self.name}{place}"
+
+    def exists(self) -> bool:
+        """Return whether the cluster has it. HostError where the cluster does not answer."""
+        return bool(self._run("get", *self._named(), "--ignore-not-found", "--output=name").stdout.strip())
+
+    def create(self, progress: Callable[[str], None]) -> None:
+        """Create it, and wait until all of its pods run. What was created is deleted where that fails.
+
+        Raises:
+            HostError: The cluster refuses it, or a pod has failed.
+        """
+        manifest = job_manifest(self.name, self.target)
+        try:
+            self._run("apply", "-f", "-", stdin=manifest.encode())
+        except HostError:
+            if self.target.manifest:  # it may have created a part
+                self.delete(progress)
+            raise
+        try:
+            self._wait_running(progress)
+        except BaseException:  # also an interrupt: nobody would use the pods
+            self.delete(progress)
+            raise
+
+    def delete(self, progress: Callable[[str], None]) -> None:
+        """Delete it with its pods, and what else a manifest of the user's has. HostError where that is refused."""
+        if self.target.manifest:
+            manifest = job_manifest(self.name, self.target).encode()
+            self._run("delete", "-f", "-", "--ignore-not-found", "--wait=true", stdin=manifest, timeout=DELETE_TIMEOUT)
+        else:
+            self._run("delete", *self._named(), "--wait=true", timeout=DELETE_TIMEOUT)
+        progress(f"{self.path} is deleted")
+
+    def _named(self) -> list[str]:
+        return [self.target.kind, self.target.name or self.name]
+
+    def _wait_running(self, progress: Callable[[str], None]) -> None:
+        """Wait until all pods run. The queue of the cluster has no limit: an interrupt ends the wait."""
+        selector, said = f"{OWNER[self.target.kind]}={self.target.name or self.name}", ""
+        while True:
+            pods = list_pods(self._run("get", "pods", f"--selector={selector}", "--output=json").stdout)
+            if sum(phase == "Running" for _, phase in pods) >= self.target.pods:
+                return
+            ended = next((f"{pod} is {phase}" for pod, phase in pods if phase in ("Failed", "Succeeded")), "")
+            if ended:
+                raise HostError(f"{self.path}: {ended}", f"kubectl describe {'/'.join(self._named())}")
+            phases = ", ".join(f"{pod} is {phase}" for pod, phase in pods[:4]) or "no pod yet"
+            if phases != said:
+                progress(f"{self.path}: {phases}")
+                said = phases
+            time.sleep(POLL_INTERVAL)
+
+    def _run(self, *words: str, stdin: bytes = b"", timeout: float = COMMAND_TIMEOUT) -> Completed:
+        done = self._local.run([*self._kubectl, *words], stdin=stdin, timeout=timeout)
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            why = lines[-1].strip()[:300] if lines else f"exit code {done.returncode}"
+            hint = (
+                "install kubectl" if done.returncode == 127 else f"the fields of target {self.name} in the fleet file"
+            )
+            raise HostError(f"{self.path}: {why}", hint)
+        return done

@@ -1,0 +1,311 @@
+"""Pods as hosts, by a stand-in for kubectl over processes of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import ConnectionLostError, HostError, UsageError
+from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
+from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.job_pods import job_manifest
+from midstream.hosts.host_pool import HostPool
+from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
+from midstream.hosts.kubernetes.pod_job import PodJob
+from midstream.hosts.rpc.remote_call import start_program
+from midstream.hosts.shell import shell_command
+from midstream.hosts.shell_line import shell_line
+from midstream.remote.machine import checks
+from midstream.remote.runs import run_state
+from midstream.transfer.streams.link import probe
+from simulators.kubectl import Cluster, parse_manifest
+from simulators.sshd import Lab
+from support.command_line import SLOWER, TINY, Run, midstream, refused
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster(tmp_path / "cluster")
+    monkeypatch.setenv("PATH", f"{made.program}{os.pathsep}{os.environ['PATH']}")
+    return made
+
+
+@pytest.fixture
+def host(cluster: Cluster) -> KubernetesHost:
+    cluster.pod("train-0", namespace="ml", app="train")
+    config = KubernetesHostConfig(selector="app=train", namespace="ml", context="lab", python=sys.executable)
+    made = KubernetesHost("pod", config)
+    made.connect()
+    return made
+
+
+def test_commands_run_in_the_pod_with_exact_words_and_exit_code(host: KubernetesHost, cluster: Cluster) -> None:
+    assert (host.pod, host.root) == ("train-0", str(cluster.state / "train-0" / ".midstream"))
+    done = host.run(["sh", "-c", 'printf "%s|" "$@"; printf warning >&2; exit 3', "sh", "it's", "$HOME", "a b", ""])
+    assert (done.returncode, done.stdout) == (3, b"it's|$HOME|a b||")
+    assert done.stderr.startswith(b"warning")
+    assert b"exit" not in done.stderr.partition(b"\n")[0]
+    assert host.run(["cat"], stdin=bytes(range(256)) * 4000).stdout == bytes(range(256)) * 4000
+    assert host.run(["printenv", "A"], env={"A": "x y"}).stdout == b"x y\n"
+    assert host.run(["no-such-program"]).returncode == 127
+    assert host.run(["sh", "-c", "kill -9 $$"]).returncode == 137
+
+
+def test_functions_and_programs_run_in_the_pod(host: KubernetesHost) -> None:
+    assert host.call(run_state.claim_attempt)(root=host.root, run_id="r") == 1
+    assert host.call(run_state.list_runs)(root=host.root) == ["r"]
+    process = start_program(host, checks.clock)()
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    assert float(process.stdout.readline()) > 1e9
+    process.close()
+
+
+def test_broken_connection_is_no_evidence_of_an_exit(host: KubernetesHost, cluster: Cluster) -> None:
+    process = host.open(["sh", "-c", "echo begun; sleep 60"])
+    assert process.stdout.readline() == b"begun\n"
+    cluster.set_flag("cut")
+    with pytest.raises(ConnectionLostError, match="pod: lost contact: error: unexpected EOF"):
+        process.wait(30)
+    process.close()
+    cluster.set_flag("cut", on=False)
+    cluster.set_flag("down")
+    with pytest.raises(ConnectionLostError, match="lost contact: Unable to connect to the server"):
+        host.run(["true"])
+    with pytest.raises(HostError, match="Unable to connect to the server"):
+        host.connect()
+    cluster.set_flag("down", on=False)
+    host.connect()
+    assert host.run(["true"]).returncode == 0
+
+
+def test_pod_that_was_replaced_is_found_by_its_labels(host: KubernetesHost, cluster: Cluster) -> None:
+    cluster.pod("train-0", namespace="ml", phase="Failed", app="train")
+    with pytest.raises(ConnectionLostError, match="current phase is Failed"):
+        host.run(["true"])
+    with pytest.raises(HostError, match=r"no running pods with app=train: train-0 is Failed .*kubectl describe pod"):
+        host.connect()
+    cluster.pod("train-0-b", namespace="ml", app="train")
+    host.connect()
+    assert host.pod == "train-0-b"
+    cluster.pod("train-1", namespace="ml", app="train")
+    host.close()
+    with pytest.raises(HostError, match=r"2 pods with app=train run: train-0-b, train-1 .*a host is one pod"):
+        host.connect()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"context": "other"}, 'context "other" does not exist'),
+        ({"namespace": "x", "pod": "train-0", "selector": ""}, r'pods "train-0" not found'),
+        ({"pod_container": "wrong"}, "container wrong is not valid"),
+    ],
+)
+def test_wrong_entry_is_named_with_kubectl_words(host: KubernetesHost, change: dict[str, str], message: str) -> None:
+    with pytest.raises(HostError, match=message):
+        KubernetesHost("pod", dataclasses.replace(host.config, **change)).connect()
+
+
+def test_printed_lines_run_in_the_pod(host: KubernetesHost) -> None:
+    line = shell_line("pod", host.config, "echo $HOME")
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == host.root.removesuffix("/.midstream")
+    words = shell_command("pod", host.config)
+    assert words is not None
+    done = subprocess.run(words, input="pwd; exit 5\n", capture_output=True, text=True)
+    assert host.root.removesuffix("/.midstream") in done.stdout
+    assert done.returncode == 5, done.stderr
+
+
+def test_copies_pass_through_kubectl(host: KubernetesHost, lab: Lab) -> None:
+    fleet = lab.fleet(here=lab.local("here"))
+    hosts = HostPool(fleet)
+    try:
+        link = probe(hosts.get("here"), host)
+    finally:
+        hosts.close()
+    assert (link.kind, link.transport) == ("ssh", "kubectl")
+    assert link.text("here", "pod").startswith("here -> pod over kubectl exec (")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("namespace: x", r"hosts.a needs pod: or selector:"),
+        ("pod: x, selector: app=x", r"hosts.a needs pod: or selector:"),
+        ("pod: --help", "hosts.a.pod begins with a dash"),
+        ("pod: x, container: {image: y}", "hosts.a is a pod with a container: of its own .*pod_container"),
+        ("pods: x", "hosts.a.pods is unknown"),
+    ],
+)
+def test_wrong_pod_is_refused_with_hint(entry: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_fleet(f"hosts: {{a: {{type: kubernetes, {entry}}}}}", "fleet.yaml")
+
+
+@pytest.mark.slow
+def test_run_migrates_to_pod_and_back(cluster: Cluster, lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    home = cluster.pod("train-0", namespace="ml", app="train")
+    gpu = lab.host("gpu", devices=1)
+    fleet = lab.fleet_file(gpu=gpu.config)
+    entry = {"type": "kubernetes", "selector": "app=train", "namespace": "ml", "devices": 2, "python": sys.executable,
+             "root": str(tmp_path / "volume"), "env": dict(lab.local("x", 2).env)}  # fmt: skip
+    fleet.write_text(fleet.read_text() + f"  pod: {json.dumps(entry)}\n")
+    training = (*SLOWER, "--trainer.num_train_steps", "20000")
+    assert midstream("--fleet", fleet, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *training).code == 0
+    source, target = runs(gpu.root, "r"), runs(tmp_path / "volume", "r")
+    source.wait_step(5)
+    flags = ("--yes", "--certify-steps", "4", "--healthy-steps", "8", "--json")
+    moved = midstream("--fleet", fleet, "--migrate", "r", "--to", "pod", *flags)
+    assert moved.code == 0, moved.stderr
+    verdicts = {claim["name"]: claim["verdict"] for claim in moved.result["certificate"]["claims"]}
+    assert (verdicts.pop("continuity"), set(verdicts.values())) == ("not checked", {"verified"})
+    assert target.fence.owner == "pod"
+    assert home.exists()
+    moved = midstream("--fleet", fleet, "--migrate", "r", "--to", "gpu", *flags)
+    assert moved.code == 0, moved.stderr
+    rows = source.spliced()
+    assert sorted(rows) == list(range(len(rows))), "no step is missing"
+    assert midstream("--fleet", fleet, "--stop", "r").code == 0
+
+
+# ------------------------------------------------------------------------------------------ targets
+
+
+TARGET = """
+targets:
+  cell:
+    type: kubernetes
+    namespace: ml
+    pods: 2
+    create: true
+    image: registry.example.org/jax:25
+    resources: {nvidia.com/gpu: 8}
+    volume_claim: runs
+    node_selector: {pool: h100}
+    worker: {root: /data/midstream, devices: 1}
+"""
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_pods_of_target_are_hosts_of_created_job(kind: str, cluster: Cluster) -> None:
+    fleet = parse_fleet(TARGET + f"    kind: {kind}\n", "fleet.yaml")
+    target = fleet.targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    assert fleet.target("cell").hosts == ("cell-0", "cell-1")
+    job = PodJob("cell", target)
+    assert not job.exists()
+    said: list[str] = []
+    cluster.set_flag("hold")
+    threading.Timer(1.5, cluster.ready).start()
+    job.create(said.append)
+    assert any("is Pending" in line for line in said), said
+    assert job.exists()
+    [manifest] = cluster.applied()
+    spec = manifest["spec"] if kind == "job" else manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = spec["template"]["spec"]
+    assert (spec["completions"], spec["completionMode"], spec["backoffLimit"]) == (2, "Indexed", 0)
+    assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert pod["containers"][0]["volumeMounts"] == [{"name": "root", "mountPath": "/data/midstream"}]
+    assert (pod["restartPolicy"], pod["nodeSelector"]) == ("Never", {"pool": "h100"})
+    for name in ("cell-0", "cell-1"):
+        host = KubernetesHost(name, fleet.hosts[name])  # type: ignore[arg-type]
+        host.connect()
+        assert f"-{name[-1]}-" in host.pod
+        assert host.root == "/data/midstream"
+    job.delete(said.append)
+    assert not job.exists()
+
+
+def test_command_in_the_manifest_waits_and_ends_with_the_pod(cluster: Cluster) -> None:
+    target = parse_fleet(TARGET, "fleet.yaml").targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    [manifest] = parse_manifest(job_manifest("cell", target))
+    waiting = subprocess.Popen(manifest["spec"]["template"]["spec"]["containers"][0]["command"])
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(0.5)
+    waiting.terminate()
+    assert waiting.wait(10) == 0
+
+
+def test_failed_pod_deletes_what_was_created(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = parse_fleet(TARGET, "fleet.yaml").targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    job = PodJob("cell", target)
+    cluster.set_flag("hold")
+
+    def fail(_: str) -> None:
+        for path in (cluster.state / "pods").glob("cell-1-*.json"):
+            path.write_text(path.read_text().replace('"Pending"', '"Failed"'))
+
+    with pytest.raises(HostError, match=r"job/cell in ml: cell-1-x7k2p is Failed .*kubectl describe job/cell"):
+        job.create(fail)
+    assert cluster.applied() == [], "nothing is left"
+
+
+def test_own_manifest_gets_names_and_has_to_have_the_job(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    text = TARGET.replace("image: registry.example.org/jax:25", f"manifest: {file}\n    image: jax:25")
+    target = parse_fleet(text, "fleet.yaml").targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    file.write_text("kind: Job\nmetadata: {name: $name}\nspec: {completions: $pods, image: '$image', keep: '$(X)'}\n")
+    [manifest] = parse_manifest(job_manifest("cell", target))
+    assert manifest == {
+        "kind": "Job", "metadata": {"name": "cell"}, "spec": {"completions": 2, "image": "jax:25", "keep": "$(X)"},
+    }  # fmt: skip
+    file.write_text(
+        "kind: Service\nmetadata: {name: $name-peers}\n---\nkind: Job\nmetadata: {name: $name}\n"
+        "spec: {completions: $pods, parallelism: $pods, completionMode: Indexed,\n"
+        "       template: {metadata: {}, spec: {containers: [{name: main}]}}}\n"
+    )
+    job = PodJob("cell", target)
+    job.create(lambda line: None)
+    assert sorted(each["kind"] for each in cluster.applied()) == ["Job", "Service"]
+    job.delete(lambda line: None)
+    assert cluster.applied() == [], "with all that the file has"
+    file.write_text("kind: Job\nmetadata: {name: other}\n")
+    with pytest.raises(UsageError, match=r"has no Job of the name cell .*\$name"):
+        job_manifest("cell", target)
+
+
+def test_pods_created_for_refused_launch_are_deleted(cluster: Cluster, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(TARGET.replace("/data/midstream", str(tmp_path / "volume")))
+    refusal = midstream("--fleet", fleet, "--launch", TINY, "--on", "cell", "--run-id", "r")
+    refused(refusal, 3, "cell does not exist", "--yes creates its pods")
+    assert "kind: Job" in refusal.stderr
+    assert cluster.applied() == []
+    wrong = midstream("--fleet", fleet, "--launch", TINY, "--on", "cell", "--run-id", "../r", "--yes", "--json")
+    assert wrong.code == 2, wrong.stderr
+    assert [event["event"] for event in wrong.events][:2] == ["created", "deleted"]
+    assert cluster.applied() == []
+    again = midstream("--fleet", fleet, "--delete", "cell", "--yes")
+    refused(again, 1, "not found")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("kind: jobs", "kind: jobs"), r"targets.cell.kind is 'jobs'"),
+        (("pods: 2", "pods: 0"), r"targets.cell.pods is 0"),
+        (("image: registry.example.org/jax:25", "image: ''"), r"create: true and no image"),
+        (("root: /data/midstream, ", ""), r"has a volume_claim and no root to mount it at .*root: /data"),
+        (("devices: 1", "device: 1"), r"targets.cell.worker.device is unknown .*devices"),
+        (("namespace: ml", "namespace: ml\n    name: Upper"), r"'Upper' is no name of a Job"),
+    ],
+)
+def test_wrong_pods_target_is_refused_with_hint(change: tuple[str, str], message: str) -> None:
+    text = TARGET.replace(*change) if change[0] != change[1] else TARGET + f"    {change[0]}\n"
+    with pytest.raises(UsageError, match=message):
+        parse_fleet(text, "fleet.yaml")

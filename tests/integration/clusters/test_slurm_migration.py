@@ -1,0 +1,183 @@
+"""Migrations of a real run between a host and a real Slurm cluster, engines on virtual devices."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream_engine import records
+from simulators.slurm_cluster import SlurmCluster, login_node, slurm_cluster
+from simulators.sshd import Lab
+from support.command_line import SLOWER, TINY, Run, midstream, refused, start_midstream
+
+__all__ = ["slurm_cluster"]
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+TRAINING = (*SLOWER, "--trainer.num_train_steps", "20000", "--trainer.checkpointer.keep", "[{every: 2000}]")
+# The source stops at the seal, so there is no loss past it to compare with.
+CERTIFIED = {"state": "verified", "data": "verified", "reference losses": "verified", "continuity": "not checked"}
+
+
+def fleet_file(lab: Lab, slurm: SlurmCluster, **sbatch: list[str]) -> tuple[Path, Path, Path]:
+    """Write a fleet of a host and of targets of the cluster; return the file and both roots."""
+    gpu, login = lab.host("gpu", devices=2), login_node(lab, slurm, "login", devices=2)
+    fleet = lab.fleet_file(gpu=gpu.config, login=login.config)
+    targets = [f"  {name}: {{type: slurm, host: login, sbatch: {json.dumps(flags)}}}" for name, flags in sbatch.items()]
+    fleet.write_text(fleet.read_text() + "targets:\n" + "\n".join(targets) + "\n")
+    return fleet, gpu.root, login.root
+
+
+@pytest.fixture(autouse=True)
+def _empty_queue(slurm_cluster: SlurmCluster) -> Iterator[None]:
+    """Cancel what a failed test leaves in the queue of the shared cluster."""
+    yield
+    slurm_cluster.cancel_all()
+
+
+def trains_again(run: Run) -> bool:
+    status = run.status()
+    return status is not None and status.epoch == 2 and status.step > 5
+
+
+def claims(result: dict) -> dict[str, str]:
+    return {claim["name"]: claim["verdict"] for claim in result["certificate"]["claims"]}
+
+
+def test_run_migrates_to_allocation_that_waits_and_back(
+    lab: Lab, runs: Callable[..., Run], slurm_cluster: SlurmCluster
+) -> None:
+    fleet, here, there = fleet_file(lab, slurm_cluster, cluster=["--nodes=2", "--exclusive"])
+    assert midstream("--fleet", fleet, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *TRAINING).code == 0
+    source, target = runs(here, "r"), runs(there, "r")
+    source.wait_step(5)
+    blocker = slurm_cluster.submit("sleep 3600", "--nodes=3", "--exclusive")
+    slurm_cluster.wait_state(blocker, "RUNNING")
+
+    dry = midstream("--fleet", fleet, "--migrate", "r", "--to", "cluster", "--dry-run", "--json")
+    assert dry.code == 0, dry.stderr
+    [plan] = dry.of("plan")
+    assert (plan["shape"]["source_devices"], plan["shape"]["target_devices"]) == (2, 4)
+    assert any("SLURM allocation of 4 devices (cpu) on 2 nodes" in line for line in plan["policy"]["warnings"]), plan
+    assert slurm_cluster.run("squeue", "--noheader", "--format", "%i").split() == [blocker], "a dry run submits nothing"
+
+    # The standby waits in the queue while the source trains.
+    words = ["--migrate", "r", "--to", "cluster", "--yes", "--certify-steps", "4", "--healthy-steps", "8", "--json"]
+    moving = start_midstream("--fleet", fleet, *words)
+    try:
+        end = time.monotonic() + 240
+        while not (waiting := slurm_cluster.run("squeue", "--noheader", "--name", "midstream-r", "--format", "%i %T")):
+            assert moving.poll() is None, moving.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        job, state = waiting.split()
+        assert state == "PENDING"
+        before = source.status()
+        assert before is not None
+        source.wait_step(before.step + 40)
+        assert slurm_cluster.state(job) == "PENDING"
+        slurm_cluster.run("scancel", blocker)
+        output, errors = moving.communicate(timeout=540)
+    finally:
+        moving.kill()
+    events = [json.loads(line) for line in output.splitlines()]
+    assert moving.returncode == 0, (errors, events[-3:])
+    notes = [event["message"] for event in events if event["event"] == "note"]
+    assert any(note.startswith(f"job {job} waits in the queue: pending (") for note in notes), notes
+    assert f"job {job} has started on cluster" in notes
+    assert "the allocation of cluster has 4 devices (cpu), as planned" in notes
+    assert claims(events[-1]) == CERTIFIED
+    moved = target.status()
+    assert moved is not None
+    assert (moved.processes, moved.epoch, len(moved.devices)) == (2, 2, 4)
+    assert target.fence.owner == "cluster"
+    assert slurm_cluster.state(job) == "RUNNING"
+
+    # And back: the job saves and ends.
+    moved = midstream("--fleet", fleet, "--migrate", "r", "--to", "gpu", *words[4:])
+    assert moved.code == 0, moved.stderr
+    assert claims(moved.result) == CERTIFIED
+    assert slurm_cluster.wait_state(job, "COMPLETED") == "COMPLETED"
+    assert source.fence.owner == "gpu"
+    again = source.status()
+    assert again is not None
+    assert (again.epoch, again.state) == (3, records.TRAINING)
+    rows = source.spliced()
+    assert sorted(rows) == list(range(len(rows))), "no step is missing"
+    assert midstream("--fleet", fleet, "--stop", "r").code == 0
+
+
+def test_rollback_cancels_job_that_waits(lab: Lab, runs: Callable[..., Run], slurm_cluster: SlurmCluster) -> None:
+    fleet, here, there = fleet_file(lab, slurm_cluster, cluster=["--nodes=1", "--exclusive"])
+    assert midstream("--fleet", fleet, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *TRAINING).code == 0
+    source = runs(here, "r")
+    runs(there, "r")
+    source.wait_step(5)
+    blocker = slurm_cluster.submit("sleep 3600", "--nodes=3", "--exclusive")
+    slurm_cluster.wait_state(blocker, "RUNNING")
+    moving = start_midstream("--fleet", fleet, "--migrate", "r", "--to", "cluster", "--yes", "--json")
+    try:
+        migration = ""
+        assert moving.stdout is not None
+        for line in moving.stdout:
+            event = json.loads(line)
+            migration = migration or event.get("migration", "") or event.get("identity", {}).get("migration", "")
+            if "waits in the queue" in event.get("message", ""):
+                break
+        job = slurm_cluster.run("squeue", "--noheader", "--name", "midstream-r", "--format", "%i").strip()
+        rolled = midstream("--fleet", fleet, "--rollback", migration, "--yes")
+        assert rolled.code in (0, 6), rolled.stderr
+        moving.communicate(timeout=120)
+    finally:
+        moving.kill()
+    assert slurm_cluster.wait_state(job, "CANCELLED") == "CANCELLED"
+    status = source.status()
+    assert status is not None
+    assert (status.state, source.fence.epoch) == (records.TRAINING, 1)
+    slurm_cluster.run("scancel", blocker)
+    assert midstream("--fleet", fleet, "--stop", "r").code == 0
+
+
+def test_guard_hands_on_job_before_its_time_limit(
+    lab: Lab, runs: Callable[..., Run], slurm_cluster: SlurmCluster
+) -> None:
+    fleet, here, there = fleet_file(lab, slurm_cluster, cluster=["--nodes=1", "--time=30", "--signal=TERM@20"])
+    launched = midstream("--fleet", fleet, "--launch", TINY, "--on", "cluster", "--run-id", "r", "--", *TRAINING)
+    assert launched.code == 0, launched.stderr
+    source, target = runs(there, "r"), runs(here, "r")
+    source.wait_step(5)
+    guard = start_midstream("--fleet", fleet, "--guard", "r", "--to", "gpu", "--json")
+    try:
+        events: list[dict] = []
+        assert guard.stdout is not None
+        for line in guard.stdout:
+            events.append(json.loads(line))
+            if events[-1].get("kind") == "finished":
+                break
+        assert trains_again(target)
+        assert target.fence.owner == "gpu"
+        assert midstream("--fleet", fleet, "--stop", "r").code == 0
+        output, errors = guard.communicate(timeout=120)
+    finally:
+        guard.kill()
+    events += [json.loads(line) for line in output.splitlines()]
+    assert guard.returncode == 0, (errors, events)
+    assert "reaches its time limit in" in events[0]["message"], events
+    rows = target.spliced()
+    assert sorted(rows) == list(range(len(rows))), "no step is missing"
+
+
+def test_target_without_known_devices_is_refused(
+    lab: Lab, runs: Callable[..., Run], slurm_cluster: SlurmCluster
+) -> None:
+    fleet, here, _ = fleet_file(lab, slurm_cluster, some=["--nodes=1-2"], wrong=["--nodes=9"])
+    assert midstream("--fleet", fleet, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *TRAINING).code == 0
+    runs(here, "r").wait_step(2)
+    some = midstream("--fleet", fleet, "--migrate", "r", "--to", "some", "--dry-run")
+    refused(some, 2, "target some: --nodes=1-2 is not one number", "sbatch: [--nodes=2")
+    wrong = midstream("--fleet", fleet, "--migrate", "r", "--to", "wrong", "--dry-run")
+    assert wrong.code != 0
+    assert "Requested node configuration is not available" in wrong.stderr
+    assert midstream("--fleet", fleet, "--stop", "r").code == 0
