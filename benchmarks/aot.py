@@ -2,18 +2,25 @@
 
     make compilers compilers-cuda
     python benchmarks/aot.py [--model llama-1b] [--topology v5e:4x4] [--option NAME=VALUE ...] [--json]
+        [--peer levanter=PYTHON ...] [--peer-option NAME=VALUE ...] [--search]
 
 It needs neither a TPU nor a GPU: their compilers make the program that a slice, or hosts with GPUs (``--topology
-h100x8``), would run. A program with a billion parameters takes 1 to 2 minutes on two cores and 2 GiB of memory, that
-for GPUs 20 seconds; GPUs have no cycles, and what cuDNN needs beside operands and results is not in temporaries.
+h100x8``), would run. A program with a billion parameters takes 1 to 2 minutes on two idle cores and 2 GiB of memory,
+that for GPUs 20 seconds; GPUs have no cycles, and what cuDNN needs beside operands and results is not in temporaries.
 ``--model`` is ``llama-1b`` (configs/llama_1b.yaml: batch 256 x 4096 tokens, micro-batches of 4 sequences a device,
-everything computed again in the backward pass) or ``gpt2-124m`` (configs/gpt2_small.yaml). ``--option`` is one of the
-compiler.
+everything computed again in the backward pass), ``gpt2-124m`` (configs/gpt2_small.yaml) or ``llama-tiny``. ``--option``
+is one of the compiler; ``null`` removes one of the engine's.
 
 Bytes are those that one device sends in one step (see midstream_engine.compiled_program.collectives); *exposed* are
 those during which it computes nothing. *Ideal* is what fully sharded training has to send: for each micro-batch two
 gathers of the parameters, forward and backward, and one reduce-scatter of the gradients, in the compute precision.
-Cycles are the compiler's estimate of everything but collectives and kernels.
+Cycles are the compiler's estimate of everything but collectives and kernels; *step* is the estimate of --compare.
+
+``--peer`` compiles the step of another trainer for the same shape, in its own environment with the same jax: levanter
+(``pip install marin-levanter jax==VERSION``) or maxtext (Python 3.12, ``pip install maxtext jax==VERSION`` with the
+packages that it imports; Llama alone). Both for TPUs alone, with the compiler's defaults or ``--peer-option``.
+
+``--search`` compiles with each set of options in ``searched`` and prints the fastest by estimate first.
 """
 
 from __future__ import annotations
@@ -21,8 +28,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,43 +45,149 @@ GIB, GB = 1 << 30, 1e9
 MODELS = {
     "llama-1b": ("llama_1b.yaml", ("--model.pad_vocab_to_multiple", "128256")),
     "gpt2-124m": ("gpt2_small.yaml", ("--model.pad_vocab_to_multiple", "50304")),
+    "llama-tiny": ("llama_tiny.yaml", ("--model.gradient_checkpointing", "true", "--trainer.mp", "p=f32,c=bfloat16")),
 }
-HEAD = "| model | topology | options | arguments / temporary GiB | sent GB | exposed | ideal | sent / ideal | cycles |"
+PEERS = ("levanter", "maxtext")
+HEAD = (
+    "| by | model | topology | options | arguments / temporary / peak GiB | sent GB | exposed | ideal | sent / ideal | "
+    "cycles | step |"
+)
 DROPPED = ("tokenizer", "eos_token", "train_urls", "validation_urls", "cache_dir")
+WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}  # none: no product is so large
+ASYNCHRONOUS = {
+    "xla_enable_async_all_gather": "True",
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "True",
+}
+GATHER_WINDOWS = "xla_tpu_enable_windowed_einsum_for_all_gather"
 
 
-def measure(model: str, topology: str, options: dict[str, str]) -> dict[str, Any]:
-    """Return what the program of one step on ``topology`` says of itself. Bytes are those of one device."""
-    from midstream_engine.compiled_program.collectives import by_kind, collectives, total_bytes
+def plan_for(model: str, topology: str) -> Any:
+    """Return the engine's plan of a model on a topology."""
     from midstream_engine.compiled_program.gpu_topologies import gpu_devices, names_gpus
-    from midstream_engine.compiled_program.hlo_text import computations, estimated_cycles
     from midstream_engine.compiled_program.topologies import tpu_devices
-    from midstream_engine.trainer.computation.programs import compile_step
     from midstream_engine.trainer.computation.setup import make_plan
 
     devices = gpu_devices(topology) if names_gpus(topology) else tpu_devices(topology)
-    plan = make_plan(configuration(model), devices)
+    return make_plan(configuration(model), devices)
+
+
+def measure(plan: Any, model: str, topology: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the program of one step on ``topology`` says of itself. Bytes are those of one device."""
+    from midstream_engine.trainer.computation.programs import compile_step
+
     began = time.monotonic()
     compiled = compile_step(plan, options=options)
     seconds = time.monotonic() - began
-    text, analysis = compiled.as_text(), compiled.memory_analysis()
-    found = collectives(text)
-    devices, width = plan.layout.batch_shards, plan.policy.compute_dtype.itemsize
-    return {
-        "model": model, "topology": topology, "options": options, "devices": plan.layout.mesh.size,
-        "micro_batches": plan.cut.micro, "parameters": plan.parameters, "compile_seconds": round(seconds),
+    analysis = compiled.memory_analysis()
+    memory = {
         "arguments": analysis.argument_size_in_bytes, "temporary": analysis.temp_size_in_bytes,
-        "collective_bytes": total_bytes(found), "exposed_bytes": total_bytes(found, exposed=True),
-        "ideal_bytes": 3 * plan.cut.micro * plan.parameters * width * (devices - 1) / devices,
+        "peak": analysis.peak_memory_in_bytes,
+    }  # fmt: skip
+    facts = {"by": "midstream", "options": dict(options), "compile_seconds": round(seconds)}
+    return {**facts, **read(plan, model, topology, compiled.as_text()), **memory}
+
+
+def read(plan: Any, model: str, topology: str, text: str) -> dict[str, Any]:
+    """Return what the text of a program for the plan's shape says."""
+    from midstream_engine.compiled_program.collectives import by_kind, collectives, total_bytes
+    from midstream_engine.compiled_program.gpu_roofline import gpu_step_time
+    from midstream_engine.compiled_program.hlo_text import computations, estimated_cycles
+    from midstream_engine.compiled_program.roofline import step_time
+    from midstream_engine.shared.accelerator_types import GPU, parse
+
+    found, accelerators = collectives(text), parse(topology)
+    shards, width = plan.layout.batch_shards, plan.policy.compute_dtype.itemsize
+    times = None
+    if accelerators is not None:
+        times = (gpu_step_time if accelerators.platform == GPU else step_time)(text, accelerators)
+    return {
+        "model": model, "topology": topology, "devices": plan.layout.mesh.size, "micro_batches": plan.cut.micro,
+        "parameters": plan.parameters, "collective_bytes": total_bytes(found),
+        "exposed_bytes": total_bytes(found, exposed=True),
+        "ideal_bytes": 3 * plan.cut.micro * plan.parameters * width * (shards - 1) / shards,
         "by_kind": {kind: sent for kind, sent in by_kind(found).items() if sent},
         "cycles": estimated_cycles(computations(text)),
+        # Without the arithmetic of its kernels the time of a program is not known.
+        "step_seconds": times.seconds if times is not None and times.kernels else None,
     }  # fmt: skip
+
+
+def measure_peer(
+    plan: Any, name: str, python: str, model: str, topology: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the same of another trainer's program for the plan's model, batch and topology.
+
+    Raises:
+        SystemExit: It does not compile.
+    """
+    from midstream_engine.compiled_program.topologies import tpu_library
+    from midstream_engine.shared.accelerator_types import TPU, parse
+
+    accelerators = parse(topology)
+    if accelerators is None or accelerators.platform != TPU:
+        raise SystemExit(f"aot.py: --peer {name}: {topology}: other trainers are compiled for TPUs alone")
+    with tempfile.TemporaryDirectory(prefix="midstream-aot-") as directory:
+        text = Path(directory, "program.txt")
+        request = {
+            "shape": shape_of(plan), "topology": topology, "accelerators": rented_name(accelerators),
+            "examples": plan.cut.size // plan.layout.batch_shards, "micro_batches": plan.cut.micro,
+            "options": dict(options), "library": str(tpu_library()), "text": str(text),
+        }  # fmt: skip
+        script = REPOSITORY / "benchmarks" / "steps" / f"{name}_program.py"
+        done = subprocess.run([python, str(script), json.dumps(request)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it failed"])[-1]
+            raise SystemExit(f"aot.py: --peer {name}: {last[:500]}")
+        facts = {"by": name, "options": dict(options), **json.loads(done.stdout.splitlines()[-1])}
+        return {**facts, **read(plan, model, topology, text.read_text())}
+
+
+def shape_of(plan: Any) -> dict[str, Any]:
+    """Return a plan's model and batch as ``steps.shape.Shape`` has them."""
+    model, trainer = plan.config.model, plan.config.trainer
+    kind = "llama" if hasattr(model, "num_kv_heads") else "gpt2"
+    return {
+        "kind": kind, "vocab": model.padded_vocab(plan.tokenizer.vocab_size), "seq_len": model.seq_len,
+        "hidden": model.hidden_dim, "layers": model.num_layers, "heads": model.num_heads, "kv_heads": model.kv_heads,
+        "mlp": model.mlp_dim, "batch": plan.cut.examples, "compute": trainer.precision().compute,
+        "remat": model.gradient_checkpointing is True,
+    }  # fmt: skip
+
+
+def rented_name(accelerators: Any) -> str:
+    """Return the name of a slice with its number: ``v5e-16`` of ``v5e:4x4``."""
+    from midstream_engine.shared.accelerator_types import parse
+
+    generation = accelerators.topology.partition(":")[0]
+    names = (f"{generation}-{number}" for number in range(1, 2 * accelerators.devices + 1))
+    return next(name for name in names if _same(parse, name, accelerators.topology))
+
+
+def _same(parse: Any, name: str, topology: str) -> bool:
+    try:
+        return parse(name).topology == topology
+    except ValueError:
+        return False
+
+
+def searched(plan: Any) -> Iterator[dict[str, Any]]:
+    """Yield sets of options beside the engine's own, which are the first."""
+    from midstream_engine.trainer.computation.compile_options import compile_options
+
+    own = compile_options(plan.layout, {})
+    yield {}
+    if own:
+        yield dict.fromkeys(own)  # the compiler's defaults
+    if len(own) > 1:
+        yield from ({name: None} for name in own)
+    if plan.layout.platform == "tpu":
+        for more in (ASYNCHRONOUS, {GATHER_WINDOWS: "False"}, WINDOWS, WINDOWS | ASYNCHRONOUS):
+            if not more.items() <= own.items():
+                yield more
 
 
 def configuration(model: str) -> Any:
     """Return the configuration of a model, on the bytes tokenizer."""
-    import tempfile
-
     import yaml
 
     from midstream_engine.config import load_config
@@ -88,13 +204,23 @@ def configuration(model: str) -> Any:
 
 def row(found: dict[str, Any]) -> str:
     """Return a row of the table."""
-    memory = " / ".join(f"{found[part] / GIB:.2f}" for part in ("arguments", "temporary"))
+    memory = " / ".join(f"{found[part] / GIB:.2f}" for part in ("arguments", "temporary", "peak"))
     sent, exposed, ideal = (found[f"{part}_bytes"] / GB for part in ("collective", "exposed", "ideal"))
     options = " ".join(f"{name}={value}" for name, value in found["options"].items()) or "-"
+    ratio = f"{sent / ideal:.2f}" if ideal else "-"
+    step = "-" if found["step_seconds"] is None else f"{found['step_seconds']:.3g} s"
     return (
-        f"| {found['model']} | {found['topology']} | {options} | {memory} | {sent:.1f} | {exposed:.1f} | {ideal:.1f} | "
-        f"{sent / ideal:.2f} | {found['cycles'] / 1e9:.1f} G |"
+        f"| {found['by']} | {found['model']} | {found['topology']} | {options} | {memory} | {sent:.1f} | {exposed:.1f} "
+        f"| {ideal:.1f} | {ratio} | {found['cycles'] / 1e9:.2f} G | {step} |"
     )
+
+
+def pairs(parser: argparse.ArgumentParser, flag: str, values: list[str]) -> dict[str, str]:
+    """Return the values NAME=VALUE of a flag."""
+    wrong = [value for value in values if "=" not in value]
+    if wrong:
+        parser.error(f"{flag} {wrong[0]}: write NAME=VALUE")
+    return dict(value.split("=", 1) for value in values)
 
 
 def main() -> int:
@@ -102,24 +228,40 @@ def main() -> int:
     parser.add_argument("--model", choices=sorted(MODELS), default="llama-1b")
     parser.add_argument("--topology", default="v5e:4x4")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--peer-option", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--search", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    wrong = [option for option in given.option if "=" not in option]
-    if wrong:
-        parser.error(f"--option {wrong[0]}: write NAME=VALUE")
+    options: dict[str, Any] = pairs(parser, "--option", given.option)
+    options = {name: None if value == "null" else value for name, value in options.items()}
+    peers, theirs = (
+        pairs(parser, f"--{name}", getattr(given, name.replace("-", "_"))) for name in ("peer", "peer-option")
+    )
+    if unknown := sorted(set(peers) - set(PEERS)):
+        parser.error(f"--peer {unknown[0]}: write one of {', '.join(PEERS)}")
     from midstream_engine.config import ConfigError
 
     try:
-        found = measure(given.model, given.topology, dict(option.split("=", 1) for option in given.option))
+        plan = plan_for(given.model, given.topology)
+        sets = [{**each, **options} for each in searched(plan)] if given.search else [options]
+        rows = [measure(plan, given.model, given.topology, each) for each in sets]
+        rows += [
+            measure_peer(plan, name, python, given.model, given.topology, theirs) for name, python in peers.items()
+        ]
     except ConfigError as error:
         print(f"aot.py: {error}", file=sys.stderr)
         return 2
+    if given.search:
+        rows.sort(key=lambda found: (found["step_seconds"] is None, found["step_seconds"] or found["cycles"]))
     if given.json:
-        print(json.dumps(found))
+        for found in rows:
+            print(json.dumps(found))
     else:
         print(HEAD)
-        print("|---" * 3 + "|---:" * 6 + "|")
-        print(row(found))
+        print("|---" * 4 + "|---:" * 7 + "|")
+        for found in rows:
+            print(row(found))
     return 0
 
 

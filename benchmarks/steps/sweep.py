@@ -25,7 +25,7 @@ from steps.shape import SHAPES
 SCRIPT = Path(__file__).parent / "sweep_point.py"
 UPDATES, SAVE, TORCH = "updates", "save", "torch"
 POINT_TIMEOUT = 900.0  # seconds of one point
-ACCELERATOR_REMAT = ("true", "dots_with_no_batch_dims_saveable", "false")
+ACCELERATOR_REMAT = ("true", "qkv+attention", "dots_with_no_batch_dims_saveable", "false")
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,16 @@ from midstream.check.check_result import FAIL, PASS, WARN, Check
 from midstream.check.doctor import doctor
 from midstream.check.host_checks import check_host
 from midstream.check.target_checks import check_target, clock_skew
+from midstream.compare.compiler import engine_and_packages
+from midstream.compare.estimate import Estimate, Memory, cache_file, store
+from midstream.compare.subject import of_config
 from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, SshHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.remote.machine import checks, inventory
-from simulators.sshd import Lab
+from midstream_engine.shared.accelerator_types import parse
+from simulators.sshd import Lab, environment
+from support import recorded_outputs as recorded
 from support.command_line import TINY, midstream, refused
 
 pytestmark = pytest.mark.drawn
@@ -77,6 +82,37 @@ def test_check_prints_hint_for_each_failure(lab: Lab) -> None:
     assert "FAIL  unreachable: answers: " in shown.stdout
     assert "      -> " in shown.stdout
     refused(midstream("--fleet", fleet, "--check", "pear"), 2, "did you mean pair")
+
+
+@system
+def test_step_is_compiled_for_target_that_is_busy(lab: Lab, tmp_path: Path) -> None:
+    values = dict(zip(recorded.FIELDS, recorded.GPUS["H100"][0].splitlines()[0].split(", "), strict=True))
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f"#!/bin/sh\ncase $1 in\n--query-gpu=*) echo '{', '.join(values.values())}' ;;\n"
+        f"--query-compute-apps=*) echo '{values['uuid']}, {os.getpid()}, python' ;;\nesac\n"
+    )
+    program.chmod(0o755)
+    server = lab.host("gpu1", sshd=environment(PATH=f"{tmp_path}:{os.environ['PATH']}"))
+    fleet = lab.fleet_file(gpu1=server.config)
+    accelerators = parse("h100x1")
+    assert accelerators is not None
+    subject = of_config(TINY, ())
+    store(
+        cache_file(engine_and_packages(), subject.config, subject.overrides, accelerators),
+        Estimate(
+            "estimate", accelerators.name, True, False, 8, 2, 90 << 30, 1.0, 1, "H100", 80 << 30, 1, 1, 32, 1024, 10,
+            2, 16, Memory(50 << 30, 1, 1), 1.0, 0.8, 1.3,
+        ),
+    )  # fmt: skip
+    ended = midstream("--fleet", fleet, "--check", "gpu1", "--rehearse", TINY, "--json")
+    assert ended.code == 3
+    found = {check["name"]: check for check in ended.of("check")}
+    assert found["accelerators are free"]["state"] == "fail"
+    assert "rehearsal" not in found, "nothing is started beside the other program"
+    assert found["fit"]["detail"] == "a step with 8 examples at a time needs 96.6 GB a device of 85.9 GB"
+    assert found["fit"]["hint"] == "-- --trainer.per_device_parallelism 2 fits"
+    assert [row["candidate"] for row in ended.of("candidate")] == ["gpu1"]
 
 
 @system

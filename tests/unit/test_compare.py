@@ -12,13 +12,17 @@ import pytest
 from midstream.compare import calibration, subject
 from midstream.compare.calibration import Calibration, Pair
 from midstream.compare.candidates import Candidate, accelerators_of_devices, candidates, parse_prices
+from midstream.compare.compare import compare
 from midstream.compare.comparison import Row, ordered, row
+from midstream.compare.compiler import Compilers
 from midstream.compare.estimate import Estimate, Memory, Range
 from midstream.compare.subject import PresentRun, Subject
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.runs.compare_accelerators import is_config, text
+from midstream.hosts.host_pool import HostPool
+from midstream.launch.reporter import Reporter
 from midstream_engine.shared.accelerator_types import AcceleratorType, parse
 
 SLICE = """
@@ -120,6 +124,16 @@ def test_wrong_candidates_say_what_to_write(names: str, prices: dict[str, float]
     with pytest.raises(UsageError) as caught:
         candidates(names, parse_fleet(SLICE), None, prices)
     assert caught.match(message) or message.split(".*")[-1] in str(caught.value)
+
+
+def test_target_that_is_not_known_is_a_row_beside_the_others() -> None:
+    fleet = parse_fleet(SLICE)
+    known, lab = candidates("v5e-16,lab", fleet, None, {})
+    assert (known.problem, lab.target) == ("", "lab")
+    assert lab.problem == "lab does not answer, so that its accelerators are not known"
+    subject = Subject("c.yaml", "", ())
+    (found,) = compare(fleet, subject, [lab], Compilers(fleet, HostPool(fleet), None, Reporter()))
+    assert (found.fits, found.error) == (False, lab.problem)
 
 
 def test_prices() -> None:

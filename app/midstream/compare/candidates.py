@@ -23,6 +23,10 @@ class Candidate:
     accelerators: AcceleratorType
     target: str = ""  # of the fleet file; empty: none
     price: float | None = None  # an hour of all of it
+    problem: str = ""  # why its accelerators are not known; empty: they are
+
+
+UNKNOWN = AcceleratorType("", "", "", "", 0, None, (), ())  # of a target whose accelerators are not known
 
 
 def candidates(names: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapping[str, float]) -> list[Candidate]:
@@ -35,12 +39,20 @@ def candidates(names: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapp
         prices: Those of ``--price``, by name.
 
     Raises:
-        UsageError: A name is neither that of accelerators nor of a target, or a target's accelerators are not known.
+        UsageError: A name is neither that of accelerators nor of a target, or no candidate's accelerators are known.
     """
     wanted = list(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
     if not wanted:
         raise UsageError("--with names no accelerators", EXAMPLES)
-    found = [_candidate(name, fleet, snapshot, prices) for name in wanted]
+    found: list[Candidate] = []
+    for name in wanted:
+        try:
+            found.append(_candidate(name, fleet, snapshot, prices))
+        except UnknownAcceleratorsError as error:
+            problem = error.message.removeprefix(f"--with {name}: ")
+            found.append(Candidate(name, UNKNOWN, name, problem=problem))
+            if len(wanted) == 1:
+                raise
     unused = set(prices) - set(wanted)
     if unused:
         name = min(unused)
@@ -48,6 +60,10 @@ def candidates(names: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapp
             f"--price {name}: {name} is not one of --with", did_you_mean(name, wanted) or ", ".join(wanted)
         )
     return found
+
+
+class UnknownAcceleratorsError(UsageError):
+    """The accelerators of a target of the fleet file are not known, or not in the table."""
 
 
 def _candidate(name: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapping[str, float]) -> Candidate:
@@ -107,23 +123,25 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
     """Return the accelerators of a target of the fleet file.
 
     Raises:
-        UsageError: They are not known, or not in the table.
+        UnknownAcceleratorsError: They are not known, or not in the table.
     """
     config = fleet.targets.get(name)
     if isinstance(config, SliceTarget):
         found = accelerators_of_slice(config)
         if found is None:
-            raise UsageError(f"--with {name}: {config.kind} is not in the table of accelerators", EXAMPLES)
+            raise UnknownAcceleratorsError(
+                f"--with {name}: {config.kind} is not in the table of accelerators", EXAMPLES
+            )
         return found
     if isinstance(config, SlurmTarget):
-        raise UsageError(
+        raise UnknownAcceleratorsError(
             f"--with {name}: the devices of a SLURM allocation are not known before the job runs", EXAMPLES
         )
     hosts = fleet.hosts_of(name)
     views = [host for host in snapshot.hosts if host.name in hosts] if snapshot is not None else []
     silent = sorted(set(hosts) - {view.name for view in views if view.machine is not None})
     if silent:
-        raise UsageError(
+        raise UnknownAcceleratorsError(
             f"--with {name}: {', '.join(silent)} does not answer, so that its accelerators are not known",
             f"name them: {EXAMPLES}",
         )
@@ -131,7 +149,7 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
     found = accelerators_of_devices(kinds)
     if found is None:
         shown = ", ".join(sorted(set(kinds))) or "no accelerators"
-        raise UsageError(f"--with {name}: {shown}, for which there is no compiler to ask", EXAMPLES)
+        raise UnknownAcceleratorsError(f"--with {name}: {shown}, for which there is no compiler to ask", EXAMPLES)
     return found
 
 

@@ -29,6 +29,9 @@ def compare(fleet: Fleet, subject: Subject, candidates: Sequence[Candidate], com
     """
     migrations = past_migrations() if subject.run is not None else []
     for candidate in candidates:
+        if candidate.problem:
+            yield Row(candidate, error=candidate.problem)
+            continue
         try:
             estimate = compilers.estimate(subject.config, subject.overrides, candidate.accelerators)
         except Cancelled:

@@ -1,4 +1,4 @@
-"""Whether a run's step fits a slice that does not exist yet, before it costs money."""
+"""Whether a run's step fits accelerators that it cannot be tried on: a slice before it costs money, a busy target."""
 
 from __future__ import annotations
 
@@ -70,21 +70,50 @@ def slice_fit(
     unknown = f"whether a step fits {name} is not known before it exists"
     if accelerators is None:
         return Check(NAME, WARN, f"{unknown}: {target.kind} is not in the table of accelerators"), None
+    candidate = Candidate(name, accelerators, name, target.price_per_hour)
+    return candidate_fit(fleet, hosts, candidate, subject_of, report, unknown)
+
+
+def candidate_fit(
+    fleet: Fleet,
+    hosts: HostPool,
+    candidate: Candidate,
+    subject_of: Callable[[], Subject],
+    report: Reporter,
+    unknown: str,
+) -> tuple[Check, Row | None]:
+    """Compile a step for a target's accelerators, and say whether it fits.
+
+    Args:
+        fleet: The fleet.
+        hosts: Connections to its hosts.
+        candidate: The target.
+        subject_of: Returns what is compiled.
+        report: Receives the progress.
+        unknown: Begins the warning where nothing can be compiled.
+
+    Returns:
+        As :func:`slice_fit`.
+    """
     try:
         subject = subject_of()
     except MidstreamError as error:
         return Check(NAME, WARN, f"{unknown}: {error.message}", error.hint), None
     try:
-        estimate = Compilers(fleet, hosts, None, report).estimate(subject.config, subject.overrides, accelerators)
+        estimate = Compilers(fleet, hosts, None, report).estimate(
+            subject.config, subject.overrides, candidate.accelerators
+        )
     except UsageError as error:
         return Check(NAME, FAIL, error.message, error.hint), None
     except MidstreamError as error:
         return Check(NAME, WARN, f"{unknown}: {error.message}", error.hint), None
-    found = row(subject, Candidate(name, accelerators, name, target.price_per_hour), estimate, None)
+    found = row(subject, candidate, estimate, None)
     needed = f"needs {size(estimate.needed)} a device" if estimate.needed else "needs more memory than a device has"
     has = f" of {size(estimate.device_memory)}" if estimate.device_memory else ""
     if not estimate.fits:
-        return Check(NAME, FAIL, f"a step with one example at a time {needed}{has}", "choose a larger slice"), found
+        return Check(
+            NAME, FAIL, f"a step with one example at a time {needed}{has}", "choose a larger slice or more hosts"
+        ), found
     if not estimate.fits_as_configured:
         detail = f"a step with {count(estimate.configured, 'example')} at a time {needed}{has}"
         return Check(NAME, FAIL, detail, f"-- --trainer.per_device_parallelism {estimate.largest} fits"), found

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import draccus
 
+from midstream_engine.arithmetic.stored_activations import NAMES, stored_names
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.rope import DefaultRopeConfig, RopeConfig
 
@@ -15,6 +16,7 @@ ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 REMAT_POLICIES = (
     "full", "recompute", "nested", "offload", "save_all", "dots_saveable", "dots_with_no_batch_dims_saveable",
 )  # fmt: skip
+REMAT_BY_MEMORY = "auto"
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,10 @@ class LmConfig(draccus.ChoiceRegistry):
     num_heads: int = 12
     initializer_range: float = 0.02  # standard deviation of new weights
     layer_norm_epsilon: float = 1e-5
-    # What the backward pass computes again instead of storing it. true: all within a layer; false: nothing; or full,
-    # recompute, nested, offload, save_all, dots_saveable, dots_with_no_batch_dims_saveable.
+    # What the backward pass computes again instead of storing it. true: all within a layer; false: nothing; names of
+    # what a layer stores (qkv, attention, mlp, as qkv+attention), all else is computed again; auto: as many of these
+    # names as the devices' memory has room for; or full, recompute, nested, offload, save_all, dots_saveable,
+    # dots_with_no_batch_dims_saveable.
     gradient_checkpointing: bool | str = True
     # vanilla, xla, cudnn, splash or triton. None: on GPU cudnn, or triton where attention stops at documents' ends; on
     # TPU splash; xla where these do not fit; on CPU vanilla.
@@ -36,8 +40,8 @@ class LmConfig(draccus.ChoiceRegistry):
     use_flash_attention: bool | None = None  # false: vanilla, unless attn_backend is given
     flash_attention_block_size: int | None = None  # of splash, in positions; None: up to 1024
     upcast_attn: bool = False  # scores from float32 queries and keys
-    # Positions whose logits exist at a time. None: as many as need at most 256 MiB on each device, on a TPU a
-    # sixteenth of its memory.
+    # Positions whose logits exist at a time. None: as many as need at most 256 MiB on each device, on a TPU or
+    # GPU a sixteenth of its memory.
     cross_entropy_block_size: int | None = None
     # The rows of the embedding are rounded up to a multiple of this, whatever the mesh; no loss sees the added rows.
     pad_vocab_to_multiple: int = 128
@@ -60,8 +64,10 @@ class LmConfig(draccus.ChoiceRegistry):
         if self.attn_backend is not None:  # Levanter's dumps have it in capitals
             object.__setattr__(self, "attn_backend", self.attn_backend.lower())
         self._check_choice("attn_backend", self.attn_backend or "default", ATTENTION_BACKENDS)
-        if isinstance(self.gradient_checkpointing, str):
-            self._check_choice("gradient_checkpointing", self.gradient_checkpointing, REMAT_POLICIES)
+        remat = self.gradient_checkpointing
+        if isinstance(remat, str) and not stored_names(remat):
+            named = (REMAT_BY_MEMORY, *NAMES, "+".join(NAMES[:2]))
+            self._check_choice("gradient_checkpointing", remat, (*REMAT_POLICIES, *named))
 
     def _check_choice(self, name: str, value: str, known: tuple[str, ...]) -> None:
         if value not in known:

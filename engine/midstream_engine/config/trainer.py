@@ -80,6 +80,9 @@ class TrainerConfig:
     steps_per_eval: int = 1000  # updates between evaluations; one more at the end
     max_eval_batches: int | None = None  # None: all of the validation set
     mp: str = "f32"  # precision in jmp's notation: p=f32,c=bfloat16 has float32 parameters and computes in bfloat16
+    # float32: gradients are summed over the batch and over devices in float32, twice the bytes of bfloat16, where mp
+    # computes in less; None: in the precision of the computation.
+    gradient_reduce_dtype: str | None = None
     model_averaging: ModelAveragingConfig | None = None  # an average of the model, evaluated instead of it; None: none
 
     tracker: list[TrackerConfig] = field(default_factory=list)  # besides metrics.jsonl: one, or a list of them
@@ -134,6 +137,11 @@ class TrainerConfig:
         for name, value in self.compiler_options.items():
             if value is not None and not isinstance(value, bool | int | float | str):
                 raise ConfigError(f"trainer.compiler_options.{name}: {value!r} is no number, text, true, false or null")
+        if self.gradient_reduce_dtype not in (None, "f32", "float32"):
+            raise ConfigError(
+                f"trainer.gradient_reduce_dtype: {self.gradient_reduce_dtype!r} is neither float32 nor null "
+                "(the precision of the computation)"
+            )
         self.batch_schedule()
         for name in ("per_device_parallelism", "per_device_eval_parallelism"):
             if getattr(self, name) < 1 and getattr(self, name) != -1:

@@ -17,7 +17,7 @@ from midstream_engine.models.attention.causal_attention import View, choose_back
 from midstream_engine.models.axes import BATCH, EMBED, MLP, POSITION
 from midstream_engine.models.layers import Embedding, LayerNorm, Linear, RmsNorm, activation
 from midstream_engine.models.lm import LmModel
-from midstream_engine.models.stacked_layers import fold, stack
+from midstream_engine.models.stacked_layers import fold, saveable, stack
 
 
 class Decoder(LmModel):
@@ -109,7 +109,7 @@ class Mlp(eqx.Module):
 
     def __call__(self, x: NamedArray) -> NamedArray:
         """Map [batch, position, embed] to the same axes."""
-        return self.down(activation(self.activation)(hax.auto_sharded(self.up(x)))).rearrange(x.axes)
+        return self.down(activation(self.activation)(saveable(hax.auto_sharded(self.up(x)), "mlp"))).rearrange(x.axes)
 
 
 def residual_deviation(config: LmConfig) -> float:

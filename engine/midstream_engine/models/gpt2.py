@@ -16,6 +16,8 @@ from midstream_engine.models.attention.causal_attention import View, attend, cho
 from midstream_engine.models.axes import BATCH, EMBED, HEAD_SIZE, HEADS, POSITION
 from midstream_engine.models.decoder import Decoder, Mlp, frame, residual_deviation
 from midstream_engine.models.layers import Embedding, LayerNorm, Linear, dropout
+from midstream_engine.models.stacked_layers import saveable
+from midstream_engine.models.wide_gradients import added
 
 SITES_PER_LAYER = 3  # dropout sites: attention weights, attention output, MLP output
 
@@ -44,7 +46,7 @@ class Attention(eqx.Module):
         self, x: NamedArray, view: View, layer: NamedArray, keys: NamedArray | None, site: jax.Array
     ) -> NamedArray:
         """Map [batch, position, embed] to the same axes."""
-        q, k, v = hax.unbind(hax.auto_sharded(self.qkv(x)), "qkv")
+        q, k, v = hax.unbind(saveable(hax.auto_sharded(self.qkv(x)), "qkv"), "qkv")
         if self.config.scale_attn_by_inverse_layer_idx:
             scale = 1.0 / math.sqrt(self.config.head_size)
             q = (q * (scale / (layer.scalar() + 1).astype(jnp.float32))).astype(x.dtype)
@@ -102,7 +104,7 @@ class Gpt2Model(Decoder):
     def _embedded(self, tokens: NamedArray, keys: NamedArray | None) -> NamedArray:
         Batch, Position = tokens.resolve_axis(BATCH), tokens.resolve_axis(POSITION)
         positions = self.position_embeddings.weight[POSITION, hax.ds(0, Position.size)]
-        x = hax.auto_sharded((self.token_embeddings(tokens) + positions).rearrange((Batch, Position, ...)))
+        x = hax.auto_sharded(added(self.token_embeddings(tokens), positions).rearrange((Batch, Position, ...)))
         return dropout(x, self.config.embed_pdrop, Batch, keys, 0)
 
     def _given(self, Position: Axis, keys: NamedArray | None) -> tuple[NamedArray, NamedArray | None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import haliax as hax
@@ -11,7 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from haliax import Axis, NamedArray
+from jax.typing import DTypeLike
 from jaxtyping import PRNGKeyArray
+
+from midstream_engine.models import wide_gradients
 
 _DRAWS = 12
 
@@ -51,8 +56,8 @@ class Linear(eqx.Module):
 
     def __call__(self, x: NamedArray) -> NamedArray:
         """Map [..., In...] to [..., Out...]."""
-        y = hax.dot(x, self.weight, axis=self.In)
-        return y if self.bias is None else y + self.bias
+        y = wide_gradients.product(x, self.weight, self.In)
+        return y if self.bias is None else wide_gradients.added(y, self.bias)
 
 
 class LayerNorm(eqx.Module):
@@ -71,8 +76,8 @@ class LayerNorm(eqx.Module):
         wide = x.astype(jnp.float32)
         centred = wide - hax.mean(wide, self.axis)
         variance = hax.mean(centred * centred, self.axis)
-        y = (centred * hax.rsqrt(variance + self.epsilon)).astype(x.dtype) * self.weight
-        return y if self.bias is None else y + self.bias
+        y = wide_gradients.multiplied((centred * hax.rsqrt(variance + self.epsilon)).astype(x.dtype), self.weight)
+        return y if self.bias is None else wide_gradients.added(y, self.bias)
 
 
 class RmsNorm(eqx.Module):
@@ -98,7 +103,7 @@ class RmsNorm(eqx.Module):
             y = (wide / (root + self.epsilon)).astype(x.dtype)
         else:
             y = (wide * hax.rsqrt(mean + self.epsilon)).astype(x.dtype)
-        return y if self.weight is None else y * self.weight
+        return y if self.weight is None else wide_gradients.multiplied(y, self.weight)
 
 
 class Embedding(eqx.Module):
@@ -106,6 +111,7 @@ class Embedding(eqx.Module):
 
     weight: NamedArray
     Rows: Axis = eqx.field(static=True)
+    dtype: DTypeLike | None = eqx.field(static=True, default=None)  # of the rows; None: that of the weight
 
     @classmethod
     def init(cls, Rows: Axis, Columns: Axis, *, key: PRNGKeyArray, scale: float) -> Embedding:
@@ -113,7 +119,19 @@ class Embedding(eqx.Module):
 
     def __call__(self, index: NamedArray) -> NamedArray:
         """Map integers [...] to [..., columns]."""
-        return self.weight.take(self.Rows, index)
+        return wide_gradients.lookup(self.weight, self.Rows, index, self.dtype)
+
+
+def computed_in(model: Any, dtype: DTypeLike) -> Any:
+    """Return a model whose layers compute in ``dtype`` with parameters, and gradients of them, in their own precision.
+
+    See :mod:`midstream_engine.models.wide_gradients`.
+    """
+
+    def one(node: Any) -> Any:
+        return dataclasses.replace(node, dtype=jnp.dtype(dtype)) if isinstance(node, Embedding) else node
+
+    return jax.tree.map(one, model, is_leaf=lambda node: isinstance(node, Embedding))
 
 
 def activation(name: str) -> Callable[[NamedArray], NamedArray]:

@@ -14,6 +14,7 @@ from midstream_engine.models.axes import EMBED, HEAD_SIZE, HEADS, KV_HEADS, MLP
 from midstream_engine.models.decoder import Decoder, frame
 from midstream_engine.models.layers import Linear, RmsNorm, activation
 from midstream_engine.models.rope import Rotation
+from midstream_engine.models.stacked_layers import saveable
 
 
 class Attention(eqx.Module):
@@ -40,9 +41,9 @@ class Attention(eqx.Module):
 
     def __call__(self, x: NamedArray, view: View, rotation: Rotation) -> NamedArray:
         """Map [batch, position, embed] to the same axes."""
-        q = rotation(hax.auto_sharded(self.q_proj(x)))
-        k = rotation(hax.auto_sharded(self.k_proj(x)))
-        v = hax.auto_sharded(self.v_proj(x))
+        q = saveable(rotation(hax.auto_sharded(self.q_proj(x))), "qkv")
+        k = saveable(rotation(hax.auto_sharded(self.k_proj(x))), "qkv")
+        v = saveable(hax.auto_sharded(self.v_proj(x)), "qkv")
         backend = choose_backend(self.config, x.dtype, documents=view.segments is not None)
         out = attend(self.config, backend, scaled(q), k, v, view)
         return self.o_proj(out).rearrange(x.axes)
@@ -69,7 +70,8 @@ class Mlp(eqx.Module):
 
     def __call__(self, x: NamedArray) -> NamedArray:
         active = activation(self.config.activation_function)
-        inner = active(hax.auto_sharded(self.gate_proj(x))) * hax.auto_sharded(self.up_proj(x))
+        gate = saveable(hax.auto_sharded(self.gate_proj(x)), "mlp")
+        inner = active(gate) * saveable(hax.auto_sharded(self.up_proj(x)), "mlp")
         return self.down_proj(inner).rearrange(x.axes)
 
 

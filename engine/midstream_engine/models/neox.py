@@ -14,6 +14,7 @@ from midstream_engine.models.axes import EMBED, HEAD_SIZE, HEADS
 from midstream_engine.models.decoder import Decoder, Mlp, frame
 from midstream_engine.models.layers import LayerNorm, Linear
 from midstream_engine.models.rope import Rotation
+from midstream_engine.models.stacked_layers import saveable
 
 
 class Attention(eqx.Module):
@@ -36,7 +37,7 @@ class Attention(eqx.Module):
 
     def __call__(self, x: NamedArray, view: View, rotation: Rotation) -> NamedArray:
         """Map [batch, position, embed] to the same axes."""
-        q, k, v = hax.unbind(hax.auto_sharded(self.qkv(x)), "qkv")
+        q, k, v = hax.unbind(saveable(hax.auto_sharded(self.qkv(x)), "qkv"), "qkv")
         backend = choose_backend(self.config, x.dtype, documents=view.segments is not None)
         return self.dense(attend(self.config, backend, scaled(rotation(q)), rotation(k), v, view)).rearrange(x.axes)
 

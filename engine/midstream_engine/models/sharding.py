@@ -67,10 +67,13 @@ def gathered(parameter: NamedArray) -> NamedArray:
     It is gathered in that precision. Without its sharding at rest the compiler for GPUs gathers before the cast: twice
     the bytes. That for TPUs casts first by itself, and would gather a tied embedding for its lookup too.
     """
+    return hax.auto_sharded(at_rest(parameter))
+
+
+def at_rest(parameter: NamedArray) -> NamedArray:
+    """Return a parameter, cast to the compute precision, sharded as at rest: see :func:`gathered`."""
     resting = _AT_REST.get()
-    if resting is not None and mesh_platform() != "tpu":
-        parameter = hax.shard(parameter, resting)
-    return hax.auto_sharded(parameter)
+    return parameter if resting is None or mesh_platform() == "tpu" else hax.shard(parameter, resting)
 
 
 def batch_shards() -> int:

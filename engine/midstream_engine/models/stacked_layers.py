@@ -8,10 +8,27 @@ from typing import Any
 import jax
 from haliax import Axis, NamedArray
 from haliax.nn import Stacked
+from jax.ad_checkpoint import checkpoint_name
+
+from midstream_engine.arithmetic.stored_activations import stored_names
+from midstream_engine.config.model import REMAT_BY_MEMORY
 
 LAYERS = "layers"
 # Policies that apply within a layer; haliax's own apply to complete layers.
 _INSIDE = ("dots_saveable", "dots_with_no_batch_dims_saveable")
+
+
+def saveable(x: NamedArray, name: str) -> NamedArray:
+    """Mark ``x`` as one of ``arithmetic.stored_activations.NAMES``, which ``gradient_checkpointing`` may store."""
+    return NamedArray(checkpoint_name(x.array, name), x.axes)
+
+
+def _policy(remat: bool | str) -> Any:
+    """Return jax's policy within a layer; None where haliax's own decides."""
+    if remat in _INSIDE:
+        return getattr(jax.checkpoint_policies, str(remat))
+    names = stored_names(remat)
+    return jax.checkpoint_policies.save_only_these_names(*names) if names else None
 
 
 def stack(num_layers: int, block: type, remat: bool | str) -> Callable[..., Stacked[Any]]:
@@ -19,15 +36,16 @@ def stack(num_layers: int, block: type, remat: bool | str) -> Callable[..., Stac
 
     ``remat``: ``gradient_checkpointing`` of the configuration.
     """
-    policy: Any = False if remat in _INSIDE else remat
-    return Stacked.init(Axis(LAYERS, num_layers), block, gradient_checkpointing=policy)
+    own: Any = remat if _policy(remat) is None else False
+    own = True if own == REMAT_BY_MEMORY else own  # a plan for devices has chosen names
+    return Stacked.init(Axis(LAYERS, num_layers), block, gradient_checkpointing=own)
 
 
 def fold(blocks: Stacked[Any], remat: bool | str, x: NamedArray, *arguments: Any) -> NamedArray:
     """Apply all blocks to ``x``, each with ``arguments`` (of those with a ``layers`` axis: its slice)."""
-    if remat not in _INSIDE:
+    policy = _policy(remat)
+    if policy is None:
         return blocks.fold(x, *arguments)
-    policy = getattr(jax.checkpoint_policies, str(remat))
 
     def body(block: Any, carry: NamedArray, *rest: Any) -> NamedArray:
         # Within a scan nothing can be merged across iterations, so prevention is unnecessary.

@@ -42,6 +42,9 @@ ALL = [
 ]  # fmt: skip
 
 
+WIDE = ["--trainer.gradient_reduce_dtype", "float32"]
+
+
 def flags(model: str, precision: str, *more: str) -> list[str]:
     return ["--config_path", str(CONFIGS / f"{model}_tiny.yaml"), "--trainer.mp", precision, *more]
 
@@ -59,7 +62,7 @@ def step_of(plan: Plan) -> Any:
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 @pytest.mark.parametrize("precision", ["bfloat16", "half", "p=bf16,c=f16", "p=f16,c=f32"])
-@pytest.mark.parametrize("more", [[], [*ALL, *NARROW], ["--optimizer.nesterov", "true", *NARROW]])
+@pytest.mark.parametrize("more", [[], [*ALL, *NARROW], ["--optimizer.nesterov", "true", *NARROW], WIDE])
 def test_step_returns_the_types_that_it_gets(model: str, precision: str, more: list[str]) -> None:
     plan = make_plan(load_config(flags(model, precision, *more)).config, jax.devices()[:1])
     tokens = plan.cut.shape(plan.positions)

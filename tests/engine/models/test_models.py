@@ -91,7 +91,7 @@ def test_activation_stores_only_its_argument_for_backward(name: str) -> None:
     assert len([leaf for leaf in jax.tree.leaves(backward) if leaf.shape == (7,)]) == 1
 
 
-@pytest.mark.parametrize("policy", ["full", "dots_with_no_batch_dims_saveable"])
+@pytest.mark.parametrize("policy", ["full", "dots_with_no_batch_dims_saveable", "qkv+attention", "mlp"])
 def test_rematerialisation_keeps_gradient(plain: tuple[float, Any], policy: str) -> None:
     assert_same(measured(LLAMA, gradient_checkpointing=policy), plain, 1e-6)
 

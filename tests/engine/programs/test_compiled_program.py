@@ -301,6 +301,17 @@ def test_step_for_tpu_gathers_head_once_and_writes_no_logits() -> None:
 
 
 @pytest.mark.drawn
+@pytest.mark.skipif(tpu_library() is None, reason="no compiler for TPUs: make compilers")
+def test_step_for_tpu_sums_in_float32_and_gathers_in_bfloat16() -> None:
+    [found] = compiled_steps("v5e:2x2", "--trainer.gradient_reduce_dtype", "float32")
+    matrices = [one for one in found["collectives"] if max(map(math.prod, one["shapes"])) >= 64 * 64]
+    dtypes = {kind: {dtype for one in matrices if one["kind"] == kind for dtype in one["dtypes"]}
+              for kind in (ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER)}  # fmt: skip
+    assert dtypes[ALL_GATHER] == {"bf16"}
+    assert dtypes[REDUCE_SCATTER] | dtypes[ALL_REDUCE] == {"f32"}
+
+
+@pytest.mark.drawn
 @pytest.mark.skipif(gpu_compiler() is None, reason="no compiler for GPUs: make compilers-cuda")
 def test_gpu_step_gathers_head_once_and_writes_no_position_pairs() -> None:
     alone, eight = compiled_steps("h100x1,h100x8", "--model.seq_len", "48")

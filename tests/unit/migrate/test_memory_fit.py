@@ -61,6 +61,18 @@ def test_micro_batches_double_gradients_and_save_activations() -> None:
     assert cut.state == single.state
 
 
+def test_activations_stored_by_name_are_counted() -> None:
+    def stored(value: object) -> int:
+        config = {**CONFIG, "model": {**CONFIG["model"], "gradient_checkpointing": value}}
+        return memory_fit.footprint(ARRAYS, config, batch_shape(64, 2), 2).activations
+
+    numbers = 32 * 128 * LAYERS * 4  # examples, positions, layers, bytes
+    assert stored("attention") - stored(True) == numbers * EMBED
+    assert stored("qkv+attention") - stored(True) == numbers * 4 * EMBED
+    assert stored("qkv+attention+mlp") - stored(True) == numbers * (4 * EMBED + MLP)
+    assert stored("auto") == stored(True), "it takes what has room"
+
+
 def test_less_memory_lowers_per_device_batch_only() -> None:
     large, footprint = memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, None)
     assert (large.per_device, large.accumulation) == (32, 1)

@@ -38,7 +38,14 @@ def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], ou
     hosts = HostPool(fleet)
     try:
         checks = _print(check_target(fleet, hosts, target), output)
-        if options.rehearse is not None and not any(check.state == FAIL for check in checks):
+        failed = any(check.state == FAIL for check in checks)
+        if options.rehearse is not None and failed:
+            from midstream.headless.fleet.slice_check import check_busy
+
+            # Nothing is rehearsed beside what a check found: the compiler alone says whether the step fits.
+            fit = check_busy(fleet, target.name, options.rehearse or REHEARSAL_CONFIG, engine, output)
+            checks += _print([fit] if fit is not None else [], output)
+        elif options.rehearse is not None:
             report = reporter(output, verbose=options.verbose)
             checks += _print(
                 rehearse(fleet, hosts, target, options.rehearse or REHEARSAL_CONFIG, engine, report), output

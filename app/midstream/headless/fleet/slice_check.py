@@ -1,4 +1,4 @@
-"""The step of a run on a slice that does not exist yet: compile it, and print the estimate."""
+"""The step of a run on a target where it cannot be rehearsed: compile it, and print the estimate."""
 
 from __future__ import annotations
 
@@ -36,6 +36,36 @@ def check_slice(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], o
     hosts = HostPool(fleet)
     try:
         check, row = slice_fit(fleet, hosts, name, subject_for(fleet, hosts, config, "", engine), reporter(output))
+    finally:
+        hosts.close()
+    if row is not None:
+        output.value({"event": "candidate", **row.to_json()})
+    return check
+
+
+def check_busy(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], output: Output) -> Check | None:
+    """Compile the step of a config for a target on which a check has failed; print the estimate as JSON.
+
+    None where its accelerators are not known, or there is no compiler for them.
+    """
+    from midstream.compare.candidates import Candidate, accelerators_of_target, price_of_target
+    from midstream.compare.slice_fit import candidate_fit
+    from midstream.compare.subject import SNAPSHOT_TIMEOUT
+    from midstream.errors import UsageError
+    from midstream.hosts.host_pool import HostPool
+    from midstream.launch.progress_line import reporter
+    from midstream.watch.watcher import take_snapshot
+
+    hosts = HostPool(fleet)
+    try:
+        try:
+            accelerators = accelerators_of_target(fleet, name, take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT))
+        except UsageError:
+            return None
+        candidate = Candidate(name, accelerators, name, price_of_target(fleet, name))
+        subject = subject_for(fleet, hosts, config, "", engine)
+        unknown = f"whether a step fits {name} is not known before it can be rehearsed there"
+        check, row = candidate_fit(fleet, hosts, candidate, subject, reporter(output), unknown)
     finally:
         hosts.close()
     if row is not None:

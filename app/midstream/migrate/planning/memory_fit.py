@@ -16,6 +16,7 @@ from midstream.migrate.json_values import section
 from midstream.migrate.planning.batch_shape import BatchShape, batch_shape
 from midstream.output import size
 from midstream.watch.snapshot import Accelerator
+from midstream_engine.arithmetic.stored_activations import stored_width
 from midstream_engine.records import ArrayEntry
 from midstream_engine.shared.accelerators import find_accelerator
 from midstream_engine.shared.precision import Precision, precision_of
@@ -108,7 +109,16 @@ def footprint(
     layer = unit * (17 + 4 * mlp // max(1, hidden))
     if on_cpu:
         layer += 3 * width * shape.per_device * int(model.get("num_heads") or 1) * seq * seq
-    stored = unit * layers if model.get("gradient_checkpointing", True) else layer * layers
+    remat, heads = model.get("gradient_checkpointing", True), int(model.get("num_heads") or 1)
+    named = stored_width(
+        remat,
+        heads=heads,
+        kv_heads=int(model.get("num_kv_heads") or heads),
+        head_size=int(model.get("head_dim") or hidden // heads),
+        mlp=mlp,
+        gated=model.get("type") == "llama",
+    )
+    stored = (unit + seq * shape.per_device * named * width) * layers if remat else layer * layers
     return Footprint(
         state=state,
         gradients=4 * parameters * (2 if shape.accumulation > 1 else 1),

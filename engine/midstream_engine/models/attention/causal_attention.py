@@ -21,6 +21,7 @@ from midstream_engine.models.attention.kernel_sizes import document_kernels_fit
 from midstream_engine.models.axes import BATCH, HEAD_SIZE, HEADS, KEY_POSITION, KV_HEADS, POSITION
 from midstream_engine.models.layers import dropout
 from midstream_engine.models.sharding import mesh_platform
+from midstream_engine.models.stacked_layers import saveable
 
 # The derivative of softmax from its results alone. Without it the exponentials are stored too: as many as the scores.
 jax.config.update("jax_softmax_custom_jvp", True)
@@ -111,7 +112,7 @@ def attend(
     if config.upcast_attn:
         q, k = q.astype(jnp.float32), k.astype(jnp.float32)
     if backend == "vanilla":
-        return _vanilla(q, k, v, view, rate, keys, site)
+        return saveable(_vanilla(q, k, v, view, rate, keys, site), "attention")
     order = (BATCH, POSITION, ..., HEAD_SIZE)
     q, k, v = q.rearrange(order), k.rearrange(order), v.astype(q.dtype).rearrange(order)
     if backend == "splash":
@@ -133,7 +134,7 @@ def attend(
     out: Any = jax.nn.dot_product_attention(
         q.array, k.array, v.array, mask=mask, is_causal=True, scale=1.0, implementation=implementation
     )
-    return NamedArray(out, q.axes).astype(dtype)
+    return saveable(NamedArray(out, q.axes).astype(dtype), "attention")
 
 
 def _vanilla(

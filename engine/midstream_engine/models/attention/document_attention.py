@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from haliax import NamedArray
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jax.sharding import PartitionSpec
@@ -104,7 +105,7 @@ def _attention(
 def _attention_forward(
     interpret: bool, q: jax.Array, k: jax.Array, v: jax.Array, starts: jax.Array, stops: jax.Array
 ) -> tuple[jax.Array, Any]:
-    out, normaliser = _forward(interpret, q, k, v, starts)
+    out, normaliser = (checkpoint_name(part, "attention") for part in _forward(interpret, q, k, v, starts))
     return out, (q, k, v, starts, stops, out, normaliser)
 
 

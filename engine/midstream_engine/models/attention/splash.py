@@ -90,7 +90,7 @@ def _on_device(
             block_q=block, block_kv=block, block_kv_compute=block,
             block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
         ),
-        head_shards=1, q_seq_shards=1, interpret=interpret,
+        head_shards=1, q_seq_shards=1, interpret=interpret, residual_checkpoint_name="attention",
     )  # fmt: skip
 
     def one(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> Any:

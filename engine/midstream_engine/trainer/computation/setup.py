@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jmp
+import jax.numpy as jnp
 import optax
 from jaxtyping import PRNGKeyArray
 
 from midstream_engine import records
 from midstream_engine.config.batch_schedule import BatchSchedule
+from midstream_engine.config.model import REMAT_BY_MEMORY
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.batches.batches import TrainingBatches, Validation
 from midstream_engine.data.imported.imported_files import tokenizer_path
@@ -24,7 +25,9 @@ from midstream_engine.optim.optimizer import build_optimizer
 from midstream_engine.optim.schedule import Schedule, learning_rate
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.trainer.computation.batch_division import Cut, ScheduledBatches, cut_batch
+from midstream_engine.trainer.computation.rematerialisation import by_memory
 from midstream_engine.trainer.computation.train_state import (
+    StepPolicy,
     TrainState,
     abstract_state,
     fresh_state,
@@ -44,7 +47,7 @@ class Plan:
     config: TrainLmConfig
     tokenizer: Tokenizer
     layout: Layout
-    policy: jmp.Policy
+    policy: StepPolicy
     schedule: Schedule
     optimizer: optax.GradientTransformationExtraArgs
     template: TrainState  # shapes
@@ -168,10 +171,29 @@ def make_plan(
     template = abstract_state(initializer(config, tokenizer.vocab_size, optimizer, policy))
     for cut in cuts.values():
         check_fits(layout, template, cut.size)
+    if config.model.gradient_checkpointing == REMAT_BY_MEMORY:
+        config = _with_remat(config, layout, template, cuts[evaluated])
+        template = abstract_state(initializer(config, tokenizer.vocab_size, optimizer, policy))
     return Plan(
         config, tokenizer, layout, policy, rate, optimizer, template, layout.at_rest(template), schedule, cuts,
         evaluation_cut,
     )  # fmt: skip
+
+
+def _with_remat(config: TrainLmConfig, layout: Layout, template: TrainState, cut: Cut) -> TrainLmConfig:
+    """Return the configuration with what each layer stores, chosen to the memory of the devices."""
+    devices = layout.mesh.size
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(template.model))
+    chosen = by_memory(
+        config.model,
+        layout.mesh.devices.flat[0],
+        state=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(template)) / devices,
+        gradients=4 * numbers * (1 if cut.micro == 1 else 2) / devices,
+        tokens=cut.size // layout.batch_shards * config.model.seq_len,
+        width=jnp.dtype(config.trainer.precision().compute).itemsize,
+    )
+    log.info("model.gradient_checkpointing: auto is %s here", chosen if isinstance(chosen, str) else "true")
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, gradient_checkpointing=chosen))
 
 
 def prepare(

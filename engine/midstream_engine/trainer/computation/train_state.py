@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -36,10 +37,18 @@ class TrainState(eqx.Module):
         return self.model if self.average is None else self.average.model
 
 
-def policy_of(config: TrainLmConfig) -> jmp.Policy:
-    """Return the run's precision as jmp's policy."""
+@dataclass(frozen=True)
+class StepPolicy(jmp.Policy):
+    """Precisions of a step."""
+
+    wide_gradients: bool = False  # gradients are summed in float32, over devices too, where the computation has less
+
+
+def policy_of(config: TrainLmConfig) -> StepPolicy:
+    """Return the run's precisions."""
     precision = config.trainer.precision()
-    return jmp.Policy(*(jnp.dtype(name) for name in (precision.parameters, precision.compute, precision.output)))
+    dtypes = (jnp.dtype(name) for name in (precision.parameters, precision.compute, precision.output))
+    return StepPolicy(*dtypes, wide_gradients=config.trainer.gradient_reduce_dtype is not None)
 
 
 def initializer(

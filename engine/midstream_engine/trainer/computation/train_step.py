@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import jmp
 import optax
 from haliax import Axis, NamedArray
+from jax.typing import DTypeLike
 
 from midstream_engine.config.averaging import ModelAveragingConfig
+from midstream_engine.models.layers import computed_in
 from midstream_engine.models.lm import BATCH, LmModel, summed_loss, token_losses
 from midstream_engine.optim.averaging import update_average
 from midstream_engine.optim.optimizer import schedule_count
@@ -20,7 +22,7 @@ from midstream_engine.optim.schedule import Schedule
 from midstream_engine.optim.skip_step import skipped
 from midstream_engine.trainer.computation.batch_division import MICRO
 from midstream_engine.trainer.computation.finiteness import number_kinds
-from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.trainer.computation.train_state import StepPolicy, TrainState
 from midstream_engine.trainer.runtime.mesh import Layout
 
 
@@ -37,7 +39,7 @@ class StepResult(NamedTuple):
 def train_step(
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: Schedule,
-    policy: jmp.Policy,
+    policy: StepPolicy,
     layout: Layout,
     *,
     eos: int | None,
@@ -61,9 +63,12 @@ def train_step(
         averaging: Of the model; None: none.
         z_loss: Weight of the z-loss, which is a part of the loss.
     """
+    wide = policy.wide_gradients and jnp.finfo(policy.compute_dtype).bits < 32
+    gradients = jnp.float32 if wide else policy.compute_dtype
 
     def summed(model: LmModel, tokens: NamedArray, mask: NamedArray, keys: NamedArray | None) -> jax.Array:
-        return summed_loss(policy.cast_to_compute(model), tokens, mask, eos=eos, keys=keys, z_loss=z_loss)
+        cast = computed_in(model, policy.compute_dtype) if wide else policy.cast_to_compute(model)
+        return summed_loss(cast, tokens, mask, eos=eos, keys=keys, z_loss=z_loss)
 
     def step_fn(
         state: TrainState, step: jax.Array, tokens: NamedArray, mask: NamedArray
@@ -74,7 +79,7 @@ def train_step(
 
         def micro_batch(number: jax.Array | int, tokens: NamedArray, mask: NamedArray) -> tuple[jax.Array, LmModel]:
             keys = _example_keys(step_key, number, Batch) if dropout else None
-            loss, gradient = jax.value_and_grad(summed)(_at_least(policy, state.model), tokens, mask, keys)
+            loss, gradient = jax.value_and_grad(summed)(_at_least(gradients, state.model), tokens, mask, keys)
             return loss, layout.constrained(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient))
 
         if Micro.size == 1:
@@ -108,9 +113,9 @@ def train_step(
     return step_fn
 
 
-def _at_least(policy: jmp.Policy, model: LmModel) -> LmModel:
-    """Return the model in the compute precision where its own is lower: its gradient is then not rounded to its own."""
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, policy.compute_dtype)), model)
+def _at_least(dtype: DTypeLike, model: LmModel) -> LmModel:
+    """Return the model in ``dtype`` where its own precision is lower: its gradient is then not rounded to its own."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, dtype)), model)
 
 
 def evaluation_step(

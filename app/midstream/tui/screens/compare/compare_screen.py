@@ -157,7 +157,7 @@ class CompareScreen(ModalScreen[str | None]):
         if not chosen.candidate.target:
             name = chosen.candidate.name
             self.notify(f"{name} is no target: add one with these accelerators to the fleet file", severity="warning")
-        elif not chosen.fits:
+        elif chosen.estimate is not None and not chosen.fits:
             self.notify(f"the run does not fit {chosen.candidate.name}", severity="error")
         elif self.midstream.readonly:
             self.notify("--readonly: nothing is changed", severity="warning")

@@ -1,0 +1,30 @@
+"""Activations that a layer stores by name (``model.gradient_checkpointing: qkv+attention``), in numbers."""
+
+from __future__ import annotations
+
+NAMES = ("qkv", "attention", "mlp")
+
+
+def stored_names(value: object) -> tuple[str, ...]:
+    """Return the names in ``qkv+attention``; none where it is another value of ``gradient_checkpointing``."""
+    names = tuple(value.split("+")) if isinstance(value, str) else ()
+    return names if set(names) <= set(NAMES) and len(set(names)) == len(names) else ()
+
+
+def stored_width(value: object, *, heads: int, kv_heads: int, head_size: int, mlp: int, gated: bool) -> int:
+    """Return the numbers that a layer stores of a token beside its input, for the names in ``value``.
+
+    Args:
+        value: Of ``gradient_checkpointing``.
+        heads: Of queries.
+        kv_heads: Of keys and values.
+        head_size: Numbers per head.
+        mlp: Width of the MLP.
+        gated: Whether the MLP has a gate, a second product of this width.
+    """
+    widths = {
+        "qkv": (heads + 2 * kv_heads) * head_size,  # queries, keys and values
+        "attention": heads * head_size,  # the result of attention
+        "mlp": mlp * (2 if gated else 1),  # the MLP's inner products
+    }
+    return sum(widths[name] for name in stored_names(value))
