@@ -10,7 +10,7 @@ import io
 import os
 import struct
 import zipfile
-from typing import Any, Dict, NamedTuple, Optional, Tuple, cast
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, cast
 
 from midstream.remote.trainers.formats.errors import FormatError
 from midstream_engine import records, restricted_pickle
@@ -46,7 +46,7 @@ class PlainValues(Vocabulary):
 
     inert = True
 
-    def known(self, module: str, name: str) -> bool:
+    def known(self, module: str, name: str) -> bool:  # noqa: ARG002
         """Allow every name: none is looked up."""
         return True
 
@@ -87,7 +87,7 @@ class PlainValues(Vocabulary):
 
     def _mapping(self, arguments: Tuple[Any, ...]) -> Dict[Any, Any]:
         """Return the pairs of an ordered dict of protocol 1; a defaultdict's argument is its factory."""
-        pairs: Any = arguments[0] if arguments and type(arguments[0]) is list else []
+        pairs = cast("List[Any]", arguments[0]) if arguments and type(arguments[0]) is list else []
         found: Dict[Any, Any] = {}
         for pair in pairs:
             if type(pair) not in (tuple, list) or len(pair) != 2:

@@ -8,7 +8,7 @@ from midstream.remote.trainers.metrics.rows import Point
 
 
 class Parsed(NamedTuple):
-    """Result of one read. ``consumed``: bytes that are not read again. ``problem``: why the rest waits; empty if not."""
+    """Result of one read. ``consumed``: bytes that are not read again. ``problem``: why the rest waits."""
 
     points: List[Point]
     consumed: int
