@@ -151,7 +151,7 @@ class _Machine:
             items = self._taken(self._unmark())
             if type(stack[-1]) is not set:
                 raise PickleError("broken pickle: it adds to what is no set")
-            cast("Set[Any]", stack[-1]).update(self._vocabulary.key(item) for item in items)
+            cast("set[Any]", stack[-1]).update(self._vocabulary.key(item) for item in items)
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             self._global(name, argument)
         elif name in ("REDUCE", "NEWOBJ") or (name == "NEWOBJ_EX" and self._vocabulary.inert):

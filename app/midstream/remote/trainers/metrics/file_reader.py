@@ -35,11 +35,14 @@ class _Followed:
     def from_json(cls, value: Any) -> Optional[_Followed]:
         """Decode; None where it has another shape."""
         fields = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
-        part, device, inode, offset = numbers = [fields.get(name) for name in ("part", "device", "inode", "offset")]
-        head, tail = texts = [fields.get(name) for name in ("head", "tail")]
-        if any(type(one) is not int or one < 0 for one in numbers) or any(type(one) is not str for one in texts):
+        numbers = {name: fields.get(name) for name in ("part", "device", "inode", "offset")}
+        texts = {name: fields.get(name) for name in ("head", "tail")}
+        if any(type(one) is not int or one < 0 for one in numbers.values()):
             return None
-        return cls(*cast("Any", (part, device, inode, offset, head, tail)), fields.get("parser"), fields.get("open"))
+        if any(type(one) is not str for one in texts.values()):
+            return None
+        others = {name: fields.get(name) for name in ("parser", "open")}
+        return cls(**cast("Dict[str, Any]", {**numbers, **texts, **others}))
 
 
 class FileReader:
