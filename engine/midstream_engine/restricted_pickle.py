@@ -178,6 +178,9 @@ class _Machine:
         if name == "NEWOBJ_EX":
             self._stack.pop()  # named arguments of the constructor
         arguments, function = self._stack.pop(), self._stack.pop()
+        if self._vocabulary.inert and type(function) is Record and type(arguments) is tuple:
+            self._stack.append(Record(function.kind, cast("tuple[Any, ...]", arguments)))  # what a record returns
+            return
         if type(function) is not Global or type(arguments) is not tuple:
             raise PickleError("broken pickle: it calls what is no global")
         self._stack.append(self._vocabulary.call(function, cast("tuple[Any, ...]", arguments)))

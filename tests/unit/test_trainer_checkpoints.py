@@ -147,9 +147,12 @@ def test_a_truncated_file_is_named_at_each_length(case: Case, copy: Callable[[Ca
         if not content or re.fullmatch(case.unchecked, name):
             continue
         for length in sorted(set(boundaries(each))):
+            if content[:length] == content.rstrip():  # JSON without the end of its line
+                continue
             each.write_bytes(content[:length])
-            reason = refused(case, path)
-            assert each.name in reason or reason.startswith("it "), (name, length, reason)
+            found = look(case, path)
+            assert not found.complete, (name, length)
+            assert each.name in found.reason, (name, length, found.reason)
         each.write_bytes(content)
     assert look(case, path).complete
 
