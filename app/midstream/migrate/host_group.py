@@ -30,6 +30,7 @@ from midstream.remote.runs.run_state import MigrationAttempt, RunDescription
 from midstream.transfer import Endpoint, Progress, fan_out
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
+from midstream_engine.foreign.run_file import RunFile
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,8 +46,11 @@ def target_of(fleet: Fleet, name: str, hosts: Sequence[str]) -> Target:
 class HostGroup:
     """Source or target group of a migration of run ``run_id``."""
 
-    def __init__(self, hosts: HostPool, target: Target, run_id: str, store: str = "") -> None:
-        self.target, self.run_id, self.store = target, run_id, store
+    def __init__(
+        self, hosts: HostPool, target: Target, run_id: str, store: str = "", trainer: RunFile | None = None
+    ) -> None:
+        """Describe the group; ``trainer``: the run is one of this trainer."""
+        self.target, self.run_id, self.store, self.trainer = target, run_id, store, trainer
         self._hosts = hosts
         self._prepared: Mapping[str, Prepared] | None = None
 
@@ -245,7 +249,7 @@ class HostGroup:
             HostError: a host does not answer.
         """
         if self._prepared is None:
-            self._prepared = prepare_target(self._hosts, fleet, self.target)
+            self._prepared = prepare_target(self._hosts, fleet, self.target, trainer=self.trainer)
         return self._prepared
 
     def distribute(
