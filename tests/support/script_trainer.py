@@ -22,7 +22,7 @@ flags.add_argument("--pause", type=float, default=0.02)
 flags.add_argument("--resume", default="")
 flags.add_argument("--save-on-signal", action="store_true")
 flags.add_argument("--forget-data", action="store_true")  # as a plain shuffled loader does
-flags.add_argument("--fail-at", type=int, default=0)
+flags.add_argument("--stop-at", type=int, default=0)
 options = flags.parse_args()
 try:
     import midstream_tap
@@ -63,8 +63,8 @@ while state["step"] < options.steps:
     state["step"], state["position"] = step + 1, state["position"] + 4
     log.write(json.dumps({"step": step, "loss": loss, "learning_rate": rate, "time": time.time()}) + "\\n")
     log.flush()
-    if options.fail_at and step + 1 == options.fail_at:
-        raise RuntimeError("the device is used by another process")
+    if options.stop_at and step + 1 == options.stop_at:
+        sys.exit(0)
     if state["step"] % options.every == 0 or stopping:
         save()
     if stopping:
