@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import Ended, Run, midstream, refused, start_midstream
 from support.script_trainer import write_script
-from midstream_engine import records
 
 STEPS = 20000  # more than a test trains
 
@@ -52,7 +52,7 @@ def test_script_is_watched_migrated_cold_and_continued(lab: Lab, runs: Callable[
     first = next(event for event in metrics.events if event.get("event") == "metrics" or "global_step" in event)
     assert {"train/loss", "optim/learning_rate"} <= first.keys(), first
 
-    # The state that is migrated is a periodic checkpoint: nothing before it is lost, and what the target executes is agreed to.
+    # What the target executes is agreed to first.
     refused(midstream("--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", "cold"), 3, "there executes")
     moved = midstream(
         "--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", "cold", "--yes", "--healthy-steps", "5", "--json"
@@ -82,12 +82,11 @@ def test_script_is_watched_migrated_cold_and_continued(lab: Lab, runs: Callable[
     assert max(rows) + 1 >= stopped.result["step"] > sealed
 
 
-def test_script_is_rehearsed_migrated_warm_and_rolled_back(
-    lab: Lab, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_script_is_rehearsed_migrated_warm_and_rolled_back(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
     here, there = lab.host("here"), lab.host("there")
     fleet = lab.fleet_file(here=here.config, there=there.config)
-    file = write_script(tmp_path / "code", steps=STEPS, every=25, saves=True, more="environment: {variables: {TAP: '1'}}")
+    tap = "environment: {variables: {TAP: '1'}}"
+    file = write_script(tmp_path / "code", steps=STEPS, every=25, saves=True, more=tap)
     launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r")
     assert launched.code == 0, launched.stderr
     source, target = runs(here.root, "r"), runs(there.root, "r")

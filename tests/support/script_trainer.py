@@ -1,7 +1,7 @@
 """A training script of nanoGPT's kind, without torch: linear regression by SGD, with its data order and its state.
 
-Each update consumes the next batch of a shuffled order; the state is parameters, position and random state. It is exact: a
-run that resumes anywhere has the losses of one that was never interrupted.
+Each update consumes the next batch of a shuffled order; the state is parameters, position and random state. It is
+exact: a run that resumes anywhere has the losses of one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from midstream_engine import records
 
-TRAIN = '''
+TRAIN = """
 import argparse, json, os, random, signal, sys, time
 from model import gradient
 
@@ -71,7 +71,7 @@ while state["step"] < options.steps:
         sys.exit(0)
     time.sleep(options.pause)
 save()
-'''
+"""
 
 MODEL = '''
 def gradient(weights, batch, noise):
@@ -88,7 +88,8 @@ def gradient(weights, batch, noise):
 RUN_FILE = """\
 trainer: script
 command: "{{python}} train.py --out {{out}} --steps {steps} --every {every} --pause {pause} {flags}"
-resume: "{{python}} train.py --out {{out}} --steps {steps} --every {every} --pause {pause} {flags} --resume {{checkpoint}}"
+resume: >-
+  {{python}} train.py --out {{out}} --steps {steps} --every {every} --pause {pause} {flags} --resume {{checkpoint}}
 steps: {steps}
 files: ["*.py"]
 checkpoints: {{rule: glob, pattern: "ckpt-*.json"}}
@@ -114,9 +115,7 @@ def write_script(
     (directory / "model.py").write_text(MODEL)
     file = directory / "run.yaml"
     flags += " --save-on-signal" * saves
-    text = RUN_FILE.format(
-        steps=steps, every=every, pause=pause, flags=flags, saves=str(saves).lower(), more=more
-    )
+    text = RUN_FILE.format(steps=steps, every=every, pause=pause, flags=flags, saves=str(saves).lower(), more=more)
     file.write_text(text)
     return file
 

@@ -8,6 +8,7 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -298,7 +299,7 @@ class _Parser:
 
     def _refuse_fixed_flags(self, key: str, words: Sequence[str]) -> None:
         """Refuse flags of launchers whose next word fixes what midstream writes."""
-        for flag, value in zip(words, words[1:], strict=False):
+        for flag, value in pairwise(words):
             name = flag.lstrip("-").replace("-", "_").upper()
             if flag.startswith("-") and name in DISTRIBUTED and not PLACEHOLDER.search(value):
                 raise self._error(
@@ -327,5 +328,5 @@ def from_value(value: Mapping[str, Any], where: str) -> RunFile:
     """
     run = RunFile.from_json(dict(value), where)
     if run.trainer not in TRAINERS:
-        raise records.RecordError(f"{where}: trainer: {run.trainer[:60]!r} is none that this midstream knows")
+        raise records.RecordError(f"{where}: trainer: {run.trainer[:60]!r} is none of this midstream")
     return run

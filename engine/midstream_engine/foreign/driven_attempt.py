@@ -367,7 +367,7 @@ class DrivenAttempt:
             self._note("{} saved nothing new on {}".format(run.trainer, policy.signal))
         if killed:
             self._note("the trainer was killed {:.0f} s after {}".format(policy.grace, policy.signal))
-        return self._seal(run)
+        return self._seal()
 
     def _named_checkpoint(self) -> bool:
         """Return whether the command stops the run for a checkpoint that exists already."""
@@ -401,7 +401,7 @@ class DrivenAttempt:
         print("midstream: {}".format(message), flush=True)
         self.status.update(message=message)
 
-    def _seal(self, run: RunFile) -> int:
+    def _seal(self) -> int:
         """Pass the epoch on, now that no process of the trainer runs, and end the attempt."""
         assert self._watch is not None
         command, place = self._stop, self._place
@@ -450,8 +450,8 @@ class DrivenAttempt:
     def _rehearse(self, run: RunFile, command: records.Command) -> Optional[records.Command]:
         """Start the trainer once on an earlier checkpoint, compare nothing, and wait for the state.
 
-        Its rows go to ``replay.jsonl``: the migration compares them with those of the source, which has trained past that
-        checkpoint. Returns the command that hands the run over; None where it was stopped.
+        Its rows go to ``replay.jsonl``: the migration compares them with those of the source, which has trained past
+        that checkpoint. Returns the command that hands the run over; None where it was stopped.
 
         Raises:
             EndedEarlyError: The trainer does not train here.

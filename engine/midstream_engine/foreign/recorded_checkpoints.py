@@ -1,8 +1,8 @@
 """A trainer's checkpoint as a checkpoint of the run: its files with their hashes, under a name that the fence accepts.
 
-``checkpoints/step-<N>-a<NNN>/`` has the files below ``files/``, ``train.json`` whose state lists their hashes (so that the
-root digest covers them), and ``manifest.json``, written last. Files are linked where the trainer never writes them again
-in place; else they are copied. What is incomplete by its rule is never recorded.
+``checkpoints/step-<N>-a<NNN>/`` has the files below ``files/``, ``train.json`` whose state lists their hashes (so that
+the root digest covers them), and ``manifest.json``, written last. Files are linked where the trainer never writes them
+again in place; else they are copied. What is incomplete by its rule is never recorded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, epoch: int, versions: Dict[str, str],
            world: int) -> Optional[records.Manifest]:  # fmt: skip
-    """Record a checkpoint and return its manifest; None where its files changed meanwhile.
+    """Record a checkpoint and return its manifest; None where the trainer removed it first.
 
     Raises:
         FenceRejectedError: The fence does not accept its step of this epoch.
@@ -141,7 +141,7 @@ def usable(paths: records.RunPaths) -> List[records.Manifest]:
 
 
 def prune(paths: records.RunPaths, attempt: int, keep: int = KEPT) -> List[str]:
-    """Remove the recorded checkpoints of an attempt that are neither pinned nor among the newest; return their names."""
+    """Remove an attempt's recorded checkpoints that are neither pinned nor among the newest; return their names."""
     own = [manifest for manifest in usable(paths) if manifest.attempt == attempt]
     pinned = _pinned(paths)
     removed: List[str] = []

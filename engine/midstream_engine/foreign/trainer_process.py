@@ -99,7 +99,7 @@ class Started:
 
 
 class Adopted:
-    """A trainer that was started by somebody else: known by its launcher's identity."""
+    """A trainer that was started by a user: known by its launcher's identity."""
 
     def __init__(self, identity: records.ProcessIdentity) -> None:
         self._identity = identity

@@ -7,7 +7,6 @@ import json
 import os
 import posixpath
 import subprocess
-import sys
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from midstream_engine import records
@@ -94,7 +93,10 @@ class Setup:
         }
 
     def commands(self, checkpoint: str = "") -> List[List[str]]:
-        """Return the command of each process that is started here. Raises RecordError for a placeholder without value."""
+        """Return the command of each process that is started here.
+
+        Raises RecordError for a placeholder without value.
+        """
         words = expand(self.run.words(bool(checkpoint)), self.values(checkpoint))
         return [words] * (1 if self.run.launcher else self.world.devices)
 
@@ -133,7 +135,7 @@ def versions(python: str, packages: Tuple[str, ...], environment: Mapping[str, s
     """Return the versions of an interpreter's packages; empty where it does not answer."""
     try:
         done = subprocess.run(
-            [python, "-P" if python == sys.executable and sys.version_info >= (3, 11) else "-s", "-c", _VERSIONS, *packages],
+            [python, "-s", "-c", _VERSIONS, *packages],
             env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             timeout=VERSIONS_TIMEOUT, check=False,
         )  # fmt: skip

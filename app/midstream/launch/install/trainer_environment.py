@@ -21,8 +21,8 @@ def prepare_trainer_environment(
 ) -> Environment:
     """Find or build the interpreter that starts the run's trainer on ``host``.
 
-    In this order: the run file's interpreter; an environment of its requirements, built where it is missing; ``python:``
-    of the host in the fleet file.
+    In this order: the run file's interpreter; an environment of its requirements, built where it is missing;
+    ``python:`` of the host in the fleet file.
 
     Raises:
         LaunchError: There is none, or it does not start.
@@ -35,8 +35,8 @@ def prepare_trainer_environment(
     if not python:
         raise LaunchError(
             f"{host.name}: no interpreter for {run.trainer}",
-            f"environment: {{python: PATH}} or {{requirements: FILE}} in the run file, or python: of {host.name} in the "
-            "fleet file",
+            "environment: {python: PATH} or {requirements: FILE} in the run file, or python: of "
+            f"{host.name} in the fleet file",
         )
     answer = host.call(environments.run_command, timeout=IMPORT_TIMEOUT)(
         argv=with_setup([python, "-c", _VERSION], config.setup), env=dict(config.env)

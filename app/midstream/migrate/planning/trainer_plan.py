@@ -107,7 +107,7 @@ def _check_request(request: Request, ends: Ends, run: RunFile) -> None:
     """Refuse what a run of another trainer cannot do. UsageError."""
     if request.mode == LIVE:
         raise UsageError(
-            f"a live migration recomputes steps with midstream's engine, and {ends.run.run_id} is a run of {run.trainer}",
+            f"{ends.run.run_id} is a run of {run.trainer}: a live migration needs midstream's engine, which can replay",
             "--mode warm",
         )
     if request.overrides:
@@ -120,7 +120,8 @@ def _check_request(request: Request, ends: Ends, run: RunFile) -> None:
         )
     if len(ends.source_hosts) > 1 or len(ends.target.hosts) > 1:
         raise UsageError(
-            f"runs of other trainers migrate between single hosts: {', '.join((*ends.source_hosts, *ends.target.hosts))}",
+            "runs of other trainers migrate between single hosts: "
+            + ", ".join((*ends.source_hosts, *ends.target.hosts)),
             "choose a target of one host",
         )
     if run.directory and not run.files_digest:

@@ -1,9 +1,9 @@
 """Replay overlap: losses of steps that source and target both did from the same checkpoint.
 
 It shows lost data order, optimizer state and random state of a trainer without touching the user's code. On the same
-number of processes and the same kind of device the losses are usually equal bit by bit. Else they agree in a band: a fifth
-of the typical difference between two neighbouring losses, at least 1e-4 and at most 2e-2, relative. Batches in another
-order differ by as much as neighbours do.
+number of processes and the same kind of device the losses are usually equal bit by bit. Else they agree in a band: a
+fifth of the typical difference between two neighbouring losses, at least 1e-4 and at most 2e-2, relative. Batches in
+another order differ by as much as neighbours do.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from midstream_engine import records
@@ -74,9 +75,7 @@ def overlap_of(source: Sequence[Mapping[str, Any]], target: Sequence[Mapping[str
 
 def band_of(losses: Sequence[float]) -> float:
     """Return the band for losses of consecutive rows."""
-    differences = [
-        records.relative_difference(before, after) for before, after in zip(losses, losses[1:], strict=False)
-    ]
+    differences = [records.relative_difference(before, after) for before, after in pairwise(losses)]
     if not differences:
         return WIDEST
     return max(NARROWEST, min(WIDEST, SHARE * statistics.median(differences)))

@@ -1,8 +1,8 @@
 """Certificate of a migration of another trainer's run: what could be checked, and what would make the rest checkable.
 
-*State*: the bytes that the trainer was started from are those that the source had written, SHA-256 at both ends. *Step* and
-*learning rate* continue. *Replay overlap*: losses of the same steps on both sides. *Data*: digests of the batches, where the
-script has the tap. *Environment*: versions on both sides.
+*State*: the bytes that the trainer was started from are those that the source had written, SHA-256 at both ends. *Step*
+and *learning rate* continue. *Replay overlap*: losses of the same steps on both sides. *Data*: digests of the batches,
+where the script has the tap. *Environment*: versions on both sides.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from midstream.counts import agree, count
@@ -148,7 +149,7 @@ def _step(step: int, evidence: Evidence, *, complete: bool) -> Claim:
     if not rows:
         return Claim("step", NOT_CHECKED, "the target has logged no step")
     steps = [row["global_step"] for row in (*evidence.source_rows, *rows)]
-    gaps = [after - before for before, after in zip(steps, steps[1:], strict=False) if after > before]
+    gaps = [after - before for before, after in pairwise(steps) if after > before]
     interval, first = max(1, min(gaps, default=1)), rows[0]["global_step"]
     continues = step <= first < step + interval
     return Claim(
@@ -182,7 +183,7 @@ def _learning_rate(step: int, evidence: Evidence, overlaps: Sequence[Overlap]) -
     after = [(row["global_step"], row[RATE]) for row in evidence.target_rows if RATE in row]
     if len(before) < 2 or not after:
         return Claim("learning rate", NOT_CHECKED, "it is not logged (log it with the loss)", needed=False)
-    slopes = [abs(b - a) / (t - s) for (s, a), (t, b) in zip(before[-9:], before[-8:], strict=False) if t > s]
+    slopes = [abs(b - a) / (t - s) for (s, a), (t, b) in pairwise(before[-9:]) if t > s]
     (last_step, last), (first_step, first) = before[-1], after[0]
     allowed = 2 * max(slopes, default=0.0) * (first_step - last_step) + LEARNING_RATE_TOLERANCE * abs(last)
     continues = abs(first - last) <= allowed

@@ -145,8 +145,9 @@ def build(
 ) -> int:
     """Build the environment ``<root>/envs/<name>`` from the lock file ``lock``.
 
-    A program. Hashes are required, unless ``hashed`` is false: another trainer's requirements. An environment cannot be moved, so it is built in place, under a lock that the
-    installers inherit; the stamp is written last, and a directory without one is built again.
+    A program. Hashes are required, unless ``hashed`` is false: another trainer's requirements. An environment cannot be
+    moved, so it is built in place, under a lock that the installers inherit; the stamp is written last, and a directory
+    without one is built again.
 
     Events: ``line`` (``text``), then ``done`` (``python``, ``how``) or ``problem`` (``message``).
 

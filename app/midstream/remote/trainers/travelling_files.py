@@ -1,7 +1,7 @@
 """The code and data of another trainer's run as a tree of objects, named by its content.
 
-`<root>/data/<digest>/` has the files below ``files/`` and a manifest. Small files are copied, because an editor may write
-them again in place; large ones are linked where that is possible.
+`<root>/data/<digest>/` has the files below ``files/`` and a manifest. Small files are copied, because an editor may
+write them again in place; large ones are linked where that is possible.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Trainer of Hugging Face transformers.
 
-SIGTERM ends it without a save: the newest periodic checkpoint remains. `enable_jit_checkpoint` saves a state that is one
-step behind the logged curve, so it is not relied on. A resume from a periodic checkpoint on the same number of processes
-repeats batches and losses bit by bit.
+SIGTERM ends it without a save: the newest periodic checkpoint remains. `enable_jit_checkpoint` saves a state that is
+one step behind the logged curve, so it is not relied on. A resume from a periodic checkpoint on the same number of
+processes repeats batches and losses bit by bit.
 """
 
 from __future__ import annotations

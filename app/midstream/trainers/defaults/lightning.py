@@ -1,7 +1,8 @@
 """Lightning.
 
-SIGTERM saves nothing by default and exits 0; with `save_on_exception=True` it saves, and torchrun then exits 1. A signal to
-one rank hangs all: its handler calls a collective. A plain shuffled DataLoader begins its epoch again after a resume.
+SIGTERM saves nothing by default and exits 0; with `save_on_exception=True` it saves, and torchrun then exits 1. A
+signal to one rank hangs all: its handler calls a collective. A plain shuffled DataLoader begins its epoch again after a
+resume.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from midstream_engine.foreign.run_file import FIXED, Batch, Checkpoints, Metrics, Stop, Stored
+from midstream_engine.foreign.run_file import Batch, Checkpoints, Metrics, Stop, Stored
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TrainerDefaults:
     resume: tuple[str, ...] | None
     checkpoints: Checkpoints | None
     metrics: Metrics | None
-    stop: Stop = Stop()
-    stored: Stored = Stored()
-    batch: Batch = Batch(FIXED)
+    stop: Stop = field(default_factory=Stop)
+    stored: Stored = field(default_factory=Stored)
+    batch: Batch = field(default_factory=Batch)
     packages: tuple[str, ...] = ()
