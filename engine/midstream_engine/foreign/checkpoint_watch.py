@@ -10,7 +10,7 @@ from typing import Dict, List, Optional, Tuple
 
 from midstream_engine import records
 from midstream_engine.foreign import recorded_checkpoints
-from midstream_engine.foreign.checkpoints import find_checkpoints
+from midstream_engine.foreign.checkpoints.checkpoint_finder import CheckpointFinder
 from midstream_engine.foreign.recorded_checkpoints import Found
 from midstream_engine.foreign.trainer_setup import Setup
 
@@ -29,6 +29,8 @@ class CheckpointWatch:
             (each for each in reversed(recorded_checkpoints.usable(paths)) if each.step == first), None
         )
         self.newest_step = first if self.newest is not None else -1  # of the newest complete one that was found
+        checkpoints = setup.run.checkpoints
+        self._finder = CheckpointFinder(checkpoints.rule, setup.checkpoints, checkpoints.pattern, setup.world.size)
         self.problem = ""  # why the newest one is not recorded, in one line
         self._scanned = 0.0
         self._thread: Optional[threading.Thread] = None
@@ -49,7 +51,11 @@ class CheckpointWatch:
         if self._thread is not None or (not settle and time.monotonic() - self._scanned < SCAN_INTERVAL):
             return recorded
         self._scanned = time.monotonic()
-        found = self._find()
+        try:
+            found = self._find()
+        except (OSError, ValueError) as error:
+            self.problem = "checkpoints cannot be looked for: {}".format(error)[:300]
+            return recorded
         if found is None or (self.newest is not None and found.step <= self.newest.step):
             return recorded
         self.newest_step = max(self.newest_step, found.step)
@@ -62,19 +68,16 @@ class CheckpointWatch:
 
     def _find(self) -> Optional[Found]:
         """Return the newest complete checkpoint of the trainer; None without one."""
-        run, directory = self._setup.run, self._setup.checkpoints
+        above = self.newest_step - (self.newest is None)
         complete = [
-            each
-            for each in find_checkpoints(
-                run.checkpoints.rule, directory, run.checkpoints.pattern, self._setup.world.size
-            )
-            if each.complete and each.step is not None and each.step > self.newest_step - (self.newest is None)
+            (each.step, each)
+            for each in self._finder.find()
+            if each.complete and each.step is not None and each.step > above
         ]
         if not complete:
             return None
-        newest = max(complete, key=lambda each: each.step)
-        relative = tuple(sorted(posixpath.relpath(path, directory) for path in newest.paths))
-        return Found(directory, posixpath.relpath(newest.path, directory), newest.step, relative)
+        step, newest = max(complete, key=lambda pair: pair[0])
+        return Found(self._setup.checkpoints, newest.path, step, tuple(sorted(file.path for file in newest.files)))
 
     def _record(self, found: Found) -> None:
         try:

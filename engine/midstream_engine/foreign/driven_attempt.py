@@ -17,7 +17,7 @@ from midstream_engine.foreign.attempt_lineage import record_end, record_start
 from midstream_engine.foreign.batch_tap import BatchTap, remove
 from midstream_engine.foreign.checkpoint_watch import CheckpointWatch
 from midstream_engine.foreign.marked_processes import end_marked, watch_driver
-from midstream_engine.foreign.metrics_source import open_reader
+from midstream_engine.foreign.metrics_source import open_source
 from midstream_engine.foreign.metrics_tail import MetricsTail
 from midstream_engine.foreign.run_file import RunFile, World
 from midstream_engine.foreign.trainer_process import Adopted, Started, TrainerProcess
@@ -168,8 +168,11 @@ class DrivenAttempt:
         return Started(commands, environments, setup.directory, self._mark)
 
     def _open_tail(self, setup: Setup, path: str, first: int) -> MetricsTail:
-        reader = open_reader(setup, self._place.files.log(self._node.number))
-        return MetricsTail(reader, path, offset=setup.run.metrics.first_step, first=first, tap=BatchTap(setup.tap))
+        try:
+            reader = open_source(setup, self._place.files.log(self._node.number))
+        except ValueError as error:
+            raise records.RecordError("metrics: {}".format(error)) from None
+        return MetricsTail(reader, path, first=first, tap=BatchTap(setup.tap))
 
     # ------------------------------------------------------------------------------------------------ train
 
@@ -288,7 +291,7 @@ class DrivenAttempt:
         assert self._tail is not None
         assert self._watch is not None
         news: Dict[str, Any] = {}
-        rows = self._tail.poll()
+        rows = self._tail.poll() + (self._tail.poll() if settle else 0)  # a source's last row may be waited for
         state = self.status.value.state
         if rows and state in (records.STARTING, records.RESTORING):
             state = records.TRAINING
@@ -299,8 +302,8 @@ class DrivenAttempt:
             if self._saves:
                 news.update(acknowledged=max([*self._saves, self.status.value.acknowledged]))
                 self._saves = []
-        if self._watch.problem:
-            news.update(message=self._watch.problem)
+        if self._watch.problem or self._tail.problem:
+            news.update(message=self._watch.problem or self._tail.problem)
         step = max(self._tail.step, self.status.value.step)
         log = posixpath.join(self._place.files.log(self._node.number))
         with contextlib.suppress(OSError):

@@ -1,71 +1,42 @@
-"""Temporary."""
+"""The reader of a trainer's metrics, as the run file describes them."""
 
-import glob
-import json
-import os
-import re
+from __future__ import annotations
 
-from midstream_engine.foreign.run_file import below
+import posixpath
+from typing import Tuple
 
+from midstream_engine.foreign.metrics.metrics_reader import MetricsReader, open_reader
+from midstream_engine.foreign.trainer_setup import Setup
 
-class _Lines:
-    def __init__(self, path, parse):
-        self.path, self.parse, self.offset = path, parse, 0
-
-    def read(self):
-        try:
-            with open(self.path, "rb") as f:
-                f.seek(self.offset)
-                data = f.read()
-        except FileNotFoundError:
-            return []
-        done = data[: data.rfind(b"\n") + 1]
-        self.offset += len(done)
-        return [r for r in map(self.parse, done.decode(errors="replace").splitlines()) if r]
+OUT = "{out}/"
 
 
-class _State:
-    def __init__(self, directory):
-        self.d, self.n = directory, {}
+def open_source(setup: Setup, log: str) -> MetricsReader:
+    """Return the reader; ``log`` is the file of the trainer's output, which ``regex`` reads without a path.
 
-    def read(self):
-        rows = []
-        for p in sorted(glob.glob(os.path.join(self.d, "checkpoint-*", "trainer_state.json"))):
-            if p in self.n:
-                continue
-            try:
-                rows += json.load(open(p))["log_history"]
-            except Exception:
-                continue
-            self.n[p] = 1
-        return sorted(rows, key=lambda r: r["step"])
+    Raises:
+        ValueError: The regular expression is none.
+    """
+    metrics = setup.run.metrics
+    directory, pattern = _place(setup, metrics.path)
+    if metrics.source == "regex" and not metrics.path:
+        directory, pattern = posixpath.split(log)
+    return open_reader(
+        metrics.source,
+        directory,
+        pattern,
+        first_step=metrics.first_step,
+        names=metrics.names,
+        expression=metrics.pattern,
+    )
 
 
-def open_reader(setup, log):
-    m = setup.run.metrics
-    path = below(setup.directory, m.path, setup.run.out)
-    if m.source == "regex":
-        pattern = re.compile(m.pattern)
-
-        def parse(line):
-            found = pattern.search(line)
-            return (
-                None
-                if not found
-                else {
-                    "step": int(found["step"]),
-                    **{k: float(v) for k, v in found.groupdict().items() if k != "step" and v},
-                }
-            )
-
-        return _Lines(log, parse)
-    if m.source == "trainer_state":
-        return _State(setup.checkpoints)
-
-    def jsonl(line):
-        try:
-            return json.loads(line)
-        except ValueError:
-            return None
-
-    return _Lines(path, jsonl)
+def _place(setup: Setup, path: str) -> Tuple[str, str]:
+    """Return the directory that is searched, and the pattern below it."""
+    if not path:
+        return setup.out, ""
+    if path.startswith(OUT):
+        return setup.out, path[len(OUT) :]
+    if path.startswith("/"):
+        return posixpath.dirname(path), posixpath.basename(path)
+    return setup.directory, path

@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol
+from typing import Any, Dict, List, Mapping, Optional
 
 from midstream_engine import records
 from midstream_engine.foreign.batch_tap import BatchTap
-
-# Names of a trainer's values, and those of the columns.
-COLUMNS = {
-    "loss": "train/loss",
-    "learning_rate": "optim/learning_rate",
-    "grad_norm": "grad/norm/total",
-    "eval_loss": "eval/loss",
-    "tokens_per_second": "throughput/tokens_per_second",
-}
-
-
-class Reader(Protocol):
-    """A source of metrics: new rows since the last call, each with ``step`` and what the trainer names beside it."""
-
-    def read(self) -> Iterable[Mapping[str, Any]]: ...
+from midstream_engine.foreign.metrics.metrics_reader import MetricsReader
 
 
 class MetricsTail:
     """Appends a trainer's rows to ``metrics.jsonl`` (or ``replay.jsonl``) of an attempt."""
 
-    def __init__(self, reader: Reader, path: str, *, offset: int, first: int, tap: Optional[BatchTap] = None) -> None:
+    def __init__(self, reader: MetricsReader, path: str, *, first: int, tap: Optional[BatchTap] = None) -> None:
         """Open the file.
 
         Args:
             reader: The source.
             path: The file of rows.
-            offset: The number that the first update of a run has in the source.
             first: The first step of this attempt: rows of earlier steps belong to earlier attempts.
             tap: Digests of batches.
         """
-        self._reader, self._offset, self._tap = reader, offset, tap
+        self._reader, self._tap = reader, tap
         self.step = first  # updates that have a row
         self.rows = 0
-        self.newest: Dict[str, Any] = {}
+        self.problem = ""  # why the source cannot be read, in one line
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._time: Optional[float] = None  # of the last row
         self._evaluated = first
@@ -53,15 +37,21 @@ class MetricsTail:
         before = self.rows
         if self._tap is not None:
             self._tap.poll()
-        for found in self._reader.read():
-            step = found.get("step")
-            if type(step) is not int:
-                continue
-            row = self._row(step - self._offset, found)
-            if row:
-                records.append_line(self._file, json.dumps(row, allow_nan=False).encode() + b"\n")
-                self.rows += 1
+        parts = self._reader.poll()
+        while parts:
+            for part in parts:
+                self.problem = "{}: {}".format(part.source, part.problem)[:300] if part.problem else ""
+                for found in part.rows:
+                    self._write(found)
+            read = any(part.rows for part in parts)
+            parts = self._reader.poll() if read else []
         return self.rows - before
+
+    def _write(self, found: Mapping[str, Any]) -> None:
+        row = self._row(found["global_step"], found)
+        if row:
+            records.append_line(self._file, json.dumps(row, allow_nan=False).encode() + b"\n")
+            self.rows += 1
 
     def sync(self) -> None:
         """Wait until the rows are on the disk."""
@@ -71,15 +61,11 @@ class MetricsTail:
         os.close(self._file)
 
     def _row(self, step: int, found: Mapping[str, Any]) -> Dict[str, Any]:
-        values: Dict[str, Any] = {}
-        for name, column in COLUMNS.items():
-            value = found.get(name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                values[column] = value if math.isfinite(value) else None
+        values = {name: value for name, value in found.items() if name not in ("global_step", "time")}
         values = {name: value for name, value in values.items() if value is not None}
         loss = "train/loss" in values
-        if step < 0 or not values or step < (self.step if loss else self._evaluated):
-            return {}
+        if not values or step < (self.step if loss else self._evaluated):
+            return {}  # of an earlier attempt, or a part that repeats it
         now = found.get("time")
         moment = float(now) if isinstance(now, (int, float)) and now > 0 else time.time()
         row: Dict[str, Any] = {"global_step": step, **values, "time": moment}
@@ -92,7 +78,7 @@ class MetricsTail:
         digest = self._tap.digest(step) if self._tap is not None else ""
         if digest:
             row["batch_digest"] = digest
-        self.step, self._time, self.newest = step + 1, moment, row
+        self.step, self._time = step + 1, moment
         return row
 
 

@@ -60,6 +60,7 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
         "step": found.step,
         "trainer": run.trainer,
         "path": found.path,
+        "rule": run.checkpoints.rule,
         "files": {entry.path[len(FILES) + 1 :]: entry.sha256 for entry in entries},
         "data_digest": run.files_digest,
     }

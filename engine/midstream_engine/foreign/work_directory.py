@@ -70,6 +70,9 @@ def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Rest
         os.makedirs(posixpath.dirname(target), exist_ok=True)
         place(posixpath.join(source, FILES, path), target, link=False)
         measured[path] = digest_of(target)[0]
+    if state.get("rule") == "deepspeed":  # it finds its newest checkpoint by this file beside it
+        tag = posixpath.join(directory, posixpath.dirname(state["path"]), "latest")
+        records.write_bytes(tag, posixpath.basename(state["path"]).encode())
     digest = records.root_digest([], {}, {**state, "files": measured})
     return Restored(posixpath.join(directory, state["path"]), manifest.step, digest, manifest.root_digest)
 
