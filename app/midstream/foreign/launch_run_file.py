@@ -18,6 +18,7 @@ from midstream.hosts.local_host import LocalHost
 from midstream.launch.launch_run import check_launch, launch_run
 from midstream.launch.reporter import reporter_of
 from midstream.launch.start_attempt import Attempt
+from midstream.launch.trainer_config import TrainerStart
 from midstream.remote.copy.allowlist import DATA
 from midstream.remote.trainers import travelling_files
 from midstream.state_directory import state_directory
@@ -54,7 +55,7 @@ def launch_any(
     run = parsed.run
     if not run.directory:
         run = with_local_files(run, path.resolve().parent, [hosts.get(name) for name in checked.target.hosts], say)
-    return launch_run(hosts, fleet, target, None, chosen, (), say, run)
+    return launch_run(hosts, fleet, target, None, chosen, (), say, TrainerStart(run))
 
 
 def with_local_files(run: RunFile, directory: Path, hosts: Sequence[Host], say: Callable[[str], None]) -> RunFile:

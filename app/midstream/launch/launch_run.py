@@ -19,6 +19,7 @@ from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
 from midstream.launch.input_check import check_inputs, read_inputs
 from midstream.launch.reporter import reporter_of
 from midstream.launch.start_attempt import Attempt, Launch
+from midstream.launch.trainer_config import TrainerStart
 from midstream.remote.runs import ownership, run_state
 from midstream.stores.host_identity import identity_problem
 from midstream_engine import records
@@ -58,7 +59,7 @@ def launch_run(
     run_id: str | None = None,
     overrides: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
-    trainer: RunFile | None = None,
+    trainer: TrainerStart | None = None,
 ) -> Attempt:
     """Start the run on the target, or the next attempt of a run that has stopped there.
 
@@ -70,7 +71,7 @@ def launch_run(
         run_id: The run; by default the config's ``trainer.id``, else a random one.
         overrides: Flags for the engine.
         say: Receives the progress; a function is called with sparse lines.
-        trainer: The run file of another trainer's run, instead of a config; its files are on the target's hosts.
+        trainer: A run of another trainer, instead of a config; its files are on the target's hosts.
 
     Raises:
         UsageError: Config, target or run id is wrong, a host lacks what the run reads, the run is running, or it has
@@ -79,7 +80,9 @@ def launch_run(
         HostError: A host cannot be reached.
     """
     say = reporter_of(say)
-    checked = check_launch(hosts, fleet, target, config_path, run_id, overrides, say, trainer)
+    checked = check_launch(
+        hosts, fleet, target, config_path, run_id, overrides, say, None if trainer is None else trainer.run
+    )
     chosen = checked.target
     prepared = prepare_target(hosts, fleet, chosen, say, checked.trainer)
     fence = next((found.fence for _, found in checked.known if found.fence is not None), None)
@@ -88,7 +91,11 @@ def launch_run(
             new = fence or records.first_fence(chosen.name)
             host.call(ownership.put_fence)(root=host.root, run_id=checked.run_id, fence=new.to_json())
     launch = Launch(
-        checked.run_id, chosen.name, checked.epoch, overrides=checked.overrides, config_text=checked.config_text
+        checked.run_id,
+        chosen.name,
+        checked.epoch,
+        overrides=(*checked.overrides, *(() if trainer is None else trainer.attach)),
+        config_text=checked.config_text,
     )
     attempt = start(hosts, fleet, chosen, launch, prepared)
     say(_started(attempt))

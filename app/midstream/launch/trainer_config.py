@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from midstream.errors import MidstreamError, RemoteError
 from midstream.fleet.fleet import HostConfig
@@ -17,7 +18,15 @@ from midstream_engine.foreign.run_file import RunFile, is_run_file
 
 SEARCH_TIMEOUT = 120.0  # seconds for a host to look for its accelerators
 
-__all__ = ["as_text", "device_count", "driver_flags", "trainer_on"]
+__all__ = ["TrainerStart", "as_text", "device_count", "driver_flags", "trainer_on"]
+
+
+@dataclass(frozen=True)
+class TrainerStart:
+    """A run of another trainer that is to be started; ``attach``: flags of its driver that name a running process."""
+
+    run: RunFile
+    attach: tuple[str, ...] = ()
 
 
 def trainer_on(host: Host, run_id: str) -> RunFile | None:

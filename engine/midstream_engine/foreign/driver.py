@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from typing import List, Optional
 
@@ -46,7 +47,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
         host=environment.get("MIDSTREAM_HOST", ""),
     )
     world = World(options.nodes, options.devices, options.per_device, options.accumulation)
-    attempt = DrivenAttempt(place, world, Node(options.node, options.master, options.port), options.python)
+    # On one node no other process has to find the port, and two runs of one machine need two.
+    port = options.port if options.nodes > 1 else _free_port()
+    attempt = DrivenAttempt(place, world, Node(options.node, options.master, port), options.python)
     try:
         return attempt.run(read_run_file(paths), options.attach)
     except FenceRejectedError as error:
@@ -55,6 +58,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return attempt.fail(str(error), records.EXIT_FAILED)
     except OSError as error:
         return attempt.fail("{}: {}".format(error.filename or "", error.strerror or error), records.EXIT_FAILED)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -185,6 +185,7 @@ def _seal_closed(migration: Migration, described: RunDescription) -> None:
             f"{source.name}: checkpoint {checkpoint.name} is damaged: {checkpoint.damaged}",
             f"roll back, and migrate again with --checkpoint {step}, which starts from the newest complete one",
         )
+    migration.source_group.end_trainer(described.attempt)
     migration.source_group.seal(plan.migration, plan.epoch, plan.target, step)
     shows = show_fence(migration.source_paths)
     migration.log_command(source, f"fence: epoch {plan.epoch}, owner {plan.target}, sealed at step {step}", shows=shows)
